@@ -14,7 +14,7 @@ HermesError
 │   └── TokenRejected         fatal for this adapter, not for the daemon
 ├── ModelError         the turn fails or is tried again; `agent/model/errors.py` has the remedies
 │   ├── ModelUnavailable · ModelTimeout (ModelStalled) · ModelRateLimited · AuthRejected · QuotaExceeded
-│   ├── ContentFiltered · ModelNotFound · ContextOverflow · OutputCapTooLarge · ReplyMalformed
+│   ├── ContentFiltered · ModelNotFound · ContextOverflow · OutputCapTooLarge · ImageRejected · ReplyMalformed
 │   └── SpendingCapExceeded · PriceNotFound
 ├── ToolError          goes back to the model as a tool result; the turn goes on
 ├── StateError
@@ -102,6 +102,10 @@ class ModelError(HermesError):
     """Usage that the provider reported before it failed: the call is paid for."""
     reported_cost: MicroUsd | None = None
     """Cost as the provider stated it."""
+    has_answered = False
+    """The model has answered in this conversation before, so that its address and name are right."""
+    refused: "tuple[ModelError, ...]" = ()
+    """Refusals of the same request before it, each put in another way then: calls, too."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -125,7 +129,11 @@ class ModelRateLimited(ModelError):
 
 
 class AuthRejected(ModelError):
-    """The provider does not accept the key."""
+    """The provider does not accept the key. `is_of_plan`: it does, but the key's plan does not include the model."""
+
+    def __init__(self, message: str, *, is_of_plan: bool = False) -> None:
+        super().__init__(message)
+        self.is_of_plan = is_of_plan
 
 
 class QuotaExceeded(ModelError):
@@ -164,11 +172,52 @@ class ContextOverflow(ModelError):
 
 
 class OutputCapTooLarge(ModelError):
-    """The requested output limit is above what the model allows; `cap` is the allowed value where stated."""
+    """The requested output limit is above what is allowed; `cap` is the allowed value where stated.
 
-    def __init__(self, message: str, *, cap: int | None = None) -> None:
+    `is_of_model`: the model writes no more, whatever the prompt and the account are.
+    """
+
+    def __init__(self, message: str, *, cap: int | None = None, is_of_model: bool = False) -> None:
         super().__init__(message)
         self.cap = cap
+        self.is_of_model = is_of_model
+
+
+class ImageFault(StrEnum):
+    """Faults that a provider finds with images."""
+
+    UNSUPPORTED = "unsupported"
+    """The model takes no images at all."""
+    TOO_LARGE = "too_large"
+    """Too many bytes or pixels, or a request that is too large with its images."""
+    TOO_MANY = "too_many"
+    UNREADABLE = "unreadable"
+    """This picture cannot be processed; another one may be."""
+
+
+class ImageRejected(ModelError):
+    """The request was refused because of an image in it.
+
+    Where the provider states its limits: `max_bytes` of an image (before base64), `max_side` in pixels, `max_count` of
+    images in a request. `index`: the image that it names, counted from 0 through all images of the request.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        fault: ImageFault = ImageFault.UNREADABLE,
+        max_bytes: int | None = None,
+        max_side: int | None = None,
+        max_count: int | None = None,
+        index: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.fault = fault
+        self.max_bytes = max_bytes
+        self.max_side = max_side
+        self.max_count = max_count
+        self.index = index
 
 
 class ReplyMalformed(ModelError):

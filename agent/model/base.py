@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from agent.model.wire import WireSettings
+from hermes_state.errors import ModelError
 from hermes_state.values import (
     CanonicalUsage,
     ChatId,
@@ -62,6 +63,17 @@ class Ledger(Protocol):
         """Store the row of a call. Raises `StoreUnavailable`."""
 
 
+@runtime_checkable
+class OutputCapMemory(Protocol):
+    """Memory of the output limits that providers have stated when they refused higher ones."""
+
+    async def output_cap(self, route: str, model: str) -> int | None:
+        """Most tokens of an answer of this model, where its provider has stated them lately."""
+
+    async def learn_output_cap(self, route: str, model: str, cap: int) -> None:
+        """Store what a provider has stated. Raises `StoreUnavailable`."""
+
+
 class Caps(Protocol):
     """Caps on spending."""
 
@@ -80,6 +92,8 @@ class ModelRequest:
     """False makes the model answer; the tools stay listed, so that the prompt keeps its bytes."""
     max_output_tokens: int | None
     """Output limit; None: none on the wire, for a summary that must not be cut off."""
+    output_cap: int | None = None
+    """Most tokens of an answer that the model is known to write: a limit for APIs that insist on one."""
     style: WireSettings = field(default_factory=WireSettings)
     payer: Payer = NO_PAYER
     cache_key: str = ""
@@ -102,6 +116,8 @@ class ModelReply:
     """Reasoning before the calls, if the model's API wants it back with their results."""
     cost: MicroUsd | None = None
     """Cost as the provider reports it; None where it does not."""
+    refused: tuple[ModelError, ...] = ()
+    """Refusals of the request before it was put in another way: calls, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
 
 import httpx2
 
-from agent.model.base import ModelReply, made_by
+from agent.model.base import ModelReply, ModelRequest, made_by
 from agent.model.errors import with_usage
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError, ModelStalled, ModelTimeout, ModelUnavailable, ReplyMalformed
@@ -111,9 +111,9 @@ class Transport(Generic[C]):
         sdk_client: Callable[..., C],
         http_client: type[httpx2.AsyncClient],
         stream_class: type[SdkStream],
-        errors_translated: Callable[[], AbstractContextManager[None]],
+        errors_translated: Callable[[ModelRequest | None], AbstractContextManager[None]],
     ) -> None:
-        """`errors_translated`: turns what the SDK raises into the kinds of `ModelError`."""
+        """`errors_translated`: turns what the SDK raises, for a request, into the kinds of `ModelError`."""
 
         def make_client() -> C:
             return sdk_client(
@@ -142,8 +142,8 @@ class Transport(Generic[C]):
         return httpx2.URL(self.base_url).host
 
     @contextmanager
-    def client(self) -> Iterator[C]:
-        """SDK client with room for one more call, for the length of that call.
+    def client(self, request: ModelRequest | None = None) -> Iterator[C]:
+        """SDK client with room for one more call, for the length of that call; `request`: what it asks a model.
 
         Raises the kinds of `ModelError` for whatever goes wrong in it.
         """
@@ -154,7 +154,7 @@ class Transport(Generic[C]):
             self._running.append(0)
         self._running[index] += 1
         try:
-            with self._errors_translated():
+            with self._errors_translated(request):
                 yield self._clients[index]
         except httpx2.TimeoutException as error:  # past the SDK, while a body is read
             raise ModelTimeout("the provider stopped answering") from error
@@ -197,7 +197,7 @@ class Transport(Generic[C]):
         def advance() -> None:
             bound.reschedule(loop.time() + self._read_seconds + _SILENCE_FIRST_SECONDS)
 
-        with self.client() as client:
+        with self.client(reply.request) as client:
             stream = await client.post(
                 path, cast_to=object, content=payload, stream=True, stream_cls=self._stream_class
             )

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from agent.model.base import FinishReason, ModelReply
+from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.think_tags import ThinkTagParser
 from hermes_state.errors import ReplyMalformed
 from hermes_state.text import ends_in_half, well_formed
@@ -81,6 +81,8 @@ class ReplyBuilder(ABC):
     """Usage as far as it was reported."""
     cost: MicroUsd | None = None
     """Cost that the provider reported itself."""
+    request: ModelRequest | None = None
+    """Request that is replied to, where that is known: it tells what an error is about."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str) -> None:
         """`on_text` receives the whole text so far, each time it has grown. `made_by`: see `Reasoning`."""

@@ -163,10 +163,15 @@ class Size:
         return Size(self.text - other.text, self.images - other.images)
 
 
+def estimated_prompt_size(request: ModelRequest) -> Size:
+    """Size of a whole prompt, by what is known without its provider."""
+    return Size(fixed_tokens(request), 0) + rows_size(request.transcript, request.style)
+
+
 def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> CanonicalUsage:
     """Estimate of what a call used, where the provider did not say."""
-    rows = rows_size(request.transcript, request.style)
-    prompt = fixed_tokens(request) + rows.text + rows.images * ASSUMED_IMAGE_TOKENS
+    size = estimated_prompt_size(request)
+    prompt = size.text + size.images * ASSUMED_IMAGE_TOKENS
     calls = sum(CALL_TOKENS + estimated_text_tokens(call.name + call.arguments) for call in reply.calls)
     return CanonicalUsage(input=prompt, output=estimated_text_tokens(reply.text) + calls)
 

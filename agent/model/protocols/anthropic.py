@@ -17,7 +17,7 @@ from agent.model.caching import CacheTtl, apply_anthropic_cache_control, cache_s
 from agent.model.http import EndpointSettings, HttpModel, Transport
 from agent.model.protocols.anthropic_wire import AnthropicReplyBuilder, ReasoningRejected, body_parts, response_error
 from agent.model.protocols.limits import bounded_limits, limits_in
-from hermes_state.errors import ModelTimeout, ModelUnavailable, OutputCapTooLarge
+from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, OutputCapTooLarge
 
 BASE_URL: Final = "https://api.anthropic.com"
 DEFAULT_MAX_TOKENS: Final = 32_000
@@ -58,9 +58,11 @@ class AnthropicModel(HttpModel[AsyncAnthropic]):
         answer = await self._transport.fetch_json(f"/v1/models/{quote(self.name, safe='/:@')}")
         if not isinstance(answer, Mapping):
             return ModelLimits()
-        return limits_in(
+        limits = limits_in(
             {"max_input_tokens": answer.get("max_input_tokens"), "max_output_tokens": answer.get("max_tokens")}
         )
+        self._default_max_tokens = min(self._default_max_tokens, limits.max_output_tokens or self._default_max_tokens)
+        return limits
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """Make the call, see `ChatModel.complete`.
@@ -69,31 +71,41 @@ class AnthropicModel(HttpModel[AsyncAnthropic]):
         itself sets no output limit, with a smaller one.
         """
         current = replace(request, style=replace(request.style, reasoning_of=self._made_by))
+        refused: tuple[ModelError, ...] = ()
         while True:
             try:
-                return await self._complete(current, on_text)
-            except ReasoningRejected:
-                if not current.style.reasoning_of:
+                return replace(await self._complete(current, on_text), refused=refused)
+            except ModelError as error:
+                put_otherwise = _put_otherwise(error, current, request)
+                if put_otherwise is None:
+                    error.refused = refused
                     raise
-                current = replace(current, style=replace(current.style, reasoning_of=""))
-            except OutputCapTooLarge as error:
-                # Perhaps twice: to what the model writes at most, then to what the prompt leaves of its window.
-                known = current.max_output_tokens
-                if request.max_output_tokens is not None or not error.cap or (known is not None and known <= error.cap):
-                    raise
-                current = replace(current, max_output_tokens=error.cap)
+                current, refused = put_otherwise, (*refused, error)
 
     async def _complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         parts = body_parts(wire.chat_messages(request.system, request.transcript, request.style), request)
         cache_ttl = self._cache_ttl if request.cache_key else None
         body = {
             "model": self.name,
-            "max_tokens": request.max_output_tokens or self._default_max_tokens,
+            "max_tokens": request.max_output_tokens
+            or min(filter(None, (self._default_max_tokens, request.output_cap))),
             **(parts if cache_ttl is None else with_cache_control(parts, cache_ttl)),
             "stream": self._streams,
         }
         reply = AnthropicReplyBuilder(on_text, self._made_by, parts=parts)
+        reply.request = request
         return await self._transport.complete("/v1/messages", orjson.dumps(body), reply)
+
+
+def _put_otherwise(error: ModelError, refused: ModelRequest, request: ModelRequest) -> ModelRequest | None:
+    """The refused form of a request as the refusal wants it; None if it does not say how."""
+    if isinstance(error, ReasoningRejected) and refused.style.reasoning_of:
+        return replace(refused, style=replace(refused.style, reasoning_of=""))
+    if not isinstance(error, OutputCapTooLarge) or not error.cap or request.max_output_tokens is not None:
+        return None
+    # Perhaps twice: to what the model writes at most, then to what the prompt leaves of its window.
+    is_lower = refused.max_output_tokens is None or error.cap < refused.max_output_tokens
+    return replace(refused, max_output_tokens=error.cap) if is_lower else None
 
 
 def with_cache_control(parts: Mapping[str, Any], ttl: CacheTtl) -> dict[str, Any]:
@@ -105,7 +117,7 @@ def with_cache_control(parts: Mapping[str, Any], ttl: CacheTtl) -> dict[str, Any
 
 
 @contextmanager
-def _errors_translated() -> Iterator[None]:
+def _errors_translated(request: ModelRequest | None) -> Iterator[None]:
     try:
         yield
     except anthropic.APITimeoutError as error:
@@ -113,4 +125,6 @@ def _errors_translated() -> Iterator[None]:
     except anthropic.APIConnectionError as error:
         raise ModelUnavailable("the connection to the provider failed") from error
     except anthropic.APIStatusError as error:
-        raise response_error(error.status_code, error.response.headers, error.body) from error
+        # The SDK has read what it refuses at once; an error inside a stream comes as its body only.
+        body = error.response.text if error.status_code >= 400 else error.body
+        raise response_error(error.status_code, error.response.headers, body, request) from error

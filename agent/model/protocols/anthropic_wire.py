@@ -13,16 +13,17 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import orjson
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.errors import status_error
+from agent.model.error_answer import error_in
+from agent.model.error_classifier import status_error, stream_error
 from agent.model.replies import MAX_CALLS, ReplyBuilder
 from agent.model.usage import normalize_usage
 from agent.model.wire import NOTICE, REASONING, WireMessage
-from hermes_state.errors import ContentFiltered, ContextOverflow, ModelError, QuotaExceeded, ReplyMalformed
+from hermes_state.errors import ContentFiltered, ContextOverflow, ModelError, ReplyMalformed
 from hermes_state.text import well_formed
 from hermes_state.values import Reasoning
 
@@ -176,9 +177,9 @@ class AnthropicReplyBuilder(ReplyBuilder):
         self._is_interleaved = False
 
     def read_event(self, event: Any) -> None:
-        match event.get("type", "error" if event.get("error") else None):
-            case "error":
-                raise response_error(200, {}, event)
+        if event.get("type") in (None, "error") and (error := error_in(event)) is not None:
+            raise stream_error(error, self.request)
+        match event["type"]:
             case "message":
                 self._read_message(event)
             case "message_start":
@@ -285,36 +286,13 @@ class ReasoningRejected(ModelError):
 
 
 _REASONING = re.compile(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", re.IGNORECASE)
-_FILTERED = re.compile(r"blocked by (?:our )?content filtering policy", re.IGNORECASE)
-_NO_CREDIT = re.compile(r"credit balance is too low", re.IGNORECASE)
-_NO_BUDGET = re.compile(r"spend_limit_reached$|^organization_on_hold$")
-"""Codes of errors that waiting does not help against, though they come as rate limits and the like."""
-_STATUS_OF_TYPE: Final = {
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "overloaded_error": 529,
-}
-"""Status that an error would have, had it not come inside a stream, after a 200."""
 
 
-def response_error(status: int, headers: Mapping[str, str], body: object) -> ModelError:
-    """The kind of an error, by its status and body; of one that came after a 200, by what it calls itself."""
-    error = body.get("error") if isinstance(body, Mapping) else None
-    fields = error if isinstance(error, Mapping) else {}
-    if status < 400:
-        status = _STATUS_OF_TYPE.get(str(fields.get("type")), 500)
-    text = str(fields.get("message"))[:2_000]
-    if status == 400 and _REASONING.search(text):
-        return ReasoningRejected("HTTP 400 invalid_request_error")
-    if status == 400 and _FILTERED.search(text):
-        return ContentFiltered("HTTP 400 invalid_request_error")
-    details = fields.get("details")
-    code = str(details.get("error_code")) if isinstance(details, Mapping) else ""
-    if _NO_BUDGET.search(code) or (status == 400 and _NO_CREDIT.search(text)):
-        return QuotaExceeded(f"HTTP {status}")
-    return status_error(status, headers, fields or body)
+def response_error(
+    status: int, headers: Mapping[str, str], body: object, request: ModelRequest | None = None
+) -> ModelError:
+    """The kind of an error answer, see `status_error`."""
+    error = status_error(status, headers, body, request)
+    if type(error) is ModelError and _REASONING.search(str(body)) is not None:
+        return ReasoningRejected(str(error))
+    return error

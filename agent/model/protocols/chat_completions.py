@@ -15,7 +15,8 @@ import orjson
 from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, cache_state
-from agent.model.errors import stream_error
+from agent.model.error_answer import error_in
+from agent.model.error_classifier import stream_error
 from agent.model.http import EndpointSettings
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
 from agent.model.replies import ReplyBuilder, serialized_reasoning
@@ -92,9 +93,11 @@ class ChatReplyBuilder(ReplyBuilder):
         self._finish: str | None = None
 
     def read_event(self, event: Any) -> None:
-        if error := event.get("error"):
-            raise stream_error(error)
+        if (error := error_in(event)) is not None:
+            raise stream_error(error, self.request)
         choice: Mapping[str, Any] = (event.get("choices") or ({},))[0]
+        if error := choice.get("error"):
+            raise stream_error(error, self.request)
         # Groq and Moonshot have their own places for it.
         if usage := event.get("usage") or choice.get("usage") or (event.get("x_groq") or {}).get("usage"):
             self.usage = normalize_usage(usage, "chat_completions")

@@ -15,7 +15,7 @@ import openai
 from openai import AsyncOpenAI, AsyncStream
 
 from agent.model.base import ModelLimits, ModelReply, ModelRequest
-from agent.model.errors import error_text, status_error, stream_error
+from agent.model.error_classifier import status_error, stream_error
 from agent.model.http import EndpointSettings, HttpModel, Transport
 from agent.model.protocols.limits import fetch_model_limits
 from agent.model.replies import ReplyBuilder
@@ -73,6 +73,7 @@ class OpenAIModel(HttpModel[AsyncOpenAI], ABC):
         payload = self._encoded(request, faults)
         while True:
             builder = self._new_reply(on_text, self._made_by)
+            builder.request = request
             try:
                 reply = await self._transport.complete(self._path, payload, builder)
             except ModelError as error:
@@ -119,7 +120,7 @@ def openai_transport(endpoint: EndpointSettings) -> Transport[AsyncOpenAI]:
 
 
 @contextmanager
-def _errors_translated() -> Iterator[None]:
+def _errors_translated(request: ModelRequest | None) -> Iterator[None]:
     try:
         yield
     except openai.APITimeoutError as error:
@@ -127,9 +128,9 @@ def _errors_translated() -> Iterator[None]:
     except openai.APIConnectionError as error:
         raise ModelUnavailable("the connection to the provider failed") from error
     except openai.APIStatusError as error:
-        raise status_error(error.status_code, error.response.headers, error.body) from error
+        raise status_error(error.status_code, error.response.headers, error.response.text, request) from error
     except openai.APIError as error:
-        raise stream_error(error.body) from error
+        raise stream_error(error.body, request) from error
 
 
 _NEWER_LIMIT = re.compile(r"max_tokens\b.{0,80}\buse\b.{0,10}max_completion_tokens", re.IGNORECASE)
@@ -145,7 +146,7 @@ def fault_of(error: ModelError) -> RequestFault | None:
     cause = error.__cause__
     if type(error) not in (ModelError, ModelNotFound) or not isinstance(cause, openai.APIStatusError):
         return None
-    text, param = error_text(cause.body), str(cause.param or "")
+    text, param = cause.response.text[:4_000], str(cause.param or "")
     if (cause.code == "unsupported_parameter" and param == "max_tokens") or _NEWER_LIMIT.search(text):
         return RequestFault.LIMIT_NAME
     if "stream_options" in text or param.startswith("stream_options"):

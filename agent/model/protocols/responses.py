@@ -14,7 +14,8 @@ import orjson
 
 from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by
-from agent.model.errors import stream_error
+from agent.model.error_answer import error_in
+from agent.model.error_classifier import stream_error
 from agent.model.http import EndpointSettings
 from agent.model.protocols.openai import OpenAIModel, RequestFault, add_options
 from agent.model.replies import ReplyBuilder, serialized_reasoning
@@ -146,12 +147,10 @@ class ResponsesReplyBuilder(ReplyBuilder):
                 self._add_item(event.get("output_index", len(self._done)), event["item"])
             case "response.completed" | "response.incomplete" | "response.failed":
                 self._end(event["response"], kind.removeprefix("response."))
-            case "" | "error" if error := event.get("error"):
-                raise stream_error(error)
+            case "" | "error" if (error := error_in(event)) is not None:
+                raise stream_error(error, self.request)
             case "":
                 self._end(event, event["status"])
-            case "error":
-                raise stream_error(event)
 
     def _add_message_text(self, index: object, text: object) -> None:
         if index not in self._streamed:
@@ -183,7 +182,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
         usage = response.get("usage")
         self.usage, self.cost = normalize_usage(usage, "responses"), reported_cost(usage)
         if status == "failed":
-            raise stream_error(response.get("error"))
+            raise stream_error(response.get("error"), self.request)
         output: Sequence[Mapping[str, Any]] = response.get("output") or ()
         for index, item in enumerate(output):
             self._add_item(index, item)

@@ -327,6 +327,16 @@ async def test_a_request_without_limit_takes_what_its_prompt_leaves(dial: Dial, 
     assert 1_500 < wanted[2] < 1_750
 
 
+async def test_a_request_without_limit_asks_for_no_more_than_the_provider_has_said(dial: Dial, llm: LLM) -> None:
+    llm.models["claude-small"] = {"context": 50_000, "max_output": 2_000, "style": "openai"}
+    model = dial(model="claude-small")
+    limits = await model.fetch_limits()
+    assert limits is not None
+    assert limits.max_output_tokens == 2_000
+    assert (await ask(model, request(max_output_tokens=None)))[0].text
+    assert [row["body"]["max_tokens"] for row in llm.requests.rows] == [2_000]
+
+
 # --- events, as no test server sends them
 
 

@@ -1,18 +1,24 @@
 """How providers say that a request is too large, and what is to blame: the prompt, or the output that was asked for."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.errors import MIN_OUTPUT_ROOM, retry_after_seconds, sentence_for, status_error, stream_error
+from agent.model.error_answer import retry_after_seconds
+from agent.model.error_classifier import MIN_OUTPUT_ROOM, status_error, stream_error
+from agent.model.errors import remedy_for, sentence_for
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from hermes_state.errors import (
     ContextOverflow,
+    ImageFault,
+    ImageRejected,
     ModelError,
     ModelRateLimited,
     ModelUnavailable,
     OutputCapTooLarge,
+    QuotaExceeded,
 )
 from tests.agent.context.rows import human
 from tests.fakes import labkit
@@ -189,6 +195,84 @@ def test_a_request_that_alone_is_above_what_a_minute_allows_is_an_overflow(messa
         assert (error.window, error.is_of_account) == (window, True)
 
 
+@pytest.mark.parametrize("status", [400, 422, 500])
+@pytest.mark.parametrize(
+    ("message", "is_near"),
+    [
+        ("Invalid request: 40,000 units of input are above what is served here, namely 30,000.", True),
+        ("Invalid request: the message takes 35000 of at most 32000 units.", True),
+        ("Invalid request: the message takes 350000 of at most 320000 units.", False),
+        ("Invalid request: too many seeds, at most 4.", False),
+    ],
+)
+def test_a_number_near_the_prompts_size_tells_an_overflow_in_words_that_nobody_has_seen(
+    status: int, message: str, is_near: bool
+) -> None:
+    request = ModelRequest(system="", transcript=(human("word " * 36_000),), max_output_tokens=1_000)
+    error = status_error(status, {}, {"error": {"message": message}}, request)
+    assert isinstance(error, ContextOverflow) is is_near
+    assert type(error) is (ContextOverflow if is_near else ModelError)
+
+
+@pytest.mark.parametrize("name", ["context_length_exceeded", "CONTEXT_LENGTH_EXCEEDED", "ContextLengthExceeded"])
+def test_names_of_errors_are_read_without_regard_to_case(name: str) -> None:
+    assert isinstance(status_error(400, {}, {"error": {"message": "no", "code": name}}), ContextOverflow)
+    assert isinstance(stream_error({"error": {"message": "no", "type": name}}), ContextOverflow)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "no", "type": "invalid_request_error"}},
+        {"error": {"message": "Unknown parameter: seed"}},
+        {"error": {"message": "Provider returned error", "metadata": {"raw": '{"error": {"code": 400}}'}}},
+    ],
+)
+def test_a_server_error_that_calls_the_request_invalid_is_not_repeated(body: object) -> None:
+    assert remedy_for(status_error(500, {}, body)).attempts == 1
+    assert remedy_for(status_error(500, {}, {"error": {"message": "an error"}})).attempts > 1
+
+
+def test_the_credit_that_is_left_lowers_the_output_while_it_is_worth_a_call() -> None:
+    message = "You requested up to 8192 tokens, but can only afford {}."
+    error = status_error(402, {}, {"error": {"message": message.format(2_000)}})
+    assert isinstance(error, OutputCapTooLarge)
+    assert (error.cap, error.is_of_model) == (2_000, False)
+    assert isinstance(status_error(402, {}, {"error": {"message": message.format(1_000)}}), QuotaExceeded)
+
+
+@pytest.mark.parametrize(
+    ("message", "fault", "facts"),
+    [
+        ("image exceeds 5 MB maximum: 6000000 bytes > 5242880 bytes", ImageFault.TOO_LARGE, {"max_bytes": 5_242_880}),
+        ("Image size must be less than 10MB", ImageFault.TOO_LARGE, {"max_bytes": 10_000_000}),
+        ("image dimensions exceed max allowed size: 8000 pixels", ImageFault.TOO_LARGE, {"max_side": 8_000}),
+        ("At most 4 image(s) may be provided in one prompt.", ImageFault.TOO_MANY, {"max_count": 4}),
+        ("At most 0 image(s) may be provided in one request.", ImageFault.UNSUPPORTED, {}),
+        ("unknown variant `image_url`, expected `text`", ImageFault.UNSUPPORTED, {}),
+        ("Could not process image", ImageFault.UNREADABLE, {}),
+        ("The image format bmp is not supported", ImageFault.UNREADABLE, {}),
+        ("height:1 or width:1 of the image must be larger than 10", ImageFault.UNREADABLE, {}),
+        (
+            "image dimensions exceed max allowed size for many-image requests: 2000 pixels",
+            ImageFault.TOO_LARGE,
+            {"max_side": 2_000},
+        ),
+    ],
+)
+def test_the_fault_of_an_image_is_told_with_its_limits(message: str, fault: ImageFault, facts: dict[str, int]) -> None:
+    error = status_error(400, {}, {"error": {"message": message}})
+    assert isinstance(error, ImageRejected)
+    stated = {"max_bytes": error.max_bytes, "max_side": error.max_side, "max_count": error.max_count}
+    assert (error.fault, {key: value for key, value in stated.items() if value}) == (fault, facts)
+
+
+def test_a_plan_without_the_model_is_told_apart_from_a_wrong_key() -> None:
+    error = status_error(429, {}, {"error": {"message": "Your subscription plan does not include this model."}})
+    assert "the plan" in sentence_for(error)
+    assert "`api_key`" in sentence_for(status_error(401, {}, {"error": {"message": "Incorrect API key"}}))
+
+
 def test_an_overflow_inside_a_stream_is_one() -> None:
     error = stream_error({"message": "This model's maximum context length is 4096 tokens."})
     assert isinstance(error, ContextOverflow)
@@ -239,3 +323,17 @@ def test_a_wait_may_be_named_by_the_date_of_its_end(until: str, now: str, second
 def test_a_person_is_told_of_every_way_out_of_an_overflow() -> None:
     sentence = sentence_for(ContextOverflow("too long", window=4_096))
     assert all(command in sentence for command in ("/compress", "/new", "/history", "4,096"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *("{" * 200_000, "[1," * 60_000, "{ " * 90_000 + "}", " [" * 90_000, '{"a":' * 20_000),
+        *("exceeds" * 600, "surpass" * 600, "input " * 700, "retry in 1s " * 400),
+    ],
+)
+@pytest.mark.parametrize("is_held", [False, True])
+def test_an_answer_that_is_deep_or_long_is_read_at_once(body: str, is_held: bool) -> None:
+    started = time.perf_counter()
+    status_error(400, {}, {"error": {"message": body}} if is_held else body)
+    assert time.perf_counter() - started < 1.0

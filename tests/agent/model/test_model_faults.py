@@ -275,5 +275,5 @@ async def test_a_fault_that_passes_is_not_noticed(fault: Fault, way: Way, chat: 
 
 def test_every_kind_of_failure_of_the_table_of_remedies_is_shown_somewhere() -> None:
     shown = {outcome for fault in FAULTS.values() for outcome in fault.calls}
-    elsewhere = {"overflow", "output_cap", "capped", "unpriced"}  # test_model_sizes, test_caps
+    elsewhere = {"overflow", "output_cap", "image", "capped", "unpriced"}  # test_size_errors, test_caps
     assert {remedy.outcome for remedy in REMEDIES.values()} == shown | elsewhere
