@@ -86,6 +86,8 @@ class _RunState:
     """Rounds of tool calls so far."""
     refusals: int = 0
     """Prompts of this turn that the provider has refused as too long."""
+    is_unexplained: bool = False
+    """The last prompt was refused without a reason, and compressed in case it was too long."""
 
 
 class Agent:
@@ -227,7 +229,9 @@ class Agent:
             try:
                 if too_large is not None:
                     raise too_large
-                return prompt, await self._call(state, prompt)
+                done = await self._call(state, prompt)
+                state.is_unexplained = False
+                return prompt, done
             except ContextOverflow as error:
                 state.refusals += 1
                 if state.refusals > MAX_OVERFLOWS:
@@ -235,7 +239,17 @@ class Agent:
                 stated = None if error is too_large else error
                 if not await self.context.after_overflow(conversation, model, stated):
                     raise
-                view, prompt = await self._view(conversation), None
+            except ModelError as error:
+                if type(error) is not ModelError or not await self._made_smaller(state, prompt, error):
+                    raise
+            view, prompt = await self._view(conversation), None
+
+    async def _made_smaller(self, state: _RunState, prompt: MeasuredPrompt, error: ModelError) -> bool:
+        """True where a prompt that was refused without a reason is compressed: once, for it may have been too long."""
+        answered = await self.context.largest_answered(prompt)
+        error.has_answered = answered is not None
+        was_smaller, state.is_unexplained = state.is_unexplained, True
+        return await self.context.after_unexplained(prompt, answered, is_again=was_smaller)
 
     async def _call(self, state: _RunState, prompt: MeasuredPrompt) -> CompletedCall:
         client = prompt.model.client
@@ -246,12 +260,6 @@ class Agent:
                 break
             except OutputCapTooLarge as error:
                 request = replace(request, max_output_tokens=_lower_output(request, error))
-            except ContextOverflow:
-                raise
-            except ModelError as error:
-                if type(error) is ModelError and prompt.model_limits.is_urgent(prompt.estimated):
-                    raise ContextOverflow("refused without a reason, near the end of the window") from error
-                raise
         if done.reply.calls and not request.may_call_tools:
             await client.ledger.record(request.payer, replace(done.call, outcome="malformed"))
             raise ReplyMalformed(f"the model still calls tools after {self._max_tool_rounds} rounds")

@@ -42,6 +42,7 @@ from agent.prompt import PromptBuilder
 from hermes_state import sessions
 from hermes_state.compressions import Layer, count_compressions, note_verdict, plan_undo
 from hermes_state.errors import ContextOverflow, StoreUnavailable
+from hermes_state.models.ledger import largest_answered_prompt
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View, load_session_view
 from hermes_state.values import (
@@ -211,6 +212,28 @@ class ContextController:
         prompt = prompt.refreshed()
         return _is_another_view(await self._compress(prompt, replace(self._job(prompt, "overflow"), must_shrink=True)))
 
+    async def largest_answered(self, prompt: MeasuredPrompt) -> int | None:
+        """Tokens of the largest prompt that the model has answered in this conversation; None before any."""
+        client = prompt.model.client
+        lineage_id = prompt.conversation.lineage_id
+        return await self._store.read(largest_answered_prompt, lineage_id, client.route, client.name)
+
+    async def after_unexplained(self, prompt: MeasuredPrompt, answered: int | None, *, is_again: bool) -> bool:
+        """A prompt was refused without a reason: compress it if it may be its length; False when that is not tried.
+
+        `answered`: see `largest_answered`. `is_again`: the refusal has come back after a compression. Then it was
+        another reason, and there is no further one for it until the model has answered.
+        """
+        state, maker = state_of(prompt.view.session.context_state), prompt.model.maker
+        if is_again:
+            form = stored_form(state.refused_again(maker))
+            await self._store.write(sessions.set_context_state, prompt.view.session.id, form)
+        is_large = prompt.estimated * 2 > (answered or prompt.model_limits.context_length)
+        if is_again or not is_large or maker in state.unexplained:
+            return False
+        log.info("context.refusal_unexplained", lineage_id=prompt.conversation.lineage_id, tokens=prompt.estimated)
+        return await self.after_overflow(prompt.conversation, prompt.model, None)
+
     # ---- by hand
 
     async def prepare_by_hand(
@@ -281,6 +304,10 @@ class ContextController:
         stored = state_of(prompt.view.session.context_state)
         tokens = prompt.estimated if usage is None else usage.prompt
         try:
+            answered = stored.answered_by(prompt.model.maker)
+            if answered is not stored:
+                stored = answered
+                await self._store.write(sessions.set_context_state, prompt.view.session.id, stored_form(stored))
             if usage is not None:
                 await prompt.model.profile.learn(prompt.request, usage.prompt, prompt.view, prompt.size)
                 await self._engine.on_event(ReplyEvent(session=prompt.view.session, usage=usage))

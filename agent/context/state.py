@@ -57,6 +57,8 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Prompt tokens after `/compress undo`; 0: not held."""
     awaited: UnverifiedCompression | None = None
     cooldowns: dict[CooldownKey, Cooldown] = {}
+    unexplained: tuple[str, ...] = ()
+    """Models that refused a compressed prompt as they had refused the one before it: its length was not the reason."""
     pressure_level: int = 0
     """The highest line, in tokens, that people were told the prompt has crossed."""
 
@@ -106,6 +108,15 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     def undone(self, tokens: int) -> "ContextState":
         """After `/compress undo`: what was taken back must not be compressed again at once."""
         return msgspec.structs.replace(self, held_at=tokens, awaited=None, strikes=0, blocked_at=0, pressure_level=0)
+
+    def refused_again(self, maker: str) -> "ContextState":
+        """A model has refused the compressed prompt, too, and given no reason."""
+        return msgspec.structs.replace(self, unexplained=(*self.unexplained, maker))
+
+    def answered_by(self, maker: str) -> "ContextState":
+        """A model has answered: what it refuses next may be too long again."""
+        others = tuple(other for other in self.unexplained if other != maker)
+        return self if others == self.unexplained else msgspec.structs.replace(self, unexplained=others)
 
     def told_of(self, level: int) -> "ContextState":
         """People know how full the window is, up to this many tokens."""

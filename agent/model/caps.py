@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, time, tzinfo
 
 from agent.model.base import Payer
 from hermes_state.errors import PriceNotFound, SpendingCapExceeded
-from hermes_state.models import ledger
+from hermes_state.models import ledger, profiles
 from hermes_state.models.ledger import cost_after, cost_of_chat, cost_of_conversation
 from hermes_state.store.writer import Store
 from hermes_state.text import dollars
@@ -93,7 +93,7 @@ def _check_cap(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:
 
 
 class StoreLedger:
-    """Ledger in the table that `hermes_state.models.ledger` keeps."""
+    """Ledger in the table that `hermes_state.models.ledger` keeps, and memory of output limits beside it."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -103,6 +103,12 @@ class StoreLedger:
         await self._store.write(
             ledger.record, payer.turn_id, payer.lineage_id, call, self._clock.now(), chat_id=payer.chat_id
         )
+
+    async def output_cap(self, route: str, model: str) -> int | None:
+        return await self._store.read(profiles.load_output_cap, route, model, self._clock.now())
+
+    async def learn_output_cap(self, route: str, model: str, cap: int) -> None:
+        await self._store.write(profiles.learn_output_cap, route, model, cap, self._clock.now())
 
 
 class UnpricedCaps:

@@ -7,20 +7,42 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Self, TypeVar
 
-from agent.model.base import CalledModel, Caps, ChatModel, FinishReason, Ledger, ModelReply, ModelRequest, Payer
+import structlog
+
+from agent.model.base import (
+    CalledModel,
+    Caps,
+    ChatModel,
+    FinishReason,
+    Ledger,
+    ModelReply,
+    ModelRequest,
+    OutputCapMemory,
+    Payer,
+)
 from agent.model.catalog import Price
 from agent.model.circuit_breaker import CircuitBreaker
+from agent.model.error_classifier import MIN_OUTPUT_ROOM
 from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, with_usage
 from agent.model.prices import cost_of
 from agent.model.usage import estimated_reply_usage
 from hermes_state.aio import Backoff
-from hermes_state.errors import ModelError, ModelStalled, ModelTimeout, ReplyMalformed, StateError
+from hermes_state.errors import (
+    ModelError,
+    ModelStalled,
+    ModelTimeout,
+    OutputCapTooLarge,
+    ReplyMalformed,
+    StateError,
+)
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCall
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -147,6 +169,7 @@ class BaseClient(Generic[M]):
             await record_cancelled(self.ledger, payer, row)
             raise
         except ModelError as error:
+            await self._record_refused(error.refused, payer, purpose)
             usage = error.usage
             if usage is None and estimate is not None and partial.text:
                 usage = estimate(partial.text)  # what was written is charged, whatever became of it
@@ -155,6 +178,11 @@ class BaseClient(Generic[M]):
             row = self.row(purpose, outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
             await self.ledger.record(payer, row)
             raise
+
+    async def _record_refused(self, refused: Sequence[ModelError], payer: Payer, purpose: str) -> None:
+        """Record calls that a model has repeated itself, put in another way."""
+        for error in refused:
+            await self.ledger.record(payer, self.row(purpose, remedy_for(error).outcome, 0))
 
     def _pause(self, error: ModelError, failures: Counter[str], *, has_text: bool) -> float | None:
         """Seconds until the next attempt; None when there should be none."""
@@ -193,7 +221,10 @@ class BaseClient(Generic[M]):
 
 
 class ModelClient(BaseClient[ChatModel]):
-    """Client of a model that chats."""
+    """Client of a model that chats. It learns the highest output limit that the model takes."""
+
+    _output_cap: int | None = None
+    _has_asked_memory = False
 
     async def complete(
         self,
@@ -218,12 +249,42 @@ class ModelClient(BaseClient[ChatModel]):
         async def attempt(show: Callable[[str], None]) -> ModelReply:
             return _checked(await self.model.complete(request, show))
 
-        reply, took_ms = await self.call(
-            attempt, payer=request.payer, purpose=purpose, on_text=on_text, within=within, estimate=estimate
-        )
+        request = await self._within_cap(request)
+        try:
+            reply, took_ms = await self.call(
+                attempt, payer=request.payer, purpose=purpose, on_text=on_text, within=within, estimate=estimate
+            )
+        except ModelError as error:
+            await self._learn_cap(*error.refused, error)
+            raise
+        await self._record_refused(reply.refused, request.payer, purpose)
+        await self._learn_cap(*reply.refused)
         usage = reply.usage or estimated_reply_usage(request, reply)
         row = self.row(purpose, OUTCOME_OK, took_ms, usage, is_estimated=reply.usage is None, cost=reply.cost)
         return CompletedCall(reply=reply, call=row)
+
+    async def _within_cap(self, request: ModelRequest) -> ModelRequest:
+        """The request with no higher output limit than the model is known to take."""
+        memory = self.ledger
+        if not self._has_asked_memory and isinstance(memory, OutputCapMemory):
+            self._has_asked_memory = True
+            with suppress(StateError):  # then it is learned once more
+                self._output_cap = await memory.output_cap(self.route, self.name) or self._output_cap
+        cap, wanted = self._output_cap, request.max_output_tokens
+        if cap is None or (request.output_cap or cap + 1) <= cap:
+            return request
+        return replace(request, output_cap=cap, max_output_tokens=None if wanted is None else min(wanted, cap))
+
+    async def _learn_cap(self, *refusals: ModelError) -> None:
+        """Remember the limit of the model itself; what the prompt or the credit left holds for one call."""
+        for error in refusals:
+            cap = error.cap if isinstance(error, OutputCapTooLarge) and error.is_of_model else None
+            if cap is None or cap < MIN_OUTPUT_ROOM or cap == self._output_cap:
+                continue
+            self._output_cap = cap
+            log.info("model.output_cap_learned", model=self.name, cap=cap)
+            if isinstance(self.ledger, OutputCapMemory):
+                await self.ledger.learn_output_cap(self.route, self.name, cap)
 
 
 @dataclass(slots=True)

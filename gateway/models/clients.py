@@ -5,6 +5,7 @@ from typing import Any
 
 from agent.model.base import ChatModel
 from agent.model.caching import CacheState, CacheTtl, cache_state
+from agent.model.catalog import known_model
 from agent.model.client import ModelClient
 from agent.model.http import EndpointSettings
 from agent.model.protocols import missing_extra
@@ -69,10 +70,10 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
         case "responses":
             return ResponsesModel(EndpointSettings(**endpoint))
         case "anthropic":
-            return _anthropic_model({**endpoint, "cache_ttl": settings.cache_ttl}, capacity_in(route).context_length)
+            return _anthropic_model({**endpoint, "cache_ttl": settings.cache_ttl}, route)
 
 
-def _anthropic_model(settings: dict[str, Any], context_length: int) -> ChatModel:
+def _anthropic_model(settings: dict[str, Any], route: RouteConfig) -> ChatModel:
     """Claude model; its module imports an SDK that not everybody has, and that takes a second to load."""
     missing = missing_extra("anthropic")
     if missing is not None:
@@ -81,7 +82,9 @@ def _anthropic_model(settings: dict[str, Any], context_length: int) -> ChatModel
     # Prompt and limit have to fit the window together, and every request names a limit: where a call sets none, such
     # as for a summary, half of a small window leaves room for a prompt. What is too much all the same is lowered once
     # the provider has refused it.
-    limit = min(module.DEFAULT_MAX_TOKENS, context_length // 2)
+    known = known_model(route.label)
+    written = route.max_output_tokens or (known.max_output_tokens if known is not None else None)
+    limit = min(filter(None, (module.DEFAULT_MAX_TOKENS, capacity_in(route).context_length // 2, written)))
     model: ChatModel = module.AnthropicModel(module.AnthropicSettings(**settings, default_max_tokens=limit))
     return model
 

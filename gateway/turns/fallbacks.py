@@ -20,6 +20,9 @@ from hermes_state.journal import RunningTurn
 
 log = structlog.get_logger()
 
+REFUSED = "refused this request"
+"""Trouble with the chosen model where its provider gave no reason, as the end of a sentence."""
+
 
 class FallbacksFailedError(HermesError):
     """The model of a conversation and all its fallbacks have failed."""
@@ -67,7 +70,7 @@ async def answer_with_fallbacks(
             if not _may_go_on(error, is_chosen=route == chosen) or len(routes) == 1:
                 raise
             failures[route] = error
-            why = remedy_for(error).trouble if route == chosen else why
+            why = remedy_for(error).trouble or REFUSED if route == chosen else why
             log.warning("route.failed", route=model.client.route, model=route.label, kind=type(error).__name__)
             preview.forget()
             continue
@@ -77,10 +80,13 @@ async def answer_with_fallbacks(
 
 
 def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
-    """True when another model may do better. What a fallback is too small for, the next one may hold."""
+    """True when another model may do better. What a fallback is too small for, the next one may hold.
+
+    What one provider refuses without a reason, too: its circuit stays closed, for others' requests are not like it.
+    """
     if isinstance(error, (SpendingCapExceeded, ContentFiltered)):
         return False
-    return not is_chosen or remedy_for(error).trouble is not None
+    return not is_chosen or remedy_for(error).trouble is not None or type(error) is ModelError
 
 
 def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:

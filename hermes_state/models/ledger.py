@@ -8,7 +8,7 @@ from sqlite3 import Connection
 import msgspec
 
 from hermes_state.sessions import load_tip
-from hermes_state.store.sql import scalar, select, select_one
+from hermes_state.store.sql import scalar, scalar_or_none, select, select_one
 from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCall, SessionId, TurnId
 
 # Purpose: a row of the ledger.
@@ -53,6 +53,18 @@ def record(
     if session is not None and (usage is not None or cost is not None):
         used = (count or 0 for count in tokens)
         db.execute(_ADD_USAGE, (*used, cost or 0, int(cost is None), session.id))
+
+
+# Purpose: the largest prompt of a conversation's turns that one model has answered.
+_LARGEST_PROMPT = """
+SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
+FROM model_calls WHERE lineage_id = ? AND route = ? AND model = ? AND purpose = 'turn' AND outcome = 'ok'
+"""
+
+
+def largest_answered_prompt(db: Connection, lineage_id: LineageId, route: str, model: str) -> int | None:
+    """Tokens of the largest prompt that a model has answered in a conversation; None before it has answered any."""
+    return scalar_or_none(db, int, _LARGEST_PROMPT, (lineage_id, route, model))
 
 
 def is_outdated(db: Connection) -> bool:

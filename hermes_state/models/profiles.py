@@ -6,13 +6,15 @@ from typing import Annotated
 
 import msgspec
 
-from hermes_state.store.sql import select_one
+from hermes_state.store.sql import scalar_or_none, select_one
 from hermes_state.values import Millis, Tokens
 
 MIN_SCALE, MAX_SCALE = 0.2, 5.0
 """Bounds of `Calibration.scale`: no tokenizer is further than this from the one that estimates are fitted to."""
 MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 50.0, 10_000.0
 """Bounds of an image's price, in tokens; what providers charge lies well inside."""
+MAX_OUTPUT_CAP_AGE_MS = 7 * 86_400_000
+"""Age from which on a stated output limit is tried again, in milliseconds: a week."""
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +103,19 @@ ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at, offer
 """
 
 
+# Purpose: an output limit that a provider has stated, in place of the one before.
+_LEARN_OUTPUT_CAP = """
+INSERT INTO model_profiles (route, model, calibration, learned_output, learned_output_at, updated_at)
+VALUES (?, ?, '{}', ?, ?, ?)
+ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at, learned_output = excluded.learned_output,
+  learned_output_at = excluded.learned_output_at
+"""
+# Purpose: the output limit that a provider has stated after a moment.
+_LOAD_OUTPUT_CAP = """
+SELECT learned_output FROM model_profiles WHERE route = ? AND model = ? AND learned_output_at > ?
+"""
+
+
 def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
     """The profile of a model. A calibration that cannot be read counts as none: it is learned again."""
     try:
@@ -118,6 +133,16 @@ def save_offer(db: Connection, route: str, model: str, offer: OfferedSize) -> No
 def save_calibration(db: Connection, route: str, model: str, calibration: Calibration, now: Millis) -> None:
     """Store a calibration; the learned window stays."""
     db.execute(_SAVE_CALIBRATION, (route, model, msgspec.json.encode(calibration).decode(), now))
+
+
+def load_output_cap(db: Connection, route: str, model: str, now: Millis) -> int | None:
+    """Most tokens of a model's answer, if its provider has stated them within a week: limits are raised, too."""
+    return scalar_or_none(db, int, _LOAD_OUTPUT_CAP, (route, model, now - MAX_OUTPUT_CAP_AGE_MS))
+
+
+def learn_output_cap(db: Connection, route: str, model: str, cap: int, now: Millis) -> None:
+    """Store an output limit that the provider stated when it refused a higher one."""
+    db.execute(_LEARN_OUTPUT_CAP, (route, model, cap, now, now))
 
 
 def learn_context(db: Connection, route: str, model: str, stated: Tokens, beside: Tokens, now: Millis) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -19,7 +20,7 @@ from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext
 from agent.turn import MAX_OVERFLOWS, Answer
 from hermes_state import journal, sessions
-from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
+from hermes_state.errors import ContextOverflow, ImageRejected, ModelError, StoreUnavailable
 from hermes_state.journal import PreparedMessage, RunningTurn
 from hermes_state.models.profiles import save_calibration
 from hermes_state.values import (
@@ -336,8 +337,9 @@ async def test_a_refused_prompt_with_images_says_nothing_about_the_window(
     started = {inbox_id: PreparedMessage(body=body)}
     turn = await chat.store.write(journal.start_turn, await chat.id(), [inbox_id], started, chat.clock.now())
     llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
-    await answer(chat, agent, turn)
-    assert [layer for layer, *_ in (await look(chat, turn.lineage_id)).compressions] == ["overflow"]
+    with suppress(ImageRejected):
+        await answer(chat, agent, turn)
+    assert (await look(chat, turn.lineage_id)).compressions == [], "it is about the image"
     assert (await agent.context.status(turn.conversation)).limits.context_length == 32_768
 
 
@@ -359,8 +361,8 @@ async def test_how_a_model_counts_is_known_after_a_restart(chat: Chat, medium: C
 # ---- refusals
 
 
-@pytest.mark.parametrize("share", [50, 91])
-async def test_a_vague_refusal_with_room_left_is_no_overflow(
+@pytest.mark.parametrize("share", [40, 60])
+async def test_a_vague_refusal_below_half_of_the_window_is_no_overflow(
     share: int, chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"has_tools": True, "error": {"status": 400, "body": {"error": {"message": "Error"}}}}])
@@ -431,7 +433,7 @@ async def test_refusals_are_counted_by_the_turn_whatever_comes_between_them(
     assert (await look(chat, turn.lineage_id)).compressions == expected
 
 
-async def test_a_refused_output_limit_lowers_that_call_and_touches_no_window(
+async def test_a_refused_output_limit_is_remembered_and_touches_no_window(
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.models["lab-8k"] = {"context": 8_192, "max_output": 1_000}
@@ -439,7 +441,7 @@ async def test_a_refused_output_limit_lowers_that_call_and_touches_no_window(
     turn = await fill_and_ask(chat, agent, 3_000)
     await answer(chat, agent, turn)
     await say(chat, agent, "and now?")
-    assert [row["max_tokens"] for row in answers(llm)] == [2_048, 1_000, 2_048, 1_000]
+    assert [row["max_tokens"] for row in answers(llm)] == [2_048, 1_000, 1_000], "it is remembered"
     assert (await look(chat, turn.lineage_id)).compressions == []
     assert agent.context.limits.context_length == 8_192
 

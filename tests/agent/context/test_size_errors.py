@@ -9,7 +9,7 @@ from hermes_state import sessions
 from hermes_state.journal import RunningTurn
 from hermes_state.values import Tokens
 from tests.agent.conftest import Chat
-from tests.agent.context.contexts import chat_at, fill_and_ask, look
+from tests.agent.context.contexts import chat_at, clock_of, fill_and_ask, look
 from tests.agent.model.ways import WAYS, Left, Talk, Way
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
@@ -137,11 +137,73 @@ async def test_a_prompt_above_what_the_account_may_send_in_a_minute_is_not_waite
         await check_that_it_goes_on(talk, turn, llm)
 
 
+# ---- refused, and nobody says why
+
+NO_REASON = {"status": 400, "body": {"error": {"message": "Error"}}}
+
+
+def refuse(llm: LLM, times: int) -> None:
+    llm.scripts.append({"times": times, "has_tools": True, "reply": {"error": NO_REASON}})
+
+
+@every_way
+async def test_a_large_prompt_that_is_refused_without_a_reason_is_compressed_once(
+    way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    async with way.dialled(server.url) as model:
+        talk = Talk(chat_at(chat, 7), model, **BELIEVED)
+        turn = await fill_and_ask(talk.chat, talk.agent, 9_000)  # a third of the window, but nothing was answered yet
+        refuse(llm, 1)
+        left = await talk.bring_to_an_end(turn)
+        assert left.outcomes == ["rejected"]
+        assert left.told[0][1].endswith("should check this model's `name` and `base_url`.")
+        assert (await talk.say("go on")).outcomes == ["ok"]
+        refuse(llm, 1)  # as large as ever: more than half of what was answered
+        assert (await talk.say("and now?")).outcomes == ["rejected", "ok"]
+        found = await look(talk.chat, turn.lineage_id)
+        assert [outcome for _, outcome, _ in found.compressions] == ["compressed"]
+
+
+@every_way
+async def test_a_refusal_that_comes_back_behind_a_compression_was_not_of_length(
+    way: Way, chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    async with way.dialled(server.url) as model:
+        talk = Talk(chat_at(chat, 7), model, **BELIEVED)
+        turn = await fill_and_ask(talk.chat, talk.agent, 9_000)
+        assert (await talk.bring_to_an_end(turn)).outcomes == ["ok"]
+        refuse(llm, 3)
+        left = await talk.say("what about this?")
+        assert left.outcomes == ["rejected", "rejected"]
+        assert "so /compress may help" in left.told[0][1]
+        assert (await talk.say("and this?")).outcomes == ["rejected"], "it is not compressed again for nothing"
+        assert (await talk.say("and that?")).outcomes == ["ok"]
+        refuse(llm, 1)
+        await talk.say("word " * 3_000)
+        found = await look(talk.chat, turn.lineage_id)
+        assert [outcome for _, outcome, _ in found.compressions] == ["compressed", "compressed"]
+
+
 # ---- the output limit
 
 
+async def test_summaries_ask_for_what_the_model_was_once_said_to_write(
+    chat: Chat, server: labkit.Server, llm: LLM
+) -> None:
+    way = next(way for way in WAYS if way.protocol == "anthropic")
+    async with way.dialled(server.url) as model:  # it writes 16,384 tokens, and 32,000 are asked for
+        talk = Talk(chat_at(chat, 7), model, **BELIEVED)
+        turn = await fill_and_ask(talk.chat, talk.agent, 20_000)
+        await talk.bring_to_an_end(turn)
+        query = "SELECT outcome FROM model_calls WHERE purpose = 'summary' ORDER BY id"
+        assert await talk.chat.store.read(lambda db: db.execute(query).fetchall()) == [("output_cap",), ("ok",)]
+        await talk.bring_to_an_end(await fill_and_ask(talk.chat, talk.agent, 20_000))
+        outcomes = await talk.chat.store.read(lambda db: db.execute(query).fetchall())
+        assert outcomes == [("output_cap",), ("ok",), ("ok",)]
+
+
 async def check_that_only_the_calls_cap_is_lowered(talk: Talk, turn: RunningTurn, left: Left, llm: LLM) -> list[int]:
-    """The limits that were asked for by the turn, and that nothing else has changed."""
+    """The limits that were asked for by the turn and by the next one, and that nothing else has changed."""
     asked: list[int] = [row["max_tokens"] for row in llm.requests.rows]
     assert left.state == "finished"
     assert left.outcomes == ["output_cap"] * (len(asked) - 1) + ["ok"]
@@ -149,8 +211,7 @@ async def check_that_only_the_calls_cap_is_lowered(talk: Talk, turn: RunningTurn
     assert (await look(talk.chat, turn.lineage_id)).compressions == []
     assert await learned_window(talk) is None
     await talk.say("and now?")
-    assert llm.requests.rows[len(asked)]["max_tokens"] == asked[0], "the next call asks for as much as ever"
-    return asked
+    return [*asked, llm.requests.rows[len(asked)]["max_tokens"]]
 
 
 @every_way
@@ -163,7 +224,13 @@ async def test_an_output_limit_above_the_models_is_lowered_to_it(
         talk = Talk(chat_at(chat, 7), model, max_output_tokens=Tokens(65_536))
         turn = await talk.chat.start("go")
         left = await talk.bring_to_an_end(turn)
-        assert await check_that_only_the_calls_cap_is_lowered(talk, turn, left, llm) == [65_536, most]
+        assert await check_that_only_the_calls_cap_is_lowered(talk, turn, left, llm) == [65_536, most, most]
+        again = Talk(talk.chat, model, max_output_tokens=Tokens(65_536))
+        assert (await again.say("after a restart")).outcomes == ["ok"]
+        assert llm.requests.rows[-1]["max_tokens"] == most
+        clock_of(talk.chat).pass_seconds(8 * 86_400)
+        later = Talk(talk.chat, model, max_output_tokens=Tokens(65_536))
+        assert (await later.say("a week later")).outcomes == ["output_cap", "ok"], "limits are raised, too"
 
 
 @every_way
@@ -176,8 +243,8 @@ async def test_an_output_limit_that_does_not_fit_beside_the_prompt_is_lowered_to
         talk = Talk(chat_at(chat, 7), model, context_length=Tokens(32_768), max_output_tokens=Tokens(8_000))
         turn = await fill_and_ask(talk.chat, talk.agent, 4_000)
         left = await talk.bring_to_an_end(turn)
-        asked, lowered = await check_that_only_the_calls_cap_is_lowered(talk, turn, left, llm)
-        assert asked == 8_000
+        asked, lowered, next_asked = await check_that_only_the_calls_cap_is_lowered(talk, turn, left, llm)
+        assert asked == next_asked == 8_000, "it was the prompt that left no more"
         assert 4_000 < lowered < 10_000 - llm.requests.rows[0]["prompt_tokens"]
 
 

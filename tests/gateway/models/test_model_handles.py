@@ -150,16 +150,23 @@ async def test_claude_at_home_needs_its_sdk() -> None:
     await model.close()
 
 
-@pytest.mark.parametrize(("context_length", "limit"), [(16_384, 8_192), (200_000, 32_000)])
-async def test_where_a_call_sets_no_limit_claude_is_asked_for_what_leaves_room_for_a_prompt(
-    context_length: int, limit: int
+@pytest.mark.parametrize(
+    ("given_sizes", "limit"),
+    [
+        ({"context_length": 16_384}, 8_192),
+        ({"context_length": 200_000}, 32_000),
+        ({"context_length": 200_000, "max_output_tokens": 4_096}, 4_096),
+    ],
+)
+async def test_where_a_call_sets_no_limit_claude_is_asked_for_what_it_writes_and_what_leaves_room_for_a_prompt(
+    given_sizes: dict[str, int], limit: int
 ) -> None:
     pytest.importorskip("anthropic")
     async with labkit.Server(fake_llm.make_app()) as server:
         given = {"name": "claude-lab-200k", "protocol": "anthropic", "base_url": server.url, "api_key": "k"}
-        settings = ModelConfig.model_validate({**given, "context_length": context_length})
+        settings = ModelConfig.model_validate(given | given_sizes)
         model = make_model(settings.route, settings)
-        server.app[fake_llm.LLM_KEY].models["claude-lab-200k"] = {"context": context_length, "max_output": 32_000}
+        server.app[fake_llm.LLM_KEY].models["claude-lab-200k"] = {"context": 200_000, "max_output": 32_000}
         await ask(model, request(max_output_tokens=None))
         await model.close()
         [row] = server.app[fake_llm.LLM_KEY].requests.rows

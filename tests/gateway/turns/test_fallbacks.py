@@ -39,7 +39,7 @@ from tests.gateway.turns.test_lanes import tool
 TWO = {"name": "scripted", "fallbacks": ["spare"]}
 THREE = {"name": "scripted", "fallbacks": ["spare", "last"]}
 OF_THE_ROUTE = [kind for kind, remedy in REMEDIES.items() if remedy.trouble is not None]
-NOT_OF_THE_ROUTE = [ContextOverflow, OutputCapTooLarge, ContentFiltered, SpendingCapExceeded, ModelError]
+NOT_OF_THE_ROUTE = [ContextOverflow, OutputCapTooLarge, ContentFiltered, SpendingCapExceeded]
 
 
 def always(error: Exception) -> Respond:
@@ -87,6 +87,17 @@ async def test_what_the_request_is_to_blame_for_is_told_and_tried_nowhere_else(
     async with serving(store, tmp_path, chat_model=broken(kind("x")), others={"spare": spare}, model=TWO) as gateway:
         assert await gateway.ask("q") == sentence_for(kind("x"))
         assert spare.requests == []
+
+
+async def test_a_refusal_without_a_reason_is_tried_elsewhere_and_opens_no_circuit(store: Store, tmp_path: Path) -> None:
+    model, spare = broken(ModelError("x")), saying("from the spare one")
+    async with serving(store, tmp_path, chat_model=model, others={"spare": spare}, model=TWO) as gateway:
+        notice = "_`spare` answers for now: `scripted` refused this request._"
+        assert await gateway.ask("q") == f"from the spare one\n\n{notice}"
+        for _ in range(MAX_FAILURES):
+            await gateway.ask("again")
+        model.respond = saying("mine again").respond
+        assert (await gateway.ask("now")).startswith("mine again")
 
 
 async def test_the_change_is_announced_once_and_so_is_the_way_back(store: Store, tmp_path: Path) -> None:
