@@ -19,6 +19,8 @@ class RecordedCalls:
         self.calls.append(call)
 
 
-def client_of(model: ChatModel, store: Store, clock: Clock | None = None) -> ModelClient:
+def client_of(
+    model: ChatModel, store: Store, clock: Clock | None = None, policy: RetryPolicy = FAST_RETRY
+) -> ModelClient:
     """A client without price and caps, whose calls are recorded in a database."""
-    return ModelClient(model, StoreLedger(store, clock or SystemClock()), policy=FAST_RETRY)
+    return ModelClient(model, StoreLedger(store, clock or SystemClock()), policy=policy)

@@ -7,6 +7,7 @@ from sqlite3 import Connection
 from typing import Any
 
 from agent.model.base import ChatModel
+from agent.model.client import RetryPolicy
 from agent.model.errors import sentence_for
 from agent.model.http import EndpointSettings
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
@@ -19,7 +20,7 @@ from hermes_state.journal import RunningTurn
 from hermes_state.values import MessageRole, ToolEffect, TurnId
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agents import SingleModelAgent
-from tests.clients import client_of
+from tests.clients import FAST_RETRY, client_of
 
 Json = dict[str, Any]
 
@@ -94,14 +95,14 @@ class Left:
 class Talk:
     """A chat whose agent speaks over one model. It takes turns as the gateway does."""
 
-    def __init__(self, chat: Chat, model: ChatModel, **options: Any) -> None:
+    def __init__(self, chat: Chat, model: ChatModel, policy: RetryPolicy = FAST_RETRY, **options: Any) -> None:
         """`options`: settings of the agent."""
         self.chat = chat
         self.noted: list[str] = []
         """What the tool `note` was called with."""
         self.agent = SingleModelAgent(
             store=chat.store,
-            client=client_of(model, chat.store, chat.clock),
+            client=client_of(model, chat.store, chat.clock, policy),
             tools=ToolRegistry([self._tool()]),
             settings=settings(**options),
             clock=chat.clock,

@@ -1,0 +1,165 @@
+"""Error answers of real providers, over every protocol, streamed and whole: what the chat is told, and what it costs.
+
+The texts are in tests/fixtures/provider_errors, each with its source and with the kind that it has to be read as.
+Without `--protocol` each comes once over chat completions, streamed or whole; `make protocols` sends all of them,
+streamed and whole, over the other two.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.model.base import ModelRequest
+from agent.model.client import RetryPolicy
+from agent.model.error_classifier import MIN_OUTPUT_ROOM, status_error, stream_error
+from agent.model.errors import remedy_for
+from agent.model.wire import WireSettings
+from hermes_state.errors import ContextOverflow, OutputCapTooLarge
+from hermes_state.values import Image, MessageBody, Tokens
+from tests.agent.conftest import Chat
+from tests.agent.context.contexts import chat_at, fill_and_ask
+from tests.agent.context.rows import human
+from tests.agent.model.ways import WAYS, Left, Talk, Way
+from tests.e2e.protocols import CHAT_COMPLETIONS, OPTION
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+Json = dict[str, Any]
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "provider_errors"
+FILES = sorted(path.stem for path in FIXTURES.glob("*.json"))
+READ_AS = {
+    "access": ("auth", "whoever runs this gateway has to ch"),
+    "image": ("image", "please write without it"),
+    "invalid": ("rejected", "should check this model's `name` and `base_url`."),
+    "moderation": ("content_filtered", "content filter stopped this answer"),
+    "money": ("quota", "has no credit left"),
+    "not_found": ("not_offered", "does not have this model at this address"),
+    "output_cap": ("output_cap", "echo:"),
+    "overflow": ("overflow", "no longer fits into the model's memory"),
+    "rate": ("rate_limited", "limits how often it may be asked"),
+    "unavailable": ("unavailable", "cannot be reached or is overloaded"),
+}
+"""Outcome in the ledger, and a part of what the chat reads, by kind."""
+IMPATIENT = RetryPolicy(first_pause=0.001, max_pause=0.002, max_retry_after=0.0)
+"""Waits for nobody, so that no pause that a provider asks for is slept through."""
+ATTEMPTS = {"rate": 4, "unavailable": 4}
+"""Attempts where the provider does not ask for a pause; one otherwise, and of all other kinds."""
+
+
+IMAGE = human("go", body=MessageBody(images=(Image(attachment_id=1, mime="image/png", path="a.png"),)))
+REQUESTS = [
+    ModelRequest(system="You are Hermes.", transcript=(human("go"),), max_output_tokens=1_000),
+    ModelRequest(
+        system="You are Hermes.",
+        transcript=(IMAGE,),
+        max_output_tokens=1_000,
+        style=WireSettings(image_urls={1: "data:image/png;base64,AA=="}),
+    ),
+]
+"""Requests without and with an image."""
+
+
+def texts_of(name: str) -> list[Json]:
+    found: list[Json] = json.loads((FIXTURES / f"{name}.json").read_text())
+    return found
+
+
+def fits(text: Json, way: Way) -> bool:
+    """False for an event of another protocol, and for what is only said of images."""
+    return text.get("protocol", way.protocol) == way.protocol and not text.get("has_image")
+
+
+def script(text: Json, way: Way) -> Json:
+    """The answer: as an error, or after a 200 in place of the reply or of its first event."""
+    body = text["body"]
+    raw = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    if text["status"] >= 400:
+        return {"status": text["status"], "raw": raw}
+    if isinstance(body, str):
+        raw = json.dumps({"error": body})
+    if not way.streams:
+        return {"raw": raw}
+    name = "event: error\n" if way.protocol == "anthropic" else ""
+    return {"raw": f"{name}data: {raw}\n\n", "content_type": "text/event-stream"}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "way" in metafunc.fixturenames:
+        protocol = metafunc.config.getoption(OPTION) or CHAT_COMPLETIONS.name
+        metafunc.parametrize("way", [way for way in WAYS if way.protocol == protocol], ids=str)
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_a_refusal_is_read_as_what_it_is(
+    name: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM, pytestconfig: pytest.Config
+) -> None:
+    wrong: list[str] = []
+    is_sample = pytestconfig.getoption(OPTION) is None
+    for number, text in enumerate(texts_of(name)):
+        if not fits(text, way) or (is_sample and way.streams != (number % 2 == 0)):
+            continue
+        async with way.dialled(server.url, f"lab-{name}-{number}") as model:
+            times = 1 if text["kind"] == "output_cap" else -1
+            llm.scripts.append({"times": times, "reply": script(text, way)})
+            left = await Talk(chat_at(chat, number), model, IMPATIENT).say("go")
+            llm.scripts.clear()
+        wrong += [f"{number} ({text['provider']}): {line}" for line in complaints(text, left)]
+    assert not wrong, "\n".join(wrong)
+
+
+def complaints(text: Json, left: Left) -> Iterator[str]:
+    """What is not as it should be."""
+    outcome, sentence = READ_AS[text["kind"]]
+    outcomes = [outcome] * (1 if "wait_seconds" in text else ATTEMPTS.get(text["kind"], 1))
+    if text["kind"] == "output_cap" and text.get("cap", MIN_OUTPUT_ROOM) < MIN_OUTPUT_ROOM:
+        sentence = "lower this model's `max_output_tokens`"  # that would be no answer
+    elif text["kind"] == "output_cap":
+        outcomes.append("ok")
+    if left.outcomes != outcomes:
+        yield f"called {left.outcomes}, expected {outcomes}"
+    [(_, told)] = left.told
+    if sentence not in told:
+        yield f"says {told!r}"
+
+
+async def test_a_prompt_that_is_refused_as_too_long_in_any_words_is_made_to_fit(
+    way: Way, chat: Chat, server: labkit.Server, llm: LLM, pytestconfig: pytest.Config
+) -> None:
+    wrong: list[str] = []
+    step = 4 if pytestconfig.getoption(OPTION) is None else 2
+    texts = [text for text in texts_of("overflow") if text["kind"] == "overflow"]
+    # What states a size of its own is about another prompt; that of its own server speaks in test_size_errors.
+    texts = [text for text in texts if not text.get("prompt_tokens") and (text.get("window") or 32_768) > 8_000]
+    for number, text in list(enumerate(texts))[way.streams :: step]:
+        async with way.dialled(server.url, f"lab-too-long-{number}") as model:
+            talk = Talk(chat_at(chat, number), model, context_length=Tokens(32_768), max_output_tokens=Tokens(2_048))
+            turn = await fill_and_ask(talk.chat, talk.agent, 9_500)
+            llm.scripts.append({"times": 1, "has_tools": True, "reply": script(text, way)})
+            left = await talk.bring_to_an_end(turn)
+        if left.outcomes != ["overflow", "ok"]:
+            wrong.append(f"{number} ({text['provider']}): {left.outcomes}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_numbers_of_a_refusal_are_taken_over(name: str) -> None:
+    for text in texts_of(name):
+        is_stream = text["status"] < 400
+        seen = (text["body"], REQUESTS[text.get("has_image", False)])
+        error = stream_error(*seen) if is_stream else status_error(text["status"], {"date": "now"}, *seen)
+        assert remedy_for(error).outcome == READ_AS[text["kind"]][0], text
+        if isinstance(error, ContextOverflow):
+            assert (error.window, error.prompt_tokens) == (text.get("window"), text.get("prompt_tokens")), text
+        if isinstance(error, OutputCapTooLarge):
+            assert error.cap == text.get("cap"), text
+        if "wait_seconds" in text:
+            assert error.retry_after == text["wait_seconds"]
+
+
+def test_every_text_has_a_source() -> None:
+    texts = [text for name in FILES for text in texts_of(name)]
+    assert len(texts) >= 150
+    assert not [text for text in texts if not text["source"]]
