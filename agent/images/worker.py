@@ -1,0 +1,101 @@
+"""Image worker: scales one image in a process of its own, which may use only so much memory and time.
+
+Whoever sends a picture chooses the bytes that a decoder has to survive, so the daemon decodes none. Run as
+`python worker.py FILE MAX_SIDE MAX_BYTES`: the scaled image goes to standard output, always as PNG or JPEG, the two
+kinds that every provider takes. Of an animation that is its first frame. Colours become sRGB, the orientation is
+applied, and nothing of the metadata is kept: a photo says where somebody lives.
+"""
+
+import contextlib
+import io
+import resource
+import sys
+import warnings
+from typing import Final
+
+from PIL import Image, ImageCms, ImageOps
+
+UNREADABLE: Final = 3
+"""Exit code for bytes that are no image of a kind that is read here, or a broken one."""
+TOO_LARGE: Final = 4
+"""Exit code for an image that would take too much memory or time."""
+MAX_PIXELS: Final = 89_478_485
+"""Most pixels of an image, told by its header: above them Pillow warns. Decoded, each takes three or four bytes."""
+_BOUNDS: Final = ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 30), (resource.RLIMIT_FSIZE, 0))
+"""Most memory (some decoders hold an image twice), seconds of work, and bytes of files."""
+# EPS runs a program, and the other kinds are rare: each one more has to survive what strangers send.
+_FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000", "ICO")
+_LOSSY: Final = ("JPEG", "MPO", "JPEG2000", "AVIF")
+
+
+def main(path: str, max_side: int, max_bytes: int) -> int:
+    """Write the scaled image to standard output. Returns the exit code."""
+    for bound, most in _BOUNDS:
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses some; the time limit outside holds there, too
+            resource.setrlimit(bound, (most, most))
+    Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
+    try:
+        sys.stdout.buffer.write(scaled(path, max_side, max_bytes))
+    except (MemoryError, Image.DecompressionBombError, Image.DecompressionBombWarning):
+        return TOO_LARGE
+    except Exception:  # noqa: BLE001  # decoders raise anything for broken bytes, and this process has nothing else to do
+        return UNREADABLE
+    return 0
+
+
+def scaled(path: str, max_side: int, max_bytes: int) -> bytes:
+    """The image in `path` as PNG or JPEG, with sides of at most `max_side` pixels and at most `max_bytes` bytes."""
+    with Image.open(path, formats=_FORMATS) as opened:
+        may_be_png = opened.format not in _LOSSY
+        image: Image.Image = opened
+        if image.mode.startswith("I;16"):
+            image = image.point(lambda value: value / 256).convert("L")
+        if image.mode not in ("L", "RGB", "RGBA", "CMYK") or "transparency" in image.info:  # else JPEG is read smaller
+            image = image.convert("RGBA" if image.has_transparency_data else "RGB")
+        image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
+        with contextlib.suppress(Exception):  # broken metadata of a picture that is whole
+            ImageOps.exif_transpose(image, in_place=True)
+        image = _in_srgb(image)
+    while True:
+        image.info.clear()  # or comments and profiles would be saved again
+        data = _encoded(image, max_bytes, may_be_png=may_be_png)
+        if len(data) <= max_bytes or max(image.size) == 1:
+            return data
+        width, height = (max(1, side * 3 // 4) for side in image.size)
+        image.thumbnail((width, height), Image.Resampling.LANCZOS)
+
+
+def _in_srgb(image: Image.Image) -> Image.Image:
+    """The image in the colours that a picture without a profile is taken to have."""
+    mode, profile = "RGBA" if image.mode == "RGBA" else "RGB", image.info.get("icc_profile")
+    if profile:
+        with contextlib.suppress(ImageCms.PyCMSError, OSError, ValueError):  # a broken profile: the colours as they are
+            source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+            return ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode=mode) or image
+    return image.convert(mode)
+
+
+def _encoded(image: Image.Image, max_bytes: int, *, may_be_png: bool) -> bytes:
+    """PNG where that is small, as drawings and screenshots are; else the best JPEG that fits, or the smallest."""
+    if may_be_png or image.mode == "RGBA":
+        data = _saved(image, "PNG")
+        if len(data) <= max_bytes // 3:
+            return data
+    if image.mode == "RGBA":
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    for quality in (85, 70, 50):
+        data = _saved(image, "JPEG", quality=quality)
+        if len(data) <= max_bytes:
+            break
+    return data
+
+
+def _saved(image: Image.Image, kind: str, **options: int) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
