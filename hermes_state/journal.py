@@ -31,6 +31,7 @@ from hermes_state.values import (
     ChatKey,
     ChatKind,
     ConversationRef,
+    Image,
     InboxId,
     LineageId,
     Message,
@@ -124,6 +125,7 @@ class ToolResult:
     call: ToolCall
     text: str
     state: ToolRunState
+    images: tuple[Image, ...] = ()
 
 
 # ---- starting -------------------------------------------------------------------------------------------------
@@ -275,6 +277,7 @@ def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Mi
         role=MessageRole.TOOL,
         origin=Origin.TOOL,
         text=result.text,
+        body=MessageBody(images=result.images) if result.images else EMPTY_BODY,
         turn_id=turn.id,
         tool_call_id=call.id,
         tool_name=call.name,

@@ -227,7 +227,7 @@ class PluginEngine:
     async def _sent(self, job: CompressionJob) -> SentMessages:
         """A list of its own for every call: an engine may do with it what it likes."""
         # Images are mentioned, not shown: their bytes would be compared and copied for nothing.
-        style = replace(job.request.style, image_urls={})
+        style = replace(job.request.style, image_urls={}, image_notes={})
         return await asyncio.to_thread(sent_messages, job.request.system, job.view.transcript, style)
 
     def _judged(

@@ -183,7 +183,10 @@ def rows_size(rows: Iterable[Message], style: WireSettings, sizes: RowTokenCache
     for row in rows:
         text += text_of(row, limit, is_shared=is_shared, reasoning_of=maker)
         if row.body.images:
-            seen = sum(image.attachment_id in style.image_urls for image in row.body.images)
+            urls, notes = style.image_urls, style.image_notes
+            seen = sum(
+                one.attachment_id in urls and (row.id, one.attachment_id) not in notes for one in row.body.images
+            )
             images += seen
             text += (len(row.body.images) - seen) * BLOCK_TOKENS
     return Size(text, images)

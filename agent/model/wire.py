@@ -21,7 +21,7 @@ import orjson
 
 from agent.handoff import framed
 from hermes_state.transcripts import EMPTY_BODY
-from hermes_state.values import Message, MessageRole, Origin, ToolCall, Transcript, TurnId, recall_id
+from hermes_state.values import Image, Message, MessageRole, Origin, ToolCall, Transcript, TurnId, recall_id
 
 WireMessage: TypeAlias = dict[str, Any]  # the provider's JSON: it leaves this module only to be serialised
 _Part: TypeAlias = dict[str, Any]  # one content part of such a message
@@ -50,6 +50,8 @@ class WireSettings:
     """Longest tool result; more is shown up to here, with the call that reads on, and the row stays whole."""
     image_urls: Mapping[int, str] = field(default_factory=dict)
     """Data URLs by attachment id. An image that is missing here is only mentioned."""
+    image_notes: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """Lines in place of images, by message id and attachment id, where there is more to say."""
     reasoning_of: str = ""
     """Model whose reasoning goes along in front of its calls, as in `Reasoning.made_by`; empty: none.
 
@@ -112,8 +114,7 @@ def traced_messages(
             continue
         if row.role is MessageRole.ASSISTANT and is_shown(row):
             _add_people(traced, people, style)
-            people = []
-            _add_assistant(traced, row, results, used_ids, style)
+            people = _add_assistant(traced, row, results, used_ids, style)
     _add_people(traced, people, style)
     return traced
 
@@ -172,7 +173,8 @@ def _add_assistant(
     results: Mapping[tuple[int, str], Message],
     used_ids: set[str],
     style: WireSettings,
-) -> None:
+) -> list[Message]:
+    """Add an answer and the results of its calls. Returns those whose images are still to follow, as user content."""
     if traced.last_role in (None, "system"):
         traced.add({"role": "user", "content": BEGINS_LATER})
     text = row.text or "" if _has_words(row) else ""
@@ -187,8 +189,9 @@ def _add_assistant(
         message = {"role": "assistant", "content": text or None}
         traced.add(message, row)
     if not calls:
-        return
+        return []
     sent: list[dict[str, Any]] = []
+    shown: list[Message] = []
     for index, call in enumerate(calls):
         call_id = _unique_id(call.id, row, index, used_ids)
         sent.append(_wire_call(call, call_id))
@@ -197,10 +200,13 @@ def _add_assistant(
         text = LOST_RESULT if result is None else _bounded(result, style.max_result_characters)
         answer = {"role": "tool", "tool_call_id": call_id, "content": text}
         traced.add(answer, *(() if result is None else (result,)))
+        if result is not None and result.body.images:
+            shown.append(result)
     message["tool_calls"] = sent
     reasoning = row.body.reasoning
     if reasoning is not None and reasoning.made_by == style.reasoning_of:
         message[REASONING] = orjson.loads(reasoning.blocks)
+    return shown
 
 
 def _unique_id(call_id: str, row: Message, index: int, used: set[str]) -> str:
@@ -245,6 +251,9 @@ def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireSett
             blocks.append(("\n" if is_piece else "\n\n" if blocks else "") + stamp + _human_text(row))
             blocks.extend(_image_parts(row, style))
             previous = burst
+        elif row.role is MessageRole.TOOL:
+            blocks.extend(_result_images(row, style))
+            previous = None
         elif row.text and row.text.strip():
             blocks.append(("\n\n" if blocks else "") + _from_gateway(row.origin, row.text))
             previous = None
@@ -284,6 +293,7 @@ def _minute(minutes: int, zone: tzinfo) -> str:
 
 
 _NOTHING = "(no text)"
+_UNSEEN_IMAGE = "An image was sent here that you cannot see."
 _BREAK = r"\r\v\f\x1c-\x1e\x85\u2028\u2029"  # what a model may take for the end of a line, besides \n
 _UNSEEN = r" \t\xa0\xad\u1680\u2000-\u200f\u202a-\u202f\u205f-\u2064\u3000\ufeff"
 _LOOKS_LIKE_OURS = re.compile(
@@ -321,10 +331,22 @@ def _enclosed(text: str) -> str:
 
 def _image_parts(row: Message, style: WireSettings) -> Iterator[str | _Part]:
     for image in row.body.images:
-        if (url := style.image_urls.get(image.attachment_id)) is None:
-            yield f"\n{NOTICE} An image was sent here that you cannot see."
+        if (url := _url_of(row, image, style)) is None:
+            yield f"\n{NOTICE} {style.image_notes.get((row.id, image.attachment_id), _UNSEEN_IMAGE)}"
         else:
             yield {"type": "image_url", "image_url": {"url": url}}
+
+
+def _result_images(row: Message, style: WireSettings) -> list[str | _Part]:
+    """The images of a tool's result that are shown; what it says of them stands in its text."""
+    urls = [url for image in row.body.images if (url := _url_of(row, image, style)) is not None]
+    line = f"{NOTICE} Shown by {row.tool_name or UNNAMED_TOOL}:"
+    return [line, *({"type": "image_url", "image_url": {"url": url}} for url in urls)] if urls else []
+
+
+def _url_of(row: Message, image: Image, style: WireSettings) -> str | None:
+    is_left_out = (row.id, image.attachment_id) in style.image_notes
+    return None if is_left_out else style.image_urls.get(image.attachment_id)
 
 
 def _content(blocks: list[str | _Part]) -> str | list[_Part]:

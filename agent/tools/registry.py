@@ -12,7 +12,7 @@ from agent.tools.arguments import checked_arguments
 from hermes_state.errors import ToolError
 from hermes_state.journal import ToolRunState
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, LineageId, ToolCall, ToolEffect, TurnId
+from hermes_state.values import ChatId, Image, LineageId, ToolCall, ToolEffect, TurnId
 
 log = structlog.get_logger()
 
@@ -27,7 +27,15 @@ class ToolContext:
     store: Store
 
 
-ToolFunction: TypeAlias = Callable[[dict[str, Any], ToolContext], Awaitable[str]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolOutput:
+    """Result of a tool that shows images beside its text."""
+
+    text: str
+    images: tuple[Image, ...]
+
+
+ToolFunction: TypeAlias = Callable[[dict[str, Any], ToolContext], Awaitable[str | ToolOutput]]
 """Function of a tool: takes checked arguments, returns the result as the model reads it.
 
 It raises `ToolError` with what went wrong.
@@ -61,6 +69,7 @@ class ToolReply:
 
     text: str
     state: ToolRunState
+    images: tuple[Image, ...] = ()
 
 
 class ToolRegistry:
@@ -100,7 +109,7 @@ class ToolRegistry:
         tool = self._tools[call.name]
         try:
             async with asyncio.timeout(tool.timeout_seconds):
-                text = await tool.run(arguments, context)
+                output = await tool.run(arguments, context)
         except ToolError as error:
             return failed(str(error))
         except TimeoutError:
@@ -108,9 +117,10 @@ class ToolRegistry:
         except Exception as error:  # a broken tool is the model's news, not the end of the turn
             log.exception("tool.crashed", tool=tool.name)
             return failed(f"the tool broke ({type(error).__name__})")
+        text, images = (output, ()) if isinstance(output, str) else (output.text, output.images)
         if len(text) > (limit := tool.max_result_characters):
             text = f"{text[:limit]}\n[cut here: the result had {len(text):,} characters]"
-        return ToolReply(text=text, state=ToolRunState.DONE)
+        return ToolReply(text=text, state=ToolRunState.DONE, images=images)
 
 
 def failed(reason: str) -> ToolReply:

@@ -56,7 +56,7 @@ def images_in(content: object) -> int:
 
 
 def untidy(findings: Iterable[Json]) -> list[Json]:
-    """What a careful client never sends. It cannot avoid that a steer comes right after a tool's result."""
+    """What a careful client never sends. A steer, or the image that a tool shows, has to come right after a result."""
     return [finding for finding in findings if finding["rule"] != "user_after_tool"]
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 from hypothesis import given
@@ -170,6 +171,13 @@ def test_images_are_sent_as_blocks() -> None:
     assert content[2] == {"type": "image", "source": {"type": "url", "url": "https://images.example/cat.png"}}
     assert content[3] == text(UNSEEN_IMAGE)
     assert "cannot see" in content[4]["text"]
+
+
+def test_images_of_a_result_stand_behind_all_results() -> None:
+    images = MessageBody(images=(Image(attachment_id=1, mime="image/png", path="x"),))
+    shown = msgspec.structs.replace(result("a"), body=images)
+    messages = messages_of(human("go"), answer(None, "a", "b"), shown, result("b"), image_urls={1: PNG})
+    assert shape(messages)[-1] == ("user", ["tool_result", "tool_result", "text", "image"])
 
 
 def test_an_answer_at_the_end_is_not_to_be_continued() -> None:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 from hypothesis import given, settings
@@ -79,6 +80,13 @@ def test_an_image_is_an_input_image() -> None:
         {"type": "input_text", "text": "[2026-01-01 00:00] what is it?"},
         {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "auto"},
     ]
+
+
+def test_images_of_a_result_follow_it_as_a_message() -> None:
+    images = MessageBody(images=(Image(attachment_id=1, mime="image/png", path="x.png"),))
+    sent = items(human("go"), answer(None, "a"), msgspec.structs.replace(result("a"), body=images))
+    assert [item["type"] for item in sent[2:]] == ["function_call_output", "message"]
+    assert [part["type"] for part in sent[-1]["content"]] == ["input_text", "input_image"]
 
 
 def test_a_call_id_that_the_api_would_refuse_is_shortened_on_both_sides() -> None:

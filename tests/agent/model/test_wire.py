@@ -130,6 +130,29 @@ def test_an_image_is_sent_to_a_model_that_sees_and_mentioned_to_one_that_does_no
     assert "cannot see" in content(human("what is it?", body=body))
 
 
+def test_an_image_that_is_left_out_is_named_by_its_line() -> None:
+    body = MessageBody(images=(Image(attachment_id=3, mime="image/png", path="x.png"),))
+    old, new = human("look", body=body), human("again", body=body)
+    urls, notes = {3: "data:image/png;base64,AA=="}, {(old.id, 3): "An older image."}
+    sent = chat_messages("", (old, answer("nice"), new), WireSettings(image_urls=urls, image_notes=notes))
+    assert sent[0]["content"] == f"[2026-01-01 00:00] look\n{NOTICE} An older image."
+    assert [part["type"] for part in sent[2]["content"]] == ["text", "image_url"], "the same picture further below"
+
+
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_images_of_a_result_follow_all_results_as_user_content(is_followed: bool) -> None:
+    images = MessageBody(images=(Image(attachment_id=3, mime="image/png", path="x.png"),))
+    shown = msgspec.structs.replace(result("a", "(1 image)"), body=images)
+    rows = (human("go"), answer(None, "a", "b"), shown, result("b"), *([human("and?")] if is_followed else []))
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    sent = chat_messages("", rows, WireSettings(image_urls={3: image["image_url"]["url"]}))
+    assert [message["role"] for message in sent] == ["user", "assistant", "tool", "tool", "user"]
+    said = [{"type": "text", "text": "\n\n[2026-01-01 00:00] and?"}] if is_followed else []
+    assert sent[-1]["content"] == [{"type": "text", "text": f"{NOTICE} Shown by look:"}, image, *said]
+    unseen = chat_messages("", rows, WireSettings())
+    assert [message["role"] for message in unseen] == ["user", "assistant", "tool", "tool", *["user"] * is_followed]
+
+
 def test_a_notice_is_marked_as_the_gateways_own() -> None:
     notice = row(MessageRole.USER, "The model was changed.", origin=Origin.NOTICE, sender_ref=None, sender_name=None)
     assert content(notice) == f"{NOTICE} The model was changed."
