@@ -7,9 +7,8 @@ changes while the session lasts: no time, no count, no name of the day.
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
-from pathlib import Path
 
-from agent.images import load_image_urls
+from agent.images.model_images import ModelImages
 from agent.model.base import ModelRequest, Payer
 from agent.model.wire import NOTICE, WireSettings
 from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH
@@ -67,28 +66,27 @@ class PromptBuilder:
         view: View,
         *,
         maker: str,
-        images: Path | None,
+        images: ModelImages | None,
         input_window: Tokens,
     ) -> ModelRequest:
         """The next model call for a view, in a model with room for so many tokens of prompt; without an output limit.
 
-        `maker`: the model by `agent.model.base.made_by`; its own reasoning goes back to it. `images`: folder in which
-        the paths of stored images start; None for a model that sees none.
+        `maker`: the model by `agent.model.base.made_by`; its own reasoning goes back to it. `images`: None for a
+        model that sees none.
         """
-        image_urls = {} if images is None else await load_image_urls(view.transcript, images)
+        style = WireSettings(
+            is_shared=conversation.chat_kind.is_shared,
+            zone=self.zone,
+            # A fifth of the input window, at four characters a token.
+            max_result_characters=min(MAX_RESULT_CHARACTERS, input_window * 4 // 5),
+            reasoning_of=maker,
+        )
         return ModelRequest(
             system=view.session.system_prompt or self.system_for(conversation),
             transcript=view.transcript,
             tools=tuple(tool.schema for tool in self.tools.available()),
             max_output_tokens=None,
-            style=WireSettings(
-                is_shared=conversation.chat_kind.is_shared,
-                zone=self.zone,
-                # A fifth of the input window, at four characters a token.
-                max_result_characters=min(MAX_RESULT_CHARACTERS, input_window * 4 // 5),
-                image_urls=image_urls,
-                reasoning_of=maker,
-            ),
+            style=style if images is None else await images.shown_in(style, view.transcript),
             payer=Payer.of(conversation),
             cache_key=f"conversation-{conversation.lineage_id}",
         )

@@ -20,13 +20,14 @@ from agent.context.engine import Engine
 from agent.context.job import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import ModelHandle
+from agent.images.model_images import ImageRetry
 from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
 from agent.model.client import CompletedCall, record_cancelled
 from agent.prompt import PromptBuilder
 from agent.tools.registry import ToolContext, ToolReply, failed
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
-from hermes_state.errors import ContextOverflow, ModelError, OutputCapTooLarge, ReplyMalformed, ToolError
+from hermes_state.errors import ContextOverflow, ImageRejected, ModelError, OutputCapTooLarge, ReplyMalformed, ToolError
 from hermes_state.journal import ModelAnswer, RunningTurn, ToolResult, ToolRunState, count_tool_rounds, load_tool_runs
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
@@ -71,6 +72,8 @@ class Answer:
     call: ModelCall
     reported_prompt_tokens: int | None
     """None where the provider reported no usage."""
+    notice: str | None = None
+    """Sentence for people about images that were refused."""
     pressure: PressureEvent | None = None
     """Event that people should be told of: the window is nearly full."""
 
@@ -88,6 +91,8 @@ class _RunState:
     """Prompts of this turn that the provider has refused as too long."""
     is_unexplained: bool = False
     """The last prompt was refused without a reason, and compressed in case it was too long."""
+    notice: str | None = None
+    """See `Answer.notice`."""
 
 
 class Agent:
@@ -169,7 +174,7 @@ class Agent:
             known = prompt if prompt is not None and prompt.view is view else None
             prompt, done = await self._complete(state, view, known)
             if not done.reply.calls:
-                return await self._answer(prompt, done)
+                return replace(await self._answer(prompt, done), notice=state.notice)
             message = await self._keep_calls(turn, model, done)
             await self.context.after_reply(prompt, done.reply.usage, is_last=False)
             state.rounds += 1
@@ -229,9 +234,9 @@ class Agent:
             try:
                 if too_large is not None:
                     raise too_large
-                done = await self._call(state, prompt)
+                sent, done = await self._call(state, prompt)
                 state.is_unexplained = False
-                return prompt, done
+                return sent, done
             except ContextOverflow as error:
                 state.refusals += 1
                 if state.refusals > MAX_OVERFLOWS:
@@ -251,8 +256,9 @@ class Agent:
         was_smaller, state.is_unexplained = state.is_unexplained, True
         return await self.context.after_unexplained(prompt, answered, is_again=was_smaller)
 
-    async def _call(self, state: _RunState, prompt: MeasuredPrompt) -> CompletedCall:
-        client = prompt.model.client
+    async def _call(self, state: _RunState, prompt: MeasuredPrompt) -> tuple[MeasuredPrompt, CompletedCall]:
+        client, images = prompt.model.client, prompt.model.images
+        retry = ImageRetry(images) if images is not None else None
         request = replace(prompt.request, may_call_tools=state.rounds < self._max_tool_rounds)
         while True:
             try:
@@ -260,10 +266,17 @@ class Agent:
                 break
             except OutputCapTooLarge as error:
                 request = replace(request, max_output_tokens=_lower_output(request, error))
+            except ImageRejected as error:
+                if retry is None:
+                    raise
+                request = await retry.after(request, error)
         if done.reply.calls and not request.may_call_tools:
             await client.ledger.record(request.payer, replace(done.call, outcome="malformed"))
             raise ReplyMalformed(f"the model still calls tools after {self._max_tool_rounds} rounds")
-        return done
+        if retry is not None and (notice := await retry.settle(request)) is not None:
+            state.notice = notice
+            prompt = prompt.with_style(request.style)
+        return prompt, done
 
     async def _answer(self, prompt: MeasuredPrompt, done: CompletedCall) -> Answer:
         text, reply = done.reply.text.strip(), done.reply
@@ -322,7 +335,9 @@ class Agent:
         await self._finish(turn, message, call, await self._tools.run(call, arguments, context))
 
     async def _finish(self, turn: RunningTurn, message: Message, call: ToolCall, reply: ToolReply) -> None:
-        result = ToolResult(call_message_id=message.id, call=call, text=reply.text, state=reply.state)
+        result = ToolResult(
+            call_message_id=message.id, call=call, text=reply.text, state=reply.state, images=reply.images
+        )
         await self._store.write(journal.finish_tool, turn.id, result, self._clock.now())
 
 

@@ -12,6 +12,8 @@ from agent.context.job import Listener, OnWait
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
 from agent.engines.adapter import PluginEngine
 from agent.engines.loader import load_engine
+from agent.images.model_images import ModelImages
+from agent.images.scaling import ImageScaler
 from agent.model.catalog import known_model
 from agent.model.sizes import ASSUMED_CONTEXT
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
@@ -120,12 +122,16 @@ def make_agent(
     )
 
 
-def make_models(loaded: LoadedConfig, clients: ClientRegistry, *, store: Store, clock: Clock) -> ModelRegistry:
+def make_models(
+    loaded: LoadedConfig, clients: ClientRegistry, *, store: Store, scaler: ImageScaler, clock: Clock
+) -> ModelRegistry:
     """The models of a configuration that answer turns, the configured one first."""
 
     def make(route: RouteConfig) -> ModelHandle:
         client = clients.of(route)
         fetch = client.model.fetch_limits
+        mark = _mark(route.model_dump_json(), route.plain_key)
+        images = ModelImages(scaler=scaler, store=store, route=client.route, model=client.name, mark=mark, clock=clock)
         profile = LearnedProfile(store, client.route, client.name, configured_limits(route), clock, fetch=fetch)
         return ModelHandle(
             client=client,
@@ -133,7 +139,7 @@ def make_models(loaded: LoadedConfig, clients: ClientRegistry, *, store: Store, 
             info=_model_info(route),
             context=context_settings(loaded.config, _zone(loaded.config), route.name),
             summary_routes=tuple(summary_routes(loaded.config, route, clients)),
-            images=loaded.attachments if route.sees_images else None,
+            images=images if route.sees_images else None,
         )
 
     return ModelRegistry(loaded.config.model.route, make, clients.of)
@@ -207,4 +213,8 @@ def settings_mark(config: Config) -> str:
     """
     blocks = [block.model_dump_json() for block in agent_inputs(config)]
     keys = [key for block in agent_inputs(config) for key in secrets_of(block)]
-    return hashlib.sha256("\n".join([*blocks, *keys]).encode()).hexdigest()[:6]
+    return _mark(*blocks, *keys)
+
+
+def _mark(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:6]

@@ -20,6 +20,7 @@ from pathlib import Path
 import structlog
 
 from agent.context.commit import CompressionTasks
+from agent.images.scaling import ImageScaler
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.registry import Tool
 from agent.turn import Agent
@@ -122,6 +123,7 @@ class _Daemon:
         self._reloaded = asyncio.Event()
         self._spending = SpendingControl(store, clock)
         self._pending = CompressionTasks(store, clock)
+        self._scaler = ImageScaler(loaded.attachments)
         self._clients: list[ClientRegistry] = []
         self._agents: list[Agent] = []
         self._group = asyncio.TaskGroup()
@@ -195,6 +197,7 @@ class _Daemon:
                 adapters=self._adapters,
                 delivery=self._delivery,
                 transcriber=self._transcriber,
+                scaler=self._scaler,
                 clock=clock,
                 folder=self._loaded.attachments,
             ),
@@ -344,7 +347,7 @@ class _Daemon:
             clock=self._clock,
         )
         self._agents.append(agent)
-        return agent, make_models(loaded, clients, store=self._store, clock=self._clock)
+        return agent, make_models(loaded, clients, store=self._store, scaler=self._scaler, clock=self._clock)
 
 
 def _log_prices_and_caching(config: Config) -> None:

@@ -87,5 +87,8 @@ def _remove_leftovers(folder: Path, now: Millis) -> None:
 
 
 def _remove(folder: Path, paths: list[str]) -> None:
+    """Remove files, with the scaled copies of images."""
     for path in paths:
-        (folder / path).unlink(missing_ok=True)
+        original = folder / path
+        for file in (original, *original.parent.glob(f"{original.name}.*")):
+            file.unlink(missing_ok=True)

@@ -12,6 +12,8 @@ from agent.context.job import CompressionOutcome, CompressionPreview, Compressio
 from agent.context.limits import Limits
 from agent.context.measure import ContextStatus, MeasuredPrompt
 from agent.context.model_handle import ContextSettings, LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
+from agent.images.model_images import ModelImages
+from agent.images.scaling import ImageScaler
 from agent.model.base import ModelLimits
 from agent.model.client import ModelClient
 from agent.model.sizes import model_size
@@ -37,6 +39,7 @@ class TurnSettings:
     max_output_tokens: Tokens | None = None
     sees_images: bool = False
     attachments: Path | None = None
+    route_mark: str = "as-it-is"
     zone: tzinfo = UTC
     persona: str = DEFAULT_PERSONA
     max_tool_rounds: int = MAX_TOOL_ROUNDS
@@ -59,7 +62,17 @@ def handle_of(
         info=ModelInfo(name=client.name, context_length=model_size(client.name, configured).context_length),
         context=settings.context,
         summary_routes=(SummaryRoute(client=client),) if routes is None else tuple(routes),
-        images=settings.attachments if settings.sees_images else None,
+        images=images_for(client, settings, store, clock),
+    )
+
+
+def images_for(client: ModelClient, settings: TurnSettings, store: Store, clock: Clock) -> ModelImages | None:
+    """Images for a model that sees."""
+    if not settings.sees_images or settings.attachments is None:
+        return None
+    scaler = ImageScaler(settings.attachments)
+    return ModelImages(
+        scaler=scaler, store=store, route=client.route, model=client.name, mark=settings.route_mark, clock=clock
     )
 
 

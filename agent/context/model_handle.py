@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
-from pathlib import Path
 
 import structlog
 
@@ -20,6 +19,7 @@ from agent.context.estimate import Estimator
 from agent.context.limits import MIN_INPUT_WINDOW, Limits, LimitSettings, limits_of
 from agent.context.pruning import PruneStyle
 from agent.context.state import CooldownKey, cooldown_key
+from agent.images.model_images import ModelImages
 from agent.model.base import ChatModel, ModelLimits, ModelRequest, made_by
 from agent.model.client import ModelClient
 from agent.model.sizes import UNKNOWN_LIMITS, SizeSource, model_size, plausible
@@ -302,8 +302,8 @@ class ModelHandle:
     context: ContextSettings = field(default_factory=ContextSettings)
     summary_routes: tuple[SummaryRoute, ...] = ()
     """Models that are asked for summaries, in this order."""
-    images: Path | None = None
-    """Folder in which the paths of stored images start; None for a model that sees none."""
+    images: ModelImages | None = None
+    """Images for the model; None for one that sees none."""
 
     @property
     def maker(self) -> str:

@@ -9,8 +9,8 @@ import asyncio
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
@@ -18,9 +18,11 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.models.selection import Runtime, route_of
+from agent.images.scaling import ImageLimits, ImageScaler, mime_of
+from gateway.models.selection import Runtime
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
+from gateway.turns.images import may_be_image, scaled_image
 from gateway.turns.transcription import AttachmentError, TranscriptionHandler
 from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
@@ -76,17 +78,12 @@ TEXT_SUFFIXES = frozenset((
     ".properties",
 ))
 # fmt: on
-IMAGE_SIGNATURES = (
-    (b"\x89PNG\r\n\x1a\n", "image/png"),
-    (b"\xff\xd8\xff", "image/jpeg"),
-    (b"GIF87a", "image/gif"),
-    (b"GIF89a", "image/gif"),
-)
 UNSUPPORTED_SENTENCES = {
     AttachmentKind.VOICE: "I cannot listen to voice messages here; please write to me instead.",
     AttachmentKind.AUDIO: "I cannot listen to audio files here; please write to me instead.",
     AttachmentKind.VIDEO: "I cannot watch videos; please describe in words what matters in it.",
 }
+UNSEEN = "The model that answers here cannot see images; please describe it in words."
 RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
 
 
@@ -114,6 +111,7 @@ class AttachmentHandler:
     adapters: AdapterRegistry
     delivery: Delivery
     transcriber: TranscriptionHandler
+    scaler: ImageScaler
     clock: Clock
     folder: Path
 
@@ -163,57 +161,68 @@ class AttachmentHandler:
             gathered.transcripts.append(await self._transcript(chat, row, attachment, limit))
             return
         is_text = _is_text(attachment)
-        if not is_text and attachment.kind is not AttachmentKind.IMAGE:
-            raise AttachmentError(
-                UNSUPPORTED_SENTENCES.get(attachment.kind) or _unreadable(attachment, await self._sees_images(chat))
-            )
-        if not is_text and not await self._sees_images(chat):
-            raise AttachmentError("The model that answers here cannot see images; please describe it in words.")
+        sees_images = await self._sees_images(chat)
+        if not is_text and not may_be_image(attachment):
+            raise AttachmentError(UNSUPPORTED_SENTENCES.get(attachment.kind) or _unreadable(attachment, sees_images))
+        if not is_text and not sees_images:
+            is_image = attachment.kind is AttachmentKind.IMAGE
+            raise AttachmentError(UNSEEN if is_image else _unreadable(attachment, sees_images))
         _refuse_large(attachment, limit)
-        if is_text:
-            max_chars = config.attachments.max_text_chars
-            read = partial(_read_text, attachment=attachment, max_chars=max_chars)
-            file, document = await self._fetch_and_keep(chat, attachment, limit, read)
-            gathered.documents.append(document)
-            if document.was_truncated:
-                gathered.hints.append(
-                    f"“{_quoted_name(attachment)}” is long: I read its first {max_chars:,} characters; "
-                    "to show me more, send the rest as a file of its own."
-                )
-            gathered.ids.append(await self.store.write(attachments.insert, chat.id, file, self.clock.now()))
-            return
-        file, mime = await self._fetch_and_keep(chat, attachment, limit, partial(_image_mime, attachment=attachment))
+        use = partial(self._take_in, attachment=attachment, is_text=is_text, sees_images=sees_images)
+        file, found = await self._fetch(chat, attachment, limit, use)
         attachment_id = await self.store.write(attachments.insert, chat.id, file, self.clock.now())
         gathered.ids.append(attachment_id)
-        gathered.images.append(Image(attachment_id=attachment_id, mime=mime, path=file.path))
+        if isinstance(found, str):
+            gathered.images.append(Image(attachment_id=attachment_id, mime=found, path=file.path))
+            return
+        gathered.documents.append(found)
+        if found.was_truncated:
+            gathered.hints.append(
+                f"“{_quoted_name(attachment)}” is long: I read its first {len(found.text):,} characters; "
+                "to show me more, send the rest as a file of its own."
+            )
 
     async def _sees_images(self, chat: Chat) -> bool:
         """The model that the chat's conversation has chosen sees images."""
         session = await self.store.read(load_active, chat.id)
         choice = session.chosen_model if session is not None and session.ended_at is None else None
-        model = self.runtime.config.model
-        return (route_of(model, choice) or model.route).sees_images
+        images = self.runtime.model_of(choice).images
+        return images is not None and not (await images.facts()).takes_none
 
     async def _transcript(self, chat: Chat, row: InboxRow, recording: IncomingAttachment, limit: int) -> str:
         """Transcript of a recording, whose bytes are not kept."""
         _refuse_large(recording, limit)
         self.transcriber.refuse_long(recording)
-        data = await self._fetch(chat, recording, limit, Path.read_bytes)
+        data = await self._fetch(chat, recording, limit, lambda fetched: asyncio.to_thread(fetched.read_bytes))
         return await self.transcriber.transcribe(row, recording, data)
 
-    async def _fetch_and_keep(
-        self, chat: Chat, attachment: IncomingAttachment, limit: int, read: Callable[[Path], T]
-    ) -> tuple[StoredFile, T]:
-        """Fetch a file and look into it; only one that `read` can use is kept, or nothing would ever remove it."""
+    async def _take_in(
+        self, fetched: Path, *, attachment: IncomingAttachment, is_text: bool, sees_images: bool
+    ) -> tuple[StoredFile, Document | str]:
+        """Look into a fetched file, and keep it: text comes back as a document, an image as its MIME type.
 
-        def use(fetched: Path) -> tuple[StoredFile, T]:
-            found = read(fetched)
-            return _keep(self.folder, fetched, attachment), found
+        Only what can be used is kept, or nothing would ever remove it.
+        """
+        is_image = attachment.kind is AttachmentKind.IMAGE
+        no_image = None if is_image else AttachmentError(_unreadable(attachment, sees_images))
+        if is_text:
+            try:
+                max_chars = self.runtime.config.attachments.max_text_chars
+                document = await asyncio.to_thread(_read_text, fetched, attachment, max_chars)
+                return await asyncio.to_thread(_keep, self.folder, fetched, attachment), document
+            except AttachmentError as error:
+                if not sees_images:
+                    raise
+                no_image = error
+        copy = await scaled_image(self.scaler, fetched, _quoted_name(attachment), no_image)
+        file = await asyncio.to_thread(_keep, self.folder, fetched, attachment)
+        await self.scaler.keep(file.path, ImageLimits(), copy)
+        return replace(file, size_bytes=file.size_bytes + len(copy)), mime_of(copy)
 
-        return await self._fetch(chat, attachment, limit, use)
-
-    async def _fetch(self, chat: Chat, attachment: IncomingAttachment, limit: int, use: Callable[[Path], T]) -> T:
-        """Fetch a file and let `use`, in a thread, read it; unless moved away, the file is gone afterwards."""
+    async def _fetch(
+        self, chat: Chat, attachment: IncomingAttachment, limit: int, use: Callable[[Path], Awaitable[T]]
+    ) -> T:
+        """Fetch a file and let `use` read it; unless moved away, the file is gone afterwards."""
         adapter, name = self.adapters.of(chat.key), _quoted_name(attachment)
         if adapter is None:
             raise AttachmentError(f"I could not fetch “{name}” right now; please send it again later.")
@@ -227,7 +236,7 @@ class AttachmentHandler:
                 try:
                     async with asyncio.timeout(FETCH_SECONDS):
                         await adapter.download(attachment, target, limit)
-                    return await asyncio.to_thread(use, target)
+                    return await use(target)
                 except FileTooLarge as error:
                     raise AttachmentError(_too_large(attachment, error.limit_bytes)) from error
                 except MessageRejected as error:
@@ -338,16 +347,3 @@ def _read_text(path: Path, attachment: IncomingAttachment, max_chars: int) -> Do
     if "\0" in text:
         raise AttachmentError(_not_text(attachment))
     return Document(name=attachment.name, text=text[:max_chars], was_truncated=len(text) > max_chars)
-
-
-def _image_mime(path: Path, attachment: IncomingAttachment) -> str:
-    with path.open("rb") as stream:
-        start = stream.read(16)
-    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
-        return "image/webp"
-    for signature, mime in IMAGE_SIGNATURES:
-        if start.startswith(signature):
-            return mime
-    raise AttachmentError(
-        f"“{_quoted_name(attachment)}” is not an image that I can look at; please send it as PNG, JPEG, GIF or WebP."
-    )

@@ -159,8 +159,9 @@ class TurnRunner:
         """The answer as it is stored; what the chat is shown may have notices below it, the model never sees those."""
         answer = done.answer
         pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
+        image_notice = f"_{answer.notice}_" if answer.notice is not None else None
         before = self.runtime.fallbacks.note(turn.lineage_id, done.chosen, done.by)
-        notices = [line for line in (change_notice(done, before), pressure) if line]
+        notices = [line for line in (change_notice(done, before), image_notice, pressure) if line]
         return ModelAnswer(
             text=answer.text,
             call=answer.call,

@@ -1,6 +1,7 @@
 """Model profiles: what is learned of a model on a route while it is used, its counting of tokens and its window."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from sqlite3 import Connection
 from typing import Annotated
 
@@ -30,6 +31,21 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DEFAULT_CALIBRATION = Calibration()
+
+
+class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Facts about images that a provider's refusals have taught; None: nothing was refused for that."""
+
+    mark: str = ""
+    """Fingerprint of the route's configuration then."""
+    learned_at: int = 0
+    """Time of the newest of these limits, in milliseconds; they are tried anew some time later."""
+    takes_none: bool = False
+    max_side: int | None = None
+    max_bytes: int | None = None
+    max_count: int | None = None
+    refused: tuple[int, ...] = ()
+    """Images that cannot be processed, by attachment id; they stay refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +130,27 @@ ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at, learn
 _LOAD_OUTPUT_CAP = """
 SELECT learned_output FROM model_profiles WHERE route = ? AND model = ? AND learned_output_at > ?
 """
+
+
+# Purpose: facts about images, in place of the ones before.
+_SAVE_IMAGE_FACTS = """
+INSERT INTO model_profiles (route, model, calibration, image_facts, updated_at) VALUES (?, ?, '{}', ?, ?)
+ON CONFLICT (route, model) DO UPDATE SET image_facts = excluded.image_facts, updated_at = excluded.updated_at
+"""
+
+
+def load_image_facts(db: Connection, route: str, model: str) -> ImageFacts:
+    """What was learned of images for a model; nothing where that cannot be read."""
+    query = "SELECT image_facts FROM model_profiles WHERE route = ? AND model = ?"
+    try:
+        return scalar_or_none(db, partial(msgspec.json.decode, type=ImageFacts), query, (route, model)) or ImageFacts()
+    except msgspec.DecodeError:
+        return ImageFacts()
+
+
+def save_image_facts(db: Connection, route: str, model: str, facts: ImageFacts, now: Millis) -> None:
+    """Store what was learned of images, in place of what was before."""
+    db.execute(_SAVE_IMAGE_FACTS, (route, model, msgspec.json.encode(facts).decode(), now))
 
 
 def load_profile(db: Connection, route: str, model: str) -> ModelProfile:

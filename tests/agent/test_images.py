@@ -2,25 +2,23 @@
 
 import base64
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from agent import images
-from agent.images import load_image_urls
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import ToolRegistry
 from hermes_state import journal
 from hermes_state.journal import PreparedMessage, RunningTurn
-from hermes_state.values import Image, MessageBody
+from hermes_state.values import Image, MessageBody, recall_id
 from tests.agent.conftest import Chat, Sink, settings
-from tests.agent.context.contexts import agent_of, dialled, look, summary_of
-from tests.agent.context.rows import human
+from tests.agent.context.contexts import agent_of, dialled
 from tests.agents import SingleModelAgent
 from tests.clients import client_of
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.pictures import opened
+from tests.pictures import picture as picture_file
 
 
 def picture(number: int) -> Image:
@@ -30,7 +28,7 @@ def picture(number: int) -> Image:
 async def test_an_image_is_sent_as_a_data_url(
     chat: Chat, model: ChatCompletionsModel, llm: LLM, tmp_path: Path
 ) -> None:
-    (tmp_path / "1.png").write_bytes(b"pixels")
+    (tmp_path / "1.png").write_bytes(picture_file((3_000, 1_000)))
     agent = SingleModelAgent(
         store=chat.store,
         client=client_of(model, chat.store, chat.clock),
@@ -43,34 +41,21 @@ async def test_an_image_is_sent_as_a_data_url(
     turn = await chat.store.write(journal.start_turn, await chat.id(), [inbox_id], prepared, chat.clock.now())
     await agent.run(turn, Sink())
     [_, image] = llm.requests.rows[0]["body"]["messages"][-1]["content"]
-    assert image["image_url"]["url"] == "data:image/png;base64," + base64.b64encode(b"pixels").decode()
+    kind, _, data = image["image_url"]["url"].partition(",")
+    assert kind == "data:image/png;base64"
+    assert opened(base64.b64decode(data)).size == (2_000, 667), "although it was stored by a version that scaled none"
 
 
-async def test_a_file_that_is_gone_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "1.png").write_bytes(b"pixels")
-    row = human("two", body=MessageBody(images=(picture(1), picture(2))))
-    assert set(await load_image_urls((row,), tmp_path)) == {1}
-
-
-async def test_the_newest_images_come_first_when_there_is_not_room_for_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(images, "MAX_IMAGE_BYTES", 10)
-    for number in (1, 2, 3):
-        (tmp_path / f"{number}.png").write_bytes(b"12345")
-    rows = tuple(human("x", body=MessageBody(images=(picture(number),))) for number in (1, 2, 3))
-    assert set(await load_image_urls(rows, tmp_path)) == {2, 3}
-
-
-def images_in(body: dict[str, Any]) -> int:
-    """How many images a request carried."""
-    contents = [message["content"] for message in body["messages"] if isinstance(message.get("content"), list)]
-    return sum(part["type"] == "image_url" for content in contents for part in content)
+def content_of(row: dict[str, Any]) -> list[str]:
+    """Texts and images of a request, in order; an image as `image`."""
+    contents = [message["content"] for message in row["body"]["messages"][1:]]
+    parts = [part for content in contents for part in (content if isinstance(content, list) else [{"text": content}])]
+    return [part.get("text", "image") or "" for part in parts]
 
 
 async def talk_over_pictures(chat: Chat, agent: SingleModelAgent, folder: Path, numbers: range) -> RunningTurn:
     for number in numbers:
-        (folder / f"{number}.png").write_bytes(b"pixels")
+        (folder / f"{number}.png").write_bytes(picture_file())
         inbox_id = await chat.receive(f"What is in picture {number}?")
         prepared = {inbox_id: PreparedMessage(body=MessageBody(images=(picture(number),)))}
         turn = await chat.store.write(journal.start_turn, await chat.id(), [inbox_id], prepared, chat.clock.now())
@@ -78,36 +63,29 @@ async def talk_over_pictures(chat: Chat, agent: SingleModelAgent, folder: Path, 
     return turn
 
 
-def carried(llm: LLM) -> list[int]:
-    """The images of each request of a turn."""
-    return [images_in(row["body"]) for row in llm.requests.rows if row["body"].get("tools")]
-
-
-async def test_old_images_leave_a_view_with_what_was_said_about_them(
+async def test_the_newest_images_are_sent_and_older_ones_are_named_by_a_recall_id(
     chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path
 ) -> None:
     async with dialled(server, "lab-32k") as model:
         agent = agent_of(chat, model, context_length=32_768, attachments=tmp_path)
-        llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("pictures")}])
-        turn = await talk_over_pictures(chat, agent, tmp_path, range(1, 41))
-        limits = (await agent.context.status(turn.conversation)).limits
-    assert [layer for layer, *_ in (await look(chat, turn.lineage_id)).compressions] == ["preflight"] * 2
-    most, kept = limits.threshold // 700, limits.tail * 3 // 2 // 700  # the fake server counts 765 for each
-    seen = carried(llm)
-    assert max(seen) <= most
-    fallen = [later for earlier, later in itertools.pairwise(seen) if later < earlier]
-    assert fallen
-    assert max(fallen) <= kept + 3  # and those at the beginning
+        turn = await talk_over_pictures(chat, agent, tmp_path, range(1, 14))
+    seen = [content_of(row) for row in llm.requests.rows if row["body"].get("tools")]
+    assert [content.count("image") for content in seen] == [1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 7, 8, 5]
+    said = [row for row in await chat.said(turn) if row.body.images]
+    named = re.findall(r"history_open\(id=\"(m\d+)\"\)", "\n".join(seen[-1]))
+    assert named == [recall_id(row.id) for row in said[:8]]
 
 
-async def test_a_prompt_that_is_refused_for_its_images_is_sent_with_fewer(
+async def test_images_that_leave_change_the_prompt_in_steps(
     chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path
 ) -> None:
     async with dialled(server, "lab-32k") as model:
         agent = agent_of(chat, model, context_length=32_768, attachments=tmp_path)
-        llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("pictures")}])
-        await talk_over_pictures(chat, agent, tmp_path, range(1, 13))
-        llm.add_scripts([{"has_tools": True, "times": 2, "error": {"kind": "413"}}])
-        await talk_over_pictures(chat, agent, tmp_path, range(13, 14))
-    assert carried(llm)[-3] == 13
-    assert carried(llm)[-1] <= 4, "those of the beginning and of the last three messages"
+        await talk_over_pictures(chat, agent, tmp_path, range(1, 18))
+    messages = [row["body"]["messages"] for row in llm.requests.rows if row["body"].get("tools")]
+    broken = [
+        index + 2
+        for index, (earlier, later) in enumerate(itertools.pairwise(messages))
+        if later[: len(earlier)] != earlier
+    ]
+    assert broken == [9, 13, 17], "in between, every prompt begins with the one before"

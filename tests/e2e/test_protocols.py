@@ -8,12 +8,10 @@ import pytest
 
 from tests.e2e.protocols import ModelProtocol, Said, conversation_of, prompt_of
 from tests.e2e.world import World, world_in
+from tests.pictures import picture
 
 pytestmark = pytest.mark.each_protocol
 
-PIXEL = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
 FILLER = "We looked at the harbour, the old bridge and the market, and wrote down what each of them costs. " * 12
 
 
@@ -66,7 +64,7 @@ async def test_a_picture_is_seen_with_its_caption_and_is_there_in_the_next_turn(
         "",
         media="photo",
         caption="what is it?",
-        file_b64=base64.b64encode(PIXEL).decode(),
+        file_b64=base64.b64encode(picture((3_000, 1_500))).decode(),
         file_name="dot.png",
         mime="image/png",
     )
@@ -77,7 +75,8 @@ async def test_a_picture_is_seen_with_its_caption_and_is_there_in_the_next_turn(
         [seen] = [said for said in prompt_of(request) if said.images]
         assert (seen.role, seen.images) == ("user", 1)
         assert "what is it?" in seen.text
-    assert base64.b64encode(PIXEL).decode() in str((await world.asked(2))[1]["body"])
+    scaled = base64.b64encode(picture((2_000, 1_000))).decode()
+    assert scaled in str((await world.asked(2))[1]["body"])
     assert await world.violations() == []
 
 

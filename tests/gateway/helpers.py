@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from agent.context.commit import CompressionTasks
 from agent.context.model_handle import ModelHandle
+from agent.images.scaling import ImageScaler
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.prompt import PromptBuilder
@@ -320,9 +321,15 @@ class TestGateway:
         self.model = model
         self.clock = SystemClock()
 
-        settings = TurnSettings(context_length=Tokens(131_072), max_output_tokens=Tokens(8_192))
+        files = folder / "attachments"
 
         def make(route: RouteConfig) -> ModelHandle:
+            settings = TurnSettings(
+                context_length=Tokens(131_072),
+                max_output_tokens=Tokens(8_192),
+                sees_images=route.sees_images,
+                attachments=files,
+            )
             return handle_of(client_of(others.get(route.label, model), store), settings, store, self.clock)
 
         agent = Agent(
@@ -364,6 +371,7 @@ class TestGateway:
                 clock=clock,
                 make_client=partial(transcription_client, spending=SpendingControl(store, clock)),
             ),
+            scaler=ImageScaler(self._folder / "attachments"),
             clock=clock,
             folder=self._folder / "attachments",
         )

@@ -81,10 +81,11 @@ async def test_housekeeping_forgets_old_keys_and_removes_the_oldest_files(store:
             path = tmp_path / "attachments" / "aa" / name
             await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
             await asyncio.to_thread(path.write_bytes, b"x")
+            await asyncio.to_thread((path.parent / f"{name}.2000-3500000").write_bytes, b"a copy for models")
             stored = StoredFile(sha256=name, path=f"aa/{name}", name=name, mime=None, size_bytes=700_000)
             await store.write(attachments.insert, chat, stored, Millis(number))
         await schedules(gateway, tmp_path, 31 * 24 * HOUR).run_housekeeping()
-        assert [path.name for path in (tmp_path / "attachments" / "aa").iterdir()] == ["new"]
+        assert {path.name for path in (tmp_path / "attachments" / "aa").iterdir()} == {"new", "new.2000-3500000"}
         assert await gateway.rows("SELECT name FROM attachments") == [("new",)]
         assert await gateway.inbox_states() == []
         assert await gateway.rows("SELECT count(*) FROM outbox") == [(0,)]

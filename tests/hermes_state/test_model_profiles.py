@@ -152,3 +152,19 @@ def test_a_calibration_comes_back_exactly(calibration: Calibration) -> None:
     with migrated() as db:
         profiles.save_calibration(db, ROUTE, MODEL, calibration, NOW)
         assert profiles.load_profile(db, ROUTE, MODEL).calibration == calibration
+
+
+async def test_facts_about_images_stay_beside_everything_else(store: Store) -> None:
+    facts = profiles.ImageFacts(mark="abc", learned_at=NOW, takes_none=True, max_side=500, refused=(7, 9))
+    assert await store.read(profiles.load_image_facts, ROUTE, MODEL) == profiles.ImageFacts()
+    await store.write(profiles.save_image_facts, ROUTE, MODEL, facts, NOW)
+    await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
+    assert await store.read(profiles.load_image_facts, ROUTE, MODEL) == facts
+    assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile(calibration=LEARNED)
+
+
+@pytest.mark.parametrize("stored", ["", "[]", "{", '{"max_side": "many"}'])
+async def test_facts_that_cannot_be_read_are_learned_again(store: Store, stored: str) -> None:
+    await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
+    await store.write(lambda db: db.execute("UPDATE model_profiles SET image_facts = ?", (stored,)) and None)
+    assert await store.read(profiles.load_image_facts, ROUTE, MODEL) == profiles.ImageFacts()

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -20,7 +19,7 @@ from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext
 from agent.turn import MAX_OVERFLOWS, Answer
 from hermes_state import journal, sessions
-from hermes_state.errors import ContextOverflow, ImageRejected, ModelError, StoreUnavailable
+from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
 from hermes_state.journal import PreparedMessage, RunningTurn
 from hermes_state.models.profiles import save_calibration
 from hermes_state.values import (
@@ -52,6 +51,7 @@ from tests.agent.context.test_estimate import request, view
 from tests.agents import SingleModelAgent
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.pictures import picture
 
 WIDE = ModelLimits(context_length=Tokens(131_072), max_output_tokens=Tokens(8_192))
 OFF = ContextSettings(is_enabled=False)
@@ -329,17 +329,20 @@ async def test_a_guess_gives_way_to_a_larger_prompt_that_is_accepted(chat: Chat)
 async def test_a_refused_prompt_with_images_says_nothing_about_the_window(
     chat: Chat, medium: ChatCompletionsModel, llm: LLM, tmp_path: Path
 ) -> None:
-    (tmp_path / "1.png").write_bytes(b"pixels")
+    (tmp_path / "1.png").write_bytes(picture())
     agent = agent_of(chat, medium, context_length=32_768, attachments=tmp_path)
     await fill(chat, agent, 12_000)
     inbox_id = await chat.receive("what is it?")
     body = MessageBody(images=(Image(attachment_id=1, mime="image/png", path="1.png"),))
     started = {inbox_id: PreparedMessage(body=body)}
     turn = await chat.store.write(journal.start_turn, await chat.id(), [inbox_id], started, chat.clock.now())
-    llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
-    with suppress(ImageRejected):
-        await answer(chat, agent, turn)
-    assert (await look(chat, turn.lineage_id)).compressions == [], "it is about the image"
+    refusal = {
+        "status": 400,
+        "body": {"error": {"code": "context_length_exceeded", "message": "The prompt is too long."}},
+    }
+    llm.add_scripts([{"has_tools": True, "error": refusal}])
+    await answer(chat, agent, turn)
+    assert [layer for layer, *_ in (await look(chat, turn.lineage_id)).compressions] == ["overflow"]
     assert (await agent.context.status(turn.conversation)).limits.context_length == 32_768
 
 

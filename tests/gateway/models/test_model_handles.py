@@ -8,6 +8,7 @@ import pytest
 
 from agent.context.commit import CompressionTasks
 from agent.context.model_handle import ModelHandle
+from agent.images.scaling import ImageScaler
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.offline import OfflineModel
 from agent.model.protocols.responses import ResponsesModel
@@ -51,7 +52,7 @@ def models_of(store: Store, home: Path, **sections: object) -> Iterator[tuple[Mo
     clock = SystemClock()
     clients = ClientRegistry(config, SpendingControl(store, clock))
     yield (
-        make_models(loaded(config, home), clients, store=store, clock=clock),
+        make_models(loaded(config, home), clients, store=store, scaler=ImageScaler(home), clock=clock),
         config,
     )
 

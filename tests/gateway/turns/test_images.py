@@ -1,0 +1,350 @@
+"""Pictures that people send: told by their bytes, scaled when they arrive, and never the end of a chat."""
+
+import base64
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from agent.model.base import FinishReason, ModelReply, ModelRequest
+from agent.model.wire import chat_messages
+from agent.tools.recall import recall_tools
+from hermes_state.errors import ImageFault, ImageRejected, ModelUnavailable
+from hermes_state.store.writer import Store
+from hermes_state.values import AttachmentKind, IncomingAttachment, ToolCall
+from tests.fakes.llm_legality import check_openai, untidy
+from tests.gateway.helpers import TestGateway, answer, asked, serving
+from tests.pictures import noise, opened, picture, saved
+
+SEEING = {"images": True}
+AGED = """
+UPDATE model_profiles
+SET image_facts = json_set(image_facts, '$.learned_at', json_extract(image_facts, '$.learned_at') - 7 * 86400000)
+"""
+
+
+def file(name: str, kind: AttachmentKind = AttachmentKind.IMAGE, mime: str | None = None) -> IncomingAttachment:
+    return IncomingAttachment(kind=kind, file_ref=name, name=name, mime=mime)
+
+
+async def send(gateway: TestGateway, text: str = "look", **contents: bytes) -> None:
+    """Send pictures by their names, as one message."""
+    gateway.adapter.files |= contents
+    await gateway.say(text, files=[file(name) for name in contents])
+    await gateway.quiet()
+
+
+def shown(request: ModelRequest) -> list[bytes]:
+    """The images that a request carries, as files."""
+    messages = chat_messages(request.system, request.transcript, request.style)
+    assert untidy(check_openai(messages)) == []
+    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+    urls = [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
+    return [base64.b64decode(url.partition(",")[2]) for url in urls]
+
+
+def sizes(request: ModelRequest) -> list[int]:
+    """The longest side of each image that a request carries."""
+    return [max(opened(data).size) for data in shown(request)]
+
+
+def prompt_of(request: ModelRequest) -> str:
+    return str(chat_messages(request.system, request.transcript, request.style))
+
+
+@dataclass
+class Provider:
+    """A provider that refuses requests by the images in them, and answers all others."""
+
+    refuse: Callable[[Sequence[bytes]], ImageRejected | None]
+    calls: list[list[int]] = field(default_factory=list)
+    """Sides of the images of every request."""
+
+    async def respond(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        images = shown(request)
+        self.calls.append(sizes(request))
+        refusal = self.refuse(images) if images else None
+        if refusal is not None:
+            raise refusal
+        return answer("echo: " + " | ".join(asked(request)))
+
+
+@asynccontextmanager
+async def refusing(
+    store: Store, home: Path, refuse: Callable[[Sequence[bytes]], ImageRejected | None], **sections: Any
+) -> AsyncIterator[tuple[TestGateway, Provider]]:
+    provider = Provider(refuse)
+    async with serving(store, home, model=sections.pop("model", SEEING), tools=recall_tools(), **sections) as gateway:
+        gateway.model.respond = provider.respond
+        yield gateway, provider
+
+
+def rejected(fault: ImageFault, **facts: int) -> ImageRejected:
+    return ImageRejected("HTTP 400", fault=fault, **facts)
+
+
+# ---- arrival
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF"])
+async def test_an_image_is_known_by_its_bytes_not_by_what_the_platform_says(
+    store: Store, tmp_path: Path, kind: str
+) -> None:
+    async with serving(store, tmp_path, model=SEEING) as gateway:
+        gateway.adapter.files["x.svg"] = picture((40, 30), kind=kind)
+        await gateway.say("look", files=[file("x.svg", mime="image/x-wrong")])
+        await gateway.quiet()
+        [data] = shown(gateway.model.requests[-1])
+        assert opened(data).size == (40, 30)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        file("shot.png", AttachmentKind.DOCUMENT, "application/octet-stream"),
+        file("shot.png", AttachmentKind.DOCUMENT, "text/plain"),
+        file("shot", AttachmentKind.DOCUMENT),
+        file("photo.HEIC", AttachmentKind.OTHER),
+        file("notes.txt", AttachmentKind.DOCUMENT, "text/plain"),
+    ],
+    ids=str,
+)
+async def test_an_image_that_is_called_something_else_is_shown(
+    store: Store, tmp_path: Path, one: IncomingAttachment
+) -> None:
+    async with serving(store, tmp_path, model=SEEING) as gateway:
+        gateway.adapter.files[one.file_ref] = picture((40, 40), kind="JPEG")
+        await gateway.say("look", files=[one])
+        await gateway.quiet()
+        assert sizes(gateway.model.requests[-1]) == [40]
+        assert gateway.adapter.texts() == ["echo: look"]
+
+
+async def test_a_large_picture_is_scaled_when_it_arrives_and_its_original_stays(store: Store, tmp_path: Path) -> None:
+    data = saved(noise((3_000, 1_500)), "JPEG", quality=90)
+    async with serving(store, tmp_path, model=SEEING) as gateway:
+        await send(gateway, big=data)
+        [copy] = shown(gateway.model.requests[-1])
+        assert opened(copy).size == (2_000, 1_000)
+        [(path, size)] = await gateway.rows("SELECT path, bytes FROM attachments")
+        assert (tmp_path / "attachments" / path).read_bytes() == data
+        assert size == len(data) + len(copy), "room for files counts both"
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"MZ" + b"\0" * 99, "is not an image that I can look at; please send it as PNG, JPEG, GIF or WebP."),
+        (b"\0\0\0\x20ftypheic" + b"\0" * 99, "please send it as PNG, JPEG, GIF or WebP."),
+        (picture(kind="JPEG")[:-100], "please send it as PNG, JPEG, GIF or WebP."),
+        (saved(Image.new("1", (20_000, 20_000))), "has more pixels than I can look at"),
+    ],
+    ids=["no image", "heic", "cut", "bomb"],
+)
+async def test_what_cannot_be_looked_at_is_said_at_once(
+    store: Store, tmp_path: Path, data: bytes, sentence: str
+) -> None:
+    async with serving(store, tmp_path, model=SEEING) as gateway:
+        await send(gateway, text="", pic=data)
+        [said] = gateway.adapter.texts()
+        assert "“pic”" in said
+        assert sentence in said
+        assert gateway.model.requests == []
+        assert [path for path in (tmp_path / "attachments").rglob("*") if path.is_file()] == []
+
+
+# ---- refusals
+
+WORDS = {
+    ImageFault.UNSUPPORTED: "The model takes no images",
+    ImageFault.TOO_LARGE: "too large for the model's provider",
+    ImageFault.TOO_MANY: "more images here than the model's provider takes",
+    ImageFault.UNREADABLE: "cannot process an image",
+}
+
+
+@pytest.mark.parametrize("fault", ImageFault)
+async def test_a_refused_image_costs_no_answer_and_no_later_turn(
+    store: Store, tmp_path: Path, fault: ImageFault
+) -> None:
+    async with refusing(store, tmp_path, lambda _: rejected(fault)) as (gateway, provider):
+        await send(gateway, pic=picture((600, 400)))
+        [said] = gateway.adapter.texts()
+        assert said.startswith("echo: look\n\n_")
+        assert WORDS[fault] in said
+        assert said.count(".") == 1, "one sentence"
+        assert provider.calls[-1] == []
+        for text in ("and?", "go on"):
+            await gateway.say(text)
+            await gateway.quiet()
+        assert gateway.adapter.texts()[-1].startswith("echo: go on")
+        assert [state for state, _ in await gateway.turns_of()] == ["finished"] * 3
+    outcomes = await store.read(lambda db: db.execute("SELECT outcome FROM model_calls ORDER BY id").fetchall())
+    assert [outcome for (outcome,) in outcomes[:2]] == ["image", "image" if len(provider.calls[1]) else "ok"]
+
+
+async def test_older_images_are_left_out_first(store: Store, tmp_path: Path) -> None:
+    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
+        return rejected(ImageFault.UNREADABLE) if len(images) > 1 else None
+
+    async with refusing(store, tmp_path, refuse) as (gateway, provider):
+        await send(gateway, one=picture((100, 50)))
+        await send(gateway, two=picture((200, 50)))
+        assert provider.calls == [[100], [100, 200], [200]]
+        assert "some were left out" in gateway.adapter.texts()[-1]
+
+
+async def test_a_model_that_takes_no_images_is_sent_none_for_a_week(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
+        return rejected(ImageFault.UNSUPPORTED)
+
+    async with refusing(store, tmp_path, refuse) as (gateway, provider):
+        await send(gateway, one=picture())
+        assert [len(call) for call in provider.calls] == [1, 0]
+        await send(gateway, text="", two=picture())
+        assert "cannot see images" in gateway.adapter.texts()[-1]
+    async with refusing(store, tmp_path, refuse) as (again, provider):
+        await again.say("hello")
+        await again.quiet()
+        assert [len(call) for call in provider.calls] == [0], "also after a restart"
+    await store.write(lambda db: db.execute(AGED))
+    async with refusing(store, tmp_path, lambda _: None) as (later, provider):
+        await later.say("and now?")
+        await later.quiet()
+        assert [len(call) for call in provider.calls] == [1]
+
+
+@pytest.mark.parametrize(
+    ("facts", "side", "size"),
+    [({"max_side": 500}, 500, 3_500_000), ({"max_bytes": 20_000}, 2_000, 20_000), ({}, 1_000, 1_750_000)],
+    ids=str,
+)
+async def test_a_refused_size_lowers_the_size_for_that_route(
+    store: Store, tmp_path: Path, facts: dict[str, int], side: int, size: int
+) -> None:
+    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
+        is_small = all(max(opened(data).size) <= side and len(data) <= size for data in images)
+        return None if is_small else rejected(ImageFault.TOO_LARGE, **facts)
+
+    data = picture((2_400, 1_200), kind="JPEG")
+    async with refusing(store, tmp_path, refuse) as (gateway, provider):
+        await send(gateway, one=data)
+        assert [len(call) for call in provider.calls] == [1, 1]
+        assert "smaller copies" in gateway.adapter.texts()[-1]
+        await send(gateway, two=data)
+        assert [len(call) for call in provider.calls[2:]] == [2], "the older one is smaller, too"
+    async with refusing(store, tmp_path, refuse) as (again, provider):
+        await again.say("still?")
+        await again.quiet()
+        assert [len(call) for call in provider.calls] == [2], "also after a restart"
+
+
+async def test_sizes_go_down_until_the_provider_takes_them(store: Store, tmp_path: Path) -> None:
+    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
+        return rejected(ImageFault.TOO_LARGE) if any(max(opened(data).size) > 300 for data in images) else None
+
+    async with refusing(store, tmp_path, refuse) as (gateway, provider):
+        await send(gateway, one=picture((2_000, 900)))
+        assert provider.calls == [[2_000], [1_000], []]
+        await gateway.say("now?")
+        await gateway.quiet()
+        assert provider.calls[3:] == [[500], [256]]
+
+
+async def test_fewer_images_are_sent_where_the_provider_takes_fewer(store: Store, tmp_path: Path) -> None:
+    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
+        return rejected(ImageFault.TOO_MANY, max_count=2) if len(images) > 2 else None
+
+    async with refusing(store, tmp_path, refuse) as (gateway, provider):
+        await send(gateway, a=picture((101, 50)), b=picture((102, 50)), c=picture((103, 50)))
+        assert provider.calls == [[101, 102, 103], [102, 103]]
+        await send(gateway, d=picture((104, 50)))
+        assert provider.calls[2:] == [[103, 104]]
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "not named"])
+async def test_a_picture_that_cannot_be_processed_is_marked_alone(store: Store, tmp_path: Path, is_named: bool) -> None:
+    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
+        sides = [max(opened(data).size) for data in images]
+        facts = {"index": sides.index(200)} if is_named and 200 in sides else {}
+        return rejected(ImageFault.UNREADABLE, **facts) if 200 in sides else None
+
+    async with refusing(store, tmp_path, refuse) as (gateway, provider):
+        await send(gateway, good=picture((100, 50)))
+        await send(gateway, bad=picture((200, 50)))
+        assert provider.calls[1] == [100, 200]
+        await send(gateway, fine=picture((300, 50)))
+        assert provider.calls[-1] == [100, 300]
+        assert gateway.adapter.texts()[-1] == "echo: fine" or gateway.adapter.texts()[-1].endswith("look")
+        assert "provider refuses" in prompt_of(gateway.model.requests[-1])
+    async with refusing(store, tmp_path, refuse) as (again, provider):
+        await again.say("and?")
+        await again.quiet()
+        assert provider.calls == [[100, 300]], "also after a restart"
+
+
+async def test_a_refused_picture_that_is_sent_again_is_tried_again(store: Store, tmp_path: Path) -> None:
+    is_broken = True
+
+    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
+        return rejected(ImageFault.UNREADABLE) if is_broken else None
+
+    async with refusing(store, tmp_path, refuse) as (gateway, provider):
+        await send(gateway, one=picture())
+        is_broken = False
+        await send(gateway, one=picture())
+        assert [len(call) for call in provider.calls] == [1, 0, 1]
+
+
+async def test_nothing_is_learned_from_a_refusal_that_was_none(store: Store, tmp_path: Path) -> None:
+    """Without any image the call fails, too: it was not the images' fault."""
+    async with serving(store, tmp_path, model=SEEING) as gateway:
+        down = ModelUnavailable("HTTP 503", retry_after=3_600.0)
+        gateway.model.script.extend([rejected(ImageFault.UNSUPPORTED), down])
+        await send(gateway, one=picture())
+        assert await gateway.rows("SELECT * FROM model_profiles WHERE image_facts IS NOT NULL") == []
+        await gateway.say("again?")
+        await gateway.quiet()
+        assert len(shown(gateway.model.requests[-1])) == 1
+
+
+async def test_what_was_learned_is_of_one_route_as_it_is_configured(store: Store, tmp_path: Path) -> None:
+    def refuse(images: Sequence[bytes]) -> ImageRejected | None:
+        return rejected(ImageFault.UNSUPPORTED)
+
+    async with refusing(store, tmp_path, refuse) as (gateway, _):
+        await send(gateway, one=picture())
+    await store.write(
+        lambda db: db.execute("UPDATE model_profiles SET image_facts = json_set(image_facts, '$.mark', 'as it was')")
+    )
+    async with refusing(store, tmp_path, lambda _: None) as (again, provider):
+        await again.say("now?")
+        await again.quiet()
+        assert [len(call) for call in provider.calls] == [1]
+
+
+# ---- older images
+
+
+async def test_an_older_image_is_shown_again_by_its_recall_id(store: Store, tmp_path: Path) -> None:
+    async with refusing(store, tmp_path, lambda _: None) as (gateway, provider):
+        for side in range(101, 110):
+            await send(gateway, **{f"p{side}": picture((side, 50))})
+        assert provider.calls[-1] == [105, 106, 107, 108, 109]
+        [(first,)] = await gateway.rows("SELECT min(id) FROM messages")
+        assert f'history_open(id=\\"m{first}\\")' in prompt_of(gateway.model.requests[-1]).replace('"', '\\"')
+        call = ToolCall(id="c1", name="history_open", arguments=f'{{"id": "m{first}"}}')
+        gateway.model.script.append(ModelReply(text="", calls=(call,), finish=FinishReason.TOOL_CALLS, usage=None))
+        await gateway.say("the first one?")
+        await gateway.quiet()
+        assert provider.calls[-1] == [105, 106, 107, 108, 109, 101]
+        assert gateway.model.violations == []
+        await gateway.say("and?")
+        await gateway.quiet()
+        assert provider.calls[-1] == [105, 106, 107, 108, 109, 101], "as before, so that the prompt keeps its bytes"
