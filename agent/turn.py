@@ -27,7 +27,7 @@ from agent.prompt import PromptBuilder
 from agent.tools.registry import ToolContext, ToolReply, failed
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
-from hermes_state.errors import ContextOverflow, ImageRejected, ModelError, OutputCapTooLarge, ReplyMalformed, ToolError
+from hermes_state.errors import ContextOverflow, ModelError, OutputCapTooLarge, ReplyMalformed, ToolError
 from hermes_state.journal import ModelAnswer, RunningTurn, ToolResult, ToolRunState, count_tool_rounds, load_tool_runs
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
@@ -266,10 +266,11 @@ class Agent:
                 break
             except OutputCapTooLarge as error:
                 request = replace(request, max_output_tokens=_lower_output(request, error))
-            except ImageRejected as error:
-                if retry is None:
+            except ModelError as error:
+                fewer = await retry.after(request, error) if retry is not None else None
+                if fewer is None:
                     raise
-                request = await retry.after(request, error)
+                request = fewer
         if done.reply.calls and not request.may_call_tools:
             await client.ledger.record(request.payer, replace(done.call, outcome="malformed"))
             raise ReplyMalformed(f"the model still calls tools after {self._max_tool_rounds} rounds")

@@ -16,7 +16,7 @@ import structlog
 from agent.images.scaling import ImageLimits, ImageScaler, mime_of
 from agent.model.base import ModelRequest
 from agent.model.wire import WireSettings
-from hermes_state.errors import ImageFault, ImageRejected, StoreUnavailable
+from hermes_state.errors import ImageFault, ImageRejected, ModelError, StoreUnavailable
 from hermes_state.models.profiles import ImageFacts, load_image_facts, save_image_facts
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Image, Message, Transcript, recall_id
@@ -74,7 +74,7 @@ class ModelImages:
         self._facts: ImageFacts | None = None
 
     async def facts(self) -> ImageFacts:
-        """What holds for the route now."""
+        """Facts that hold for the route now."""
         if self._facts is None:
             loaded = await self._store.read(load_image_facts, *self._key)
             self._facts = self._facts or loaded  # somebody may have been faster, and have learned more
@@ -148,11 +148,16 @@ class ImageRetry:
     _limits: ImageLimits | None = None
     """Lowered ones."""
 
-    async def after(self, request: ModelRequest, error: ImageRejected) -> ModelRequest:
-        """The request to make instead. Raises `error` where the refused one showed no image."""
+    async def after(self, request: ModelRequest, error: ModelError) -> ModelRequest | None:
+        """The request to make instead; None where the refusal is none of an image.
+
+        A refusal without a reason may be one, for providers find ever new words for it.
+        """
+        if type(error) is ModelError:
+            error = ImageRejected(str(error), fault=ImageFault.UNREADABLE)
         carried = carried_images(request)
-        if not carried:
-            raise error
+        if not carried or not isinstance(error, ImageRejected):
+            return None
         self._refusals.append((error, carried))
         limits = self._limits or _limits_in(await self.images.facts())
         if error.fault is ImageFault.TOO_LARGE:

@@ -140,7 +140,7 @@ ON CONFLICT (route, model) DO UPDATE SET image_facts = excluded.image_facts, upd
 
 
 def load_image_facts(db: Connection, route: str, model: str) -> ImageFacts:
-    """What was learned of images for a model; nothing where that cannot be read."""
+    """Facts about images for a model; none where they cannot be read."""
     query = "SELECT image_facts FROM model_profiles WHERE route = ? AND model = ?"
     try:
         return scalar_or_none(db, partial(msgspec.json.decode, type=ImageFacts), query, (route, model)) or ImageFacts()

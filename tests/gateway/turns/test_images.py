@@ -13,7 +13,7 @@ from PIL import Image
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.tools.recall import recall_tools
-from hermes_state.errors import ImageFault, ImageRejected, ModelUnavailable
+from hermes_state.errors import ImageFault, ImageRejected, ModelError, ModelUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, IncomingAttachment, ToolCall
 from tests.fakes.llm_legality import check_openai, untidy
@@ -327,6 +327,20 @@ async def test_what_was_learned_is_of_one_route_as_it_is_configured(store: Store
         await again.say("now?")
         await again.quiet()
         assert [len(call) for call in provider.calls] == [1]
+
+
+async def test_a_refusal_without_a_reason_that_goes_on_without_images_is_the_refusal_it_was(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path, model=SEEING) as gateway:
+        gateway.model.script.extend([ModelError("HTTP 400"), ModelError("HTTP 400")])
+        await send(gateway, one=picture())
+        assert "refused the request" in gateway.adapter.texts()[-1]
+        assert [len(shown(request)) for request in gateway.model.requests] == [1, 0]
+        assert await gateway.rows("SELECT * FROM model_profiles WHERE image_facts IS NOT NULL") == []
+        await gateway.say("again?")
+        await gateway.quiet()
+        assert len(shown(gateway.model.requests[-1])) == 1
 
 
 # ---- older images
