@@ -71,7 +71,7 @@ protocols: setup ## the end-to-end tests, sampled kills and weeks included, over
 	@failed=; for protocol in responses anthropic; do \
 		$(BIN)/python -m pytest -n 3 --dist worksteal --protocol $$protocol \
 			-m "not browser and not crash and not months" tests/e2e tests/crash \
-			tests/agent/model/test_provider_errors.py $(ARGS) || failed="$$failed $$protocol"; \
+			tests/agent/model/test_provider_errors.py tests/agent/images/test_refusals.py $(ARGS) || failed="$$failed $$protocol"; \
 	done; test -z "$$failed" || { echo "failed over:$$failed" >&2; exit 1; }
 
 fuzz: setup ## far more random conversations and answers for the tests of what must always hold; takes minutes

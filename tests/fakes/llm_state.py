@@ -24,7 +24,18 @@ _MODELS: Mapping[str, Json] = {
     "lab-128k": {"context": 131_072, "max_output": 16_384},
     "lab-200k": {"context": 200_000, "max_output": 32_000},
 }
-_SCRIPT_KEYS = ("model", "match", "match_any", "last_role", "stream", "summary", "has_tools", "times", "skip")
+_SCRIPT_KEYS = (
+    "model",
+    "match",
+    "match_any",
+    "last_role",
+    "stream",
+    "summary",
+    "has_tools",
+    "min_images",
+    "times",
+    "skip",
+)
 _IMAGE_TOKENS = 765
 _FILLER = "0123456789 lorem ipsum dolor. "
 
@@ -42,6 +53,7 @@ class Prompt:
     """The results at the very end, 500 characters of each."""
     is_stream: bool
     has_tools: bool
+    images: int = 0
 
 
 def prompt_of(model: str, messages: Sequence[Any], *, is_stream: bool, has_tools: bool) -> Prompt:
@@ -59,6 +71,7 @@ def prompt_of(model: str, messages: Sequence[Any], *, is_stream: bool, has_tools
         tool_results=[text_of(row.get("content"))[:500] for row in tail][::-1],
         is_stream=is_stream,
         has_tools=has_tools,
+        images=sum(images_in(row.get("content")) for row in rows),
     )
 
 
@@ -222,6 +235,8 @@ class LLM:
         for key, text in (("model", prompt.model), ("match", prompt.last_user), ("match_any", prompt.all_text)):
             if rule.get(key) and not re.search(rule[key], text):
                 return False
+        if prompt.images < rule.get("min_images", 0):
+            return False
         if rule.get("last_role") and rule["last_role"] != prompt.last_role:
             return False
         claims = {"stream": prompt.is_stream, "has_tools": prompt.has_tools}

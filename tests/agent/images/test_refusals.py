@@ -1,0 +1,90 @@
+"""Images that a provider refuses, in its words and in any: the chat goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hermes_state import journal
+from hermes_state.journal import PreparedMessage
+from hermes_state.values import Image, MessageBody
+from tests.agent.conftest import Chat
+from tests.agent.context.contexts import chat_at
+from tests.agent.model.test_provider_errors import fits, script, texts_of
+from tests.agent.model.ways import WAYS, Left, Talk, Way
+from tests.e2e.protocols import CHAT_COMPLETIONS, OPTION
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+from tests.pictures import picture
+
+WORDINGS = [
+    (400, "The visual part at position 3 does not please us."),
+    (422, ""),
+    (400, "messages.0.content.1.image.source.base64: image exceeds 5 MB maximum: 6291456 bytes > 5242880 bytes"),
+    (400, "messages.0.content.1.image: image dimensions exceed max allowed size: 8000 pixels"),
+    (400, "Could not process image"),
+    (404, "No endpoints found that support image input"),
+    (400, "Invalid content type. image_url is only supported by certain models."),
+    (422, "Failed to deserialize the JSON body: messages[1]: unknown variant `image_url`, expected `text`"),
+    (400, "invalid_image_format: You uploaded an unsupported image."),
+    (413, "Request Entity Too Large"),
+]
+UNKNOWN = 2
+"""Number of those at the beginning that give no reason which anybody knows."""
+
+
+def refusal(status: int, message: str) -> dict[str, Any]:
+    return {"status": status, "body": {"error": {"type": "invalid_request_error", "message": message}}}
+
+
+async def show(talk: Talk, folder: Path, *names: str) -> Left:
+    """Send pictures in one message; what its turn leaves."""
+    images = []
+    for name in names:
+        (folder / name).write_bytes(picture())
+        images.append(Image(attachment_id=int(name), mime="image/png", path=name))
+    chat = talk.chat
+    inbox_id = await chat.receive("look")
+    prepared = {inbox_id: PreparedMessage(body=MessageBody(images=tuple(images)))}
+    turn = await chat.store.write(journal.start_turn, await chat.id(), [inbox_id], prepared, chat.clock.now())
+    return await talk.bring_to_an_end(turn)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Without `--protocol`, chat completions alone."""
+    protocol = metafunc.config.getoption(OPTION) or CHAT_COMPLETIONS.name
+    metafunc.parametrize("way", [way for way in WAYS if way.protocol == protocol], ids=str)
+
+
+async def test_a_refused_image_never_ends_a_chat(
+    way: Way, chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path
+) -> None:
+    known = [text for text in texts_of("image") if fits(text, way)]
+    replies = [{"error": refusal(*wording)} for wording in WORDINGS] + [{"reply": script(text, way)} for text in known]
+    for number, reply in enumerate(replies):
+        llm.add_scripts([{"min_images": 1, "times": -1, **reply}])
+        async with way.dialled(server.url, f"lab-{number}") as model:
+            talk = Talk(chat_at(chat, number), model, sees_images=True, attachments=tmp_path)
+            left = await show(talk, tmp_path, "1")
+            again = await talk.say("and?")
+        assert (left.state, again.state) == ("finished", "finished"), reply
+        assert set(left.outcomes[:-1]) == ({"rejected"} if reply in replies[:UNKNOWN] else {"image"}), reply
+        assert 2 <= len(left.outcomes) <= 3
+        assert len(again.outcomes) <= 3
+        llm.scripts.clear()
+
+
+async def test_older_images_are_left_out_before_the_newest(
+    way: Way, chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path
+) -> None:
+    async with way.dialled(server.url) as model:
+        talk = Talk(chat, model, sees_images=True, attachments=tmp_path)
+        await show(talk, tmp_path, "1")
+        llm.add_scripts([{"min_images": 2, "times": -1, "error": refusal(413, "Request Entity Too Large")}])
+        assert (await show(talk, tmp_path, "2")).outcomes == ["image", "ok"]
+        assert _images(llm.requests.rows[-1]["body"]) == 1
+
+
+def _images(body: dict[str, Any]) -> int:
+    """Images of a request, whatever its protocol."""
+    return sum(str(body).count(f"'type': '{kind}'") for kind in ("image_url", "input_image", "image"))
