@@ -13,7 +13,7 @@ import sys
 import warnings
 from typing import Final
 
-from PIL import Image, ImageCms, ImageOps
+from PIL import AvifImagePlugin, Image, ImageCms, ImageOps
 
 UNREADABLE: Final = 3
 """Exit code for bytes that are no image of a kind that is read here, or a broken one."""
@@ -33,6 +33,7 @@ def main(path: str, max_side: int, max_bytes: int) -> int:
     for bound, most in _BOUNDS:
         with contextlib.suppress(ValueError, OSError):  # macOS refuses some; the time limit outside holds there, too
             resource.setrlimit(bound, (most, most))
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each thread takes of the memory, and machines have many cores
     Image.MAX_IMAGE_PIXELS = MAX_PIXELS
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     try:
