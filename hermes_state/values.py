@@ -8,7 +8,7 @@ import re
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType, Protocol, TypeAlias
+from typing import Literal, NewType, Protocol, TypeAlias
 
 import msgspec
 
@@ -262,6 +262,10 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     mime: str
     path: str
     """Relative to the state directory's `attachments/`."""
+
+
+ReasoningEffort: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model is to think before it answers, from nothing to everything; each protocol has words of its own."""
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,12 +1,13 @@
 """Model requests, replies and the `ChatModel` protocol, whatever protocol the model speaks."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 from agent.model.wire import WireSettings
-from hermes_state.errors import ModelError
+from hermes_state.errors import ModelError, ModelNotFound
 from hermes_state.values import (
     CanonicalUsage,
     ChatId,
@@ -15,6 +16,7 @@ from hermes_state.values import (
     MicroUsd,
     ModelCall,
     Reasoning,
+    ReasoningEffort,
     Tokens,
     ToolCall,
     Transcript,
@@ -95,6 +97,8 @@ class ModelRequest:
     output_cap: int | None = None
     """Most tokens of an answer that the model is known to write: a limit for APIs that insist on one."""
     style: WireSettings = field(default_factory=WireSettings)
+    reasoning_effort: ReasoningEffort | None = None
+    """Effort that the conversation has chosen; None: that of the model's settings."""
     payer: Payer = NO_PAYER
     cache_key: str = ""
     """Key that requests share which begin alike, where a provider routes by it; empty: none is sent.
@@ -126,6 +130,48 @@ class ModelLimits:
 
     context_length: Tokens | None = None
     max_output_tokens: Tokens | None = None
+
+
+_EFFORT = re.compile(
+    r"efforts?\b|enable_thinking|output_config|budget_tokens|thinking(?:[._:]| is not)|support (?:thinking|reasoning)",
+    re.IGNORECASE,
+)
+"""Wording of refusals that concern how much a model thinks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsForm:
+    """Form in which a call states its settings; it changes until the provider takes it."""
+
+    wanted: tuple[ReasoningEffort | None, bool]
+    """Effort that is asked for, and whether there are tools."""
+    sampling: Mapping[str, float]
+    """Temperature and the like. Some models take one of them, or none."""
+    efforts: Sequence[Mapping[str, Any]]
+    """Fields that ask for the effort in one way or another, the best first."""
+    index: int
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return {**self.sampling, **self.efforts[self.index]}
+
+    def after(self, error: ModelError) -> Self | None:
+        """The next form to try; None where no setting is to blame."""
+        text = str(getattr(error.__cause__, "body", "")) if type(error) in (ModelError, ModelNotFound) else ""
+        for name in self.sampling:
+            if name in text:
+                return replace(self, sampling={key: self.sampling[key] for key in self.sampling if key != name})
+        is_effort = self.index + 1 < len(self.efforts) and _EFFORT.search(text)
+        return replace(self, index=self.index + 1) if is_effort else None
+
+
+def with_fields(body: Mapping[str, Any], *further: Mapping[str, Any]) -> dict[str, Any]:
+    """A request's body with further fields, of which the last wins; objects are joined, one level deep."""
+    whole = dict(body)
+    for name, value in (item for fields in further for item in fields.items()):
+        before = whole.get(name)
+        whole[name] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+    return whole
 
 
 def made_by(route: str, model: str) -> str:

@@ -11,17 +11,21 @@ import functools
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
 
 import httpx2
+import structlog
 
-from agent.model.base import ModelReply, ModelRequest, made_by
+from agent.model.base import ModelReply, ModelRequest, SettingsForm, made_by
 from agent.model.errors import with_usage
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError, ModelStalled, ModelTimeout, ModelUnavailable, ReplyMalformed
+from hermes_state.values import ReasoningEffort
+
+log = structlog.get_logger()
 
 CALLS_PER_POOL: Final = 32
 """Calls that share one connection pool.
@@ -60,6 +64,12 @@ class EndpointSettings:
     """Longest wait for the first piece of text, reasoning or call, while something else comes: models think."""
     streams: bool = True
     """Streaming; False for servers that cannot: a reply then comes as a whole."""
+    temperature: float | None = None
+    top_p: float | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    """Effort where a request asks for none of its own; None: the provider's."""
+    extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    extra_body: Mapping[str, Any] = field(default_factory=dict)  # the provider's JSON
 
     @property
     def timeout(self) -> httpx2.Timeout:
@@ -121,6 +131,7 @@ class Transport(Generic[C]):
                 base_url=base_url,
                 timeout=endpoint.timeout,
                 max_retries=0,
+                default_headers=dict(endpoint.extra_headers),
                 http_client=http_client(timeout=endpoint.timeout, limits=CONNECTION_LIMITS, verify=ssl_context()),
             )
 
@@ -229,6 +240,27 @@ class HttpModel(Generic[C]):
         self._made_by = made_by(self.route, self.name)
         self._streams = endpoint.streams
         self._transport = transport
+        self._endpoint = endpoint
+        sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # what comes first is given up first
+        self._sampling = {name: value for name, value in sampling.items() if value is not None}
+        self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
+        """Index of the form in which an effort was taken, with tools and without."""
+
+    def _form(self, request: ModelRequest) -> SettingsForm:
+        """The form that was taken before, or the best."""
+        effort = request.reasoning_effort or self._endpoint.reasoning_effort
+        wanted, efforts = (effort, bool(request.tools)), self._efforts(request, effort)
+        return SettingsForm(wanted=wanted, sampling=self._sampling, efforts=efforts, index=self._taken.get(wanted, 0))
+
+    def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> Sequence[Mapping[str, Any]]:
+        """Fields of a request that ask for an effort, see `SettingsForm`."""
+        return ({},)
+
+    def _learn(self, form: SettingsForm) -> None:
+        """Remember what was taken."""
+        if (form.index, form.sampling) != (self._taken.get(form.wanted, 0), self._sampling):
+            log.warning("settings.refused", model=self.name, effort=form.wanted[0], sent=form.fields)
+        self._taken[form.wanted], self._sampling = form.index, dict(form.sampling)
 
     async def close(self) -> None:
         await self._transport.close()

@@ -96,6 +96,9 @@ def sse(data: object, event: str | None = None) -> bytes:
 
 async def misbehave(call: Call, reply: Json, dialect: str) -> web.Response | None:
     """Delays, errors and hangs that a script asks for before any byte is sent. None: go on."""
+    for rule in call.llm.config["refuses"]:
+        if _has_field(call.body, rule):
+            raise scripted_error({"status": rule.get("status", 400), "body": rule["body"]}, dialect)
     if reply.get("delay"):
         await hold(call, float(reply["delay"]))
     if reply.get("hang"):
@@ -111,6 +114,17 @@ async def misbehave(call: Call, reply: Json, dialect: str) -> web.Response | Non
             content_type=reply.get("content_type", "application/json"),
         )
     return None
+
+
+def _has_field(body: Json, rule: Json) -> bool:
+    """Whether a request has the fields, with dots for objects in objects, that a rule of `refuses` names."""
+    for path in rule["fields"]:
+        value: Any = body
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is None or (path == rule["fields"][0] and value not in rule.get("values", [value])):
+            return False
+    return not any(body.get(name) in values for name, values in rule.get("unless", {}).items())
 
 
 def _is_anthropic(call: Call) -> bool:

@@ -111,6 +111,7 @@ class LLM:
             "log_bodies": True,
             "tells_sizes": True,
             "models_status": 200,
+            "refuses": [],
         }
         self.questions = 0
         """How often somebody asked which models there are, or about one."""

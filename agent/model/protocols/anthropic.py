@@ -12,12 +12,20 @@ import orjson
 from anthropic import AsyncAnthropic, AsyncStream
 
 from agent.model import wire
-from agent.model.base import ModelLimits, ModelReply, ModelRequest
+from agent.model.base import ModelLimits, ModelReply, ModelRequest, SettingsForm, with_fields
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, cache_state
 from agent.model.http import EndpointSettings, HttpModel, Transport
-from agent.model.protocols.anthropic_wire import AnthropicReplyBuilder, ReasoningRejected, body_parts, response_error
+from agent.model.protocols.anthropic_wire import (
+    AnthropicReplyBuilder,
+    ReasoningRejected,
+    body_parts,
+    effort_forms,
+    response_error,
+    sampling_fields,
+)
 from agent.model.protocols.limits import bounded_limits, limits_in
 from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, OutputCapTooLarge
+from hermes_state.values import ReasoningEffort
 
 BASE_URL: Final = "https://api.anthropic.com"
 DEFAULT_MAX_TOKENS: Final = 32_000
@@ -70,31 +78,50 @@ class AnthropicModel(HttpModel[AsyncAnthropic]):
         A rejection that says how to ask instead is followed: without the earlier reasoning, or, where the request
         itself sets no output limit, with a smaller one.
         """
-        current = replace(request, style=replace(request.style, reasoning_of=self._made_by))
+        current, form = replace(request, style=replace(request.style, reasoning_of=self._made_by)), self._form(request)
         refused: tuple[ModelError, ...] = ()
         while True:
             try:
-                return replace(await self._complete(current, on_text), refused=refused)
+                reply = await self._complete(current, on_text, form)
+                self._learn(form)
+                return replace(reply, refused=refused)
             except ModelError as error:
-                put_otherwise = _put_otherwise(error, current, request)
-                if put_otherwise is None:
+                if (put_otherwise := _put_otherwise(error, current, request)) is not None:
+                    current = put_otherwise
+                elif (other := _other_form(error, form)) is not None:
+                    form = other
+                else:
                     error.refused = refused
                     raise
-                current, refused = put_otherwise, (*refused, error)
+                refused = (*refused, error)
 
-    async def _complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+    def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> list[dict[str, Any]]:
+        return effort_forms(effort, self.name, self._max_tokens(request))
+
+    def _max_tokens(self, request: ModelRequest) -> int:
+        return request.max_output_tokens or min(filter(None, (self._default_max_tokens, request.output_cap)))
+
+    async def _complete(self, request: ModelRequest, on_text: Callable[[str], None], form: SettingsForm) -> ModelReply:
+        effort = self._efforts(request, form.wanted[0])[form.index]  # its budget follows the output limit
         parts = body_parts(wire.chat_messages(request.system, request.transcript, request.style), request)
         cache_ttl = self._cache_ttl if request.cache_key else None
         body = {
             "model": self.name,
-            "max_tokens": request.max_output_tokens
-            or min(filter(None, (self._default_max_tokens, request.output_cap))),
+            "max_tokens": self._max_tokens(request),
             **(parts if cache_ttl is None else with_cache_control(parts, cache_ttl)),
             "stream": self._streams,
         }
         reply = AnthropicReplyBuilder(on_text, self._made_by, parts=parts)
         reply.request = request
-        return await self._transport.complete("/v1/messages", orjson.dumps(body), reply)
+        whole = with_fields(body, sampling_fields(form.sampling, effort), effort, self._endpoint.extra_body)
+        return await self._transport.complete("/v1/messages", orjson.dumps(whole), reply)
+
+
+def _other_form(error: ModelError, form: SettingsForm) -> SettingsForm | None:
+    """The next form of the settings; without an effort where no thoughts stand before the calls in the request."""
+    if isinstance(error, ReasoningRejected) and form.wanted[0] is not None:
+        return replace(form, wanted=(None, form.wanted[1]), efforts=({},), index=0)
+    return form.after(error)
 
 
 def _put_otherwise(error: ModelError, refused: ModelRequest, request: ModelRequest) -> ModelRequest | None:

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import orjson
 
@@ -25,7 +25,7 @@ from agent.model.usage import normalize_usage
 from agent.model.wire import NOTICE, REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ContextOverflow, ModelError, ReplyMalformed
 from hermes_state.text import well_formed
-from hermes_state.values import Reasoning
+from hermes_state.values import Reasoning, ReasoningEffort
 
 _Block: TypeAlias = dict[str, Any]
 
@@ -73,6 +73,40 @@ def stored_reasoning(blocks: Sequence[Mapping[str, str]], parts: Mapping[str, An
 def _prompt_digest(parts: Mapping[str, Any]) -> blake2b:
     """Digest that is to take in everything a model has read: system prompt and tools so far, then the messages."""
     return blake2b(orjson.dumps([parts.get("system"), parts.get("tools")]), digest_size=12)
+
+
+# --- settings
+
+_ADAPTIVE = re.compile(r"claude-(?:(?:opus|sonnet|haiku)-(?:4[-.][6-9]\b|[5-9])|fable|mythos)")
+"""Models that decide by themselves how long to think; newer ones take nothing else."""
+_BUDGET_PERCENT: Final[Mapping[ReasoningEffort, int]] = {"minimal": 10, "low": 20, "medium": 50, "high": 80}
+MIN_BUDGET_TOKENS: Final = 1_024
+"""Least that a model may be told to think, in tokens."""
+
+
+def effort_forms(effort: ReasoningEffort | None, model: str, max_tokens: int) -> list[dict[str, Any]]:
+    """Fields of a request's body that ask for an effort, as many for each, the best first; the last ask for none.
+
+    Thinking is paid and counted as output, so that a budget has to stay below the output limit.
+    """
+    if effort is None:
+        return [{}]
+    if effort == "off":
+        return [{"thinking": {"type": "disabled"}}, {"output_config": {"effort": "low"}}, {}]
+    words = ["low"] if effort == "minimal" else [effort, "high"] if effort in ("xhigh", "max") else [effort]
+    adaptive = [{"thinking": {"type": "adaptive"}, "output_config": {"effort": word}} for word in words]
+    budget = max(MIN_BUDGET_TOKENS, max_tokens * _BUDGET_PERCENT.get(effort, 90) // 100)
+    budget = min(budget, max_tokens - MIN_BUDGET_TOKENS // 2)  # the rest is for the answer
+    manual = {"thinking": {"type": "enabled", "budget_tokens": budget}} if budget >= MIN_BUDGET_TOKENS else {}
+    return [*adaptive, manual, {}] if _ADAPTIVE.search(model) else [manual, *adaptive, {}]
+
+
+def sampling_fields(sampling: Mapping[str, float], effort: Mapping[str, Any]) -> dict[str, float]:
+    """Temperature, or else `top_p`: newer models take one of them, and whoever thinks takes next to none."""
+    thinks = effort.get("thinking", {}).get("type") in ("adaptive", "enabled")
+    if "temperature" in sampling:
+        return {} if thinks else {"temperature": min(sampling["temperature"], 1.0)}
+    return {name: value for name, value in sampling.items() if not thinks or value >= 0.95}
 
 
 # --- messages

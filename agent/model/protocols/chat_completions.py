@@ -6,14 +6,16 @@ in front of the calls it led to; a block that is stored is the fields of one mes
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
 
 from agent.model import wire
-from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by
+from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with_fields
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, cache_state
 from agent.model.error_answer import error_in
 from agent.model.error_classifier import stream_error
@@ -36,6 +38,10 @@ class ChatCompletionsSettings(EndpointSettings):
     """Time to live of cached prompts of Claude models, where breakpoints are passed on, see `caching`."""
 
 
+_HAS_SWITCH = re.compile(r"(?:^|\.)(?:deepseek\.com|z\.ai|bigmodel\.cn|moonshot\.(?:ai|cn)|volces\.com)$")
+"""Hosts where thinking is turned on and off by a field of its own."""
+
+
 class ChatCompletionsModel(OpenAIModel):
     """A model behind `POST /chat/completions`. Close it when done."""
 
@@ -45,22 +51,32 @@ class ChatCompletionsModel(OpenAIModel):
         self.sends_cache_key = is_openai if settings.sends_cache_key is None else settings.sends_cache_key
         self._cache_ttl = settings.cache_ttl if cache_state(self.name, self.route).is_on else None
 
-    def _encoded(self, request: ModelRequest, faults: Collection[RequestFault]) -> bytes:
+    def _effort_fields(self, word: str) -> dict[str, Any]:
+        host, is_on = self._transport.host or "", word != "none"
+        if host.endswith(".aliyuncs.com"):
+            return {"enable_thinking": is_on}
+        effort = {"reasoning_effort": word}
+        if not _HAS_SWITCH.search(host):
+            return effort
+        return {"thinking": {"type": "enabled"}, **effort} if is_on else {"thinking": {"type": "disabled"}}
+
+    def _encoded(self, request: ModelRequest, faults: Collection[RequestFault], fields: Mapping[str, Any]) -> bytes:
         cache_ttl = self._cache_ttl if request.cache_key else None
         if not self.sends_cache_key:
             request = replace(request, cache_key="")
-        return encoded_request(self.name, request, faults, streams=self._streams, cache_ttl=cache_ttl)
+        return encoded_request(self.name, request, faults, fields, streams=self._streams, cache_ttl=cache_ttl)
 
 
 def encoded_request(
     model: str,
     request: ModelRequest,
     faults: Collection[RequestFault] = (),
+    fields: Mapping[str, Any] = MappingProxyType({}),
     *,
     streams: bool = True,
     cache_ttl: CacheTtl | None = None,
 ) -> bytes:
-    """The body of the HTTP request, without `faults`. `cache_ttl`: None marks nothing for caching."""
+    """The body of the HTTP request, without `faults`, with further `fields`. `cache_ttl`: None marks nothing."""
     reasoning_of = made_by("chat_completions", model) if RequestFault.REPLAYED_REASONING not in faults else ""
     messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=reasoning_of))
     restore_reasoning(messages, faults)
@@ -75,7 +91,7 @@ def encoded_request(
     # OpenAI's newer models know only the longer name of the output limit, most other servers only the older one.
     limit_key = "max_completion_tokens" if RequestFault.LIMIT_NAME in faults else "max_tokens"
     add_options(body, request, limit_key=limit_key, tools=tools)
-    return orjson.dumps(body)
+    return orjson.dumps(with_fields(body, fields))
 
 
 def _wire_tool(tool: ToolSchema) -> dict[str, Any]:

@@ -8,18 +8,20 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
 import openai
 from openai import AsyncOpenAI, AsyncStream
 
-from agent.model.base import ModelLimits, ModelReply, ModelRequest
+from agent.model.base import ModelLimits, ModelReply, ModelRequest, with_fields
 from agent.model.error_classifier import status_error, stream_error
 from agent.model.http import EndpointSettings, HttpModel, Transport
 from agent.model.protocols.limits import fetch_model_limits
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError, ModelNotFound, ModelTimeout, ModelUnavailable
+from hermes_state.values import ReasoningEffort
 
 OPENAI_HOST: Final = "api.openai.com"
 BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
@@ -69,28 +71,51 @@ class OpenAIModel(HttpModel[AsyncOpenAI], ABC):
 
         A request is put in another way where that helps, each way once; what the server took is remembered.
         """
-        faults = self._faults
-        payload = self._encoded(request, faults)
+        faults, form = self._faults, self._form(request)
+        repeated: tuple[ModelError, ...] = ()
+        payload = self._encoded(request, faults, with_fields(form.fields, self._endpoint.extra_body))
         while True:
             builder = self._new_reply(on_text, self._made_by)
             builder.request = request
             try:
                 reply = await self._transport.complete(self._path, payload, builder)
             except ModelError as error:
-                fault = fault_of(error)
-                if fault is None:
-                    raise
-                faults |= {fault}
-                refused, payload = payload, self._encoded(request, faults)
+                other = form.after(error)
+                fault = fault_of(error) if other is None else None
+                form, faults = other or form, faults | ({fault} if fault is not None else set())
+                fields = with_fields(form.fields, self._endpoint.extra_body)
+                refused, payload = payload, self._encoded(request, faults, fields)
                 if payload == refused:
+                    error.refused = repeated
                     raise
+                repeated = (*repeated, error)
                 continue
             self._faults |= faults
-            return reply
+            self._learn(form)
+            return replace(reply, refused=repeated)
+
+    def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> list[dict[str, Any]]:
+        words = _EFFORT_WORDS.get(effort, (effort,)) if effort is not None else ()
+        forms = [*map(self._effort_fields, words), {}]
+        # Some models call tools only where they are told not to think, whatever else is said or not said.
+        return [*forms, self._effort_fields("none")] if request.tools else forms
 
     @abstractmethod
-    def _encoded(self, request: ModelRequest, faults: Collection[RequestFault]) -> bytes:
-        """The body of the HTTP request, without these faults."""
+    def _effort_fields(self, word: str) -> dict[str, Any]:
+        """Fields of a request's body that ask for an effort."""
+
+    @abstractmethod
+    def _encoded(self, request: ModelRequest, faults: Collection[RequestFault], fields: Mapping[str, Any]) -> bytes:
+        """The body of the HTTP request, without these faults, with further fields."""
+
+
+_EFFORT_WORDS: Final[Mapping[ReasoningEffort, tuple[str, ...]]] = {
+    "off": ("none", "minimal", "low"),
+    "minimal": ("minimal", "low"),
+    "xhigh": ("xhigh", "high"),
+    "max": ("max", "xhigh", "high"),
+}
+"""Words for efforts that not every model knows, the best first."""
 
 
 def add_options(

@@ -8,12 +8,13 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import orjson
 
 from agent.model import wire
-from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by
+from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with_fields
 from agent.model.error_answer import error_in
 from agent.model.error_classifier import stream_error
 from agent.model.http import EndpointSettings
@@ -33,14 +34,22 @@ class ResponsesModel(OpenAIModel):
     def __init__(self, endpoint: EndpointSettings) -> None:
         super().__init__(endpoint, protocol="responses", path="/responses", new_reply=ResponsesReplyBuilder)
 
-    def _encoded(self, request: ModelRequest, faults: Collection[RequestFault]) -> bytes:
-        return encoded_request(self.name, request, faults, streams=self._streams)
+    def _effort_fields(self, word: str) -> dict[str, Any]:
+        return {"reasoning": {"effort": word}}
+
+    def _encoded(self, request: ModelRequest, faults: Collection[RequestFault], fields: Mapping[str, Any]) -> bytes:
+        return encoded_request(self.name, request, faults, fields, streams=self._streams)
 
 
 def encoded_request(
-    model: str, request: ModelRequest, faults: Collection[RequestFault] = (), *, streams: bool = True
+    model: str,
+    request: ModelRequest,
+    faults: Collection[RequestFault] = (),
+    fields: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    streams: bool = True,
 ) -> bytes:
-    """The body of the HTTP request, without `faults`."""
+    """The body of the HTTP request, without `faults`, with further `fields`."""
     reasoning_of = made_by("responses", model) if RequestFault.REPLAYED_REASONING not in faults else ""
     messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=reasoning_of))
     instructions, items = instructions_and_items(messages)
@@ -51,7 +60,7 @@ def encoded_request(
         body["include"] = [ENCRYPTED_REASONING]
     tools = [_wire_tool(tool) for tool in request.tools]
     add_options(body, request, limit_key="max_output_tokens", tools=tools)
-    return orjson.dumps(body)
+    return orjson.dumps(with_fields(body, fields))
 
 
 def _wire_tool(tool: ToolSchema) -> dict[str, Any]:
