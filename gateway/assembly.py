@@ -167,9 +167,12 @@ def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) ->
     """
     mark, routes = settings_mark(config), []
     named = route_for(config, "compression", own)
+    # With settings of the task's own the conversation's model is still one: of its window, and asked once.
+    is_own = named is not None and (named.name, named.protocol, named.address) == (own.name, own.protocol, own.address)
     if named is not None and named != own:
-        routes.append(SummaryRoute(client=clients.of(named), context_length=_context_of(named, config), mark=mark))
-    if own.protocol != "offline":
+        length = None if is_own else _context_of(named, config)
+        routes.append(SummaryRoute(client=clients.of(named), context_length=length, mark=mark))
+    if own.protocol != "offline" and not (is_own and routes):
         routes.append(SummaryRoute(client=clients.of(own), mark=mark))
     return routes
 

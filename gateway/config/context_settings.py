@@ -7,8 +7,20 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from gateway.config.errors import first_problem, unknown_key
-from gateway.config.routes import Protocol
-from gateway.config.types import AnyCase, BaseConfig, Fractions, Secret, Trimmed, Url, setting
+from gateway.config.routes import CALL_KEYS, Protocol
+from gateway.config.types import (
+    AnyCase,
+    BaseConfig,
+    Body,
+    Effort,
+    Fractions,
+    FrozenBlock,
+    Headers,
+    Secret,
+    Trimmed,
+    Url,
+    setting,
+)
 
 GLOBAL_KEYS = ("models", "enabled", "mode")
 """Keys of `compression` that hold for every model."""
@@ -138,6 +150,25 @@ class AuxiliaryTaskConfig(BaseConfig):
         default_text="from the built-in list, else `model.context_length`, else 32768",
     )
     """Its context window; bounds what it is shown, never where conversations are compressed."""
+    max_output_tokens: int | None = setting(None, ge=1, le=10_000_000, unit="tokens", default_text="the route's")
+    """As `model.max_output_tokens`, for this task alone."""
+    temperature: float | None = setting(None, ge=0, le=2, default_text="the route's")
+    """As `model.temperature`, for this task alone, whichever model does it."""
+    top_p: float | None = setting(None, ge=0, le=1, unit="of the likeliest words", default_text="the route's")
+    """As `model.top_p`, likewise."""
+    reasoning_effort: Effort = setting(None, default_text="the route's")
+    """As `model.reasoning_effort`, likewise; what `/think` says is for answers alone."""
+    extra_headers: Headers = setting(FrozenBlock(), default_text="the route's")
+    """As `model.extra_headers`, likewise."""
+    extra_body: Body = setting(FrozenBlock(), default_text="the route's")
+    """As `model.extra_body`, likewise."""
+
+    @property
+    def call_settings(self) -> dict[str, Any]:
+        """Keys of the calls that are set, with their values."""
+        return {
+            key: value for key in (*CALL_KEYS, "max_output_tokens") if (value := getattr(self, key)) not in (None, {})
+        }
 
 
 class CompressionTaskConfig(AuxiliaryTaskConfig):

@@ -1,13 +1,12 @@
 """Block of settings for prices of model calls and caps on spending."""
 
-import json
 import math
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
 from gateway.config.errors import unknown_key
-from gateway.config.types import BaseConfig, OffOrNumber, setting
+from gateway.config.types import BaseConfig, OffOrNumber, keyed, setting
 
 MAX_DOLLARS = 1_000_000
 REQUIRED_KEYS = ("input", "output")
@@ -16,14 +15,10 @@ PRICE_KEYS = (*REQUIRED_KEYS, "cache_read", "cache_write")
 
 def _price_list(value: object) -> object:
     """Pattern → prices; from a variable as JSON."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            raise ValueError("is not JSON") from None
-    if not isinstance(value, dict) or not all(isinstance(prices, dict) for prices in value.values()):
+    block = keyed(value)
+    if not all(isinstance(prices, dict) for prices in block.values()):
         raise ValueError("must be a block of patterns, each with `input` and `output` below it")
-    return {str(pattern).strip(): _prices(str(pattern), prices) for pattern, prices in value.items()}
+    return {str(pattern).strip(): _prices(str(pattern), prices) for pattern, prices in block.items()}
 
 
 def _prices(pattern: str, prices: dict[Any, Any]) -> dict[str, float]:

@@ -5,7 +5,6 @@ from `model` here, once; what it takes over from there ends where another API be
 it was not given for.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -16,7 +15,19 @@ from pydantic import BeforeValidator, ValidationError, model_validator
 
 from agent.model.catalog import sees_images
 from gateway.config.errors import first_problem, unknown_key
-from gateway.config.types import AnyCase, BaseConfig, Secret, Url, listed, setting
+from gateway.config.types import (
+    AnyCase,
+    BaseConfig,
+    Body,
+    Effort,
+    FrozenBlock,
+    Headers,
+    Secret,
+    Url,
+    keyed,
+    listed,
+    setting,
+)
 
 MIN_INPUT_WINDOW = 2_048
 """Smallest input window, in tokens: in less a system prompt and one exchange do not fit."""
@@ -84,6 +95,16 @@ class RouteConfig(BaseConfig):
     """The model sees images. `auto` decides by the name; images for one that does not get a friendly refusal."""
     streaming: bool = True
     """Let answers come in piece by piece. `false` for servers that cannot: they are shown when whole."""
+    temperature: float | None = setting(None, ge=0, le=2, default_text="the provider's")
+    """Randomness of the answers: 0 for the likeliest words."""
+    top_p: float | None = setting(None, ge=0, le=1, unit="of the likeliest words", default_text="the provider's")
+    """Share of the likeliest words that each next one is drawn from. Set this or the temperature, not both."""
+    reasoning_effort: Effort = setting(None, default_text="the provider's")
+    """How much the model thinks before it answers, where it can; `/think` overrides it for a conversation."""
+    extra_headers: Headers = setting(FrozenBlock(), default_text="none")
+    """Further HTTP headers of every request, by name."""
+    extra_body: Body = setting(FrozenBlock(), default_text="none")
+    """Further fields of every request, as the provider's documentation has them; they win over the gateway's own."""
 
     @property
     def sees_images(self) -> bool:
@@ -110,6 +131,12 @@ class RouteConfig(BaseConfig):
     def plain_key(self) -> str:
         """The API's key itself, for its client alone; empty where there is none."""
         return self.api_key.get_secret_value() if self.api_key is not None else ""
+
+    @property
+    def plain_headers(self) -> dict[str, str]:
+        """The further headers, with their secrets, for the API's client alone."""
+        headers = self.extra_headers.items()
+        return {name: value if isinstance(value, str) else value.get_secret_value() for name, value in headers}
 
     @cached_property
     def route(self) -> "RouteConfig":
@@ -161,6 +188,8 @@ WrittenRoute: TypeAlias = str | PartialRouteConfig
 _ALIAS = re.compile(r"[a-z0-9][a-z0-9._:/@+-]{0,63}")
 _SIZES = ("context_length", "max_output_tokens", "images")
 """Keys that belong to a model, at whatever API."""
+CALL_KEYS: Final = ("temperature", "top_p", "reasoning_effort", "extra_headers", "extra_body")
+"""Keys of what every call says beside the conversation."""
 
 
 def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
@@ -179,6 +208,9 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
         values["base_url"] = main.base_url
     if "api_key" not in values and _origin(values.get("base_url") or own_address) == _origin(main.address):
         values["api_key"] = main.api_key
+    if _origin(values.get("base_url") or own_address) == _origin(main.address):
+        kept = CALL_KEYS if values["protocol"] == main.protocol else CALL_KEYS[:-1]  # fields have other names there
+        values = {key: getattr(main, key) for key in kept if key in main.model_fields_set} | values
     if values.get("name") == main.name:
         values = {key: getattr(main, key) for key in _SIZES if key in main.model_fields_set} | values
     if "streaming" not in values and values.get("base_url") == main.base_url:
@@ -210,14 +242,8 @@ def _fallbacks(value: object) -> object:
 
 def _aliases(value: object) -> object:
     """A block of names, each with a model's name or a block behind it; as JSON in a variable."""
-    try:
-        rows = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        raise ValueError("is not a JSON object") from None
-    if not isinstance(rows, Mapping):
-        raise ValueError("must be a block of names, each with the name of a model or a block of keys behind it")
     found: dict[str, WrittenRoute] = {}
-    for name, row in rows.items():
+    for name, row in keyed(value).items():
         alias = str(name).strip().lower()
         if _ALIAS.fullmatch(alias) is None:
             raise ValueError(f"{name!r} cannot be an alias: write one word of letters, digits and . _ : / @ + -")

@@ -99,7 +99,7 @@ class ModelConfig(RouteConfig):
 
     fallbacks: Fallbacks = ()
     """Models that answer, in this order, when that one fails: aliases, names of models at the same provider, or blocks
-    with any of the keys from `base_url` to `streaming`."""
+    with any of the keys from `base_url` to `extra_body`."""
     aliases: Aliases = setting({}, default_text="none")
     """Short names for `/model`: each with the name of a model at the same provider, or with a block as above."""
     cache_ttl: Annotated[Literal["5m", "1h"], AnyCase] = "5m"

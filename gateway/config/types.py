@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
+from hermes_state.values import ReasoningEffort
+
 # ---- blocks and fields
 
 
@@ -87,6 +89,24 @@ def listed(value: object) -> object:
         except ValueError:
             raise ValueError("is not a JSON list") from None
     return [part.strip() for part in value.split(",") if part.strip()]
+
+
+class FrozenBlock(dict[str, Any]):
+    """Block of free keys that nobody changes, so that a route that has one can be looked up by itself."""
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none, because it may change
+        return hash(repr(sorted(self.items(), key=lambda item: item[0])))
+
+
+def keyed(value: object) -> Mapping[Any, Any]:
+    """A block of names, as YAML or as JSON in a variable."""
+    try:
+        block = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("is not a JSON object") from None
+    if not isinstance(block, Mapping):
+        raise ValueError("must be a block of names, each with a value behind it")
+    return block
 
 
 def _switched_off(value: object) -> object:
@@ -176,6 +196,50 @@ Person: TypeAlias = Annotated[str, BeforeValidator(_user_ref)]
 People: TypeAlias = Annotated[tuple[Person, ...], BeforeValidator(listed)]
 WebhookSecret: TypeAlias = Annotated[Secret, AfterValidator(_secret_word)]
 TimeZone: TypeAlias = Annotated[str, AfterValidator(_time_zone)]
+
+
+_HEADER = re.compile(
+    r"(?!(?:connection|content-length|content-type|host|transfer-encoding):)[\w!#$%&'*+.^`|~-]{1,100}:[ -~]{0,8000}",
+    re.IGNORECASE | re.ASCII,
+)
+_SECRET_HEADER = re.compile(r"auth|key|token|secret|cookie|passw|credential|signature", re.IGNORECASE)
+
+
+def _headers(value: object) -> Mapping[str, str | SecretStr]:
+    """Headers by name; the value of one whose name says so is a secret."""
+    found: dict[str, str | SecretStr] = {}
+    for name, written in ((str(name), written) for name, written in keyed(value).items()):
+        text = written.get_secret_value() if isinstance(written, SecretStr) else str(written).strip()
+        if _HEADER.fullmatch(f"{name}:{text}") is None:
+            raise ValueError(f"{name[:100]!r} is no header that can be set, or has characters that no header has")
+        found[name] = SecretStr(text) if _SECRET_HEADER.search(name) else text
+    return found
+
+
+_OWN_FIELDS = ("model", "messages", "input", "instructions", "system", "tools", "stream")
+
+
+def _body(value: object) -> Mapping[str, object]:
+    """Fields of a request; those that make up the conversation are the gateway's own."""
+    block = {str(name): field for name, field in keyed(value).items()}
+    if taken := [name for name in block if name in _OWN_FIELDS]:
+        raise ValueError(f"{taken[0]} is what the gateway itself writes into a request")
+    try:
+        json.dumps(block, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ValueError("has a value that JSON cannot say, such as a date: put it into quotes") from None
+    return block
+
+
+def _effort(value: object) -> object:
+    """YAML reads `off` as false; OpenAI calls it `none`."""
+    word = value.strip().lower() if isinstance(value, str) else value
+    return "off" if word is False or word in ("false", "none") else word
+
+
+Headers: TypeAlias = Annotated[dict[str, str | SecretStr], BeforeValidator(_headers), AfterValidator(FrozenBlock)]
+Body: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_body), AfterValidator(FrozenBlock)]
+Effort: TypeAlias = Annotated[ReasoningEffort | None, BeforeValidator(_effort)]
 
 
 def _share(value: float) -> float:

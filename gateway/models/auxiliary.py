@@ -17,7 +17,7 @@ def route_for(config: Config, task: Task, own: RouteConfig) -> RouteConfig | Non
     if mode == "off":
         return None
     route = _named(config, task, own) or (config.model.route if mode == "same-as-main" else own)
-    return None if route.protocol == "offline" else route
+    return None if route.protocol == "offline" else route.model_copy(update=config.auxiliary.tasks[task].call_settings)
 
 
 def all_routes(config: Config) -> tuple[RouteConfig, ...]:

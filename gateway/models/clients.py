@@ -63,6 +63,11 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
         "read_seconds": settings.read_seconds,
         "first_piece_seconds": settings.first_piece_seconds,
         "streams": route.streaming,
+        "temperature": route.temperature,
+        "top_p": route.top_p,
+        "reasoning_effort": route.reasoning_effort,
+        "extra_headers": route.plain_headers,
+        "extra_body": route.extra_body,
     }
     match route.protocol:
         case "chat_completions":

@@ -582,7 +582,15 @@ FIXED = {
     **{
         f"auxiliary.{task}.{key}": None
         for task in ("compression", "flush", "title")
-        for key in ("mode", "model", "protocol", "base_url", "api_key", "context_length")
+        for key in (
+            *("mode", "model", "protocol", "base_url", "api_key", "context_length"),
+            *("max_output_tokens", "temperature", "top_p", "reasoning_effort"),
+        )
+    },
+    **{
+        f"auxiliary.{task}.{key}": {}
+        for task in ("compression", "flush", "title")
+        for key in ("extra_headers", "extra_body")
     },
     "context.engine": "compressor",
     "notices.pressure": True,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.config import reload_differences
 from gateway.config.fields import secrets_of
-from gateway.config.routes import PartialRouteConfig, completed
+from gateway.config.routes import CALL_KEYS, PartialRouteConfig, RouteConfig, completed
 from gateway.config.settings import ModelConfig
 from tests.gateway.config.test_config import Load, home, load, refusal
 
@@ -195,3 +195,88 @@ def test_whatever_is_written_the_answer_is_routes_or_a_sentence(value: object) -
         with contextlib.suppress(ValueError):
             model = main(**{key: value})
             assert all(route.name or route.protocol == "offline" for route in model.fallback_routes)
+
+
+# -- what every call says ------------------------------------------------------------------------------------------
+
+CALLS = {
+    "temperature": 0.2,
+    "top_p": 0.9,
+    "reasoning_effort": "high",
+    "extra_headers": {"X-Title": "lab", "X-Api-Key": "sesame-sesame"},
+    "extra_body": {"provider": {"sort": "price"}},
+}
+
+
+def calls_of(route: RouteConfig) -> dict[str, object]:
+    return {key: value for key in CALL_KEYS if (value := getattr(route, key))}
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("small", set(CALLS)),
+        ({"name": "small", "temperature": 0}, set(CALLS) - {"temperature"}),
+        ({"name": "small", "protocol": "responses"}, set(CALLS) - {"extra_body"}),
+        ({"name": "small", "base_url": "https://api.example.org/v1"}, set()),
+        ({"name": "big", "base_url": "https://api.example.org/v1"}, set()),
+    ],
+)
+def test_what_calls_say_is_taken_over_at_the_same_api_alone(written: str | dict[str, object], kept: set[str]) -> None:
+    block = written if isinstance(written, str) else PartialRouteConfig.model_validate(written)
+    assert set(calls_of(completed(block, main(**CALLS)))) == kept
+
+
+def test_routes_with_further_fields_can_be_looked_up_and_told_apart() -> None:
+    routes = [completed(block(extra_body=body), main()) for body in ({"a": 1}, {"a": 2}, {"a": 1})]
+    assert len(set(routes)) == 2
+    secrets = [completed(block(extra_headers={"X-Key": key}), main()) for key in ("one-secret", "other-secret")]
+    assert len(set(secrets)) == 2
+
+
+def test_headers_that_are_secrets_are_kept_as_such(load: Load) -> None:
+    loaded = load("model: {name: m, extra_headers: {X-Title: Hermes Lab, Authorization: Basic bGFiOnNlY3JldA==}}")
+    assert loaded.secrets() == ("Basic bGFiOnNlY3JldA==",)
+    assert "bGFi" not in loaded.config.model_dump_json()
+    assert loaded.config.model.plain_headers["Authorization"] == "Basic bGFiOnNlY3JldA=="
+
+
+def test_blocks_may_come_as_json_in_a_variable(load: Load) -> None:
+    variables = {
+        "HERMES_MODEL__NAME": "m",
+        "HERMES_MODEL__EXTRA_BODY": '{"top_k": 40}',
+        "HERMES_MODEL__EXTRA_HEADERS": '{"X-Lab": 1}',
+        "HERMES_MODEL__REASONING_EFFORT": "None",
+        "HERMES_AUXILIARY__TITLE__REASONING_EFFORT": "LOW",
+    }
+    config = load("", **variables).config
+    assert (config.model.extra_body, config.model.plain_headers) == ({"top_k": 40}, {"X-Lab": "1"})
+    assert (config.model.reasoning_effort, config.auxiliary.title.reasoning_effort) == ("off", "low")
+    assert load("model: {name: m, reasoning_effort: off}").config.model.reasoning_effort == "off"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("temperature: 2.1", "model.temperature: must be a number between 0 and 2"),
+        ("temperature: warm", "model.temperature: must be a number between 0 and 2"),
+        ("top_p: 1.1", "model.top_p: must be between 0 and 1"),
+        ("reasoning_effort: lots", "model.reasoning_effort: must be one of"),
+        ("extra_headers: {Host: x}", "model.extra_headers: 'Host' is no header that can be set"),
+        ("extra_headers: {'a b': x}", "model.extra_headers: 'a b' is no header that can be set"),
+        ('extra_headers: {X: "a\\nb"}', "model.extra_headers: 'X' is no header that can be set, or has characters"),
+        ("extra_headers: [X]", "model.extra_headers: must be a block of names"),
+        ("extra_body: {messages: []}", "model.extra_body: messages is what the gateway itself writes"),
+        ("extra_body: {day: 2026-01-01}", "model.extra_body: has a value that JSON cannot say"),
+        ("extra_body: 3", "model.extra_body: must be a block of names"),
+        ("aliases: {a: {name: b, temperature: 9}}", "model.aliases: a.temperature: must be between 0 and 2"),
+        (
+            "fallbacks: [{name: b, extra_body: {stream: 1}}]",
+            "model.fallbacks: [1].extra_body: stream is what",
+        ),
+    ],
+)
+def test_what_calls_cannot_say_is_refused_with_a_reason(load: Load, settings: str, words: str) -> None:
+    said = refusal(load, f"model: {{name: m, {settings}}}")
+    assert words.replace("a number between", "between") in said.replace("a number between", "between")
+    assert "\n" not in said.strip()

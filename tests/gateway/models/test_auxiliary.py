@@ -195,3 +195,25 @@ def test_every_route_is_known_once_but_not_those_for_what_is_off(load: Load) -> 
     assert [route.name for route in all_routes(config)] == ["main", "quick", "other"]
     config = load(MAIN + "auxiliary: {title: {model: fast}, compression: {mode: same-as-main}}").config
     assert [route.name for route in all_routes(config)] == ["main", "quick"]
+
+
+@pytest.mark.parametrize("task", get_args(Task))
+@pytest.mark.parametrize("model", ["", "model: small, ", "model: fast, ", "mode: same-as-main, "])
+def test_a_task_says_what_it_wants_in_its_calls_whichever_model_does_it(load: Load, task: Task, model: str) -> None:
+    settings = "temperature: 0, reasoning_effort: off, max_output_tokens: 9, extra_body: {a: 1}, extra_headers: {X: y}"
+    config = load(f"{MAIN}auxiliary: {{{task}: {{{model}{settings}}}}}").config
+    route = route_for(config, task, live(config))
+    assert route is not None
+    assert (route.temperature, route.reasoning_effort, route.max_output_tokens) == (0, "off", 9)
+    assert (route.extra_body, route.plain_headers) == ({"a": 1}, {"X": "y"})
+    others = [route_for(config, other, live(config)) for other in get_args(Task) if other != task]
+    assert [one.reasoning_effort for one in others if one is not None] == [None, None]
+
+
+async def test_the_conversations_own_model_writes_its_summaries_as_the_task_wants(load: Load, store: Store) -> None:
+    config = load(f"{MAIN}auxiliary: {{compression: {{reasoning_effort: low}}}}").config
+    clients = ClientRegistry(config, SpendingControl(store, SystemClock()))
+    [route] = summary_routes(config, live(config), clients)
+    assert (route.client.name, route.context_length) == ("chosen", None)
+    assert route.client is not clients.of(live(config))
+    await clients.close()

@@ -90,7 +90,7 @@ def test_prices_come_from_the_file_or_as_json_from_a_variable(tmp_path: Path) ->
         ("{m: {input: true, output: 2}}", "m.input must be US dollars"),
         ("{m: {input: 1, output: 2, cache_reads: 1}}", "did you mean cache_read?"),
         ("{m: 3}", "a block of patterns"),
-        ("[m]", "a block of patterns"),
+        ("[m]", "a block of names"),
     ],
 )
 def test_prices_that_make_no_sense_are_named(tmp_path: Path, prices: str, words: str) -> None:
