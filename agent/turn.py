@@ -259,7 +259,8 @@ class Agent:
     async def _call(self, state: _RunState, prompt: MeasuredPrompt) -> tuple[MeasuredPrompt, CompletedCall]:
         client, images = prompt.model.client, prompt.model.images
         retry = ImageRetry(images) if images is not None else None
-        request = replace(prompt.request, may_call_tools=state.rounds < self._max_tool_rounds)
+        may_call, effort = state.rounds < self._max_tool_rounds, state.turn.reasoning_effort
+        request = replace(prompt.request, may_call_tools=may_call, reasoning_effort=effort)
         while True:
             try:
                 done = await client.complete(request, state.on_text, purpose="turn")

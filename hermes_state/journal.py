@@ -42,6 +42,7 @@ from hermes_state.values import (
     ModelCall,
     Origin,
     Reasoning,
+    ReasoningEffort,
     SessionId,
     ToolCall,
     TurnId,
@@ -79,6 +80,8 @@ class RunningTurn(msgspec.Struct, frozen=True, kw_only=True):
     """True while it is paused until somebody decides something: nobody works on it, it keeps its place in the chat."""
     chosen_model: str | None = None
     """Model that its conversation has chosen, as it is stored; None: the configured one."""
+    reasoning_effort: ReasoningEffort | None = None
+    """Effort that its conversation has chosen; None: as the model is configured."""
 
     @property
     def conversation(self) -> ConversationRef:
@@ -393,14 +396,16 @@ def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | Non
 
 # ---- reading ----------------------------------------------------------------------------------------------------
 
-# Purpose: a turn with the message that it answers and the model that its conversation has chosen.
+# Purpose: a turn with the message that it answers and what its conversation has chosen.
 _TURN = f"""
 SELECT t.id, t.chat_id, t.lineage_id, t.started_by, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind, t.restarts,
   t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting,
   (SELECT i.message_ref FROM inbox i WHERE i.turn_id = t.id AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1)
     AS question_ref,
   (SELECT s.chosen_model FROM sessions s WHERE s.lineage_id = t.lineage_id ORDER BY s.depth DESC LIMIT 1)
-    AS chosen_model
+    AS chosen_model,
+  (SELECT s.reasoning_effort FROM sessions s WHERE s.lineage_id = t.lineage_id ORDER BY s.depth DESC LIMIT 1)
+    AS reasoning_effort
 FROM turns t JOIN chats c ON c.id = t.chat_id
 """
 

@@ -12,7 +12,7 @@ import msgspec
 
 from hermes_state.errors import LineageMoved, LookupFailed, LookupReason, SessionNotFound
 from hermes_state.store.sql import columns, insert_row, scalar, scalar_or_none, scalars, select, select_one
-from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
+from hermes_state.values import ChatId, EndReason, LineageId, Millis, ReasoningEffort, SessionId
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +219,18 @@ def set_context_state(db: Connection, session_id: SessionId, state: str) -> None
 def choose_model(db: Connection, session_id: SessionId, choice: str | None) -> None:
     """Keep which model answers in a session and in what continues it; None: the configured one."""
     db.execute("UPDATE sessions SET chosen_model = ? WHERE id = ?", (choice, session_id))
+
+
+def load_effort(db: Connection, session_id: SessionId) -> ReasoningEffort | None:
+    """Effort that people have chosen for a session; None: as the model is configured."""
+    effort: ReasoningEffort | None
+    (effort,) = db.execute("SELECT reasoning_effort FROM sessions WHERE id = ?", (session_id,)).fetchone() or (None,)
+    return effort  # a CHECK holds the column to these words
+
+
+def choose_effort(db: Connection, session_id: SessionId, effort: ReasoningEffort | None) -> None:
+    """Keep how much the model is to think in a session and in what continues it; None: as configured."""
+    db.execute("UPDATE sessions SET reasoning_effort = ? WHERE id = ?", (effort, session_id))
 
 
 def forget_model(db: Connection, lineage_id: LineageId, choice: str) -> bool:

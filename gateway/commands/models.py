@@ -1,29 +1,30 @@
-"""`/model`: the model of this conversation, and the others that may be chosen."""
+"""`/model` and `/think`: the model of this conversation, how much it thinks, and what else may be chosen."""
 
 from functools import partial
 from sqlite3 import Connection
+from typing import Final, get_args
 
 from agent.context.model_handle import ModelHandle
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.routes import CONFIGURED, RouteConfig
 from gateway.config.settings import ModelConfig
+from gateway.models.call_settings import left_out, settings_text
 from gateway.models.capacity import window_from
-from gateway.models.selection import choose, known_routes, name_of, nearest, route_of
+from gateway.models.selection import choose, known_routes, name_of, route_of
 from hermes_state import sessions
 from hermes_state.errors import CommandError, ConfigError
-from hermes_state.values import Button, ChatId, Millis
+from hermes_state.values import Button, ChatId, Millis, ReasoningEffort
 
 MAX_BUTTONS = 8
 MAX_NAMES = 30
 """Most names in the list; whoever has more knows them."""
+EFFORTS: Final[tuple[ReasoningEffort, ...]] = get_args(ReasoningEffort)
 
 
 async def model(request: CommandRequest) -> CommandResult:
     """List the models; with a name, choose it for this conversation from the next turn on."""
     context, settings = request.context, request.context.runtime.config.model
-    session = await context.store.read(sessions.load_active, request.chat.id)
-    if session is not None and session.ended_at is not None:
-        session = None
+    session = await _open_session(request)
     if not request.argument:
         return await _listed(request, session)
     choice = choose(settings, request.argument, request.role)
@@ -37,11 +38,49 @@ async def model(request: CommandRequest) -> CommandResult:
     if session is not None:
         sentences += await _size(request, session, handle)
     if choice is not None and choice not in known_routes(settings):
-        sentences.append(
-            f"The configuration does not name it, so whether it exists shows with the next message."
-            f"{nearest(settings, request.argument)}"
-        )
+        sentences.append("The configuration does not name it, so whether it exists shows with the next message.")
     return CommandResult(apply=partial(_choose, request.chat.id, choice, " ".join(sentences)))
+
+
+async def think(request: CommandRequest) -> CommandResult:
+    """Show how much the model thinks; with a word, choose it for this conversation from the next turn on."""
+    settings, session = request.context.runtime.config.model, await _open_session(request)
+    route = route_of(settings, session.chosen_model if session is not None else None) or settings.route
+    word = request.argument.lower()
+    if not word:
+        return _effort_shown(route, await _chosen_effort(request, session))
+    if word == CONFIGURED:
+        text = f"From the next message on the model thinks as configured: {route.reasoning_effort or 'as it likes'}."
+        return CommandResult(apply=partial(_choose_effort, request.chat.id, None, text))
+    for effort in EFFORTS:
+        if effort == ("off" if word == "none" else word):
+            text = f"From the next message on this conversation is answered with reasoning effort {effort}"
+            text = " ".join([f"{text}; `/think {CONFIGURED}` goes back.", *left_out(route, effort)])
+            return CommandResult(apply=partial(_choose_effort, request.chat.id, effort, text))
+    raise CommandError(f"Nothing was changed: /think takes {', '.join(EFFORTS)} or {CONFIGURED}.")
+
+
+def _effort_shown(route: RouteConfig, chosen: ReasoningEffort | None) -> CommandResult:
+    effort = chosen or route.reasoning_effort or "as its provider has it"
+    by = " (chosen here)" if chosen else " (as configured)" if route.reasoning_effort else ""
+    lines = [f"Reasoning effort of {route.label}: {effort}{by}.", *left_out(route, chosen)]
+    lines.append(f"`/think low|medium|high|off` chooses for this conversation, `/think {CONFIGURED}` goes back.")
+    buttons = [Button(label=one, command=f"/think {one}") for one in ("low", "medium", "high", "off")]
+    return say("\n".join(lines), *buttons)
+
+
+def _choose_effort(chat_id: ChatId, effort: ReasoningEffort | None, text: str, db: Connection, now: Millis) -> str:
+    sessions.choose_effort(db, sessions.ensure_active(db, chat_id, now).id, effort)
+    return text
+
+
+async def _chosen_effort(request: CommandRequest, session: sessions.Session | None) -> ReasoningEffort | None:
+    return await request.context.store.read(sessions.load_effort, session.id) if session is not None else None
+
+
+async def _open_session(request: CommandRequest) -> sessions.Session | None:
+    session = await request.context.store.read(sessions.load_active, request.chat.id)
+    return session if session is not None and session.ended_at is None else None
 
 
 def _choose(chat_id: ChatId, choice: str | None, text: str, db: Connection, now: Millis) -> str:
@@ -61,8 +100,8 @@ def _chosen(settings: ModelConfig, choice: str | None, route: RouteConfig, windo
     name = name_of(settings, choice)
     called = f"{name}: " if name != route.label else ""
     return (
-        f"From the next message on this conversation is answered by {called}{_described(settings, route)}, {window}; "
-        f"`/model {CONFIGURED}` goes back."
+        f"From the next message on this conversation is answered by {called}{_described(settings, route)}, "
+        f"{window}{settings_text(route)}; `/model {CONFIGURED}` goes back."
     )
 
 
@@ -81,7 +120,8 @@ async def _listed(request: CommandRequest, session: sessions.Session | None) -> 
     route = route_of(settings, choice)
     if route is None:
         choice, route = None, settings.route
-    lines = [f"Model: {_described(settings, route)}, {await _window(runtime.model_of(choice))}"]
+    effort, window = await _chosen_effort(request, session), await _window(runtime.model_of(choice))
+    lines = [f"Model: {_described(settings, route)}, {window}{settings_text(route, effort)}"]
     current = settings.label if choice is None else name_of(settings, choice)
     known = known_routes(settings)
     lines += [_line(settings, name, one, current) for name, one in list(known.items())[:MAX_NAMES]]
@@ -100,7 +140,8 @@ def _line(settings: ModelConfig, name: str, route: RouteConfig, current: str) ->
     marks = [mark for mark, holds in (("current", name == current), ("configured", name == settings.label)) if holds]
     described = "" if name == route.label and route.host == settings.host else f": {_described(settings, route)}"
     marked = f" ({', '.join(marks)})" if marks else ""
-    return f"- `{name}`{described}{marked}"
+    own = settings_text(route)
+    return f"- `{name}`{described}{marked}{own if own != settings_text(settings) else ''}"
 
 
 def _described(settings: ModelConfig, route: RouteConfig) -> str:

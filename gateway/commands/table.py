@@ -28,6 +28,12 @@ COMMANDS = (
         models.model,
         "which model answers here, and which others there are; with a name: choose one",
     ),
+    Command(
+        "think [low|medium|high|off]",
+        CHANGE,
+        models.think,
+        "how much the model thinks here before it answers; with a word: choose it",
+    ),
     Command("stop [all]", CONTROL, stop.stop, "end the running turn; `all` also drops what waits"),
     Command(
         "status",

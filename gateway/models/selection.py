@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent.context.model_handle import ModelHandle
+from agent.model.catalog import load_catalog, spellings
 from agent.model.circuit_breaker import CircuitState
 from agent.model.client import ModelClient
 from agent.turn import Agent
@@ -128,7 +129,7 @@ def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
     """Stored form of a choice; None for the configured model. Raises `CommandError`.
 
     Everybody may choose what the configuration names. Another model at the same provider may cost anything: that is
-    for admins.
+    for admins, who are asked first where its name is nearly one of the configuration's.
     """
     known = known_routes(model)
     alike = (one for one in known if one.lower() == written.lower())
@@ -137,16 +138,21 @@ def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
         return None
     if name is not None:
         return name
+    meant = closest(written, (*known, CONFIGURED))
+    question = f" Did you mean `/model {meant}`?" if meant is not None else ""
+    unknown = f"I do not know the model “{written[:MAX_NAME_CHARACTERS]}”"
     if role is not UserRole.ADMIN:
-        raise CommandError(
-            f"I do not know the model “{written[:MAX_NAME_CHARACTERS]}”.{nearest(model, written)} /model lists them."
-        )
-    if len(written) > MAX_NAME_CHARACTERS or len(written.split()) != 1:
+        raise CommandError(f"{unknown}.{question} /model lists them.")
+    if len(written) > MAX_NAME_CHARACTERS or len(written.strip(_EXACT).split()) != 1:
         raise CommandError("A model's name is one word.")
-    return _EXACT + written
+    if question and not _is_certain(written):
+        raise CommandError(
+            f"{unknown}, so nothing was chosen.{question} If your provider has one of just that name, "
+            f"`/model {_EXACT}{written}` chooses it."
+        )
+    return _EXACT + written.removeprefix(_EXACT)
 
 
-def nearest(model: ModelConfig, written: str) -> str:
-    """A question about what was meant; empty where nothing is alike."""
-    meant = closest(written, (*known_routes(model), CONFIGURED))
-    return f" Did you mean `/model {meant}`?" if meant is not None else ""
+def _is_certain(written: str) -> bool:
+    """True for a name that is meant as it stands, though another is alike: marked so, or known as a model's."""
+    return written.startswith(_EXACT) or any(name in load_catalog().prices for name in spellings(written))

@@ -215,3 +215,109 @@ async def test_the_way_back_is_the_configured_name_or_default(store: Store, tmp_
         await gateway.ask("/model slow")
         await gateway.ask(f"/model {back}")
         assert await gateway.rows(CHOSEN) == [(None,)]
+
+
+# ---- slips
+
+
+async def test_a_slip_chooses_nothing_and_asks(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
+        asked = await gateway.ask("/model fasst", chat=GROUP, sender=BOSS)
+        assert asked.startswith("I do not know the model “fasst”, so nothing was chosen. Did you mean `/model fast`?")
+        assert await gateway.rows(CHOSEN) == []
+        assert await gateway.ask("q", chat=GROUP) == "echo: q"
+        assert "answered by" in await gateway.ask("/model =fasst", chat=GROUP, sender=BOSS)
+        assert await gateway.rows(CHOSEN) == [("=fasst",)]
+
+
+async def test_a_name_that_is_known_to_be_a_models_is_no_slip(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, others=others(), model={"fallbacks": ["gpt-4.1-mini"]}) as gateway:
+        assert "answered by gpt-4.1-nano" in await gateway.ask("/model gpt-4.1-nano", chat=GROUP, sender=BOSS)
+        assert "Did you mean" in await gateway.ask("/model gpt-4.1-nanno", chat=GROUP, sender=BOSS)
+        assert "one word" in await gateway.ask("/model =", chat=GROUP, sender=BOSS)
+
+
+# ---- settings
+
+SET = {
+    "temperature": 0.2,
+    "reasoning_effort": "high",
+    "extra_headers": {"X-Key": "sesame-sesame"},
+    "extra_body": {"top_k": 40},
+    "aliases": {"fast": {"name": "small", "temperature": 0.9}, "same": "large"},
+}
+
+
+async def test_settings_are_shown_without_their_secrets(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, others=others(), model=SET) as gateway:
+        lines = (await gateway.ask("/model")).splitlines()
+        rest = "reasoning effort high, header X-Key, field top_k"
+        assert lines[0] == f"Model: scripted, window 131,072 tokens (as configured), temperature 0.2, {rest}"
+        assert f"- `fast`: small, temperature 0.9, {rest}" in lines
+        assert "- `same`: large" in lines, "it has nothing of its own"
+        assert f"(as configured), temperature 0.9, {rest}; " in await gateway.ask("/model fast")
+        await gateway.ask("/think low")
+        assert "reasoning effort low (chosen here)" in await gateway.ask("/model")
+
+
+def efforts(gateway: TestGateway) -> list[str | None]:
+    return [request.reasoning_effort for request in gateway.model.requests]
+
+
+async def test_an_effort_holds_from_the_next_turn_on_and_for_its_conversation_alone(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("one")
+        assert await gateway.ask("/think High") == (
+            "From the next message on this conversation is answered with reasoning effort high; "
+            "`/think default` goes back."
+        )
+        await gateway.ask("two")
+        await gateway.ask("elsewhere", chat=GROUP)
+        await gateway.ask("/think off")
+        await gateway.ask("three")
+        await gateway.ask("/think default")
+        await gateway.ask("four")
+        assert efforts(gateway) == [None, "high", None, "off", None]
+
+
+async def test_an_effort_survives_a_restart_and_a_compression_but_not_a_new_conversation(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        for number in range(12):
+            await gateway.ask(f"{number} {WORDS * 10}")
+        await gateway.ask("/think low")
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("/compress")
+        await gateway.quiet()
+        await gateway.ask("on we go")
+        assert efforts(gateway)[-1] == "low"
+        assert await gateway.rows("SELECT depth, reasoning_effort FROM sessions ORDER BY id") == [
+            (0, "low"),
+            (1, "low"),
+        ]
+        await gateway.ask("/new")
+        await gateway.ask("anew")
+        assert efforts(gateway)[-1] is None
+
+
+async def test_the_effort_is_shown_and_what_is_none_changes_nothing(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, model={"reasoning_effort": "medium"}) as gateway:
+        assert (await gateway.ask("/think")).startswith("Reasoning effort of scripted: medium (as configured).")
+        buttons = gateway.adapter.requests[-1].part.buttons
+        assert [button.command for button in buttons] == ["/think low", "/think medium", "/think high", "/think off"]
+        assert "/think takes off, minimal, low" in await gateway.ask("/think lots")
+        await gateway.ask("/think none")
+        assert (await gateway.ask("/think")).startswith("Reasoning effort of scripted: off (chosen here).")
+
+
+async def test_a_model_that_does_not_think_is_told_of(store: Store, tmp_path: Path) -> None:
+    async with serving(
+        store, tmp_path, model={"aliases": {"old": "gpt-4o", "none": {"protocol": "offline"}}}
+    ) as gateway:
+        await gateway.ask("/model old")
+        assert "this model does not think" in await gateway.ask("/think high")
+        await gateway.ask("/model none")
+        assert "the built-in offline model takes no settings" in await gateway.ask("/think low")

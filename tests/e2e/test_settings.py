@@ -1,0 +1,70 @@
+"""What people set for the calls of a model, from the environment and the chat to the wire."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.e2e.world import World
+
+Json = dict[str, Any]
+WANTED = "Write the title now"
+SETTINGS = {
+    "HERMES_MODEL__MAX_OUTPUT_TOKENS": "4000",
+    "HERMES_MODEL__TOP_P": "0.97",
+    "HERMES_MODEL__REASONING_EFFORT": "medium",
+    "HERMES_MODEL__EXTRA_HEADERS": json.dumps({"x-lab": "yes"}),
+    "HERMES_MODEL__EXTRA_BODY": json.dumps({"service_tier": "flex"}),
+}
+
+
+def effort_of(body: Json) -> Any:
+    """The effort that a request asks for, whatever the protocol; a budget counts as what it is a half of."""
+    if "thinking" in body:
+        return body.get("output_config", {}).get("effort") or body["thinking"]["type"]
+    return body.get("reasoning_effort") or body.get("reasoning", {}).get("effort")
+
+
+@pytest.mark.each_protocol
+async def test_settings_and_the_effort_of_a_conversation_reach_the_provider(world: World) -> None:
+    await world.gateway.start(HERMES_MODEL__NAME="claude-opus-4-6", **SETTINGS)
+    await world.converse("one")
+    await world.say("/think high")
+    assert await world.replies(1, match="answered with reasoning effort high")
+    await world.converse("two")
+    await world.say("/think off")
+    assert await world.replies(1, match="reasoning effort off")
+    await world.converse("three")
+    requests = await world.asked(3)
+    bodies = [request["body"] for request in requests]
+    assert [body["service_tier"] for body in bodies] == ["flex"] * 3
+    assert [body["top_p"] for body in bodies] == [0.97] * 3
+    assert requests[0]["headers"]["x-lab"] == "yes"
+    assert [effort_of(body) for body in bodies][:2] == ["medium", "high"]
+    assert effort_of(bodies[2]) in ("none", "disabled")
+    await world.say("/model")
+    shown = "top_p 0.97, reasoning effort off \\(chosen here\\), header x-lab, field service_tier"
+    assert await world.replies(1, match=shown)
+
+
+@pytest.mark.each_protocol
+async def test_a_setting_that_the_provider_refuses_costs_no_answer(world: World) -> None:
+    error = {"type": "invalid_request_error", "message": "Unsupported parameter: 'top_p' is not supported."}
+    refused = {"fields": ["top_p"], "body": {"type": "error", "error": error}}
+    await world.llm.post("config", {"refuses": [refused]})
+    await world.gateway.start(HERMES_MODEL__NAME="lab-128k", **SETTINGS)
+    await world.converse("one")
+    await world.converse("two")
+    bodies = [request["body"] for request in await world.asked(3)]
+    assert ["top_p" in body for body in bodies] == [True, False, False]
+
+
+@pytest.mark.each_protocol
+async def test_a_task_has_settings_of_its_own(world: World) -> None:
+    title = {"HERMES_AUXILIARY__TITLE__MODE": "auto", "HERMES_AUXILIARY__TITLE__REASONING_EFFORT": "off"}
+    await world.gateway.start(HERMES_MODEL__NAME="claude-opus-4-6", **title, **SETTINGS)
+    await world.say("hello")
+    assert await world.replies(1, match="^echo: ")
+    efforts = {WANTED in str(request["body"]): effort_of(request["body"]) for request in await world.asked(2)}
+    assert efforts[False] == "medium"
+    assert efforts[True] in ("none", "disabled")
