@@ -1,6 +1,7 @@
 """`hermes-gateway config check | show | keys`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import typer
@@ -14,6 +15,7 @@ from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
 from gateway.config.routes import PartialRouteConfig
 from gateway.models.auxiliary import all_routes
+from gateway.models.call_settings import missing_keys
 from gateway.models.capacity import capacity_in, window_from
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import MARK, redact
@@ -41,7 +43,10 @@ def check(as_json: Json = False) -> None:
         warnings = error.warnings if isinstance(error, ConfigRejected) else ()
         print_json({"ok": False, "errors": str(error).splitlines(), "warnings": warnings})
         raise typer.Exit(78) from error
-    lines = [f"The configuration is fine. State directory: {loaded.home}", _summary(loaded)]
+    missing_key = tuple(missing_keys(loaded.config))
+    loaded = replace(loaded, warnings=(*loaded.warnings, *missing_key))
+    verdict = "The configuration is fine, but for a key" if missing_key else "The configuration is fine"
+    lines = [f"{verdict}. State directory: {loaded.home}", _summary(loaded)]
     found = {"ok": True, "errors": [], "warnings": loaded.warnings, "home": str(loaded.home)}
     show(found, [*_warning_lines(loaded), *lines], as_json=as_json)
 

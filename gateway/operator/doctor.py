@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -26,13 +26,13 @@ from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.model.sizes import SizeSource
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.files import StateDirectory, locate_home
-from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
-from gateway.models.auxiliary import all_routes
+from gateway.models.auxiliary import all_routes, route_for
+from gateway.models.call_settings import left_out
 from gateway.models.capacity import window_from
 from gateway.models.pricing import estimated_models, unpriced_models, unpriced_sentence
 from gateway.models.window import fixed_prompt_tokens, load_configured_profile, window_of
-from gateway.operator.probes import probe_discord, probe_model, probe_telegram
+from gateway.operator.probes import ModelNotListed, probe_discord, probe_model, probe_telegram
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import load_overview, open_resting, quick_check
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError
@@ -94,7 +94,7 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
     yield from _home(loaded.home)
     state = list(_state(loaded))
     yield from state
-    for check in (_access, _model, _routes, _extras, _costs):
+    for check in (_access, _models, _settings, _extras, _costs):
         yield from check(loaded)
     yield from _context(loaded, state)
     yield from _tokens(loaded, is_online=is_online)
@@ -244,26 +244,33 @@ def check_context(config: Config, limits: Limits, source: SizeSource, *, engine:
     return warning("context", text)
 
 
-def _model(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    model = loaded.config.model
-    if model.protocol == "offline":
-        yield warning("model", f"The built-in offline model answers; for a real one, {MODEL_SETUP_HINT}.")
-    else:
-        yield _probed("model", partial(probe_model, model))
-
-
-def _routes(loaded: LoadedConfig) -> Iterator[CheckResult]:
-    """Probe the other APIs of models: each once for each key, for one wrong key may be as good as none."""
-    seen = {_api(loaded.config.model)}
+def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
+    """Probe the models: each API is told of once for each key, and every model that it does not have."""
+    answers: dict[tuple[str | None, str | None], bool] = {}
     for route in all_routes(loaded.config):
-        if route.protocol != "offline" and _api(route) not in seen:
-            seen.add(_api(route))
-            result = _probed("route", partial(probe_model, route), warning)  # the configured model still answers
-            yield replace(result, text=f"{route.label}: {result.text}")
+        is_main, api = route == loaded.config.model.route, (route.address, route.plain_key)
+        if route.protocol == "offline":
+            if is_main:
+                yield warning("model", f"The built-in offline model answers; for a real one, {MODEL_SETUP_HINT}.")
+            continue
+        if not answers.get(api, True):
+            continue
+        try:
+            result, does_answer = (fine, probe_model(route)), True
+        except CommandError as error:  # without another than it the configured one still answers
+            result, does_answer = (failed if is_main else warning, str(error)), isinstance(error, ModelNotListed)
+        if api not in answers or result[0] is not fine:
+            yield result[0]("model", result[1]) if is_main else result[0]("route", f"{route.label}: {result[1]}")
+        answers[api] = does_answer
 
 
-def _api(route: RouteConfig) -> tuple[str | None, str | None]:
-    return route.address, route.api_key.get_secret_value() if route.api_key is not None else None
+def _settings(loaded: LoadedConfig) -> Iterator[CheckResult]:
+    """Tell of settings that do not reach the model that they are for."""
+    config = loaded.config
+    for_tasks = (route_for(config, task, config.model.route) for task in config.auxiliary.tasks)
+    for route in dict.fromkeys((*all_routes(config), *(route for route in for_tasks if route is not None))):
+        for sentence in left_out(route):
+            yield warning("settings", f"{route.label}: {sentence}")
 
 
 def _extras(loaded: LoadedConfig) -> Iterator[CheckResult]:

@@ -6,16 +6,21 @@ wait for the SDKs to be imported. Redirects are not followed: the next host woul
 Each returns one sentence for the operator, which holds no secret, and raises `CommandError` with one for a failure.
 """
 
+import difflib
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any
+from urllib.parse import urlsplit
 
+from agent.model.catalog import DATE
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import DiscordConfig, TelegramConfig
 from hermes_state.errors import CommandError
+from hermes_state.text import counted
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 _ANTHROPIC_VERSION = "2026-10-21"
@@ -48,20 +53,34 @@ def probe_discord(settings: DiscordConfig) -> str:
     raise CommandError(_trouble("Discord", settings.api_url, status, body))
 
 
+class ModelNotListed(CommandError):
+    """The server of a model answers, but the model is not in its list."""
+
+
 def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
     """Ask for the list of models; with `may_call`, fall back to a call of one token where there is no such list."""
     base, headers = _model_root(settings)
-    status, body = _fetch(f"{base}/models", headers)
-    if status in (404, 405) and may_call:
+    status, body, names = _listed_models(settings, base, headers)
+    if names is not None:
+        if settings.name is None or _is_listed(settings.name, names):
+            return f"The model's server answers at {base}."
+        raise ModelNotListed(
+            f"The model's server answers at {base}, but does not list {settings.name}{_nearest(settings.name, names)}"
+        )
+    if status in (200, 404, 405):
         path, call = _smallest_call(settings)
-        status, body = _fetch(f"{base}/{path}", headers, call)
+        # A call of nothing is refused wherever calls are taken, and costs nothing.
+        status, body = _fetch(f"{base}/{path}", headers, {})
+        if status in (404, 405) or (status == 200 and "error" in body):
+            raise CommandError(f"Nothing takes calls at {base}/{path}: {_better_root(settings, base, headers)}")
+        if status not in (0, 401, 403) and not may_call:
+            return f"The model's server answers at {base}; it lists no models to compare with."
+        status, body = _fetch(f"{base}/{path}", headers, call) if may_call else (status, body)
     if status == 200:
-        return f"The model's server answers at {base}{_listed(body, settings.name)}."
+        return f"The model's server answers at {base}."
     if status in (401, 403):
         reason = "does not accept the key" if settings.api_key else "wants a key (api_key)"
         raise CommandError(f"The model's server at {base} {reason}.")
-    if status in (404, 405) and not may_call:
-        return f"The model's server answers at {base}; it lists no models to compare with."
     raise CommandError(_trouble("The model's server", base, status, body))
 
 
@@ -69,10 +88,63 @@ def _model_root(settings: RouteConfig) -> tuple[str, Mapping[str, str]]:
     """Root that the paths of the API are appended to, and the headers that say who asks."""
     key = settings.api_key.get_secret_value() if settings.api_key else None
     base = (settings.address or OPENAI_BASE_URL).rstrip("/")
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    headers = ({} if key is None else {"Authorization": f"Bearer {key}"}) | settings.plain_headers
     if settings.protocol == "anthropic":
         return f"{base.removesuffix('/v1')}/v1", {"anthropic-version": _ANTHROPIC_VERSION, **headers}
     return base, headers
+
+
+def _listed_models(
+    settings: RouteConfig, base: str, headers: Mapping[str, str]
+) -> tuple[int, Mapping[str, Any], frozenset[str] | None]:
+    """HTTP status, body, and the names that the server lists; None where it gives no list."""
+    status, body = _fetch(f"{base}/models{'?limit=1000' if settings.protocol == 'anthropic' else ''}", headers)
+    if status != 200 or not isinstance(body.get("data", ""), list | None):
+        return status, body, None
+    rows = [row for row in body["data"] or () if isinstance(row, dict)]
+    if any(row.get("owned_by") == "llamacpp" for row in rows):
+        return status, body, None  # it has one model, whatever that is called
+    named = [row.get("id") for row in rows]
+    named += [name for row in rows if isinstance(row.get("aliases"), list) for name in row["aliases"]]
+    return status, body, frozenset(str(name).removeprefix("models/") for name in named if name)
+
+
+def _is_listed(name: str, names: frozenset[str]) -> bool:
+    """True for a name that is listed, also in a longer form: with the date, the tag or the provider's own mark."""
+    bare, _, tag = name.removeprefix("models/").partition(":")
+    shorter = {bare, f"{bare}:{tag or 'latest'}"} if tag in ("", "latest", *_HOSTED_TAGS) else {f"{bare}:{tag}"}
+    stem = bare.removesuffix("-latest")
+    return any(one in shorter or DATE.sub("", one) in (bare, stem) for one in names)
+
+
+_HOSTED_TAGS = ("free", "nitro", "floor", "online", "thinking", "extended", "exacto", "beta")
+"""Tags behind names of OpenRouter's models, for another way to the same one."""
+
+
+def _nearest(name: str, names: frozenset[str]) -> str:
+    """Names that may have been meant, as the end of a sentence."""
+    same = sorted(one for one in names if one.rpartition("/")[2] == name.rpartition("/")[2])
+    alike = difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.5)
+    found = list(dict.fromkeys([*same, *alike]))[:3]
+    return f"; did you mean {' or '.join(found)}?" if found else f", only {counted(len(names), 'other')}."
+
+
+_ROOTS = ("/v1", "/api/v1", "/openai/v1", "/openai", "/api/paas/v4", "/v1beta/openai", "/compatible-mode/v1", "")
+"""Paths under which providers have their APIs."""
+_ENDPOINT = re.compile(r"/(?:chat/completions|completions|responses|messages|models)$")
+
+
+def _better_root(settings: RouteConfig, base: str, headers: Mapping[str, str]) -> str:
+    """Advice on `base_url`: the address on the same host, near the configured one, at which models are listed."""
+    parts, written = urlsplit(base), _ENDPOINT.sub("", base)
+    addresses = (written, f"{written}/v1", *(f"{parts.scheme}://{parts.netloc}{path}" for path in _ROOTS))
+    for address in dict.fromkeys(addresses) if settings.protocol != "anthropic" else ():
+        status, _, names = _listed_models(settings, address, headers)
+        if status == 0:
+            break
+        if names is not None and address != base:
+            return f"base_url lacks its path or has a wrong one; did you mean {address}?"
+    return "base_url lacks its path or has a wrong one; see the provider's documentation."
 
 
 def _smallest_call(settings: RouteConfig) -> tuple[str, object]:
@@ -82,12 +154,6 @@ def _smallest_call(settings: RouteConfig) -> tuple[str, object]:
         return "responses", {"model": settings.name, "input": messages, "max_output_tokens": 16}  # it takes no less
     path = "messages" if settings.protocol == "anthropic" else "chat/completions"
     return path, {"model": settings.name, "messages": messages, "max_tokens": 1}
-
-
-def _listed(body: Mapping[str, Any], name: str | None) -> str:
-    rows = body.get("data")
-    names = {row.get("id") for row in rows if isinstance(row, dict)} if isinstance(rows, list) else set()
-    return f", but does not list {name}" if names and name not in names else ""
 
 
 def _trouble(who: str, address: str, status: int, body: Mapping[str, Any]) -> str:
@@ -102,7 +168,7 @@ class _NoRedirectHandler(urllib.request.HTTPRedirectHandler):
 
 
 def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = None) -> tuple[int, Mapping[str, Any]]:
-    """HTTP status and JSON object; status 0 and a `reason` when nothing came back."""
+    """HTTP status and JSON object, a list as its `data`; status 0 and a `reason` when nothing came back."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json", **(headers or {})})
     opener = urllib.request.build_opener(_NoRedirectHandler)
@@ -123,4 +189,4 @@ def _object(text: bytes) -> Mapping[str, Any]:
         value = json.loads(text)
     except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
+    return value if isinstance(value, dict) else {"data": value} if isinstance(value, list) else {}

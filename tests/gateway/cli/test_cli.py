@@ -539,3 +539,30 @@ SECRET_QUESTIONS = ("Telegram bot token", "Discord bot token", "Key for that API
 
 def _is_ready(terminal: int, *, is_secret: bool) -> bool:
     return bool(termios.tcgetattr(terminal)[3] & termios.ECHO) is not is_secret
+
+
+# -- keys ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, "model.api_key is missing: api.openai.com is asked without a key"),
+        ({"HERMES_MODEL__PROTOCOL": "anthropic"}, "model.api_key is missing: api.anthropic.com is asked without"),
+        ({"HERMES_MODEL__BASE_URL": "https://openrouter.ai/api/v1"}, "model.api_key is missing: openrouter.ai is"),
+        (
+            {"OPENAI_API_KEY": "sk-x", "HERMES_MODEL__FALLBACKS": '[{"name": "c", "protocol": "anthropic"}]'},
+            "api_key of the model c is missing: api.anthropic.com",
+        ),
+        ({"OPENAI_API_KEY": "sk-x"}, None),
+        ({"HERMES_MODEL__BASE_URL": "http://192.168.0.7:11434/v1"}, None),
+        ({"HERMES_MODEL__BASE_URL": "https://llm.lan/v1"}, None),
+        ({"HERMES_MODEL__EXTRA_HEADERS": '{"api-key": "sesame-sesame"}'}, None),
+    ],
+)
+def test_config_check_knows_a_missing_key(run: Run, variables: dict[str, str], words: str | None) -> None:
+    done = run("config", "check", HERMES_MODEL__NAME="gpt-4.1", **variables)
+    assert done.exit_code == 0
+    assert ("warning: " in done.output) is (words is not None)
+    assert (words or "The configuration is fine. ") in done.output
+    assert "sesame" not in run("config", "show", "--json", HERMES_MODEL__NAME="gpt-4.1", **variables).output

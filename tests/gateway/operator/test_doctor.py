@@ -202,7 +202,7 @@ async def test_tokens_are_tried_only_when_asked_to(environ: dict[str, str]) -> N
 
 async def test_the_models_server_is_asked(environ: dict[str, str]) -> None:
     async with Server(fake_llm.make_app()) as llm:
-        variables = {**environ, "HERMES_MODEL__NAME": "lab-model", "HERMES_MODEL__BASE_URL": f"{llm.url}/v1"}
+        variables = {**environ, "HERMES_MODEL__NAME": "lab-128k", "HERMES_MODEL__BASE_URL": f"{llm.url}/v1"}
         assert (await examined(variables))["model"].verdict is CheckStatus.FINE
     gone = (await examined(variables))["model"]
     assert gone.verdict is CheckStatus.FAILED
@@ -219,20 +219,133 @@ async def test_every_api_of_the_configuration_is_asked_once(environ: dict[str, s
     app.router.add_get("/v1/models", models)
     async with Server(fake_llm.make_app()) as llm, Server(app) as other:
         aliases = {
-            "fast": "small",
+            "fast": "lab-32k",
+            "slow": "lab-33k",
             "home": {"name": "llama", "base_url": f"{other.url}/v1"},
             "wrong": {"name": "llama", "base_url": f"{other.url}/v1", "api_key": "not-this-one"},
             "same": {"name": "other", "base_url": f"{other.url}/v1", "api_key": "not-this-one"},
             "right": {"name": "llama", "base_url": f"{other.url}/v1", "api_key": "right"},
+            "big": {"name": "lama-big", "base_url": f"{other.url}/v1", "api_key": "right"},
         }
-        variables = {**environ, "HERMES_MODEL__NAME": "lab-model", "HERMES_MODEL__BASE_URL": f"{llm.url}/v1"}
+        variables = {**environ, "HERMES_MODEL__NAME": "lab-128k", "HERMES_MODEL__BASE_URL": f"{llm.url}/v1"}
         variables["HERMES_MODEL__ALIASES"] = json.dumps(aliases)
         found = await asyncio.to_thread(lambda: list(run_checks(variables, is_online=False)))
+    unlisted = "but does not list"
     assert [(one.verdict, one.text) for one in found if one.check == "route"] == [
+        (
+            CheckStatus.WARNING,
+            f"lab-33k: The model's server answers at {llm.url}/v1, {unlisted} lab-33k; did you mean lab-32k or lab-8k "
+            "or lab-4k?",
+        ),
         (CheckStatus.WARNING, f"llama: The model's server at {other.url}/v1 wants a key (api_key)."),
         (CheckStatus.WARNING, f"llama: The model's server at {other.url}/v1 does not accept the key."),
         (CheckStatus.FINE, f"llama: The model's server answers at {other.url}/v1."),
+        (
+            CheckStatus.WARNING,
+            f"lama-big: The model's server answers at {other.url}/v1, {unlisted} lama-big; did you mean llama?",
+        ),
     ]
+
+
+def listing(*names: str, root: str = "/v1", **more: Any) -> web.Application:
+    """A server that lists models under a root of its own, and takes calls there."""
+
+    async def models(_request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": name, **more} for name in names]})
+
+    async def call(_request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "model is required"}}, status=400)
+
+    app = web.Application()
+    if names:
+        app.router.add_get(f"{root}/models", models)
+    app.router.add_post(f"{root}/chat/completions", call)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("llama3.1", ["llama3.1:latest"]),
+        ("llama3.1:latest", ["llama3.1"]),
+        ("qwen3:8b", ["qwen3:8b"]),
+        ("openai/gpt-4o:nitro", ["openai/gpt-4o"]),
+        ("claude-sonnet-4-5", ["claude-sonnet-4-5-20250929"]),
+        ("claude-3-5-sonnet-latest", ["claude-3-5-sonnet-20241022"]),
+        ("gemini-2.5-pro", ["models/gemini-2.5-pro"]),
+    ],
+)
+async def test_a_model_may_be_listed_in_a_longer_form(environ: dict[str, str], name: str, names: list[str]) -> None:
+    async with Server(listing("another", *names)) as server:
+        variables = {**environ, "HERMES_MODEL__NAME": name, "HERMES_MODEL__BASE_URL": f"{server.url}/v1"}
+        assert (await examined(variables))["model"].verdict is CheckStatus.FINE
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "words"),
+    [
+        ("gpt-4o-mni", ["gpt-4o", "gpt-4o-mini"], "does not list gpt-4o-mni; did you mean gpt-4o-mini or gpt-4o?"),
+        ("gpt-4o", ["openai/gpt-4o", "x/y"], "does not list gpt-4o; did you mean openai/gpt-4o?"),
+        ("qwen3:32b", ["qwen3:8b"], "does not list qwen3:32b; did you mean qwen3:8b?"),
+        ("llama3.1", ["zephyr"], "does not list llama3.1, only 1 other."),
+    ],
+)
+async def test_a_model_that_is_not_listed_is_a_problem_with_the_nearest_names(
+    environ: dict[str, str], name: str, names: list[str], words: str
+) -> None:
+    async with Server(listing(*names)) as server:
+        variables = {**environ, "HERMES_MODEL__NAME": name, "HERMES_MODEL__BASE_URL": f"{server.url}/v1"}
+        found = (await examined(variables))["model"]
+    assert found.verdict is CheckStatus.FAILED
+    assert words in found.text
+
+
+async def test_a_server_of_one_model_answers_to_any_name(environ: dict[str, str]) -> None:
+    async with Server(listing("/models/some.gguf", owned_by="llamacpp")) as server:
+        variables = {**environ, "HERMES_MODEL__NAME": "anything", "HERMES_MODEL__BASE_URL": f"{server.url}/v1"}
+        assert (await examined(variables))["model"].verdict is CheckStatus.FINE
+
+
+@pytest.mark.parametrize(
+    ("root", "written"), [("/v1", ""), ("/api/v1", ""), ("/v1", "/v1/chat/completions"), ("/openai/v1", "/v1")]
+)
+async def test_an_address_without_its_path_is_a_problem_with_the_right_one(
+    environ: dict[str, str], root: str, written: str
+) -> None:
+    async with Server(listing("m", root=root)) as server:
+        variables = {**environ, "HERMES_MODEL__NAME": "m", "HERMES_MODEL__BASE_URL": f"{server.url}{written}"}
+        found = (await examined(variables))["model"]
+    assert found.verdict is CheckStatus.FAILED
+    assert f"did you mean {server.url}{root}?" in found.text
+
+
+async def test_a_server_without_a_list_is_fine_where_it_takes_calls(environ: dict[str, str]) -> None:
+    async with Server(listing()) as server:
+        variables = {**environ, "HERMES_MODEL__NAME": "m", "HERMES_MODEL__BASE_URL": f"{server.url}/v1"}
+        found = (await examined(variables))["model"]
+        assert (found.verdict, found.text) == (
+            CheckStatus.FINE,
+            f"The model's server answers at {server.url}/v1; it lists no models to compare with.",
+        )
+        lost = (await examined({**variables, "HERMES_MODEL__BASE_URL": server.url}))["model"]
+    assert lost.verdict is CheckStatus.FAILED
+    assert "base_url lacks its path" in lost.text
+
+
+def test_settings_that_reach_no_model_are_told(environ: dict[str, str]) -> None:
+    claude = {
+        **environ,
+        "HERMES_MODEL__NAME": "claude-haiku-4-5",
+        "HERMES_MODEL__PROTOCOL": "anthropic",
+        "HERMES_MODEL__BASE_URL": "http://127.0.0.1:9",
+        "HERMES_MODEL__TEMPERATURE": "0.2",
+    }
+    assert "settings" not in findings(claude)
+    found = findings({**claude, "HERMES_AUXILIARY__TITLE__REASONING_EFFORT": "low"})["settings"]
+    assert found.verdict is CheckStatus.WARNING
+    assert found.text.startswith("claude-haiku-4-5: `temperature`: left out where the model thinks")
+    offline = findings({**environ, "HERMES_MODEL__PROTOCOL": "offline", "HERMES_MODEL__TOP_P": "0.5"})["settings"]
+    assert "the built-in offline model takes no settings" in offline.text
 
 
 @pytest.mark.parametrize("tail", ["", "/v1"])
