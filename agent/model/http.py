@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
 
 import httpx2
@@ -64,6 +64,8 @@ class EndpointSettings:
     """Longest wait for the first piece of text, reasoning or call, while something else comes: models think."""
     streams: bool = True
     """Streaming; False for servers that cannot: a reply then comes as a whole."""
+    max_output_tokens: int | None = None
+    """Highest output limit that a request may set; what sets none keeps none."""
     temperature: float | None = None
     top_p: float | None = None
     reasoning_effort: ReasoningEffort | None = None
@@ -245,6 +247,10 @@ class HttpModel(Generic[C]):
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
         """Index of the form in which an effort was taken, with tools and without."""
+
+    def _limited(self, request: ModelRequest) -> ModelRequest:
+        own, wanted = self._endpoint.max_output_tokens, request.max_output_tokens
+        return request if own is None or wanted is None else replace(request, max_output_tokens=min(own, wanted))
 
     def _form(self, request: ModelRequest) -> SettingsForm:
         """The form that was taken before, or the best."""

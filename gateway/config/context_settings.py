@@ -151,7 +151,7 @@ class AuxiliaryTaskConfig(BaseConfig):
     )
     """Its context window; bounds what it is shown, never where conversations are compressed."""
     max_output_tokens: int | None = setting(None, ge=1, le=10_000_000, unit="tokens", default_text="the route's")
-    """As `model.max_output_tokens`, for this task alone."""
+    """Highest output limit of its calls; a summary sets one only where the protocol wants it."""
     temperature: float | None = setting(None, ge=0, le=2, default_text="the route's")
     """As `model.temperature`, for this task alone, whichever model does it."""
     top_p: float | None = setting(None, ge=0, le=1, unit="of the likeliest words", default_text="the route's")

@@ -63,6 +63,7 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
         "read_seconds": settings.read_seconds,
         "first_piece_seconds": settings.first_piece_seconds,
         "streams": route.streaming,
+        "max_output_tokens": route.max_output_tokens,
         "temperature": route.temperature,
         "top_p": route.top_p,
         "reasoning_effort": route.reasoning_effort,

@@ -78,7 +78,8 @@ class AnthropicModel(HttpModel[AsyncAnthropic]):
         A rejection that says how to ask instead is followed: without the earlier reasoning, or, where the request
         itself sets no output limit, with a smaller one.
         """
-        current, form = replace(request, style=replace(request.style, reasoning_of=self._made_by)), self._form(request)
+        form, current = self._form(request), self._limited(request)
+        current = replace(current, style=replace(current.style, reasoning_of=self._made_by))
         refused: tuple[ModelError, ...] = ()
         while True:
             try:

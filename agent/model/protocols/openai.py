@@ -71,6 +71,7 @@ class OpenAIModel(HttpModel[AsyncOpenAI], ABC):
 
         A request is put in another way where that helps, each way once; what the server took is remembered.
         """
+        request = self._limited(request)
         faults, form = self._faults, self._form(request)
         repeated: tuple[ModelError, ...] = ()
         payload = self._encoded(request, faults, with_fields(form.fields, self._endpoint.extra_body))

@@ -94,6 +94,14 @@ async def test_a_conversations_own_effort_wins(way: Way, server: labkit.Server, 
         assert effort_of(way, off) == "none"
 
 
+async def test_no_call_asks_for_more_output_than_is_configured(way: Way, server: labkit.Server, llm: LLM) -> None:
+    async with way.dialled(server.url, max_output_tokens=300) as model:
+        await ask(model, request(max_output_tokens=2_000))
+        await ask(model, request(max_output_tokens=200))
+    key = "max_output_tokens" if way.protocol == "responses" else "max_tokens"
+    assert [body[key] for body in bodies(llm)] == [300, 200]
+
+
 async def test_further_fields_join_what_the_gateway_says(way: Way, server: labkit.Server, llm: LLM) -> None:
     extra = {"reasoning": {"summary": "auto"}, "temperature": 0.9}
     async with way.dialled(server.url, temperature=0.1, reasoning_effort="low", extra_body=extra) as model:
