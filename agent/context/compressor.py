@@ -34,6 +34,7 @@ from agent.handoff import Handoff, framed
 from agent.model.base import ModelReply
 from agent.model.client import ModelClient
 from agent.model.errors import remedy_for, sentence_for
+from agent.model.sizes import MIN_OUTPUT, room_beside
 from agent.tokens import estimated_text_tokens
 from agent.tools.registry import Tool
 from hermes_state.compressions import Layer
@@ -251,9 +252,9 @@ class Compressor:
             is_shared=job.request.style.is_shared,
         )
         request = await asyncio.to_thread(summary_request, wanted, self._redact)
-        done = await route.client.complete(
-            replace(request, payer=job.request.payer), purpose="summary", within=job.settings.summary_seconds
-        )
+        room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
+        request = replace(request, payer=job.request.payer, output_cap=max(MIN_OUTPUT, room))
+        done = await route.client.complete(request, purpose="summary", within=job.settings.summary_seconds)
         try:
             text = await asyncio.to_thread(self._usable, done.reply, wanted)
         except SummaryError as error:

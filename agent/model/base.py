@@ -95,7 +95,8 @@ class ModelRequest:
     max_output_tokens: int | None
     """Output limit; None: none on the wire, for a summary that must not be cut off."""
     output_cap: int | None = None
-    """Most tokens of an answer that the model is known to write: a limit for APIs that insist on one."""
+    """Most tokens of an answer that there is room for, or that the model is known to write: for APIs that insist on a
+    limit."""
     style: WireSettings = field(default_factory=WireSettings)
     reasoning_effort: ReasoningEffort | None = None
     """Effort that the conversation has chosen; None: that of the model's settings."""

@@ -24,6 +24,8 @@ MIN_OUTPUT: Final = 1_024
 """Shortest answer that is asked for where a prompt leaves next to nothing of its window by our estimate, in tokens."""
 ESTIMATE_PERCENT: Final = 5
 """Share of a prompt, in percent, by which our estimate of it may fall short."""
+MIN_SLACK: Final = 256
+"""Least that it may fall short by, in tokens: what stands around a short prompt is a larger share of it."""
 MIN_INPUT: Final = 2_048
 """Tokens that are left to prompts, as far as the context allows: below, a system prompt and one exchange do not fit."""
 
@@ -79,8 +81,13 @@ class ModelSize:
         reserved = self.reserved_in(window)
         if self.output_from is SizeSource.CONFIGURED:
             return reserved
-        left = window - prompt - prompt * ESTIMATE_PERCENT // 100
-        return Tokens(min(self.usual_output, max(left, min(MIN_OUTPUT, reserved))))
+        room = room_beside(prompt, window)
+        return Tokens(min(self.usual_output, max(room, min(MIN_OUTPUT, reserved))))
+
+
+def room_beside(prompt: EstimatedTokens, window: Tokens) -> int:
+    """Tokens that a prompt leaves of a window, less what the estimate may be wrong by."""
+    return window - prompt - max(MIN_SLACK, prompt * ESTIMATE_PERCENT // 100)
 
 
 UNKNOWN_LIMITS: Final = ModelLimits()

@@ -14,7 +14,7 @@ WINDOW = "claude-lab-16k"
 CLAUDE: dict[str, str] = {
     "HERMES_MODEL__NAME": WINDOW,
     "HERMES_MODEL__CONTEXT_LENGTH": "16384",
-    "HERMES_MODEL__MAX_OUTPUT_TOKENS": "1024",
+    "HERMES_MODEL__MAX_OUTPUT_TOKENS": "4096",
     "HERMES_MODEL__CACHE_TTL": "1h",
     "HERMES_AGENT__PERSONA": "You are patient and exact. " * 150,
 }

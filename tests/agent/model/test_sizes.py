@@ -105,7 +105,7 @@ def test_however_long_a_model_may_write_no_more_is_kept_for_it_than_is_configure
         ("claude-sonnet-4-5", said(None, 500), 1_000, 500),
         ("gpt-4o", UNKNOWN_LIMITS, 1_000, 16_384),
         ("o3", UNKNOWN_LIMITS, 1_000, 32_000),
-        (UNKNOWN, UNKNOWN_LIMITS, 1_000, 31_718),
+        (UNKNOWN, UNKNOWN_LIMITS, 1_000, 31_512),
         (UNKNOWN, said(8_192), 6_000, 1_892),
         (UNKNOWN, said(4_096), 3_900, 1_024),
         (UNKNOWN, said(2_731), 2_700, 682),
