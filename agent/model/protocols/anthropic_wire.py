@@ -18,8 +18,7 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.error_answer import error_in
-from agent.model.error_classifier import status_error, stream_error
+from agent.model.error_classifier import error_in, status_error, stream_error
 from agent.model.replies import MAX_CALLS, ReplyBuilder
 from agent.model.usage import normalize_usage
 from agent.model.wire import NOTICE, REASONING, WireMessage
