@@ -173,22 +173,34 @@ def _image(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError | No
             return errors.ImageRejected(what, fault=ImageFault.UNSUPPORTED)
         if answer.status == 413 and not _says(answer, "tokens"):
             return errors.ImageRejected(what, fault=ImageFault.TOO_LARGE)
+        if _says(answer, "unfetched"):
+            return errors.ImageRejected(what, fault=ImageFault.UNREADABLE)
     if not _says(answer, "image") or _says(answer, "whole_prompt"):
         return None
     if (most := _number(answer, "most_images")) is not None:
-        fault = ImageFault.TOO_MANY if most else ImageFault.UNSUPPORTED
-        return errors.ImageRejected(what, fault=fault, max_count=most or None)
-    if _says(answer, "unseen"):
-        return errors.ImageRejected(what, fault=ImageFault.UNSUPPORTED)
-    if _says(answer, "large_image"):
+        counted = ImageFault.TOO_MANY if most else ImageFault.UNSUPPORTED
+        return errors.ImageRejected(what, fault=counted, max_count=most or None)
+    fault = next((fault for feature, fault in _FAULTS.items() if _says(answer, feature)), None)
+    if fault is ImageFault.TOO_LARGE:
         side = _number(answer, "most_pixels")
-        return errors.ImageRejected(what, fault=ImageFault.TOO_LARGE, max_side=side, max_bytes=_most_bytes(answer))
-    return errors.ImageRejected(what, fault=ImageFault.UNREADABLE) if _says(answer, "broken_image") else None
+        return errors.ImageRejected(what, fault=fault, max_side=side, max_bytes=_most_bytes(answer))
+    return None if fault is None else errors.ImageRejected(what, fault=fault)
+
+
+_FAULTS: Final[Mapping[str, ImageFault]] = {
+    "many_images": ImageFault.TOO_MANY,
+    "unseen": ImageFault.UNSUPPORTED,
+    "large_image": ImageFault.TOO_LARGE,
+    "broken_image": ImageFault.UNREADABLE,
+}
+"""Faults of images by what tells them, the first that is found."""
 
 
 def _most_bytes(answer: ErrorAnswer) -> int | None:
     """Most bytes of an image: the exact number where one is named, else the rounded one."""
     exact, rounded = _number(answer, "exact_bytes"), _found(answer, "round_bytes")
+    if exact is not None and _says(answer, "sent_bytes"):
+        return exact * 3 // 4
     if exact is not None or rounded is None:
         return exact
     return int(float(rounded[1]) * (1_000 if rounded[2] == "k" else 1_000_000))
@@ -256,7 +268,7 @@ def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError 
         room = window - taken - (16 + taken // (100 if is_counted else 20))
         if room >= MIN_OUTPUT_ROOM:
             return errors.OutputCapTooLarge(what, cap=room)
-    if is_both and taken is None and prompt is not None and prompt < (window or 0):
+    if is_both and not is_claimed and taken is None and prompt is not None and prompt < (window or 0):
         return errors.OutputCapTooLarge(what)
     return errors.ContextOverflow(
         what,

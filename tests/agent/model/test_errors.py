@@ -9,16 +9,20 @@ from agent.model.base import ModelRequest, ToolSchema
 from agent.model.error_classifier import MIN_OUTPUT_ROOM, retry_after_seconds, status_error, stream_error
 from agent.model.errors import remedy_for, sentence_for
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.wire import WireSettings
 from hermes_state.errors import (
+    AuthRejected,
     ContextOverflow,
     ImageFault,
     ImageRejected,
     ModelError,
+    ModelNotFound,
     ModelRateLimited,
     ModelUnavailable,
     OutputCapTooLarge,
     QuotaExceeded,
 )
+from hermes_state.values import Image, MessageBody
 from tests.agent.context.rows import human
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
@@ -266,6 +270,73 @@ def test_the_fault_of_an_image_is_told_with_its_limits(message: str, fault: Imag
     assert (error.fault, {key: value for key, value in stated.items() if value}) == (fault, facts)
 
 
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("Model not activated: switch it on in the console.", AuthRejected),
+        ("This service is not opened for your account.", AuthRejected),
+        ("Access denied: invalid subscription key.", AuthRejected),
+        ("Your subscription has expired.", QuotaExceeded),
+        ("There is no active subscription.", QuotaExceeded),
+        ("The free trial quota of this model is exhausted.", QuotaExceeded),
+        ("dial tcp 10.0.0.1:80: connect: connection refused", ModelUnavailable),
+        ("Cannot connect to host inference.internal:8000", ModelUnavailable),
+        ("EngineDeadError: the engine has died", ModelUnavailable),
+        ("The model lab-vision does not exist.", ModelNotFound),
+        ("Too many images: 12 > 8", ImageRejected),
+        ("The number of images exceeds what one request may hold.", ImageRejected),
+        ("Multi-modal inputs are not supported here.", ImageRejected),
+        ("This is no VLM, and vision is not configured.", ImageRejected),
+        ("Unable to download the media resource during the data inspection process.", ImageRejected),
+        ("Error downloading the image: 404", ImageRejected),
+        ("Prompt too long: 9000 tokens over the limit of 8192", ContextOverflow),
+        ("Received message larger than max (5000000 vs. 4194304)", ContextOverflow),
+        ("Input (9000 tokens) is too long", ContextOverflow),
+        ("too many input characters", ContextOverflow),
+        ("Input must be longer than 0 characters.", ModelError),
+        ("The message must be larger than 0.", ModelError),
+        ("Failed to decode the JSON body: no content.", ModelError),
+        ("The image_generation tool is not supported.", ModelError),
+        ("Tool name too long, larger than max 64.", ModelError),
+    ],
+)
+def test_a_refusal_is_told_by_features_that_stand_in_other_words_too(message: str, kind: type[ModelError]) -> None:
+    assert type(status_error(400, {}, {"error": {"message": message}})) is kind
+
+
+@pytest.mark.parametrize(
+    ("message", "fault"),
+    [
+        ("Could not fetch the file behind the URL.", ImageFault.UNREADABLE),
+        ("This is a text-only model.", ImageFault.UNSUPPORTED),
+        ("Messages must hold text content only.", ImageFault.UNSUPPORTED),
+    ],
+)
+def test_words_that_name_no_image_mean_one_where_one_was_sent(message: str, fault: ImageFault) -> None:
+    image = human("look", body=MessageBody(images=(Image(attachment_id=1, mime="image/png", path="a.png"),)))
+    style = WireSettings(image_urls={1: "data:image/png;base64,AA=="})
+    for row, is_image in ((image, True), (human("look"), False)):
+        request = ModelRequest(system="", transcript=(row,), max_output_tokens=1_000, style=style)
+        error = status_error(400, {}, {"error": {"message": message}}, request)
+        assert type(error) is (ImageRejected if is_image else ModelError)
+        assert getattr(error, "fault", fault) is fault
+
+
+@pytest.mark.parametrize(("estimated", "kind"), [(1_000, OutputCapTooLarge), (9_000, ContextOverflow)])
+def test_a_length_that_counts_prompt_and_output_is_judged_by_the_prompt_that_was_sent(
+    estimated: int, kind: type[ModelError]
+) -> None:
+    request = ModelRequest(system="", transcript=(human("word " * estimated),), max_output_tokens=8_000)
+    error = status_error(400, {}, {"error": {"message": "model max length exceeded, max length:8192"}}, request)
+    assert type(error) is kind
+
+
+def test_a_limit_of_the_bytes_that_are_sent_is_one_of_fewer_bytes_of_an_image() -> None:
+    error = status_error(400, {}, {"message": "Exceeded limit on max bytes per data-uri item: 4000000"})
+    assert isinstance(error, ImageRejected)
+    assert (error.fault, error.max_bytes) == (ImageFault.TOO_LARGE, 3_000_000)
+
+
 def test_a_plan_without_the_model_is_told_apart_from_a_wrong_key() -> None:
     error = status_error(429, {}, {"error": {"message": "Your subscription plan does not include this model."}})
     assert "the plan" in sentence_for(error)
@@ -329,6 +400,7 @@ def test_a_person_is_told_of_every_way_out_of_an_overflow() -> None:
     [
         *("{" * 200_000, "[1," * 60_000, "{ " * 90_000 + "}", " [" * 90_000, '{"a":' * 20_000),
         *("exceeds" * 600, "surpass" * 600, "input " * 700, "retry in 1s " * 400),
+        *("too many images " * 250, "data-uri " * 450, "message larger " * 260, "error fetch " * 330, "input (a" * 500),
     ],
 )
 @pytest.mark.parametrize("is_held", [False, True])
