@@ -59,7 +59,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 async def test_a_refused_image_never_ends_a_chat(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM, tmp_path: Path
 ) -> None:
-    known = [text for text in texts_of("image") if fits(text, way)]
+    known = [text for text in texts_of("image") if fits({**text, "has_image": False}, way)]
     replies = [{"error": refusal(*wording)} for wording in WORDINGS] + [{"reply": script(text, way)} for text in known]
     for number, reply in enumerate(replies):
         llm.add_scripts([{"min_images": 1, "times": -1, **reply}])

@@ -1,6 +1,10 @@
 """Error answers of real providers, over every protocol, streamed and whole: what the chat is told, and what it costs.
 
-The texts are in tests/fixtures/provider_errors, each with its source and with the kind that it has to be read as.
+The texts are in tests/fixtures/provider_errors, in files by what they were filed as, each with its source and with the
+kind that it has to be read as; `read` says why where that is another one. Those marked `blind` were collected after the
+classifier was finished, and written down before it saw them: its first try read 190 of 228 as they were filed. Nine of
+those, of a native API that no protocol here speaks, are left out.
+
 Without `--protocol` each comes once over chat completions, streamed or whole; `make protocols` sends all of them,
 streamed and whole, over the other two.
 """
@@ -17,7 +21,7 @@ from agent.model.client import RetryPolicy
 from agent.model.error_classifier import MIN_OUTPUT_ROOM, status_error, stream_error
 from agent.model.errors import remedy_for
 from agent.model.wire import WireSettings
-from hermes_state.errors import ContextOverflow, OutputCapTooLarge
+from hermes_state.errors import ContextOverflow, ImageRejected, OutputCapTooLarge
 from hermes_state.values import Image, MessageBody, Tokens
 from tests.agent.conftest import Chat
 from tests.agent.context.contexts import chat_at, fill_and_ask
@@ -128,7 +132,7 @@ def complaints(text: Json, left: Left) -> Iterator[str]:
 def is_put_otherwise(text: Json) -> bool:
     """True for a refusal of one part of the request, which is then made without it, where there is that part."""
     words = json.dumps(text["body"])
-    return "max_completion_tokens" in words or "enable_thinking" in words
+    return any(part in words for part in ("max_completion_tokens", "enable_thinking", "thinking_blocks"))
 
 
 async def test_a_prompt_that_is_refused_as_too_long_in_any_words_is_made_to_fit(
@@ -159,6 +163,8 @@ def test_the_numbers_of_a_refusal_are_taken_over(name: str) -> None:
         assert remedy_for(error).outcome == READ_AS[text["kind"]][0], text
         if isinstance(error, ContextOverflow):
             assert (error.window, error.prompt_tokens) == (text.get("window"), text.get("prompt_tokens")), text
+        if isinstance(error, ImageRejected) and "fault" in text:
+            assert error.fault == text["fault"], text
         if isinstance(error, OutputCapTooLarge):
             assert error.cap == text.get("cap"), text
         if "wait_seconds" in text:
@@ -167,5 +173,5 @@ def test_the_numbers_of_a_refusal_are_taken_over(name: str) -> None:
 
 def test_every_text_has_a_source() -> None:
     texts = [text for name in FILES for text in texts_of(name)]
-    assert len(texts) >= 150
+    assert len(texts) >= 500
     assert not [text for text in texts if not text["source"]]
