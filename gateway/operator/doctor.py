@@ -301,13 +301,11 @@ def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
             yield _probed(check, probe) if is_online else skipped(check, "There is a token; --online tries it.")
 
 
-def _probed(
-    check: str, probe: Callable[[], str], on_failure: Callable[[str, str], CheckResult] = failed
-) -> CheckResult:
+def _probed(check: str, probe: Callable[[], str]) -> CheckResult:
     try:
         return fine(check, probe())
     except CommandError as error:
-        return on_failure(check, str(error))
+        return failed(check, str(error))
 
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[CheckResult]:

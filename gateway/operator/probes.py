@@ -8,13 +8,12 @@ Each returns one sentence for the operator, which holds no secret, and raises `C
 
 import difflib
 import json
-import re
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin
 
 from agent.model.catalog import DATE
 from gateway.config.routes import RouteConfig
@@ -22,7 +21,6 @@ from gateway.config.settings import DiscordConfig, TelegramConfig
 from hermes_state.errors import CommandError
 from hermes_state.text import counted
 
-OPENAI_BASE_URL = "https://api.openai.com/v1"
 _ANTHROPIC_VERSION = "2026-10-21"
 TIMEOUT_SECONDS = 5.0
 _MAX_ANSWER_BYTES = 4_194_304
@@ -86,9 +84,8 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
 
 def _model_root(settings: RouteConfig) -> tuple[str, Mapping[str, str]]:
     """Root that the paths of the API are appended to, and the headers that say who asks."""
-    key = settings.api_key.get_secret_value() if settings.api_key else None
-    base = (settings.address or OPENAI_BASE_URL).rstrip("/")
-    headers = ({} if key is None else {"Authorization": f"Bearer {key}"}) | settings.plain_headers
+    key, base = settings.plain_key, (settings.address or "").rstrip("/")
+    headers = ({"Authorization": f"Bearer {key}"} if key else {}) | settings.plain_headers
     if settings.protocol == "anthropic":
         return f"{base.removesuffix('/v1')}/v1", {"anthropic-version": _ANTHROPIC_VERSION, **headers}
     return base, headers
@@ -110,39 +107,26 @@ def _listed_models(
 
 
 def _is_listed(name: str, names: frozenset[str]) -> bool:
-    """True for a name that is listed, also in a longer form: with the date, the tag or the provider's own mark."""
+    """True for a name that is listed, with or without the tag, or in a longer form with the date."""
     bare, _, tag = name.removeprefix("models/").partition(":")
-    shorter = {bare, f"{bare}:{tag or 'latest'}"} if tag in ("", "latest", *_HOSTED_TAGS) else {f"{bare}:{tag}"}
-    stem = bare.removesuffix("-latest")
-    return any(one in shorter or DATE.sub("", one) in (bare, stem) for one in names)
-
-
-_HOSTED_TAGS = ("free", "nitro", "floor", "online", "thinking", "extended", "exacto", "beta")
-"""Tags behind names of OpenRouter's models, for another way to the same one."""
+    forms = {bare, f"{bare}:{tag or 'latest'}"}
+    return any(one in forms or DATE.sub("", one) in (bare, bare.removesuffix("-latest")) for one in names)
 
 
 def _nearest(name: str, names: frozenset[str]) -> str:
     """Names that may have been meant, as the end of a sentence."""
-    same = sorted(one for one in names if one.rpartition("/")[2] == name.rpartition("/")[2])
-    alike = difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.5)
-    found = list(dict.fromkeys([*same, *alike]))[:3]
-    return f"; did you mean {' or '.join(found)}?" if found else f", only {counted(len(names), 'other')}."
+    alike = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(alike)}?" if alike else f", only {counted(len(names), 'other')}."
 
 
-_ROOTS = ("/v1", "/api/v1", "/openai/v1", "/openai", "/api/paas/v4", "/v1beta/openai", "/compatible-mode/v1", "")
+_ROOTS = ("/v1", "/api/v1", "/openai/v1", "/api/paas/v4", "/v1beta/openai", "/compatible-mode/v1")
 """Paths under which providers have their APIs."""
-_ENDPOINT = re.compile(r"/(?:chat/completions|completions|responses|messages|models)$")
 
 
 def _better_root(settings: RouteConfig, base: str, headers: Mapping[str, str]) -> str:
-    """Advice on `base_url`: the address on the same host, near the configured one, at which models are listed."""
-    parts, written = urlsplit(base), _ENDPOINT.sub("", base)
-    addresses = (written, f"{written}/v1", *(f"{parts.scheme}://{parts.netloc}{path}" for path in _ROOTS))
-    for address in dict.fromkeys(addresses) if settings.protocol != "anthropic" else ():
-        status, _, names = _listed_models(settings, address, headers)
-        if status == 0:
-            break
-        if names is not None and address != base:
+    """Advice on `base_url`: the address on the same host at which models are listed."""
+    for address in (urljoin(base, root) for root in _ROOTS):
+        if address != base and _listed_models(settings, address, headers)[2] is not None:
             return f"base_url lacks its path or has a wrong one; did you mean {address}?"
     return "base_url lacks its path or has a wrong one; see the provider's documentation."
 
