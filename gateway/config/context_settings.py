@@ -166,9 +166,8 @@ class AuxiliaryTaskConfig(BaseConfig):
     @property
     def call_settings(self) -> dict[str, Any]:
         """Keys of the calls that are set, with their values."""
-        return {
-            key: value for key in (*CALL_KEYS, "max_output_tokens") if (value := getattr(self, key)) not in (None, {})
-        }
+        values = {key: getattr(self, key) for key in (*CALL_KEYS, "max_output_tokens")}
+        return {key: value for key, value in values.items() if value not in (None, {})}
 
 
 class CompressionTaskConfig(AuxiliaryTaskConfig):

@@ -221,13 +221,13 @@ _OWN_FIELDS = ("model", "messages", "input", "instructions", "system", "tools", 
 
 def _body(value: object) -> Mapping[str, object]:
     """Fields of a request; those that make up the conversation are the gateway's own."""
-    block = {str(name): field for name, field in keyed(value).items()}
-    if taken := [name for name in block if name in _OWN_FIELDS]:
-        raise ValueError(f"{taken[0]} is what the gateway itself writes into a request")
+    written = dict(keyed(value))
     try:
-        json.dumps(block, allow_nan=False)
+        block: dict[str, object] = json.loads(json.dumps(written, allow_nan=False))  # keys may be numbers in YAML
     except (TypeError, ValueError):
         raise ValueError("has a value that JSON cannot say, such as a date: put it into quotes") from None
+    if taken := [name for name in block if name in _OWN_FIELDS]:
+        raise ValueError(f"{taken[0]} is what the gateway itself writes into a request")
     return block
 
 

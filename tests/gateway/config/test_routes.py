@@ -255,6 +255,11 @@ def test_blocks_may_come_as_json_in_a_variable(load: Load) -> None:
     assert load("model: {name: m, reasoning_effort: off}").config.model.reasoning_effort == "off"
 
 
+def test_further_fields_may_have_numbers_for_names(load: Load) -> None:
+    config = load("model: {name: m, extra_body: {logit_bias: {50256: -100}}}").config
+    assert config.model.extra_body == {"logit_bias": {"50256": -100}}
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
