@@ -12,7 +12,7 @@ from agent.model.protocols import missing_extra
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.offline import OfflineModel
 from agent.model.protocols.responses import ResponsesModel
-from gateway.config.routes import RouteConfig
+from gateway.config.routes import CALL_KEYS, RouteConfig
 from gateway.config.settings import Config, ModelConfig
 from gateway.models.auxiliary import all_routes
 from gateway.models.capacity import capacity_in
@@ -58,17 +58,12 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
     endpoint: dict[str, Any] = {  # Any: what the settings of every protocol begin with
         "model": route.name,
         "api_key": route.plain_key,
-        "base_url": route.base_url,
         "connect_seconds": settings.connect_seconds,
         "read_seconds": settings.read_seconds,
         "first_piece_seconds": settings.first_piece_seconds,
         "streams": route.streaming,
-        "max_output_tokens": route.max_output_tokens,
-        "temperature": route.temperature,
-        "top_p": route.top_p,
-        "reasoning_effort": route.reasoning_effort,
+        **{key: getattr(route, key) for key in ("base_url", "max_output_tokens", *CALL_KEYS)},
         "extra_headers": route.plain_headers,
-        "extra_body": route.extra_body,
     }
     match route.protocol:
         case "chat_completions":

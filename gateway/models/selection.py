@@ -145,14 +145,10 @@ def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
         raise CommandError(f"{unknown}.{question} /model lists them.")
     if len(written) > MAX_NAME_CHARACTERS or len(written.strip(_EXACT).split()) != 1:
         raise CommandError("A model's name is one word.")
-    if question and not _is_certain(written):
+    is_model = any(name in load_catalog().prices for name in spellings(written))
+    if question and not is_model and not written.startswith(_EXACT):
         raise CommandError(
             f"{unknown}, so nothing was chosen.{question} If your provider has one of just that name, "
             f"`/model {_EXACT}{written}` chooses it."
         )
     return _EXACT + written.removeprefix(_EXACT)
-
-
-def _is_certain(written: str) -> bool:
-    """True for a name that is meant as it stands, though another is alike: marked so, or known as a model's."""
-    return written.startswith(_EXACT) or any(name in load_catalog().prices for name in spellings(written))
