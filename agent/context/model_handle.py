@@ -30,7 +30,6 @@ from hermes_state.models.profiles import (
     ModelProfile,
     OfferedSize,
     learn_context,
-    learn_input,
     load_profile,
     save_calibration,
     save_offer,
@@ -263,8 +262,8 @@ class LearnedProfile:
         in_force, bound = self.capacity.context_length, Tokens(stated)
         log.warning("model.window_learned", model=self.model, window=stated, is_of_input=is_of_input, beside=in_force)
         self._known = self._known.learned(bound, beside=in_force, is_of_input=is_of_input)
-        learn = learn_input if is_of_input else learn_context
-        await self._store.write(learn, self._route, self.model, bound, in_force, self._clock.now())
+        about = (self._route, self.model, bound, in_force, self._clock.now())
+        await self._store.write(learn_context, *about, is_of_input=is_of_input)
 
     def assume_window(
         self, lineage_id: LineageId, refused: EstimatedTokens | ReportedTokens, accepted: int | None

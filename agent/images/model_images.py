@@ -15,9 +15,10 @@ import structlog
 
 from agent.images.scaling import ImageLimits, ImageScaler, mime_of
 from agent.model.base import ModelRequest
+from agent.model.errors import IMAGE_FAULTS
 from agent.model.wire import WireSettings
 from hermes_state.errors import ImageFault, ImageRejected, ModelError, StoreUnavailable
-from hermes_state.models.profiles import ImageFacts, load_image_facts, save_image_facts
+from hermes_state.models.profiles import MAX_LIMIT_AGE_MS, ImageFacts, load_image_facts, save_image_facts
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Image, Message, Transcript, recall_id
 
@@ -27,20 +28,12 @@ MAX_IMAGES: Final = 8
 """Most images of one request; some providers take no more."""
 MAX_TOTAL_BYTES: Final = 20 * 1024 * 1024
 """Largest sum of all images of one request, in bytes; providers refuse bodies of 32 MB, and base64 adds a third."""
-MAX_AGE_MS: Final = 7 * 86_400_000
-"""Age from which on a learned limit is tried anew, in milliseconds: a week."""
 MAX_REFUSED: Final = 200
 """Refused images that are remembered for a model."""
 MIN_LIMITS: Final = ImageLimits(max_side=256, max_bytes=100_000)
 """Smallest limits that are learned from refusals which state none."""
 
 _REFUSED: Final = "An image was sent here that the model's provider refuses."
-_FAULTS: Final = {
-    ImageFault.UNSUPPORTED: "The model takes no images",
-    ImageFault.TOO_LARGE: "The images were too large for the model's provider",
-    ImageFault.TOO_MANY: "There are more images here than the model's provider takes",
-    ImageFault.UNREADABLE: "The model's provider cannot process an image",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +71,7 @@ class ModelImages:
         if self._facts is None:
             loaded = await self._store.read(load_image_facts, *self._key)
             self._facts = self._facts or loaded  # somebody may have been faster, and have learned more
-        is_valid = self._facts.mark == self._mark and 0 <= self._clock.now() - self._facts.learned_at < MAX_AGE_MS
+        is_valid = self._facts.mark == self._mark and 0 <= self._clock.now() - self._facts.learned_at < MAX_LIMIT_AGE_MS
         return self._facts if is_valid else ImageFacts(mark=self._mark, refused=self._facts.refused)
 
     async def shown_in(self, style: WireSettings, transcript: Transcript) -> WireSettings:
@@ -108,11 +101,7 @@ class ModelImages:
         return replace(request, style=await self._styled(request.style, kept, notes, limits))
 
     async def _styled(
-        self,
-        style: WireSettings,
-        placed: Sequence[PlacedImage],
-        notes: dict[tuple[int, int], str],
-        limits: ImageLimits,
+        self, style: WireSettings, placed: Sequence[PlacedImage], notes: dict[tuple[int, int], str], limits: ImageLimits
     ) -> WireSettings:
         """The style with the data URLs of images, the newest first until `MAX_TOTAL_BYTES`; lost files have none."""
         bytes_left, urls = MAX_TOTAL_BYTES, {}
@@ -182,9 +171,9 @@ class ImageRetry:
             changes["refused"] = (*facts.refused, *(one.image.attachment_id for one in carried if one not in sent))
         await self.images.learn(msgspec.structs.replace(facts, **changes))
         if len(sent) == len(self._refusals[0][1]):
-            return f"{_FAULTS[error.fault]}, so it was shown smaller copies."
+            return f"{IMAGE_FAULTS[error.fault]}, so it was shown smaller copies."
         outcome = "some were left out of this answer" if sent else "this answer was written without them"
-        return f"{_FAULTS[error.fault]}, so {outcome}."
+        return f"{IMAGE_FAULTS[error.fault]}, so {outcome}."
 
 
 def carried_images(request: ModelRequest) -> list[PlacedImage]:

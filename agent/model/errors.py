@@ -118,12 +118,13 @@ _ACCESS = {
     "plan, or this model's `name`",
 }
 """What closes a model, and what helps, by whether it is the plan."""
-_IMAGES = {
+IMAGE_FAULTS = {
     errors.ImageFault.UNSUPPORTED: "The model takes no images",
     errors.ImageFault.TOO_LARGE: "An image of this conversation is too large for the model provider",
     errors.ImageFault.TOO_MANY: "This conversation holds more images than the model provider takes",
     errors.ImageFault.UNREADABLE: "The model provider cannot process an image of this conversation",
 }
+"""What keeps an image from being looked at, without the full stop."""
 _SPENDING = {
     "costs.daily_cap": ("What may be spent in a day", "it opens again tomorrow"),
     "costs.chat_daily_cap": ("What this chat may spend in a day", "it opens again tomorrow"),
@@ -162,7 +163,7 @@ def sentence_for(error: errors.ModelError) -> str:
         case errors.AuthRejected(is_of_plan=is_of_plan):
             words["access"] = _ACCESS[is_of_plan]
         case errors.ImageRejected(fault=fault):
-            words["image"] = _IMAGES[fault]
+            words["image"] = IMAGE_FAULTS[fault]
         case errors.SpendingCapExceeded(cap=key):
             words["key"], (words["spending"], words["opens"]) = key, _SPENDING[key]
             if error.spent is not None and error.limit is not None:

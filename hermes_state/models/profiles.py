@@ -14,8 +14,8 @@ MIN_SCALE, MAX_SCALE = 0.2, 5.0
 """Bounds of `Calibration.scale`: no tokenizer is further than this from the one that estimates are fitted to."""
 MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 50.0, 10_000.0
 """Bounds of an image's price, in tokens; what providers charge lies well inside."""
-MAX_OUTPUT_CAP_AGE_MS = 7 * 86_400_000
-"""Age from which on a stated output limit is tried again, in milliseconds: a week."""
+MAX_LIMIT_AGE_MS = 7 * 86_400_000
+"""Age from which on a limit that a refusal taught is tried again, in milliseconds: a week."""
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,11 +82,14 @@ class ModelProfile:
         return min((bound for bound in (known, learned) if bound is not None), default=None)
 
     def learned(self, stated: Tokens, *, beside: Tokens, is_of_input: bool) -> "ModelProfile":
-        """The profile with a stated window, or a bound of prompts alone; what was learned beside another one goes."""
+        """The profile with a stated window, or a bound of prompts alone, unless a smaller one is known.
+
+        What was learned beside another context length goes.
+        """
         known = self if self.learned_beside == beside else replace(self, learned_context=None, learned_input=None)
         if is_of_input:
-            return replace(known, learned_input=stated, learned_beside=beside)
-        return replace(known, learned_context=stated, learned_beside=beside)
+            return replace(known, learned_input=min(stated, known.learned_input or stated), learned_beside=beside)
+        return replace(known, learned_context=min(stated, known.learned_context or stated), learned_beside=beside)
 
 
 # Purpose: the profile of one model, `{}`: with its calibration or without.
@@ -95,47 +98,14 @@ SELECT {} learned_context, learned_input, learned_beside, offered_context AS "of
   offered_output AS "offer.max_output_tokens", offered_at AS "offer.at"
 FROM model_profiles WHERE route = ? AND model = ?
 """
-# Purpose: a calibration, in place of the one before.
-_SAVE_CALIBRATION = """
-INSERT INTO model_profiles (route, model, calibration, updated_at) VALUES (?, ?, ?, ?)
-ON CONFLICT (route, model) DO UPDATE SET calibration = excluded.calibration, updated_at = excluded.updated_at
-"""
-# Purpose: keep a stated window or bound of prompts if it is smaller than what is known, or if that no longer applies.
-_LEARN = """
-INSERT INTO model_profiles (route, model, calibration, learned_context, learned_input, learned_beside, updated_at)
-VALUES (?, ?, '{}', ?, ?, ?, ?)
-ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at, learned_beside = excluded.learned_beside,
-  learned_context = CASE WHEN learned_beside IS NOT excluded.learned_beside THEN excluded.learned_context
-    ELSE min(ifnull(learned_context, excluded.learned_context), ifnull(excluded.learned_context, learned_context)) END,
-  learned_input = CASE WHEN learned_beside IS NOT excluded.learned_beside THEN excluded.learned_input
-    ELSE min(ifnull(learned_input, excluded.learned_input), ifnull(excluded.learned_input, learned_input)) END
-"""
-# Purpose: sizes that a provider states, in place of the ones before.
-_SAVE_OFFER = """
-INSERT INTO model_profiles (route, model, calibration, offered_context, offered_output, offered_at, updated_at)
-VALUES (?, ?, '{}', ?, ?, ?, ?)
-ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at, offered_at = excluded.offered_at,
-  offered_context = excluded.offered_context, offered_output = excluded.offered_output
-"""
-
-
-# Purpose: an output limit that a provider has stated, in place of the one before.
-_LEARN_OUTPUT_CAP = """
-INSERT INTO model_profiles (route, model, calibration, learned_output, learned_output_at, updated_at)
-VALUES (?, ?, '{}', ?, ?, ?)
-ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at, learned_output = excluded.learned_output,
-  learned_output_at = excluded.learned_output_at
-"""
 # Purpose: the output limit that a provider has stated after a moment.
 _LOAD_OUTPUT_CAP = """
 SELECT learned_output FROM model_profiles WHERE route = ? AND model = ? AND learned_output_at > ?
 """
-
-
-# Purpose: facts about images, in place of the ones before.
-_SAVE_IMAGE_FACTS = """
-INSERT INTO model_profiles (route, model, calibration, image_facts, updated_at) VALUES (?, ?, '{}', ?, ?)
-ON CONFLICT (route, model) DO UPDATE SET image_facts = excluded.image_facts, updated_at = excluded.updated_at
+# Purpose: a row for a model that has none yet.
+_ENSURE = """
+INSERT INTO model_profiles (route, model, calibration, updated_at) VALUES (?, ?, '{}', ?)
+ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at
 """
 
 
@@ -150,7 +120,7 @@ def load_image_facts(db: Connection, route: str, model: str) -> ImageFacts:
 
 def save_image_facts(db: Connection, route: str, model: str, facts: ImageFacts, now: Millis) -> None:
     """Store what was learned of images, in place of what was before."""
-    db.execute(_SAVE_IMAGE_FACTS, (route, model, msgspec.json.encode(facts).decode(), now))
+    _save(db, route, model, now, image_facts=msgspec.json.encode(facts).decode())
 
 
 def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
@@ -164,29 +134,36 @@ def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
 
 def save_offer(db: Connection, route: str, model: str, offer: OfferedSize) -> None:
     """Store the sizes that the provider states, in place of earlier ones."""
-    db.execute(_SAVE_OFFER, (route, model, offer.context_length, offer.max_output_tokens, offer.at, offer.at))
+    sizes = {"offered_context": offer.context_length, "offered_output": offer.max_output_tokens}
+    _save(db, route, model, offer.at, **sizes, offered_at=offer.at)
 
 
 def save_calibration(db: Connection, route: str, model: str, calibration: Calibration, now: Millis) -> None:
     """Store a calibration; the learned window stays."""
-    db.execute(_SAVE_CALIBRATION, (route, model, msgspec.json.encode(calibration).decode(), now))
+    _save(db, route, model, now, calibration=msgspec.json.encode(calibration).decode())
 
 
 def load_output_cap(db: Connection, route: str, model: str, now: Millis) -> int | None:
     """Most tokens of a model's answer, if its provider has stated them within a week: limits are raised, too."""
-    return scalar_or_none(db, int, _LOAD_OUTPUT_CAP, (route, model, now - MAX_OUTPUT_CAP_AGE_MS))
+    return scalar_or_none(db, int, _LOAD_OUTPUT_CAP, (route, model, now - MAX_LIMIT_AGE_MS))
 
 
 def learn_output_cap(db: Connection, route: str, model: str, cap: int, now: Millis) -> None:
     """Store an output limit that the provider stated when it refused a higher one."""
-    db.execute(_LEARN_OUTPUT_CAP, (route, model, cap, now, now))
+    _save(db, route, model, now, learned_output=cap, learned_output_at=now)
 
 
-def learn_context(db: Connection, route: str, model: str, stated: Tokens, beside: Tokens, now: Millis) -> None:
-    """Store a window that the provider stated, unless a smaller one is known beside the same context length."""
-    db.execute(_LEARN, (route, model, stated, None, beside, now))
+def learn_context(
+    db: Connection, route: str, model: str, stated: Tokens, beside: Tokens, now: Millis, *, is_of_input: bool = False
+) -> None:
+    """Store what the provider stated, unless a smaller one is known, see `ModelProfile.learned`."""
+    known = load_profile(db, route, model).learned(stated, beside=beside, is_of_input=is_of_input)
+    bounds = {"learned_context": known.learned_context, "learned_input": known.learned_input}
+    _save(db, route, model, now, **bounds, learned_beside=beside)
 
 
-def learn_input(db: Connection, route: str, model: str, stated: Tokens, beside: Tokens, now: Millis) -> None:
-    """Store a bound of prompts alone that the provider stated, as `learn_context` stores a window."""
-    db.execute(_LEARN, (route, model, None, stated, beside, now))
+def _save(db: Connection, route: str, model: str, now: Millis, **values: object) -> None:
+    """Put values into columns of a model's row, in place of the ones before."""
+    db.execute(_ENSURE, (route, model, now))
+    columns = ", ".join(f"{name} = ?" for name in values)
+    db.execute(f"UPDATE model_profiles SET {columns} WHERE route = ? AND model = ?", (*values.values(), route, model))

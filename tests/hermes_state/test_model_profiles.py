@@ -76,14 +76,14 @@ async def test_a_window_holds_beside_the_context_length_it_was_learned_with(stor
 
 async def test_a_bound_of_prompts_is_learned_beside_the_window_and_goes_with_it(store: Store) -> None:
     for stated in (90_000, 100_000):
-        await store.write(profiles.learn_input, ROUTE, MODEL, Tokens(stated), SET, NOW)
+        await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(stated), SET, NOW, is_of_input=True)
     await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(120_000), SET, NOW)
     found = await store.read(profiles.load_profile, ROUTE, MODEL)
     assert (found.window(SET), found.max_input(SET, None)) == (120_000, 90_000)
     assert found.max_input(SET, Tokens(80_000)) == 80_000
     other = Tokens(SET + 1)
     assert (found.window(other), found.max_input(other, None)) == (other, None)
-    await store.write(profiles.learn_input, ROUTE, MODEL, Tokens(110_000), other, NOW)
+    await store.write(profiles.learn_context, ROUTE, MODEL, Tokens(110_000), other, NOW, is_of_input=True)
     found = await store.read(profiles.load_profile, ROUTE, MODEL)
     assert (found.window(other), found.max_input(other, None), found.window(SET)) == (other, 110_000, SET)
 

@@ -161,8 +161,8 @@ async def test_what_cannot_be_looked_at_is_said_at_once(
 
 WORDS = {
     ImageFault.UNSUPPORTED: "The model takes no images",
-    ImageFault.TOO_LARGE: "too large for the model's provider",
-    ImageFault.TOO_MANY: "more images here than the model's provider takes",
+    ImageFault.TOO_LARGE: "too large for the model provider",
+    ImageFault.TOO_MANY: "more images than the model provider takes",
     ImageFault.UNREADABLE: "cannot process an image",
 }
 
