@@ -80,3 +80,9 @@ class NoFailures:
 
     async def record(self, payer: Payer, call: ModelCall) -> None:
         raise AssertionError(f"a call failed: {call.outcome}")
+
+    async def output_cap(self, route: str, model: str) -> int | None:
+        return None
+
+    async def learn_output_cap(self, route: str, model: str, cap: int) -> None:
+        raise AssertionError(f"a call was refused: more output than {cap}")

@@ -18,6 +18,12 @@ class RecordedCalls:
     async def record(self, payer: Payer, call: ModelCall) -> None:
         self.calls.append(call)
 
+    async def output_cap(self, route: str, model: str) -> int | None:
+        return None
+
+    async def learn_output_cap(self, route: str, model: str, cap: int) -> None:
+        """Not kept."""
+
 
 def client_of(
     model: ChatModel, store: Store, clock: Clock | None = None, policy: RetryPolicy = FAST_RETRY

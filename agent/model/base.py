@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self
 
 from agent.model.wire import WireSettings
 from hermes_state.errors import ModelError, ModelNotFound
@@ -59,21 +59,16 @@ NO_PAYER = Payer()
 
 
 class Ledger(Protocol):
-    """Record of model calls: whom each counts to, what it used and what it cost."""
+    """Record of model calls: whom each counts to, what it used and cost; and output limits that were learned."""
 
     async def record(self, payer: Payer, call: ModelCall) -> None:
         """Store the row of a call. Raises `StoreUnavailable`."""
-
-
-@runtime_checkable
-class OutputCapMemory(Protocol):
-    """Memory of the output limits that providers have stated when they refused higher ones."""
 
     async def output_cap(self, route: str, model: str) -> int | None:
         """Most tokens of an answer of this model, where its provider has stated them lately."""
 
     async def learn_output_cap(self, route: str, model: str, cap: int) -> None:
-        """Store what a provider has stated. Raises `StoreUnavailable`."""
+        """Store what a provider has stated when it refused more. Raises `StoreUnavailable`."""
 
 
 class Caps(Protocol):

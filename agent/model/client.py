@@ -14,17 +14,7 @@ from typing import Generic, Self, TypeVar
 
 import structlog
 
-from agent.model.base import (
-    CalledModel,
-    Caps,
-    ChatModel,
-    FinishReason,
-    Ledger,
-    ModelReply,
-    ModelRequest,
-    OutputCapMemory,
-    Payer,
-)
+from agent.model.base import CalledModel, Caps, ChatModel, FinishReason, Ledger, ModelReply, ModelRequest, Payer
 from agent.model.catalog import Price
 from agent.model.circuit_breaker import CircuitBreaker
 from agent.model.error_classifier import MIN_OUTPUT_ROOM
@@ -32,14 +22,7 @@ from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, with_u
 from agent.model.prices import cost_of
 from agent.model.usage import estimated_reply_usage
 from hermes_state.aio import Backoff
-from hermes_state.errors import (
-    ModelError,
-    ModelStalled,
-    ModelTimeout,
-    OutputCapTooLarge,
-    ReplyMalformed,
-    StateError,
-)
+from hermes_state.errors import ModelError, ModelStalled, ModelTimeout, OutputCapTooLarge, ReplyMalformed, StateError
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCall
 
 log = structlog.get_logger()
@@ -265,11 +248,10 @@ class ModelClient(BaseClient[ChatModel]):
 
     async def _within_cap(self, request: ModelRequest) -> ModelRequest:
         """The request with no higher output limit than the model is known to take."""
-        memory = self.ledger
-        if not self._has_asked_memory and isinstance(memory, OutputCapMemory):
+        if not self._has_asked_memory:
             self._has_asked_memory = True
             with suppress(StateError):  # then it is learned once more
-                self._output_cap = await memory.output_cap(self.route, self.name) or self._output_cap
+                self._output_cap = await self.ledger.output_cap(self.route, self.name) or self._output_cap
         cap, wanted = self._output_cap, request.max_output_tokens
         if cap is None or (request.output_cap or cap + 1) <= cap:
             return request
@@ -283,8 +265,7 @@ class ModelClient(BaseClient[ChatModel]):
                 continue
             self._output_cap = cap
             log.info("model.output_cap_learned", model=self.name, cap=cap)
-            if isinstance(self.ledger, OutputCapMemory):
-                await self.ledger.learn_output_cap(self.route, self.name, cap)
+            await self.ledger.learn_output_cap(self.route, self.name, cap)
 
 
 @dataclass(slots=True)
