@@ -4,9 +4,10 @@ For each figure the configuration wins, then what the provider says, then the bu
 every model has. Whatever the sources say, a prompt has room in what comes of it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Final
 
 from agent.model.base import ModelLimits
 from agent.model.catalog import KnownModel, known_model
@@ -103,18 +104,14 @@ def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNO
     (8192, 5500)
     """
     known, offered = known_model(model) or KnownModel(), plausible(offered)
-    context, context_from = _first(
-        Tokens(ASSUMED_CONTEXT),
-        (configured.context_length, SizeSource.CONFIGURED),
-        (offered.context_length, SizeSource.OFFERED),
-        (known.context_length, SizeSource.CATALOGUE),
+    sources: tuple[tuple[ModelLimits | KnownModel, SizeSource], ...] = (
+        (configured, SizeSource.CONFIGURED),
+        (offered, SizeSource.OFFERED),
+        (known, SizeSource.CATALOGUE),
     )
-    output, output_from = _first(
-        None,
-        (configured.max_output_tokens, SizeSource.CONFIGURED),
-        (offered.max_output_tokens, SizeSource.OFFERED),
-        (known.max_output_tokens, SizeSource.CATALOGUE),
-    )
+    stated, context_from = _first((size.context_length, source) for size, source in sources)
+    output, output_from = _first((size.max_output_tokens, source) for size, source in sources)
+    context = Tokens(ASSUMED_CONTEXT) if stated is None else stated
     reserved = Tokens(max(1, min(DEFAULT_RESERVE, context // 4)))
     if output is not None and output_from is SizeSource.CONFIGURED:
         is_whole = context_from is SizeSource.CONFIGURED
@@ -149,9 +146,5 @@ def _within(bounds: tuple[int, int], tokens: Tokens | None) -> Tokens | None:
     return tokens if tokens is not None and bounds[0] <= tokens <= bounds[1] else None
 
 
-_Figure = TypeVar("_Figure", Tokens, Tokens | None)
-
-
-def _first(unknown: _Figure, *figures: tuple[Tokens | None, SizeSource]) -> tuple[_Figure | Tokens, SizeSource]:
-    known = ((figure, source) for figure, source in figures if figure is not None)
-    return next(known, (unknown, SizeSource.ASSUMED))
+def _first(figures: Iterable[tuple[Tokens | None, SizeSource]]) -> tuple[Tokens | None, SizeSource]:
+    return next((one for one in figures if one[0] is not None), (None, SizeSource.ASSUMED))
