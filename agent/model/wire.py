@@ -21,7 +21,7 @@ import orjson
 
 from agent.handoff import framed
 from hermes_state.transcripts import EMPTY_BODY
-from hermes_state.values import Image, Message, MessageRole, Origin, ToolCall, Transcript, TurnId, recall_id
+from hermes_state.values import Message, MessageRole, Origin, ToolCall, Transcript, TurnId, recall_id
 
 WireMessage: TypeAlias = dict[str, Any]  # the provider's JSON: it leaves this module only to be serialised
 _Part: TypeAlias = dict[str, Any]  # one content part of such a message
@@ -331,22 +331,17 @@ def _enclosed(text: str) -> str:
 
 def _image_parts(row: Message, style: WireSettings) -> Iterator[str | _Part]:
     for image in row.body.images:
-        if (url := _url_of(row, image, style)) is None:
-            yield f"\n{NOTICE} {style.image_notes.get((row.id, image.attachment_id), _UNSEEN_IMAGE)}"
+        note, url = style.image_notes.get((row.id, image.attachment_id)), style.image_urls.get(image.attachment_id)
+        if note is not None or url is None:
+            yield f"\n{NOTICE} {note or _UNSEEN_IMAGE}"
         else:
             yield {"type": "image_url", "image_url": {"url": url}}
 
 
 def _result_images(row: Message, style: WireSettings) -> list[str | _Part]:
     """The images of a tool's result that are shown; what it says of them stands in its text."""
-    urls = [url for image in row.body.images if (url := _url_of(row, image, style)) is not None]
-    line = f"{NOTICE} Shown by {row.tool_name or UNNAMED_TOOL}:"
-    return [line, *({"type": "image_url", "image_url": {"url": url}} for url in urls)] if urls else []
-
-
-def _url_of(row: Message, image: Image, style: WireSettings) -> str | None:
-    is_left_out = (row.id, image.attachment_id) in style.image_notes
-    return None if is_left_out else style.image_urls.get(image.attachment_id)
+    shown = [part for part in _image_parts(row, style) if not isinstance(part, str)]
+    return [f"{NOTICE} Shown by {row.tool_name or UNNAMED_TOOL}:", *shown] if shown else []
 
 
 def _content(blocks: list[str | _Part]) -> str | list[_Part]:
