@@ -24,11 +24,7 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
     "<|think|>": re.compile(r"<\|/think\|>"),
     "<|START_THINKING|>": re.compile(r"<\|END_THINKING\|>"),  # Cohere
     "<|START_RESPONSE|>": None,
-    "<|inner_prefix|>": re.compile(r"<\|inner_suffix\|>"),  # Apertus
-    "<|begin_of_thought|>": re.compile(r"<\|end_of_thought\|>"),
-    "<|begin_of_solution|>": None,
     "<|channel>thought\n": re.compile("<channel\\|>"),  # Gemma
-    "<unused94>thought\n": re.compile("<unused95>"),
     "<|start|>assistant": None,  # gpt-oss, and so on to its end
     "<|channel|>analysis<|message|>": _HARMONY_END,
     "<|channel|>commentary<|message|>": None,
@@ -36,7 +32,7 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
 }
 """Pattern that ends the reasoning, by the text that opens it; None where the text is only left out."""
 
-_LAST_MARKERS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|END_RESPONSE|>", "<|end_of_solution|>")
+_LAST_MARKERS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|END_RESPONSE|>")
 _MAX_HELD: Final = 4_096
 """Longest beginning that is not decided, in characters; blanks have no end of their own."""
 _LONGEST_END: Final = 64

@@ -32,14 +32,11 @@ PAIRS = [
     ("◁think▷", "◁/think▷"),
     ("[THINK]", "[/THINK]"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),
     ("<|think|>", "<|/think|>"),
-    ("<|inner_prefix|>", "<|inner_suffix|>"),
     ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
     ("<|start|>assistant<|channel|>analysis<|message|>", "<|end|>\n<|start|>assistant<|channel|>final<|message|>"),
     ("<|channel|>analysis<|message|>", "<|start|>assistant<|channel|>final<|message|>"),
     ("<|channel>thought\n", "<channel|>"),
-    ("<unused94>thought\n", "<unused95>"),
 ]
 IN_CODE = [
     "`<think>` opens the block and `</think>` closes it.",
@@ -114,11 +111,6 @@ def test_who_asks_about_tags_gets_them(written: str, size: int) -> None:
         ("<|channel|>final<|message|>hi<|return|>", "hi", ""),
         ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>hi<|end|>", "hi", "hm"),
         ("<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>hi<|END_RESPONSE|>", "hi", "hm"),
-        (
-            "<|begin_of_thought|>hm<|end_of_thought|>\n<|begin_of_solution|>\nhi\n<|end_of_solution|>",
-            "hi",
-            "hm",
-        ),
         ("analysisThe user says hello. Greet.assistantfinalHello!", "Hello!", "The user says hello. Greet."),
         ("analysis of the assistantfinal token", "analysis of the assistantfinal token", ""),
     ],
