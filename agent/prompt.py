@@ -61,13 +61,7 @@ class PromptBuilder:
         )
 
     async def request_for(
-        self,
-        conversation: ConversationRef,
-        view: View,
-        *,
-        maker: str,
-        images: ModelImages | None,
-        input_window: Tokens,
+        self, conversation: ConversationRef, view: View, *, maker: str, images: ModelImages | None, input_window: Tokens
     ) -> ModelRequest:
         """The next model call for a view, in a model with room for so many tokens of prompt; without an output limit.
 

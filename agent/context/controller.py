@@ -331,12 +331,7 @@ class ContextController:
         await self._store.write(self.record_verdict, prompt, judged, events, self._clock.now())
 
     def record_verdict(
-        self,
-        db: Connection,
-        prompt: MeasuredPrompt,
-        judged: ContextState,
-        events: Sequence[ContextEvent],
-        now: Millis,
+        self, db: Connection, prompt: MeasuredPrompt, judged: ContextState, events: Sequence[ContextEvent], now: Millis
     ) -> None:
         """Record whether the compression that made the prompt's session has helped it."""
         session_id = prompt.view.session.id
@@ -455,12 +450,7 @@ class ContextController:
         return prompt if is_urgent or not is_cooling else None
 
     def _job(
-        self,
-        prompt: MeasuredPrompt,
-        layer: Layer,
-        *,
-        focus: str | None = None,
-        keep_turns: int | None = None,
+        self, prompt: MeasuredPrompt, layer: Layer, *, focus: str | None = None, keep_turns: int | None = None
     ) -> CompressionJob:
         limits, model = prompt.limits, prompt.model
         return CompressionJob(

@@ -106,11 +106,7 @@ class MeasuredPromptBuilder:
             view = replace(view, session=msgspec.structs.replace(view.session, reported_prompt_tokens=None))
         limits, estimator = model.limits, model.profile.estimator
         request = await self._prompts.request_for(
-            conversation,
-            view,
-            maker=model.maker,
-            images=model.images,
-            input_window=limits.input_window,
+            conversation, view, maker=model.maker, images=model.images, input_window=limits.input_window
         )
         size = Size(fixed_tokens(request), 0) + await self._rows_size(conversation, view, request, estimator)
         estimated = estimator.prompt(view, request, size)

@@ -117,12 +117,8 @@ class EngineHandle:
         model = model or self.model
         window = window or self.window or int(model.context_length)
         if (self.model, self.window) != (model, window):
-            endpoint: dict[str, Any] = {
-                "base_url": model.base_url,
-                "api_key": model.api_key,
-                "provider": model.provider,
-            }
-            await self.call("update_model", model.name, window, **endpoint)
+            api: dict[str, Any] = {"base_url": model.base_url, "api_key": model.api_key, "provider": model.provider}
+            await self.call("update_model", model.name, window, **api)
             self.model, self.window = model, window
             await self._ask_threshold()
         if self.session is None or self.session.depth < session.depth:

@@ -12,6 +12,7 @@ from agent.tools.registry import Tool, ToolContext, ToolOutput
 from hermes_state.errors import StoreUnavailable, ToolError
 from hermes_state.search.full_text import search
 from hermes_state.sessions import load_session
+from hermes_state.text import counted
 from hermes_state.transcripts import load_message
 from hermes_state.values import (
     LineageId,
@@ -140,8 +141,7 @@ def _whole_text(row: Message) -> str:
         pieces.append(f"(in reply to {row.body.quote.author}: {row.body.quote.text})")
     pieces += [f"(document {document.name})\n{document.text}" for document in row.body.documents]
     if row.body.images:
-        count = len(row.body.images)
-        pieces.append(f"({count} image{'s' if count > 1 else ''}, shown behind this result to models that see)")
+        pieces.append(f"({counted(len(row.body.images), 'image')}, shown behind this result to models that see)")
     pieces += [f"(called {call.name} with {call.arguments})" for call in row.body.calls]
     return "\n".join(pieces)
 

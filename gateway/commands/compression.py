@@ -68,11 +68,7 @@ def _focus(argument: str, redact: Callable[[str], str]) -> str | None:
 
 
 def _settle(
-    context: ContextController,
-    notices: NoticeConfig,
-    result: CompressionResult,
-    db: Connection,
-    now: Millis,
+    context: ContextController, notices: NoticeConfig, result: CompressionResult, db: Connection, now: Millis
 ) -> CommandReply:
     outcome = context.settle(db, result, now)
     accuracy = accuracy_sentence(outcome, notices) if isinstance(outcome, Compressed) else None
