@@ -33,11 +33,7 @@ OUTCOME_CANCELLED = "cancelled"
 """Outcome of a call for whose reply nobody waits any more: it was stopped, or its time was up."""
 
 REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
-    errors.AuthRejected: Remedy(
-        outcome="auth",
-        trouble="is not open to our key",
-        sentence="{access}.",
-    ),
+    errors.AuthRejected: Remedy(outcome="auth", trouble="is not open to our key", sentence="{access}."),
     errors.QuotaExceeded: Remedy(
         outcome="quota",
         trouble="has no credit left at its provider",
@@ -82,8 +78,7 @@ REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
         "lower this model's `max_output_tokens`.",
     ),
     errors.ImageRejected: Remedy(
-        outcome="image",
-        sentence="{image}; please write without it, or /new starts a fresh conversation.",
+        outcome="image", sentence="{image}; please write without it, or /new starts a fresh conversation."
     ),
     errors.ReplyMalformed: Remedy(
         outcome="malformed",
@@ -101,10 +96,7 @@ REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
         sentence="Spending is capped here, and what the model{model} costs is not known, so it was not asked; "
         "whoever runs this gateway has to add its price to `costs.prices`.",
     ),
-    errors.ModelError: Remedy(
-        outcome="rejected",
-        sentence="The model provider refused the request; {advice}.",
-    ),
+    errors.ModelError: Remedy(outcome="rejected", sentence="The model provider refused the request; {advice}."),
 }
 _ADVICE = {
     False: "whoever runs this gateway should check this model's `name` and `base_url`",

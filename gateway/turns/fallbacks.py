@@ -20,9 +20,6 @@ from hermes_state.journal import RunningTurn
 
 log = structlog.get_logger()
 
-REFUSED = "refused this request"
-"""Trouble with the chosen model where its provider gave no reason, as the end of a sentence."""
-
 
 class FallbacksFailedError(HermesError):
     """The model of a conversation and all its fallbacks have failed."""
@@ -70,7 +67,7 @@ async def answer_with_fallbacks(
             if not _may_go_on(error, is_chosen=route == chosen) or len(routes) == 1:
                 raise
             failures[route] = error
-            why = remedy_for(error).trouble or REFUSED if route == chosen else why
+            why = remedy_for(error).trouble or "refused this request" if route == chosen else why
             log.warning("route.failed", route=model.client.route, model=route.label, kind=type(error).__name__)
             preview.forget()
             continue
