@@ -206,11 +206,10 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
     own_address = OWN_ADDRESSES.get(values["protocol"])
     if "base_url" not in values and own_address == OWN_ADDRESSES.get(main.protocol):  # they share a root
         values["base_url"] = main.base_url
-    if "api_key" not in values and _origin(values.get("base_url") or own_address) == _origin(main.address):
-        values["api_key"] = main.api_key
     if _origin(values.get("base_url") or own_address) == _origin(main.address):
         kept = CALL_KEYS if values["protocol"] == main.protocol else CALL_KEYS[:-1]  # fields have other names there
-        values = {key: getattr(main, key) for key in kept if key in main.model_fields_set} | values
+        calls = {key: getattr(main, key) for key in kept if key in main.model_fields_set}
+        values = {"api_key": main.api_key} | calls | values
     if values.get("name") == main.name:
         values = {key: getattr(main, key) for key in _SIZES if key in main.model_fields_set} | values
     if "streaming" not in values and values.get("base_url") == main.base_url:
