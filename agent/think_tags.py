@@ -40,7 +40,7 @@ _LONGEST_END: Final = 64
 
 _UNOPENED: Final = re.compile(rf"</({'|'.join(_NAMES)})>", re.IGNORECASE)
 _WITHOUT_MARKERS: Final = re.compile(r"analysis(?=[A-Z\"'])(.*?)assistantfinal(?=\S)(.*)", re.DOTALL)
-"""What is left of gpt-oss's channels where a server has dropped the markers around their names."""
+"""Rest of gpt-oss's channels where a server has dropped the markers around their names."""
 
 
 class _State(Enum):
@@ -94,7 +94,7 @@ class ThinkTagParser:
         return ""
 
     def restart(self) -> str:
-        """What was held back, as a call begins: behind it stands another beginning, though no reasoning has ended."""
+        """The text held back as a call begins: behind it stands another beginning, though no reasoning has ended."""
         held, self._held = self._held, ""
         self._end_thought("".join(self._thought))
         self._state = _State.BEGINNING

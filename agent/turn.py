@@ -92,7 +92,7 @@ class _RunState:
     is_unexplained: bool = False
     """The last prompt was refused without a reason, and compressed in case it was too long."""
     notice: str | None = None
-    """See `Answer.notice`."""
+    """Sentence for below the answer, as in `Answer.notice`."""
 
 
 class Agent:

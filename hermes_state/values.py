@@ -265,7 +265,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ReasoningEffort: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""How much a model is to think before it answers, from nothing to everything; each protocol has words of its own."""
+"""Effort of thinking before an answer, from nothing to everything; each protocol has words of its own."""
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):

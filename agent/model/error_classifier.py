@@ -233,7 +233,7 @@ def _of_account(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelErro
 
 
 def _not_offered(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelError | None:
-    """Where a model may be missing or closed to the key, some say only that it is one of both; the status tells."""
+    """Wording for a model that may be missing or closed to the key: the status tells which."""
     is_closed = _says(answer, "no_access")
     if _says(answer, "no_model") and not (is_closed and answer.status in (401, 403)):
         return errors.ModelNotFound(answer.title)
@@ -349,7 +349,7 @@ def _joined(lines: str) -> str:
 
 def _error_answer(status: int, headers: Mapping[str, str], body: object) -> ErrorAnswer:
     """The answer with this status, 0 behind a 200; `body` is its JSON, decoded or not, or a text."""
-    walk = _Walk()
+    walk = _AnswerReader()
     if not (isinstance(body, str) and body.lstrip().startswith("<")):
         walk.take("message", body)
     names = [_HUMP.sub(r"\1 \2", name).replace("_", " ").replace("-", " ") for name in walk.names]
@@ -366,7 +366,7 @@ def _error_answer(status: int, headers: Mapping[str, str], body: object) -> Erro
 
 
 @dataclass(slots=True)
-class _Walk:
+class _AnswerReader:
     """Parts of an answer, collected from wherever they stand."""
 
     texts: list[str] = field(default_factory=list)

@@ -109,14 +109,14 @@ _ACCESS = {
     True: "The plan at the model provider does not include this model; whoever runs this gateway has to change the "
     "plan, or this model's `name`",
 }
-"""What closes a model, and what helps, by whether it is the plan."""
+"""Reason for which a model is closed, and what helps, by whether it is the plan."""
 IMAGE_FAULTS = {
     errors.ImageFault.UNSUPPORTED: "The model takes no images",
     errors.ImageFault.TOO_LARGE: "An image of this conversation is too large for the model provider",
     errors.ImageFault.TOO_MANY: "This conversation holds more images than the model provider takes",
     errors.ImageFault.UNREADABLE: "The model provider cannot process an image of this conversation",
 }
-"""What keeps an image from being looked at, without the full stop."""
+"""Reason for which an image is not looked at, without the full stop."""
 _SPENDING = {
     "costs.daily_cap": ("What may be spent in a day", "it opens again tomorrow"),
     "costs.chat_daily_cap": ("What this chat may spend in a day", "it opens again tomorrow"),

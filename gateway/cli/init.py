@@ -12,7 +12,7 @@ import yaml
 from agent.model.protocols import missing_extra
 from gateway.config import LoadedConfig, load_config, process_environment
 from gateway.config.files import check_home, locate_home, prepare_home
-from gateway.operator.probes import ModelNotListed, probe_discord, probe_model, probe_telegram
+from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
 from hermes_state.errors import CommandError, ConfigError
 
 TELEGRAM_TOKEN = "HERMES_TELEGRAM__TOKEN"
@@ -156,7 +156,7 @@ def _probe_all(loaded: LoadedConfig, answers: Mapping[str, str], *, is_interacti
     for probe in probes:
         try:
             typer.echo(probe())
-        except ModelNotListed as error:  # lists are not always whole
+        except UnlistedModelError as error:  # lists are not always whole
             typer.echo(str(error))
         except CommandError as error:
             if not is_interactive:

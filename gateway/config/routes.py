@@ -100,7 +100,7 @@ class RouteConfig(BaseConfig):
     top_p: float | None = setting(None, ge=0, le=1, unit="of the likeliest words", default_text="the provider's")
     """Share of the likeliest words that each next one is drawn from. Set this or the temperature, not both."""
     reasoning_effort: Effort = setting(None, default_text="the provider's")
-    """How much the model thinks before it answers, where it can; `/think` overrides it for a conversation."""
+    """Effort of thinking before an answer, where the model can; `/think` overrides it for a conversation."""
     extra_headers: Headers = setting(FrozenBlock(), default_text="none")
     """Further HTTP headers of every request, by name."""
     extra_body: Body = setting(FrozenBlock(), default_text="none")

@@ -11,7 +11,7 @@ from hermes_state.values import ReasoningEffort
 
 
 def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> str:
-    """What is set, to go on behind a comma: `, temperature 0.2, reasoning effort high`; empty where nothing is.
+    """Settings of calls, to go on behind a comma: `, temperature 0.2, reasoning effort high`; empty where nothing is.
 
     `chosen`: the effort of a conversation. Of headers and further fields only the names are told.
     """

@@ -32,7 +32,7 @@ from gateway.models.call_settings import left_out
 from gateway.models.capacity import window_from
 from gateway.models.pricing import estimated_models, unpriced_models, unpriced_sentence
 from gateway.models.window import fixed_prompt_tokens, load_configured_profile, window_of
-from gateway.operator.probes import ModelNotListed, probe_discord, probe_model, probe_telegram
+from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import load_overview, open_resting, quick_check
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError
@@ -258,7 +258,7 @@ def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
         try:
             result, does_answer = (fine, probe_model(route)), True
         except CommandError as error:  # without another than it the configured one still answers
-            result, does_answer = (failed if is_main else warning, str(error)), isinstance(error, ModelNotListed)
+            result, does_answer = (failed if is_main else warning, str(error)), isinstance(error, UnlistedModelError)
         if api not in answers or result[0] is not fine:
             yield result[0]("model", result[1]) if is_main else result[0]("route", f"{route.label}: {result[1]}")
         answers[api] = does_answer

@@ -51,7 +51,7 @@ def probe_discord(settings: DiscordConfig) -> str:
     raise CommandError(_trouble("Discord", settings.api_url, status, body))
 
 
-class ModelNotListed(CommandError):
+class UnlistedModelError(CommandError):
     """The server of a model answers, but the model is not in its list."""
 
 
@@ -62,7 +62,7 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
     if names is not None:
         if settings.name is None or _is_listed(settings.name, names):
             return f"The model's server answers at {base}."
-        raise ModelNotListed(
+        raise UnlistedModelError(
             f"The model's server answers at {base}, but does not list {settings.name}{_nearest(settings.name, names)}"
         )
     if status in (200, 404, 405):
