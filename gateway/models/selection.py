@@ -129,7 +129,7 @@ def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
     """Stored form of a choice; None for the configured model. Raises `CommandError`.
 
     Everybody may choose what the configuration names. Another model at the same provider may cost anything: that is
-    for admins, who are asked first where its name is nearly one of the configuration's.
+    for admins, who are asked first where neither the configuration nor the built-in list knows its name.
     """
     known = known_routes(model)
     alike = (one for one in known if one.lower() == written.lower())
@@ -146,7 +146,7 @@ def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
     if len(written) > MAX_NAME_CHARACTERS or len(written.strip(_EXACT).split()) != 1:
         raise CommandError("A model's name is one word.")
     is_model = any(name in load_catalog().prices for name in spellings(written))
-    if question and not is_model and not written.startswith(_EXACT):
+    if not is_model and not written.startswith(_EXACT):
         raise CommandError(
             f"{unknown}, so nothing was chosen.{question} If your provider has one of just that name, "
             f"`/model {_EXACT}{written}` chooses it."

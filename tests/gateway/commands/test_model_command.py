@@ -110,7 +110,10 @@ async def test_unknown_names_are_answered_with_the_nearest_and_change_nothing(st
 async def test_an_admin_may_choose_what_is_not_configured(store: Store, tmp_path: Path) -> None:
     chat = GROUP
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
-        said = await gateway.ask("/model exotic", chat=chat, sender=BOSS)
+        asked = await gateway.ask("/model exotic", chat=chat, sender=BOSS)
+        assert "nothing was chosen" in asked
+        assert "Did you mean" not in asked, "nothing is alike"
+        said = await gateway.ask("/model =exotic", chat=chat, sender=BOSS)
         assert "The configuration does not name it" in said
         assert await gateway.ask("q", chat=chat) == "from exotic"
         assert "(exotic)" not in await gateway.ask("/status", chat=chat)

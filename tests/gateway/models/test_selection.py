@@ -46,7 +46,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 
 
 def test_an_admin_may_choose_any_model_at_the_same_provider() -> None:
-    stored = choose(MODEL, "hf.co/someone/model:Q4", UserRole.ADMIN)
+    stored = choose(MODEL, "=hf.co/someone/model:Q4", UserRole.ADMIN)
     assert stored is not None
     route = route_of(MODEL, stored)
     assert route is not None
