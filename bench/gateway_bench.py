@@ -180,7 +180,7 @@ async def _outside_model(here: Lab, chat_id: int) -> float:
     began = await here.say(chat_id, "how long does this take?")
     [row] = await here.answers(1, since=since_sent, chat_id=chat_id)
     requests = await here.model.get("requests", since=since_asked, count=1, wait=10)
-    [request] = [one for one in requests if one["stream"]]  # the title of the chat before may be asked for meanwhile
+    [request] = [one for one in requests if one["outcome"] == "ok"]  # an unknown output limit is refused once
     return float((row["t"] - began - request["seconds"]) * 1000)
 
 
