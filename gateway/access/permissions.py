@@ -22,7 +22,7 @@ LOCAL_OWNER = UserRef("local:owner")
 """Person who holds the local web chat's cookie."""
 
 
-class AccessResult(StrEnum):
+class AccessDecision(StrEnum):
     ADMITTED = "admitted"
     UNADDRESSED = "unaddressed"
     """Message in a shared chat that is not meant for us."""
@@ -41,7 +41,7 @@ class AccessControl:
         self._runtime = runtime
         self._paired: dict[UserRef, UserRole] = {}
         self._loading = asyncio.Lock()
-        self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
+        self.counts: dict[AccessDecision, int] = dict.fromkeys(AccessDecision, 0)
 
     async def load(self) -> None:
         """Read the pairings, and keep steers of people who have no access any more out of the turns that run.
@@ -74,21 +74,21 @@ class AccessControl:
             return self._paired[ref]
         return UserRole.USER if access.allow_all or ref in access.allow else None
 
-    def judge(self, message: InboundMessage) -> AccessResult:
-        """Judge a message, before anything is stored, and count the verdict."""
-        verdict = self._judge(message)
-        self.counts[verdict] += 1
-        return verdict
+    def judge(self, message: InboundMessage) -> AccessDecision:
+        """Judge a message, before anything is stored, and count the decision."""
+        decision = self._judge(message)
+        self.counts[decision] += 1
+        return decision
 
     def admits(self, message: InboundMessage) -> bool:
         """True for a message that would be admitted; it is counted when it comes to be stored."""
-        return self._judge(message) is AccessResult.ADMITTED
+        return self._judge(message) is AccessDecision.ADMITTED
 
-    def _judge(self, message: InboundMessage) -> AccessResult:
+    def _judge(self, message: InboundMessage) -> AccessDecision:
         if message.sender.is_bot:
-            return AccessResult.BOT
+            return AccessDecision.BOT
         if message.chat_kind.is_shared and not message.is_addressed:
-            return AccessResult.UNADDRESSED
+            return AccessDecision.UNADDRESSED
         if self.role_of(message.sender.ref) is not None:
-            return AccessResult.ADMITTED
-        return AccessResult.DENIED if message.chat_kind.is_shared else AccessResult.STRANGER
+            return AccessDecision.ADMITTED
+        return AccessDecision.DENIED if message.chat_kind.is_shared else AccessDecision.STRANGER

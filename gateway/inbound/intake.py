@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from gateway.access.pairing import offer_pairing, refuse
-from gateway.access.permissions import AccessControl, AccessResult
+from gateway.access.permissions import AccessControl, AccessDecision
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand
 from gateway.commands.runner import CommandRunner
 from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, apply_deletion, apply_edit
@@ -112,9 +112,9 @@ class GatewayIntake:
         if message.is_bare_command and command is None:
             message = replace(message, is_addressed=False)  # for another bot of the group
         decision = self.access.judge(message)
-        if decision is AccessResult.ADMITTED:
+        if decision is AccessDecision.ADMITTED:
             await self._admit(message, parsed, command, cursor)
-        elif decision is AccessResult.STRANGER or (decision is AccessResult.DENIED and message.ticket is not None):
+        elif decision is AccessDecision.STRANGER or (decision is AccessDecision.DENIED and message.ticket is not None):
             await self._answer_denied(message, decision, cursor)
         elif cursor is not None:
             await self.mark_seen(cursor)
@@ -235,9 +235,9 @@ class GatewayIntake:
 
     # ---- strangers, edits --------------------------------------------------------------------------------------
 
-    async def _answer_denied(self, message: InboundMessage, decision: AccessResult, cursor: Cursor | None) -> None:
+    async def _answer_denied(self, message: InboundMessage, decision: AccessDecision, cursor: Cursor | None) -> None:
         pairing, now = self.runtime.config.pairing, self.clock.now()
-        if decision is AccessResult.STRANGER and pairing.enabled:
+        if decision is AccessDecision.STRANGER and pairing.enabled:
             code = pairings.new_code()
             chat_id = await self.store.write(offer_pairing, message, code, pairing, cursor, now)
         else:

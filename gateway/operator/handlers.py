@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.engines.loader import BUILT_IN
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_rows, pairing_row, revoke_pairing
-from gateway.access.permissions import AccessControl, AccessResult
+from gateway.access.permissions import AccessControl, AccessDecision
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.models.pricing import cap_limits
@@ -69,9 +69,9 @@ class OperatorHandler:
             "vitals": self.heartbeat.vitals(),
             "platforms": {name: _health_row(health) for name, health in self.adapters.health().items()},
             "not_stored": {
-                verdict.value: count
-                for verdict, count in self.access.counts.items()
-                if verdict is not AccessResult.ADMITTED
+                decision.value: count
+                for decision, count in self.access.counts.items()
+                if decision is not AccessDecision.ADMITTED
             },
         }
 
