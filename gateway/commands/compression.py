@@ -20,7 +20,6 @@ from gateway.commands.registry import CommandReply, CommandRequest, CommandResul
 from gateway.config.context_settings import NoticeConfig
 from gateway.config.fields import secrets_of
 from gateway.outbound.notices import accuracy_sentence
-from hermes_state import sessions
 from hermes_state.errors import CommandError, LineageMoved
 from hermes_state.redaction import Redactor
 from hermes_state.text import counted
@@ -38,8 +37,8 @@ async def compress(request: CommandRequest) -> CommandResult:
     """Compress; `preview`, `undo` and `here N` count only as the whole argument, anything else is the focus."""
     argument = request.argument
     word, here = argument.lower(), _HERE.fullmatch(argument)
-    session = await request.context.store.read(sessions.load_active, request.chat.id)
-    if session is None or session.ended_at is not None:
+    session = await request.load_open_session()
+    if session is None:
         return say("This chat has no conversation yet.")
     conversation = request.conversation(session)
     runtime = request.context.runtime

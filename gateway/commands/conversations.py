@@ -3,11 +3,11 @@
 from functools import partial
 from sqlite3 import Connection
 
-from gateway.commands.registry import CommandRequest, CommandResult, say, transaction
+from gateway.commands.registry import CommandRequest, CommandResult, say, set_in_session, transaction
 from gateway.times import format_time
 from hermes_state import sessions
 from hermes_state.errors import CommandError, LookupFailed, LookupReason
-from hermes_state.text import shortened
+from hermes_state.text import counted, shortened
 from hermes_state.transcripts import load_hidden, load_messages
 from hermes_state.values import Button, ChatId, Message, MessageId, Millis, Origin, Transcript
 
@@ -23,10 +23,10 @@ MAX_TITLE_CHARS = 100
 async def new(request: CommandRequest) -> CommandResult:
     title = _title(request.argument) if request.argument else None
     context = request.context
-    before = await context.store.read(sessions.load_active, request.chat.id)
+    before = await request.load_open_session()
 
     async def tell_context() -> None:
-        if before is not None and before.ended_at is None:
+        if before is not None:
             await context.runtime.agent.context.ended(before.id, was_reset=True)
 
     return CommandResult(apply=partial(_new, request.chat.id, title), after=tell_context)
@@ -45,17 +45,13 @@ def _new(chat_id: ChatId, title: str | None, db: Connection, now: Millis) -> str
 
 async def title(request: CommandRequest) -> CommandResult:
     if request.argument:
-        return CommandResult(apply=partial(_set_title, request.chat.id, _title(request.argument)))
+        text = _title(request.argument)
+        return set_in_session(request, sessions.set_title, text, f"This conversation is called “{text}” now.")
     session = await request.context.store.read(sessions.load_active, request.chat.id)
     current = await request.context.store.read(sessions.load_title, session.lineage_id) if session else None
     return say(
         f"This conversation is called “{current}”." if current else "This conversation has no title: `/title <words>`."
     )
-
-
-def _set_title(chat_id: ChatId, text: str, db: Connection, now: Millis) -> str:
-    sessions.set_title(db, sessions.ensure_active(db, chat_id, now).id, text)
-    return f"This conversation is called “{text}” now."
 
 
 def _title(argument: str) -> str:
@@ -74,7 +70,7 @@ async def list_sessions(request: CommandRequest) -> CommandResult:
         key, name = conversation.tip.short_key, _name(conversation)
         mark = " (active)" if conversation.is_active else ""
         used = format_time(conversation.last_human_at or conversation.tip.started_at)
-        lines.append(f"- `{key}` {name}, {_messages(conversation.message_count)}, {used}{mark}")
+        lines.append(f"- `{key}` {name}, {counted(conversation.message_count, 'message')}, {used}{mark}")
         if not conversation.is_active:
             buttons.append(Button(label=shortened(name, MAX_BUTTON_CHARS), command=f"/resume {key}"))
     listed = "Conversations of this chat:\n" + "\n".join(lines) + "\n\n`/resume <id>` goes back to one."
@@ -105,7 +101,8 @@ def resume(request: CommandRequest, db: Connection, now: Millis) -> str:
         raise CommandError(_RESUME_REFUSALS[error.reason].format(name=error.name)) from error
     name = sessions.load_title(db, tip.lineage_id)
     called = f" “{name}”" if name else ""
-    return f"Back in conversation{called} `{tip.short_key}`, {_messages(sessions.count_messages(db, tip.lineage_id))}."
+    messages = counted(sessions.count_messages(db, tip.lineage_id), "message")
+    return f"Back in conversation{called} `{tip.short_key}`, {messages}."
 
 
 async def history(request: CommandRequest) -> CommandResult:
@@ -133,7 +130,3 @@ def _history_line(row: Message, is_hidden: bool) -> str:
     who = row.sender_name or "You" if row.origin is Origin.HUMAN else "Answer"
     mark = " (taken back)" if is_hidden else ""
     return f"**{who}**, {format_time(row.created_at)}{mark}\n{shortened(row.text or '', MAX_HISTORY_CHARS)}"
-
-
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count} messages"

@@ -1,11 +1,9 @@
 """`/model` and `/think`: the model of this conversation, how much it thinks, and what else may be chosen."""
 
-from functools import partial
-from sqlite3 import Connection
 from typing import Final, get_args
 
 from agent.context.model_handle import ModelHandle
-from gateway.commands.registry import CommandRequest, CommandResult, say
+from gateway.commands.registry import CommandRequest, CommandResult, say, set_in_session
 from gateway.config.routes import CONFIGURED, RouteConfig
 from gateway.config.settings import ModelConfig
 from gateway.models.call_settings import left_out, settings_text
@@ -13,7 +11,7 @@ from gateway.models.capacity import window_from
 from gateway.models.selection import choose, known_routes, name_of, route_of
 from hermes_state import sessions
 from hermes_state.errors import CommandError, ConfigError
-from hermes_state.values import Button, ChatId, Millis, ReasoningEffort
+from hermes_state.values import Button, ReasoningEffort
 
 MAX_BUTTONS = 8
 MAX_NAMES = 30
@@ -24,7 +22,7 @@ EFFORTS: Final[tuple[ReasoningEffort, ...]] = get_args(ReasoningEffort)
 async def model(request: CommandRequest) -> CommandResult:
     """List the models; with a name, choose it for this conversation from the next turn on."""
     context, settings = request.context, request.context.runtime.config.model
-    session = await _open_session(request)
+    session = await request.load_open_session()
     if not request.argument:
         return await _listed(request, session)
     choice = choose(settings, request.argument, request.role)
@@ -39,24 +37,24 @@ async def model(request: CommandRequest) -> CommandResult:
         sentences += await _size(request, session, handle)
     if choice is not None and choice not in known_routes(settings):
         sentences.append("The configuration does not name it, so whether it exists shows with the next message.")
-    return CommandResult(apply=partial(_choose, request.chat.id, choice, " ".join(sentences)))
+    return set_in_session(request, sessions.choose_model, choice, " ".join(sentences))
 
 
 async def think(request: CommandRequest) -> CommandResult:
     """Show how much the model thinks; with a word, choose it for this conversation from the next turn on."""
-    settings, session = request.context.runtime.config.model, await _open_session(request)
+    settings, session = request.context.runtime.config.model, await request.load_open_session()
     route = route_of(settings, session.chosen_model if session is not None else None) or settings.route
     word = request.argument.lower()
     if not word:
         return _effort_shown(route, await _chosen_effort(request, session))
     if word == CONFIGURED:
         text = f"From the next message on the model thinks as configured: {route.reasoning_effort or 'as it likes'}."
-        return CommandResult(apply=partial(_choose_effort, request.chat.id, None, text))
+        return set_in_session(request, sessions.choose_effort, None, text)
     for effort in EFFORTS:
         if effort == ("off" if word == "none" else word):
             text = f"From the next message on this conversation is answered with reasoning effort {effort}"
             text = " ".join([f"{text}; `/think {CONFIGURED}` goes back.", *left_out(route, effort)])
-            return CommandResult(apply=partial(_choose_effort, request.chat.id, effort, text))
+            return set_in_session(request, sessions.choose_effort, effort, text)
     raise CommandError(f"Nothing was changed: /think takes {', '.join(EFFORTS)} or {CONFIGURED}.")
 
 
@@ -69,23 +67,8 @@ def _effort_shown(route: RouteConfig, chosen: ReasoningEffort | None) -> Command
     return say("\n".join(lines), *buttons)
 
 
-def _choose_effort(chat_id: ChatId, effort: ReasoningEffort | None, text: str, db: Connection, now: Millis) -> str:
-    sessions.choose_effort(db, sessions.ensure_active(db, chat_id, now).id, effort)
-    return text
-
-
 async def _chosen_effort(request: CommandRequest, session: sessions.Session | None) -> ReasoningEffort | None:
     return await request.context.store.read(sessions.load_effort, session.id) if session is not None else None
-
-
-async def _open_session(request: CommandRequest) -> sessions.Session | None:
-    session = await request.context.store.read(sessions.load_active, request.chat.id)
-    return session if session is not None and session.ended_at is None else None
-
-
-def _choose(chat_id: ChatId, choice: str | None, text: str, db: Connection, now: Millis) -> str:
-    sessions.choose_model(db, sessions.ensure_active(db, chat_id, now).id, choice)
-    return text
 
 
 async def _window(handle: ModelHandle) -> str:

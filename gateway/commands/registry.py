@@ -6,13 +6,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from functools import partial
 from sqlite3 import Connection
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from gateway.access.permissions import AccessControl
 from gateway.commands.tasks import TaskRegistry
 from gateway.models.selection import Runtime
 from gateway.turns.lanes import LaneRegistry
-from hermes_state import outbox
+from hermes_state import outbox, sessions
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import Chat
 from hermes_state.inbox import InboxRow
@@ -21,8 +21,10 @@ from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import Session
 from hermes_state.store.writer import Store
 from hermes_state.text import closest
-from hermes_state.values import Button, ChatId, ChatKey, Clock, ConversationRef, Millis
+from hermes_state.values import Button, ChatId, ChatKey, Clock, ConversationRef, Millis, SessionId
 from platforms.base import AdapterHealth, CommandMenuItem
+
+T = TypeVar("T")
 
 
 class CommandKind(StrEnum):
@@ -102,6 +104,11 @@ class CommandRequest:
     def reachable_chat(self) -> ChatId | None:
         """The only chat whose contents may be shown here, because others read along; None: any chat."""
         return self.chat.id if self.chat.kind.is_shared else None
+
+    async def load_open_session(self) -> Session | None:
+        """The session that the chat's next message goes into; None where that opens one."""
+        session = await self.context.store.read(sessions.load_active, self.chat.id)
+        return session if session is not None and session.ended_at is None else None
 
     def conversation(self, session: Session) -> ConversationRef:
         """One of this chat's conversations, as the agent's context names it."""
@@ -184,6 +191,18 @@ def parse(text: str) -> ParsedCommand | None:
 def say(markdown: str, *buttons: Button) -> CommandResult:
     """The effect of a command that only answers."""
     return CommandResult(apply=lambda _db, _now: CommandReply(markdown=markdown, buttons=buttons))
+
+
+def set_in_session(
+    request: CommandRequest, write: Callable[[Connection, SessionId, T], None], value: T, text: str
+) -> CommandResult:
+    """The effect of a command that sets one value of the chat's conversation and answers `text`."""
+
+    def apply(db: Connection, now: Millis) -> str:
+        write(db, sessions.ensure_active(db, request.chat.id, now).id, value)
+        return text
+
+    return CommandResult(apply=apply)
 
 
 def transaction(apply: Callable[[CommandRequest, Connection, Millis], CommandReply | str | RunningTurn]) -> Handler:

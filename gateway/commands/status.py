@@ -118,7 +118,7 @@ async def context_lines(request: CommandRequest, session: Session) -> list[str]:
 def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str | None, int, int]:
     """The chat's session with its title, its conversation's messages, and how many more wait."""
     session = load_active(db, chat_id)
-    title = load_title(db, session.lineage_id) if session is not None else None
-    messages = count_messages(db, session.lineage_id) if session is not None else 0
     waiting = sum(row.kind is inbox.InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
-    return session, title, messages, waiting
+    if session is None:
+        return None, None, 0, waiting
+    return session, load_title(db, session.lineage_id), count_messages(db, session.lineage_id), waiting
