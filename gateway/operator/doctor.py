@@ -246,22 +246,23 @@ def check_context(config: Config, limits: Limits, source: SizeSource, *, engine:
 
 def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
     """Probe the models: each API is told of once for each key, and every model that it does not have."""
-    answers: dict[tuple[str | None, str | None], bool] = {}
+    answers: dict[tuple[str | None, str], bool] = {}
     for route in all_routes(loaded.config):
         is_main, api = route == loaded.config.model.route, (route.address, route.plain_key)
+        check, name = ("model", "") if is_main else ("route", f"{route.label}: ")
         if route.protocol == "offline":
             if is_main:
                 yield warning("model", f"The built-in offline model answers; for a real one, {MODEL_SETUP_HINT}.")
-            continue
-        if not answers.get(api, True):
-            continue
-        try:
-            result, does_answer = (fine, probe_model(route)), True
-        except CommandError as error:  # without another than it the configured one still answers
-            result, does_answer = (failed if is_main else warning, str(error)), isinstance(error, UnlistedModelError)
-        if api not in answers or result[0] is not fine:
-            yield result[0]("model", result[1]) if is_main else result[0]("route", f"{route.label}: {result[1]}")
-        answers[api] = does_answer
+        elif answers.get(api, True):
+            try:
+                text = probe_model(route)
+            except CommandError as error:
+                answers[api] = isinstance(error, UnlistedModelError)
+                yield (failed if is_main else warning)(check, f"{name}{error}")  # without others this one answers
+            else:
+                if api not in answers:
+                    yield fine(check, f"{name}{text}")
+                answers[api] = True
 
 
 def _settings(loaded: LoadedConfig) -> Iterator[CheckResult]:
@@ -297,15 +298,11 @@ def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
         ("telegram", telegram.token, partial(probe_telegram, telegram)),
         ("discord", discord.token, partial(probe_discord, discord)),
     ):
-        if token is not None:
-            yield _probed(check, probe) if is_online else skipped(check, "There is a token; --online tries it.")
-
-
-def _probed(check: str, probe: Callable[[], str]) -> CheckResult:
-    try:
-        return fine(check, probe())
-    except CommandError as error:
-        return failed(check, str(error))
+        try:
+            if token is not None:
+                yield fine(check, probe()) if is_online else skipped(check, "There is a token; --online tries it.")
+        except CommandError as error:
+            yield failed(check, str(error))
 
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[CheckResult]:

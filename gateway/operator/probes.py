@@ -162,10 +162,8 @@ def _fetch(url: str, headers: Mapping[str, str] | None = None, body: object = No
     except urllib.error.HTTPError as error:
         with error:
             return error.code, {}
-    except urllib.error.URLError as error:
-        return 0, {"reason": str(error.reason)}
     except (OSError, HTTPException, ValueError) as error:
-        return 0, {"reason": str(error) or type(error).__name__}
+        return 0, {"reason": str(getattr(error, "reason", error)) or type(error).__name__}
 
 
 def _object(text: bytes) -> Mapping[str, Any]:
