@@ -7,20 +7,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from gateway.config.errors import first_problem, unknown_key
-from gateway.config.routes import CALL_KEYS, Protocol
-from gateway.config.types import (
-    AnyCase,
-    BaseConfig,
-    Body,
-    Effort,
-    Fractions,
-    FrozenBlock,
-    Headers,
-    Secret,
-    Trimmed,
-    Url,
-    setting,
-)
+from gateway.config.routes import CALL_KEYS, CallConfig, Protocol
+from gateway.config.types import AnyCase, BaseConfig, Fractions, Secret, Trimmed, Url, setting
 
 GLOBAL_KEYS = ("models", "enabled", "mode")
 """Keys of `compression` that hold for every model."""
@@ -119,7 +107,7 @@ class HygieneConfig(BaseConfig):
 
 Mode: TypeAlias = Literal["auto", "same-as-main", "custom"]
 
-Task: TypeAlias = Literal["compression", "flush", "title"]
+AuxiliaryTask: TypeAlias = Literal["compression", "flush", "title"]
 
 
 def _mode_or_off(value: object) -> object:
@@ -127,8 +115,8 @@ def _mode_or_off(value: object) -> object:
     return "off" if value is False or value == "false" else value
 
 
-class AuxiliaryTaskConfig(BaseConfig):
-    """A model of its own for a task of the gateway."""
+class TaskModelConfig(BaseConfig):
+    """Keys that say which model does a task of the gateway, and where."""
 
     mode: Annotated[Mode | None, AnyCase] = setting(None, default_text="`auxiliary.mode`")
     """As `auxiliary.mode`, for this task alone."""
@@ -152,16 +140,10 @@ class AuxiliaryTaskConfig(BaseConfig):
     """Its context window; bounds what it is shown, never where conversations are compressed."""
     max_output_tokens: int | None = setting(None, ge=1, le=10_000_000, unit="tokens", default_text="the route's")
     """Highest output limit of its calls; a summary sets one only where the protocol wants it."""
-    temperature: float | None = setting(None, ge=0, le=2, default_text="the route's")
-    """As `model.temperature`, for this task alone, whichever model does it."""
-    top_p: float | None = setting(None, ge=0, le=1, unit="of the likeliest words", default_text="the route's")
-    """As `model.top_p`, likewise."""
-    reasoning_effort: Effort = setting(None, default_text="the route's")
-    """As `model.reasoning_effort`, likewise; what `/think` says is for answers alone."""
-    extra_headers: Headers = setting(FrozenBlock(), default_text="the route's")
-    """As `model.extra_headers`, likewise."""
-    extra_body: Body = setting(FrozenBlock(), default_text="the route's")
-    """As `model.extra_body`, likewise."""
+
+
+class AuxiliaryTaskConfig(CallConfig, TaskModelConfig):
+    """A model of its own for a task of the gateway; what calls say is for that task, whichever model does it."""
 
     @property
     def call_settings(self) -> dict[str, Any]:
@@ -199,7 +181,7 @@ class AuxiliaryConfig(BaseConfig):
     title: TitleTaskConfig = Field(default_factory=TitleTaskConfig)
 
     @property
-    def tasks(self) -> Mapping[Task, AuxiliaryTaskConfig]:
+    def tasks(self) -> Mapping[AuxiliaryTask, AuxiliaryTaskConfig]:
         """Every task by its name."""
         return {"compression": self.compression, "flush": self.flush, "title": self.title}
 

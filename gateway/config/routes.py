@@ -58,8 +58,11 @@ def _protocol(data: dict[str, Any]) -> str:
     return "chat_completions" if is_set else "offline"
 
 
-class RouteConfig(BaseConfig):
-    """Complete route: a model at an API."""
+_UNSET = "the provider's; for a task, the route's"
+
+
+class ApiConfig(BaseConfig):
+    """Keys that say which model answers, and where."""
 
     base_url: Url | None = setting(None, default_text="the protocol's own")
     """Root of the API, such as `http://127.0.0.1:11434/v1`; OpenAI's or Anthropic's own where none is given."""
@@ -95,16 +98,28 @@ class RouteConfig(BaseConfig):
     """The model sees images. `auto` decides by the name; images for one that does not get a friendly refusal."""
     streaming: bool = True
     """Let answers come in piece by piece. `false` for servers that cannot: they are shown when whole."""
-    temperature: float | None = setting(None, ge=0, le=2, default_text="the provider's")
+
+
+class CallConfig(BaseConfig):
+    """Keys of what every call says beside the conversation."""
+
+    temperature: float | None = setting(None, ge=0, le=2, default_text=_UNSET)
     """Randomness of the answers: 0 for the likeliest words."""
-    top_p: float | None = setting(None, ge=0, le=1, unit="of the likeliest words", default_text="the provider's")
+    top_p: float | None = setting(None, ge=0, le=1, unit="of the likeliest words", default_text=_UNSET)
     """Share of the likeliest words that each next one is drawn from. Set this or the temperature, not both."""
-    reasoning_effort: Effort = setting(None, default_text="the provider's")
-    """Effort of thinking before an answer, where the model can; `/think` overrides it for a conversation."""
-    extra_headers: Headers = setting(FrozenBlock(), default_text="none")
+    reasoning_effort: Effort = setting(None, default_text=_UNSET)
+    """Effort of thinking, where the model can; `/think` overrides it for the answers of a conversation."""
+    extra_headers: Headers = setting(FrozenBlock(), default_text="none; for a task, the route's")
     """Further HTTP headers of every request, by name."""
-    extra_body: Body = setting(FrozenBlock(), default_text="none")
+    extra_body: Body = setting(FrozenBlock(), default_text="none; for a task, the route's")
     """Further fields of every request, as the provider's documentation has them; they win over the gateway's own."""
+
+
+CALL_KEYS: Final = tuple(CallConfig.model_fields)
+
+
+class RouteConfig(CallConfig, ApiConfig):
+    """Complete route: a model at an API."""
 
     @property
     def sees_images(self) -> bool:
@@ -146,12 +161,8 @@ class RouteConfig(BaseConfig):
     def complaint(self, key: str) -> str | None:
         """Sentence that says why the route cannot be used and calls its block `key`; None for a usable one."""
         if self.protocol != "offline" and not (self.name or "").strip():
-            if key == "model":
-                return (
-                    "model.name is missing: name the model to use (HERMES_MODEL__NAME), or set model.protocol to "
-                    "offline"
-                )
-            return f"{key}.name is missing: name the model to use"
+            how = " (HERMES_MODEL__NAME), or set model.protocol to offline" if key == "model" else ""
+            return f"{key}.name is missing: name the model to use{how}"
         if self.context_length is None:
             return None
         output = self.max_output_tokens or self.context_length // 4
@@ -188,8 +199,6 @@ WrittenRoute: TypeAlias = str | PartialRouteConfig
 _ALIAS = re.compile(r"[a-z0-9][a-z0-9._:/@+-]{0,63}")
 _SIZES = ("context_length", "max_output_tokens", "images")
 """Keys that belong to a model, at whatever API."""
-CALL_KEYS: Final = ("temperature", "top_p", "reasoning_effort", "extra_headers", "extra_body")
-"""Keys of what every call says beside the conversation."""
 
 
 def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:

@@ -140,16 +140,16 @@ def _user_ref(value: object) -> object:
     return f"{platform}:{ident}"
 
 
-def _root_url(value: str) -> str:
-    if re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", value) is None or not _has_host(value):
-        raise ValueError("must be an address such as https://example.org, without a query")
-    return value.rstrip("/")
+def _url_like(example: str) -> AfterValidator:
+    """Validator for addresses with the example's scheme, with or without its `s`."""
+    scheme = example.partition("s://")[0]
 
+    def check(value: str) -> str:
+        if re.fullmatch(rf"{scheme}s?://[^\s/?#]+[^\s?#]*", value) is None or not _has_host(value):
+            raise ValueError(f"must be an address such as {example}, without a query")
+        return value.rstrip("/")
 
-def _socket_url(value: str) -> str:
-    if re.fullmatch(r"wss?://[^\s?#]+", value) is None or not _has_host(value):
-        raise ValueError("must be an address such as wss://gateway.example.org, without a query")
-    return value.rstrip("/")
+    return AfterValidator(check)
 
 
 def _has_host(address: str) -> bool:
@@ -190,8 +190,8 @@ AnyCase = BeforeValidator(lambda value: value.strip().lower() if isinstance(valu
 """Validator for words: `FULL` and ` full` mean `full`."""
 
 Secret: TypeAlias = Annotated[SecretStr, Trimmed, AfterValidator(_key_like)]
-Url: TypeAlias = Annotated[str, Trimmed, AfterValidator(_root_url)]
-SocketUrl: TypeAlias = Annotated[str, Trimmed, AfterValidator(_socket_url)]
+Url: TypeAlias = Annotated[str, Trimmed, _url_like("https://example.org")]
+SocketUrl: TypeAlias = Annotated[str, Trimmed, _url_like("wss://gateway.example.org")]
 Person: TypeAlias = Annotated[str, BeforeValidator(_user_ref)]
 People: TypeAlias = Annotated[tuple[Person, ...], BeforeValidator(listed)]
 WebhookSecret: TypeAlias = Annotated[Secret, AfterValidator(_secret_word)]

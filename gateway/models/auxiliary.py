@@ -6,12 +6,12 @@ configured one. The offline model does none of it: it cannot.
 
 from typing import Literal
 
-from gateway.config.context_settings import Mode, Task
+from gateway.config.context_settings import AuxiliaryTask, Mode
 from gateway.config.routes import PartialRouteConfig, RouteConfig, completed
 from gateway.config.settings import Config
 
 
-def route_for(config: Config, task: Task, own: RouteConfig) -> RouteConfig | None:
+def route_for(config: Config, task: AuxiliaryTask, own: RouteConfig) -> RouteConfig | None:
     """The route of the model that does `task` for a conversation whose own model is `own`; None: nobody."""
     mode = _mode(config, task)
     if mode == "off":
@@ -26,12 +26,12 @@ def all_routes(config: Config) -> tuple[RouteConfig, ...]:
     return tuple(dict.fromkeys((*config.model.routes, *(route for route in named if route is not None))))
 
 
-def _mode(config: Config, task: Task) -> Mode | Literal["off"]:
+def _mode(config: Config, task: AuxiliaryTask) -> Mode | Literal["off"]:
     auxiliary = config.auxiliary
     return (auxiliary.title.mode if task == "title" else auxiliary.tasks[task].mode) or auxiliary.mode
 
 
-def _named(config: Config, task: Task, own: RouteConfig) -> RouteConfig | None:
+def _named(config: Config, task: AuxiliaryTask, own: RouteConfig) -> RouteConfig | None:
     """The route of the model that is named for a task: an alias, or a model at the API of `model` or at another.
 
     The key of `model` goes along only to the API that it is for.

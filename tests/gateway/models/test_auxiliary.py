@@ -8,7 +8,7 @@ from agent.model.caps import SpendingCaps
 from agent.model.prices import price_of
 from agent.model.protocols.anthropic import AnthropicModel
 from gateway.assembly import summary_routes
-from gateway.config.context_settings import Task
+from gateway.config.context_settings import AuxiliaryTask
 from gateway.config.routes import RouteConfig, completed
 from gateway.config.settings import Config
 from gateway.models.auxiliary import all_routes, route_for
@@ -30,12 +30,12 @@ def live(config: Config) -> RouteConfig:
     return completed("chosen", config.model)
 
 
-def who(config: Config, task: Task) -> str | None:
+def who(config: Config, task: AuxiliaryTask) -> str | None:
     route = route_for(config, task, live(config))
     return None if route is None else route.name
 
 
-@pytest.mark.parametrize("task", get_args(Task))
+@pytest.mark.parametrize("task", get_args(AuxiliaryTask))
 @pytest.mark.parametrize(
     ("yaml", "name"),
     [
@@ -54,12 +54,12 @@ def who(config: Config, task: Task) -> str | None:
     ],
 )
 def test_a_named_model_does_a_task_and_else_the_one_that_the_mode_picks(
-    load: Load, task: Task, yaml: str, name: str
+    load: Load, task: AuxiliaryTask, yaml: str, name: str
 ) -> None:
     config = load(MAIN + yaml.replace("TASK", task)).config
     assert who(config, task) == name
     others = "main" if yaml.lower().startswith("auxiliary: {mode: same-as-main") else "chosen"
-    assert [who(config, other) for other in get_args(Task) if other != task] == [others] * 2
+    assert [who(config, other) for other in get_args(AuxiliaryTask) if other != task] == [others] * 2
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_the_model_that_compression_names_wins_for_summaries_alone(load: Load, y
 def test_a_custom_model_has_to_be_named(load: Load) -> None:
     assert "auxiliary.mode custom needs auxiliary.compression.model" in refusal(load, "auxiliary: {mode: custom}")
     config = load(MAIN + "auxiliary: {mode: custom, compression: {model: small}}").config
-    assert [who(config, task) for task in get_args(Task)] == ["small", "chosen", "chosen"]
-    for task in get_args(Task):
+    assert [who(config, task) for task in get_args(AuxiliaryTask)] == ["small", "chosen", "chosen"]
+    for task in get_args(AuxiliaryTask):
         complaint = f"auxiliary.{task}.mode custom needs auxiliary.{task}.model"
         assert complaint in refusal(load, f"auxiliary: {{{task}: {{mode: custom}}}}")
 
@@ -97,7 +97,7 @@ def test_only_titles_can_be_off(load: Load) -> None:
 
 def test_the_offline_model_does_nothing_but_answer(load: Load) -> None:
     config = load().config
-    assert [route_for(config, task, config.model.route) for task in get_args(Task)] == [None] * 3
+    assert [route_for(config, task, config.model.route) for task in get_args(AuxiliaryTask)] == [None] * 3
     config = load("auxiliary: {title: {model: small}}").config
     route = route_for(config, "title", config.model.route)
     assert route is not None
@@ -197,16 +197,18 @@ def test_every_route_is_known_once_but_not_those_for_what_is_off(load: Load) -> 
     assert [route.name for route in all_routes(config)] == ["main", "quick"]
 
 
-@pytest.mark.parametrize("task", get_args(Task))
+@pytest.mark.parametrize("task", get_args(AuxiliaryTask))
 @pytest.mark.parametrize("model", ["", "model: small, ", "model: fast, ", "mode: same-as-main, "])
-def test_a_task_says_what_it_wants_in_its_calls_whichever_model_does_it(load: Load, task: Task, model: str) -> None:
+def test_a_task_says_what_it_wants_in_its_calls_whichever_model_does_it(
+    load: Load, task: AuxiliaryTask, model: str
+) -> None:
     settings = "temperature: 0, reasoning_effort: off, max_output_tokens: 9, extra_body: {a: 1}, extra_headers: {X: y}"
     config = load(f"{MAIN}auxiliary: {{{task}: {{{model}{settings}}}}}").config
     route = route_for(config, task, live(config))
     assert route is not None
     assert (route.temperature, route.reasoning_effort, route.max_output_tokens) == (0, "off", 9)
     assert (route.extra_body, route.plain_headers) == ({"a": 1}, {"X": "y"})
-    others = [route_for(config, other, live(config)) for other in get_args(Task) if other != task]
+    others = [route_for(config, other, live(config)) for other in get_args(AuxiliaryTask) if other != task]
     assert [one.reasoning_effort for one in others if one is not None] == [None, None]
 
 
