@@ -26,6 +26,7 @@ HermesError
 └── CommandError       its text is safe to show in the chat
 """
 
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from hermes_state.values import CanonicalUsage, MicroUsd
@@ -95,21 +96,21 @@ class TokenRejected(PlatformError):
     """The platform does not accept the token; only a new token helps."""
 
 
+@dataclass(eq=False, repr=False)
 class ModelError(HermesError):
-    """A model call failed. `retry_after`: seconds for which the provider asks not to be called, where it says so."""
+    """A model call failed."""
 
-    usage: CanonicalUsage | None = None
+    message: str
+    retry_after: float | None = field(default=None, kw_only=True)
+    """Seconds for which the provider asks not to be called, where it says so."""
+    usage: CanonicalUsage | None = field(default=None, init=False)
     """Usage that the provider reported before it failed: the call is paid for."""
-    reported_cost: MicroUsd | None = None
+    reported_cost: MicroUsd | None = field(default=None, init=False)
     """Cost as the provider stated it."""
-    has_answered = False
+    has_answered: bool = field(default=False, init=False)
     """The model has answered in this conversation before, so that its address and name are right."""
-    refused: "tuple[ModelError, ...]" = ()
+    refused: "tuple[ModelError, ...]" = field(default=(), init=False)
     """Refusals of the same request before it, each put in another way then: calls, too."""
-
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 class ModelUnavailable(ModelError):
@@ -128,12 +129,12 @@ class ModelRateLimited(ModelError):
     """Too many requests."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class AuthRejected(ModelError):
-    """The provider does not accept the key. `is_of_plan`: it does, but the key's plan does not include the model."""
+    """The provider does not accept the key."""
 
-    def __init__(self, message: str, *, is_of_plan: bool = False) -> None:
-        super().__init__(message)
-        self.is_of_plan = is_of_plan
+    is_of_plan: bool = False
+    """The key is accepted, but its plan does not include the model."""
 
 
 class QuotaExceeded(ModelError):
@@ -148,39 +149,27 @@ class ModelNotFound(ModelError):
     """The provider has no such model or address; the prompt does not matter."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ContextOverflow(ModelError):
-    """The prompt does not fit; `window` is the model's size in tokens where known.
+    """The prompt does not fit."""
 
-    `is_of_account`: the model would hold it, but what the account may send at once is less, for now. `is_of_input`:
-    `window` bounds the prompt alone, however short the answer is; the model's window may be larger.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        prompt_tokens: int | None = None,
-        window: int | None = None,
-        is_of_account: bool = False,
-        is_of_input: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.prompt_tokens = prompt_tokens
-        self.window = window
-        self.is_of_account = is_of_account
-        self.is_of_input = is_of_input
+    prompt_tokens: int | None = None
+    window: int | None = None
+    """Size of the model in tokens, where known."""
+    is_of_account: bool = False
+    """The model would hold it, but what the account may send at once is less, for now."""
+    is_of_input: bool = False
+    """`window` bounds the prompt alone, however short the answer is; the model's window may be larger."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class OutputCapTooLarge(ModelError):
-    """The requested output limit is above what is allowed; `cap` is the allowed value where stated.
+    """The requested output limit is above what is allowed."""
 
-    `is_of_model`: the model writes no more, whatever the prompt and the account are.
-    """
-
-    def __init__(self, message: str, *, cap: int | None = None, is_of_model: bool = False) -> None:
-        super().__init__(message)
-        self.cap = cap
-        self.is_of_model = is_of_model
+    cap: int | None = None
+    """Allowed value, where stated."""
+    is_of_model: bool = False
+    """The model writes no more, whatever the prompt and the account are."""
 
 
 class ImageFault(StrEnum):
@@ -195,58 +184,38 @@ class ImageFault(StrEnum):
     """This picture cannot be processed; another one may be."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ImageRejected(ModelError):
-    """The request was refused because of an image in it.
+    """The request was refused because of an image in it. The provider's limits are those that it states."""
 
-    Where the provider states its limits: `max_bytes` of an image (before base64), `max_side` in pixels, `max_count` of
-    images in a request. `index`: the image that it names, counted from 0 through all images of the request.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        fault: ImageFault = ImageFault.UNREADABLE,
-        max_bytes: int | None = None,
-        max_side: int | None = None,
-        max_count: int | None = None,
-        index: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.fault = fault
-        self.max_bytes = max_bytes
-        self.max_side = max_side
-        self.max_count = max_count
-        self.index = index
+    fault: ImageFault = ImageFault.UNREADABLE
+    max_bytes: int | None = None
+    """Most bytes of an image, before base64."""
+    max_side: int | None = None
+    """Longest side of an image, in pixels."""
+    max_count: int | None = None
+    """Most images of a request."""
 
 
 class ReplyMalformed(ModelError):
     """The provider answered, but not with a whole, readable reply."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SpendingCapExceeded(ModelError):
-    """A cap on costs forbids the call, so it was not made; `cap` is the configuration key that says so."""
+    """A cap on costs forbids the call, so it was not made."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        cap: str = "costs.daily_cap",
-        spent: MicroUsd | None = None,
-        limit: MicroUsd | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.cap = cap
-        self.spent = spent
-        self.limit = limit
+    cap: str = "costs.daily_cap"
+    """Configuration key of the cap."""
+    spent: MicroUsd | None = None
+    limit: MicroUsd | None = None
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class PriceNotFound(ModelError):
     """Spending is capped and nobody knows what `model` costs, so the call was not made."""
 
-    def __init__(self, message: str, *, model: str = "") -> None:
-        super().__init__(message)
-        self.model = model
+    model: str = ""
 
 
 class ToolError(HermesError):

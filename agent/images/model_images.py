@@ -190,8 +190,6 @@ def _kept(error: ImageRejected, carried: list[PlacedImage]) -> list[PlacedImage]
         return []
     if error.max_count is not None and error.max_count < count:
         return carried[count - error.max_count :]
-    if error.fault is ImageFault.UNREADABLE and error.index is not None and error.index < count:
-        return carried[: error.index] + carried[error.index + 1 :]
     newest = [one for one in carried if one.row.turn_id == carried[-1].row.turn_id]
     if error.fault is ImageFault.TOO_LARGE or len(newest) < count:
         return newest
