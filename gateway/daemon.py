@@ -21,6 +21,7 @@ import structlog
 
 from agent.context.commit import CompressionTasks
 from agent.images.scaling import ImageScaler
+from agent.model.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.registry import Tool
 from agent.turn import Agent
@@ -35,7 +36,7 @@ from gateway.config.settings import Config
 from gateway.health import Heartbeat
 from gateway.inbound.intake import GatewayIntake
 from gateway.logs import update_logging
-from gateway.models.clients import ClientRegistry, caching_of
+from gateway.models.clients import ClientRegistry
 from gateway.models.pricing import SpendingControl, unpriced_models, unpriced_sentence
 from gateway.models.selection import ModelRegistry, Runtime
 from gateway.notify import notify
@@ -353,8 +354,10 @@ class _Daemon:
 def _log_prices_and_caching(config: Config) -> None:
     if names := unpriced_models(config):
         log.warning("model.unpriced", models=names, hint=unpriced_sentence(names))
-    state = caching_of(config.model.route, config.model.cache_ttl)
-    log.info("prompt_cache.configured", is_on=state.is_on, route=state.route, ttl=state.ttl, model=config.model.label)
+    model = config.model
+    route = f"{model.protocol}:{model.route.host}" if model.route.host else model.protocol
+    is_on = marks_prompts(model.route.name or "", route)
+    log.info("prompt_cache.configured", is_on=is_on, route=route, ttl=model.cache_ttl, model=model.label)
 
 
 def _warn(warnings: Sequence[str]) -> None:

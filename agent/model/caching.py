@@ -6,7 +6,6 @@ call finds what the one before it left, and the new rows stand behind that.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 CacheTtl: TypeAlias = Literal["5m", "1h"]
@@ -55,26 +54,11 @@ def _ends_message(pair: Sequence[_Message]) -> bool:
     return bool(pair[0].get("content")) and [message.get("role") for message in pair] != ["tool", "tool"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheState:
-    """State of prompt caching for one model, for start-up's log and for people."""
+def marks_prompts(model_name: str, route: str) -> bool:
+    """True for a model at a route, as `ChatModel.route` names it, whose prompts are marked for caching.
 
-    is_on: bool
-    route: str
-    ttl: CacheTtl
-
-    @property
-    def text(self) -> str:
-        """Text such as `on (anthropic:api.anthropic.com, 5m)`."""
-        return f"on ({self.route}, {self.ttl})" if self.is_on else f"off ({self.route})"
-
-
-def cache_state(model_name: str, route: str, ttl: CacheTtl = "5m") -> CacheState:
-    """State of prompt caching for a model at a route, as `ChatModel.route` names it.
-
-    Prompts are marked for Claude models, by name, where the marks are known to be understood.
+    They are for Claude models, by name, where the marks are known to be understood.
     """
     protocol, _, host = route.lower().partition(":")
     is_openrouter = protocol == "chat_completions" and f".{host}".endswith(".openrouter.ai")
-    is_on = "claude" in model_name.lower() and (is_openrouter or protocol == "anthropic")
-    return CacheState(is_on=is_on, route=route, ttl=ttl)
+    return "claude" in model_name.lower() and (is_openrouter or protocol == "anthropic")

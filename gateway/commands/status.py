@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from sqlite3 import Connection
 
 from agent.engines.loader import BUILT_IN
-from agent.model.caching import cache_state
+from agent.model.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from gateway.commands.registry import CommandContext, CommandRequest, CommandResult, say
 from gateway.models.capacity import window_from
@@ -58,9 +58,10 @@ def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
     client = context.runtime.model_of(choice).client
     name = name_of(settings, choice)
     called = f"{name} ({route.label})" if name != route.label else name
-    cache = cache_state(client.name, client.route, settings.cache_ttl)
+    is_marked = marks_prompts(client.name, client.route)
+    caching = f"on ({client.route}, {settings.cache_ttl})" if is_marked else f"off ({client.route})"
     chosen = ", chosen here" if choice is not None else ""
-    yield f"- Model: {called}, route {client.route}{chosen}; marks for prompt caching {cache.text}"
+    yield f"- Model: {called}, route {client.route}{chosen}; marks for prompt caching {caching}"
     circuit = client.breaker.open
     if circuit is not None:
         seconds = max(1, round(circuit.seconds))

@@ -4,7 +4,6 @@ import importlib
 from typing import Any
 
 from agent.model.base import ChatModel
-from agent.model.caching import CacheState, CacheTtl, cache_state
 from agent.model.catalog import known_model
 from agent.model.client import ModelClient
 from agent.model.http import EndpointSettings
@@ -88,8 +87,3 @@ def _anthropic_model(settings: dict[str, Any], route: RouteConfig) -> ChatModel:
     limit = min(filter(None, (module.DEFAULT_MAX_TOKENS, capacity_in(route).context_length // 2, written)))
     model: ChatModel = module.AnthropicModel(module.AnthropicSettings(**settings, default_max_tokens=limit))
     return model
-
-
-def caching_of(route: RouteConfig, ttl: CacheTtl) -> CacheState:
-    """Prompt caching on a route: whether prompts are marked for it, for how long, and where they go."""
-    return cache_state(route.name or "", f"{route.protocol}:{route.host}" if route.host else route.protocol, ttl)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agent.model import wire
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.caching import CacheState, apply_anthropic_cache_control, cache_state
+from agent.model.caching import apply_anthropic_cache_control, marks_prompts
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings, with_cache_control
 from agent.model.protocols.anthropic_wire import body_parts
 from agent.model.protocols.chat_completions import encoded_request
@@ -146,16 +146,7 @@ def _unmarked(message: Json) -> Json:
 )
 def test_it_is_on_for_claude_where_it_is_understood(name: str, protocol: str, host: str | None, is_on: bool) -> None:
     route = protocol if host is None else f"{protocol}:{host}"
-    assert cache_state(name, route).is_on is is_on
-
-
-def test_it_is_described_in_a_few_words() -> None:
-    route = "anthropic:api.anthropic.com"
-    state = cache_state("claude-sonnet-5", route, "1h")
-    assert state == CacheState(is_on=True, route=route, ttl="1h")
-    assert state.text == "on (anthropic:api.anthropic.com, 1h)"
-    assert cache_state("gpt-5", "chat_completions:api.openai.com").text == "off (chat_completions:api.openai.com)"
-    assert not cache_state("offline", "offline").is_on
+    assert marks_prompts(name, route) is is_on
 
 
 # --- over a long conversation
