@@ -1,6 +1,5 @@
 """Failed model calls: what follows from each kind of error, for the ledger, the retries, the person and the route."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -144,27 +143,30 @@ def sentence_for(error: errors.ModelError) -> str:
     >>> sentence_for(errors.ModelRateLimited("HTTP 429", retry_after=20.0))
     'The model provider limits how often it may be asked; please send /retry in 20 seconds.'
     """
-    words: defaultdict[str, str] = defaultdict(str)
+    return remedy_for(error).sentence.format_map(_words(error))
+
+
+def _words(error: errors.ModelError) -> Mapping[str, str]:
+    """Words in the sentence of an error that are not the same for all of its kind."""
     match error:
         case errors.ModelRateLimited() | errors.ModelUnavailable():
-            words["wait"] = _duration_text(error.retry_after)
-        case errors.ContextOverflow(window=window) if window:
-            words["window"] = f" of {window:,} tokens"
-        case errors.OutputCapTooLarge(cap=cap) if cap:
-            words["cap"] = f" ({cap:,} tokens)"
+            return {"wait": _duration_text(error.retry_after)}
+        case errors.ContextOverflow(window=window):
+            return {"window": f" of {window:,} tokens" if window else ""}
+        case errors.OutputCapTooLarge(cap=cap):
+            return {"cap": f" ({cap:,} tokens)" if cap else ""}
         case errors.AuthRejected(is_of_plan=is_of_plan):
-            words["access"] = _ACCESS[is_of_plan]
+            return {"access": _ACCESS[is_of_plan]}
         case errors.ImageRejected(fault=fault):
-            words["image"] = IMAGE_FAULTS[fault]
-        case errors.SpendingCapExceeded(cap=key):
-            words["key"], (words["spending"], words["opens"]) = key, _SPENDING[key]
-            if error.spent is not None and error.limit is not None:
-                words["spent"] = f" ({dollars(error.spent)} of {dollars(error.limit)})"
-        case errors.PriceNotFound(model=model) if model:
-            words["model"] = " `{}`".format(model.replace("`", "'"))
+            return {"image": IMAGE_FAULTS[fault]}
+        case errors.SpendingCapExceeded(cap=key, spent=spent, limit=limit):
+            spending, opens = _SPENDING[key]
+            told = f" ({dollars(spent)} of {dollars(limit)})" if spent is not None and limit is not None else ""
+            return {"key": key, "spending": spending, "opens": opens, "spent": told}
+        case errors.PriceNotFound(model=model):
+            return {"model": " `{}`".format(model.replace("`", "'")) if model else ""}
         case _:
-            words["advice"] = _ADVICE[error.has_answered]
-    return remedy_for(error).sentence.format_map(words)
+            return {"advice": _ADVICE[error.has_answered]}
 
 
 def _duration_text(seconds: float | None) -> str:
