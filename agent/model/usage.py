@@ -156,6 +156,11 @@ class Size:
     text: int
     images: int
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of all, where nobody knows the price of an image."""
+        return self.text + self.images * ASSUMED_IMAGE_TOKENS
+
     def __add__(self, other: "Size") -> "Size":
         return Size(self.text + other.text, self.images + other.images)
 
@@ -170,8 +175,7 @@ def estimated_prompt_size(request: ModelRequest) -> Size:
 
 def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> CanonicalUsage:
     """Estimate of what a call used, where the provider did not say."""
-    size = estimated_prompt_size(request)
-    prompt = size.text + size.images * ASSUMED_IMAGE_TOKENS
+    prompt = estimated_prompt_size(request).tokens
     calls = sum(CALL_TOKENS + estimated_text_tokens(call.name + call.arguments) for call in reply.calls)
     return CanonicalUsage(input=prompt, output=estimated_text_tokens(reply.text) + calls)
 

@@ -1,12 +1,13 @@
 """How providers say that a request is too large, and what is to blame: the prompt, or the output that was asked for."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import pytest
 
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.error_classifier import MIN_OUTPUT_ROOM, retry_after_seconds, status_error, stream_error
+from agent.model.error_answer import retry_after_seconds
+from agent.model.error_classifier import MIN_OUTPUT_ROOM, status_error, stream_error
 from agent.model.errors import remedy_for, sentence_for
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.wire import WireSettings
@@ -375,6 +376,13 @@ def test_numbers_that_make_no_sense_are_not_taken_over(value: object) -> None:
 
 
 @pytest.mark.parametrize(
+    "body", [{"code": "²²²"}, {"code": "٤٢٩"}, {"status": "①"}, {"retry_after": 10**400}, {"retry_after": -(10**400)}]
+)
+def test_whatever_stands_where_a_number_belongs_makes_a_refusal(body: Mapping[str, object]) -> None:
+    assert isinstance(status_error(429, {}, {"error": body}), ModelRateLimited)
+
+
+@pytest.mark.parametrize(
     ("until", "now", "seconds"),
     [
         ("Wed, 21 Oct 2026 07:28:30 GMT", "Wed, 21 Oct 2026 07:28:00 GMT", 30.0),
@@ -383,6 +391,8 @@ def test_numbers_that_make_no_sense_are_not_taken_over(value: object) -> None:
         ("Wed, 21 Oct 2026 07:28:30 -0000", "Wed, 21 Oct 2026 07:28:00 GMT", None),
         ("Wed, 21 Oct 2026 07:28:30 GMT", "today", None),
         ("Wed, 99 Oct 2026 07:28:30 GMT", "Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ("Wed, 21 Oct 99999999999999999999 07:28:30 GMT", "Wed, 21 Oct 2026 07:28:00 GMT", None),
+        ("Wed, 21 Oct 2026 07:28:30 +9999999999999999", "Wed, 21 Oct 2026 07:28:00 GMT", None),
     ],
 )
 def test_a_wait_may_be_named_by_the_date_of_its_end(until: str, now: str, seconds: float | None) -> None:
