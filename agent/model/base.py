@@ -146,6 +146,8 @@ class SettingsForm:
     efforts: Sequence[Mapping[str, Any]]
     """Fields that ask for the effort in one way or another, the best first."""
     index: int
+    faults: frozenset[str] = frozenset()
+    """Parts of requests that the server has not taken, see `protocols.openai.RequestFault`."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -153,12 +155,18 @@ class SettingsForm:
 
     def after(self, error: ModelError) -> Self | None:
         """The next form to try; None where no setting is to blame."""
-        text = str(getattr(error.__cause__, "body", "")) if type(error) in (ModelError, ModelNotFound) else ""
+        text = refusal_text(error)
         for name in self.sampling:
             if name in text:
                 return replace(self, sampling={key: self.sampling[key] for key in self.sampling if key != name})
         is_effort = self.index + 1 < len(self.efforts) and _EFFORT.search(text)
         return replace(self, index=self.index + 1) if is_effort else None
+
+
+def refusal_text(error: ModelError) -> str:
+    """Beginning of what a provider wrote when it refused a request without a reason that we know; else empty."""
+    response = getattr(error.__cause__, "response", None)  # both SDKs' errors for a status have it
+    return response.text[:4_000] if type(error) in (ModelError, ModelNotFound) and response is not None else ""
 
 
 def with_fields(body: Mapping[str, Any], *further: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import functools
 import json
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
 
@@ -20,6 +21,7 @@ import httpx2
 import structlog
 
 from agent.model.base import ModelReply, ModelRequest, SettingsForm, made_by
+from agent.model.error_classifier import status_error
 from agent.model.errors import with_usage
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError, ModelStalled, ModelTimeout, ModelUnavailable, ReplyMalformed
@@ -123,9 +125,9 @@ class Transport(Generic[C]):
         sdk_client: Callable[..., C],
         http_client: type[httpx2.AsyncClient],
         stream_class: type[SdkStream],
-        errors_translated: Callable[[ModelRequest | None], AbstractContextManager[None]],
+        sdk_error: type[Exception],
     ) -> None:
-        """`errors_translated`: turns what the SDK raises, for a request, into the kinds of `ModelError`."""
+        """`sdk_error`: what the SDK raises when a call does not succeed."""
 
         def make_client() -> C:
             return sdk_client(
@@ -140,7 +142,7 @@ class Transport(Generic[C]):
         self._first_piece_seconds, self._read_seconds = endpoint.first_piece_seconds, endpoint.read_seconds
         self._make_client = make_client
         self._stream_class = stream_class
-        self._errors_translated = errors_translated
+        self._sdk_error = sdk_error
         self._clients = [make_client()]
         self._running = [0]
 
@@ -167,11 +169,13 @@ class Transport(Generic[C]):
             self._running.append(0)
         self._running[index] += 1
         try:
-            with self._errors_translated(request):
-                yield self._clients[index]
-        except httpx2.TimeoutException as error:  # past the SDK, while a body is read
-            raise ModelTimeout("the provider stopped answering") from error
-        except httpx2.HTTPError as error:
+            yield self._clients[index]
+        except (self._sdk_error, httpx2.HTTPError) as error:  # the latter past the SDK, while a body is read
+            response = getattr(error, "response", None)
+            if response is not None:
+                raise status_error(response.status_code, response.headers, response.text, request) from error
+            if isinstance(error, httpx2.TimeoutException) or isinstance(error.__cause__, httpx2.TimeoutException):
+                raise ModelTimeout("the provider stopped answering") from error
             raise ModelUnavailable("the connection to the provider failed") from error
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ReplyMalformed("the provider's answer is not JSON") from error
@@ -239,37 +243,94 @@ class HttpModel(Generic[C]):
     def __init__(self, endpoint: EndpointSettings, protocol: str, transport: Transport[C]) -> None:
         self.name = endpoint.model
         self.route = f"{protocol}:{transport.host}"
+        self._transport = transport
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+
+MAX_WAYS: Final = 16
+"""Most ways in which one request is put: more than any server has reason to refuse."""
+
+
+class HttpChatModel(HttpModel[C], ABC):
+    """A model that answers conversations behind one path of an HTTP API. Close it when done."""
+
+    def __init__(self, endpoint: EndpointSettings, protocol: str, transport: Transport[C], path: str) -> None:
+        super().__init__(endpoint, protocol, transport)
+        self._path = path
         self._made_by = made_by(self.route, self.name)
         self._streams = endpoint.streams
-        self._transport = transport
         self._endpoint = endpoint
         sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # what comes first is given up first
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
         """Index of the form in which an effort was taken, with tools and without."""
+        self._faults: frozenset[str] = frozenset()
 
-    def _limited(self, request: ModelRequest) -> ModelRequest:
+    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        """Make the call, see `ChatModel.complete`.
+
+        A request is put in another way where that helps, each way once; what the server took is remembered.
+        """
         own, wanted = self._endpoint.max_output_tokens, request.max_output_tokens
-        return request if own is None or wanted is None else replace(request, max_output_tokens=min(own, wanted))
+        if own is not None and wanted is not None:
+            request = replace(request, max_output_tokens=min(own, wanted))
+        form = self._form(request)
+        payload, builder = self._begun(request, form, on_text)
+        refused: tuple[ModelError, ...] = ()
+        while True:
+            builder.request = request
+            try:
+                reply = await self._transport.complete(self._path, payload, builder)
+            except ModelError as error:
+                before = payload
+                while payload == before:
+                    other = self._put_otherwise(error, request, form)
+                    if other == (request, form) or len(refused) >= MAX_WAYS:
+                        error.refused = refused
+                        raise
+                    request, form = other
+                    payload, builder = self._begun(request, form, on_text)
+                refused = (*refused, error)
+            else:
+                self._learn(form)
+                return replace(reply, refused=refused)
+
+    @abstractmethod
+    def _begun(
+        self, request: ModelRequest, form: SettingsForm, on_text: Callable[[str], None]
+    ) -> tuple[bytes, ReplyBuilder]:
+        """The body of the HTTP request, and the reply to it of which nothing has come yet."""
+
+    @abstractmethod
+    def _put_otherwise(
+        self, error: ModelError, request: ModelRequest, form: SettingsForm
+    ) -> tuple[ModelRequest, SettingsForm]:
+        """The request and its form as a refusal wants them; as they were where it does not say."""
+
+    @abstractmethod
+    def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> Sequence[Mapping[str, Any]]:
+        """Fields of a request that ask for an effort, see `SettingsForm`."""
 
     def _form(self, request: ModelRequest) -> SettingsForm:
         """The form that was taken before, or the best."""
         effort = request.reasoning_effort or self._endpoint.reasoning_effort
-        wanted, efforts = (effort, bool(request.tools)), self._efforts(request, effort)
-        return SettingsForm(wanted=wanted, sampling=self._sampling, efforts=efforts, index=self._taken.get(wanted, 0))
-
-    def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> Sequence[Mapping[str, Any]]:
-        """Fields of a request that ask for an effort, see `SettingsForm`."""
-        return ({},)
+        wanted = (effort, bool(request.tools))
+        return SettingsForm(
+            wanted=wanted,
+            sampling=self._sampling,
+            efforts=self._efforts(request, effort),
+            index=self._taken.get(wanted, 0),
+            faults=self._faults,
+        )
 
     def _learn(self, form: SettingsForm) -> None:
         """Remember what was taken."""
         if (form.index, form.sampling) != (self._taken.get(form.wanted, 0), self._sampling):
             log.warning("settings.refused", model=self.name, effort=form.wanted[0], sent=form.fields)
         self._taken[form.wanted], self._sampling = form.index, dict(form.sampling)
-
-    async def close(self) -> None:
-        await self._transport.close()
+        self._faults |= form.faults
 
 
 async def read_json(response: httpx2.Response, max_bytes: int = MAX_BODY_BYTES) -> object:

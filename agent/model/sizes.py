@@ -114,8 +114,9 @@ def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNO
     context = Tokens(ASSUMED_CONTEXT) if stated is None else stated
     reserved = Tokens(max(1, min(DEFAULT_RESERVE, context // 4)))
     if output is not None and output_from is SizeSource.CONFIGURED:
-        is_whole = context_from is SizeSource.CONFIGURED
-        output = reserved = output if is_whole else min(output, _max_reserve(context))
+        if context_from is not SizeSource.CONFIGURED:  # half of it at most, and prompts have room
+            output = Tokens(min(output, max(1, context // 4, min(context // 2, context - MIN_INPUT))))
+        reserved = output
     bound = known.max_input_tokens
     if bound is not None and not bound < context <= (known.context_length or 0):
         bound = None  # it is none, or the window that is configured is not the one that the list knows
@@ -127,11 +128,6 @@ def model_size(model: str, configured: ModelLimits, offered: ModelLimits = UNKNO
         output_from=output_from,
         reserved_output=reserved,
     )
-
-
-def _max_reserve(context: Tokens) -> Tokens:
-    """Most tokens of a context for the answer, where only that is configured: half of it, and prompts have room."""
-    return Tokens(max(1, context // 4, min(context // 2, context - MIN_INPUT)))
 
 
 def plausible(offered: ModelLimits) -> ModelLimits:

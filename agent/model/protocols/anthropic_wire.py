@@ -1,4 +1,4 @@
-"""Anthropic's messages API as JSON: request bodies, replies and errors. It knows nothing of the SDK.
+"""Anthropic's messages API as JSON: request bodies and replies. It knows nothing of the SDK.
 
 Request bodies are made of the neutral list of `wire` by pure functions, as stable as it: the same rows give the same
 bytes. Calls and results are blocks of messages; all results of one answer stand at the beginning of one user message,
@@ -18,11 +18,11 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.error_classifier import error_in, status_error, stream_error
+from agent.model.error_classifier import error_in, stream_error
 from agent.model.replies import MAX_CALLS, ReplyBuilder
 from agent.model.usage import normalize_usage
 from agent.model.wire import NOTICE, REASONING, WireMessage
-from hermes_state.errors import ContentFiltered, ContextOverflow, ModelError, ReplyMalformed
+from hermes_state.errors import ContentFiltered, ContextOverflow, ReplyMalformed
 from hermes_state.text import well_formed
 from hermes_state.values import Reasoning, ReasoningEffort
 
@@ -122,7 +122,10 @@ def _messages(messages: Sequence[WireMessage], digest: blake2b) -> list[dict[str
             if remembers:
                 digest.update(orjson.dumps(sent[-1]))
             continue
-        blocks = [_result(message, ids)] if message["role"] == "tool" else _parts(message["content"])
+        blocks = _parts(message["content"])
+        if message["role"] == "tool":
+            answered = ids[message["tool_call_id"]]
+            blocks = [{"type": "tool_result", "tool_use_id": answered, "content": message["content"]}]
         if sent and sent[-1]["role"] == "user":
             sent[-1]["content"] += blocks
         else:
@@ -163,10 +166,6 @@ def _calls(message: WireMessage, ids: Mapping[str, str]) -> list[_Block]:
         }
         for call in message.get("tool_calls", ())
     ]
-
-
-def _result(message: WireMessage, ids: Mapping[str, str]) -> _Block:
-    return {"type": "tool_result", "tool_use_id": ids[message["tool_call_id"]], "content": message["content"]}
 
 
 def _legal_ids(messages: Sequence[WireMessage]) -> Mapping[str, str]:
@@ -301,23 +300,3 @@ def _can_go_back(block: Mapping[str, str]) -> bool:
     """Blocks are taken back signed, and as they were: text that cannot be stored would come back changed."""
     is_signed = bool(block.get("data") or block.get("signature"))
     return is_signed and all(well_formed(text) == text for text in block.values())
-
-
-# --- errors
-
-
-class ReasoningRejected(ModelError):
-    """Earlier reasoning is not taken back."""
-
-
-_REASONING = re.compile(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", re.IGNORECASE)
-
-
-def response_error(
-    status: int, headers: Mapping[str, str], body: object, request: ModelRequest | None = None
-) -> ModelError:
-    """The kind of an error answer, see `status_error`."""
-    error = status_error(status, headers, body, request)
-    if type(error) is ModelError and _REASONING.search(str(body)) is not None:
-        return ReasoningRejected(str(error))
-    return error

@@ -16,7 +16,7 @@ import orjson
 
 from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with_fields
-from agent.model.caching import CacheTtl, apply_anthropic_cache_control, cache_state
+from agent.model.caching import CacheTtl, apply_anthropic_cache_control, marks_prompts
 from agent.model.error_classifier import error_in, stream_error
 from agent.model.http import EndpointSettings
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
@@ -48,7 +48,7 @@ class ChatCompletionsModel(OpenAIModel):
         super().__init__(settings, protocol="chat_completions", path="/chat/completions", new_reply=ChatReplyBuilder)
         is_openai = self._transport.host == OPENAI_HOST
         self.sends_cache_key = is_openai if settings.sends_cache_key is None else settings.sends_cache_key
-        self._cache_ttl = settings.cache_ttl if cache_state(self.name, self.route).is_on else None
+        self._cache_ttl = settings.cache_ttl if marks_prompts(self.name, self.route) else None
 
     def _effort_fields(self, word: str) -> dict[str, Any]:
         host, is_on = self._transport.host or "", word != "none"
@@ -59,7 +59,7 @@ class ChatCompletionsModel(OpenAIModel):
             return effort
         return {"thinking": {"type": "enabled"}, **effort} if is_on else {"thinking": {"type": "disabled"}}
 
-    def _encoded(self, request: ModelRequest, faults: Collection[RequestFault], fields: Mapping[str, Any]) -> bytes:
+    def _encoded(self, request: ModelRequest, faults: Collection[str], fields: Mapping[str, Any]) -> bytes:
         cache_ttl = self._cache_ttl if request.cache_key else None
         if not self.sends_cache_key:
             request = replace(request, cache_key="")
@@ -69,7 +69,7 @@ class ChatCompletionsModel(OpenAIModel):
 def encoded_request(
     model: str,
     request: ModelRequest,
-    faults: Collection[RequestFault] = (),
+    faults: Collection[str] = (),
     fields: Mapping[str, Any] = MappingProxyType({}),
     *,
     streams: bool = True,
@@ -249,7 +249,7 @@ def _joined(detail: Mapping[str, Any], further: Sequence[str]) -> Mapping[str, A
     return {**detail, field: (detail.get(field) or "") + "".join(further)}
 
 
-def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[RequestFault]) -> None:
+def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[str]) -> None:
     """Give each message of the list its reasoning in the server's own form.
 
     DeepSeek insists on some for every answer, also for those of other models, Google on a signature of the first call
@@ -258,21 +258,17 @@ def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[Reques
     for message in messages:
         calls, is_answer = message.get("tool_calls", ()), message["role"] == "assistant"
         for fields in message.pop(REASONING, ()):
-            _restore(message, fields)
+            if _THINKING in fields:
+                text = [{"type": "text", "text": message["content"]}] if message["content"] else []
+                message["content"] = [{"type": "thinking", "thinking": fields[_THINKING]}, *text]
+            elif _EXTRAS in fields:
+                for index, extras in fields[_EXTRAS].items():
+                    message["tool_calls"][int(index)] |= extras
+            else:
+                message |= fields
         has_reasoning = any(key in message for key in (_DETAILS, *_TEXTS))
         if RequestFault.MISSING_REASONING in faults and is_answer and not has_reasoning:
             message[_CONTENT] = ""
         is_signed = any(key in call for call in calls for key in _CALL_EXTRAS)
         if RequestFault.MISSING_SIGNATURE in faults and calls and not is_signed:
             calls[0]["extra_content"] = _NO_SIGNATURE
-
-
-def _restore(message: WireMessage, fields: Mapping[str, Any]) -> None:
-    if _THINKING in fields:
-        text = [{"type": "text", "text": message["content"]}] if message["content"] else []
-        message["content"] = [{"type": "thinking", "thinking": fields[_THINKING]}, *text]
-    elif _EXTRAS in fields:
-        for index, extras in fields[_EXTRAS].items():
-            message["tool_calls"][int(index)] |= extras
-    else:
-        message |= fields

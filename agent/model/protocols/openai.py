@@ -6,8 +6,7 @@ found in requests.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
@@ -15,12 +14,11 @@ from typing import Any, Final
 import openai
 from openai import AsyncOpenAI, AsyncStream
 
-from agent.model.base import ModelLimits, ModelReply, ModelRequest, with_fields
-from agent.model.error_classifier import status_error, stream_error
-from agent.model.http import EndpointSettings, HttpModel, Transport
+from agent.model.base import ModelLimits, ModelRequest, SettingsForm, refusal_text, with_fields
+from agent.model.http import EndpointSettings, HttpChatModel, Transport
 from agent.model.protocols.limits import fetch_model_limits
 from agent.model.replies import ReplyBuilder
-from hermes_state.errors import ModelError, ModelNotFound, ModelTimeout, ModelUnavailable
+from hermes_state.errors import ModelError
 from hermes_state.values import ReasoningEffort
 
 OPENAI_HOST: Final = "api.openai.com"
@@ -46,7 +44,7 @@ class RequestFault(StrEnum):
     """Reasoning that came from there is not taken back: it was made for another account, say."""
 
 
-class OpenAIModel(HttpModel[AsyncOpenAI], ABC):
+class OpenAIModel(HttpChatModel[AsyncOpenAI], ABC):
     """A model behind one path of a server. Close it when done."""
 
     def __init__(
@@ -58,42 +56,24 @@ class OpenAIModel(HttpModel[AsyncOpenAI], ABC):
         new_reply: Callable[[Callable[[str], None], str], ReplyBuilder],
     ) -> None:
         """`new_reply`: a reply of which nothing has come yet."""
-        super().__init__(endpoint, protocol, openai_transport(endpoint))
-        self._path = path
+        super().__init__(endpoint, protocol, openai_transport(endpoint), path)
         self._new_reply = new_reply
-        self._faults: frozenset[RequestFault] = frozenset()
 
     async def fetch_limits(self) -> ModelLimits | None:
         return await fetch_model_limits(self._transport.fetch_json, self.name, self._transport.base_url)
 
-    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """Make the call, see `ChatModel.complete`.
+    def _begun(
+        self, request: ModelRequest, form: SettingsForm, on_text: Callable[[str], None]
+    ) -> tuple[bytes, ReplyBuilder]:
+        payload = self._encoded(request, form.faults, with_fields(form.fields, self._endpoint.extra_body))
+        return payload, self._new_reply(on_text, self._made_by)
 
-        A request is put in another way where that helps, each way once; what the server took is remembered.
-        """
-        request = self._limited(request)
-        faults, form = self._faults, self._form(request)
-        repeated: tuple[ModelError, ...] = ()
-        payload = self._encoded(request, faults, with_fields(form.fields, self._endpoint.extra_body))
-        while True:
-            builder = self._new_reply(on_text, self._made_by)
-            builder.request = request
-            try:
-                reply = await self._transport.complete(self._path, payload, builder)
-            except ModelError as error:
-                other = form.after(error)
-                fault = fault_of(error) if other is None else None
-                form, faults = other or form, faults | ({fault} if fault is not None else set())
-                fields = with_fields(form.fields, self._endpoint.extra_body)
-                refused, payload = payload, self._encoded(request, faults, fields)
-                if payload == refused:
-                    error.refused = repeated
-                    raise
-                repeated = (*repeated, error)
-                continue
-            self._faults |= faults
-            self._learn(form)
-            return replace(reply, refused=repeated)
+    def _put_otherwise(
+        self, error: ModelError, request: ModelRequest, form: SettingsForm
+    ) -> tuple[ModelRequest, SettingsForm]:
+        if (other := form.after(error)) is None and (fault := fault_of(error)) is not None:
+            other = replace(form, faults=form.faults | {fault})
+        return request, other or form
 
     def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> list[dict[str, Any]]:
         words = _EFFORT_WORDS.get(effort, (effort,)) if effort is not None else ()
@@ -106,7 +86,7 @@ class OpenAIModel(HttpModel[AsyncOpenAI], ABC):
         """Fields of a request's body that ask for an effort."""
 
     @abstractmethod
-    def _encoded(self, request: ModelRequest, faults: Collection[RequestFault], fields: Mapping[str, Any]) -> bytes:
+    def _encoded(self, request: ModelRequest, faults: Collection[str], fields: Mapping[str, Any]) -> bytes:
         """The body of the HTTP request, without these faults, with further fields."""
 
 
@@ -141,22 +121,8 @@ def openai_transport(endpoint: EndpointSettings) -> Transport[AsyncOpenAI]:
         sdk_client=AsyncOpenAI,
         http_client=openai.DefaultAsyncHttpxClient,
         stream_class=AsyncStream[object],
-        errors_translated=_errors_translated,
+        sdk_error=openai.APIError,
     )
-
-
-@contextmanager
-def _errors_translated(request: ModelRequest | None) -> Iterator[None]:
-    try:
-        yield
-    except openai.APITimeoutError as error:
-        raise ModelTimeout("the provider stopped answering") from error
-    except openai.APIConnectionError as error:
-        raise ModelUnavailable("the connection to the provider failed") from error
-    except openai.APIStatusError as error:
-        raise status_error(error.status_code, error.response.headers, error.response.text, request) from error
-    except openai.APIError as error:
-        raise stream_error(error.body, request) from error
 
 
 _NEWER_LIMIT = re.compile(r"max_tokens\b.{0,80}\buse\b.{0,10}max_completion_tokens", re.IGNORECASE)
@@ -169,10 +135,10 @@ _REASONING = re.compile(r"\b(?:reasoning|thinking|encrypted[ _]content|thought[ 
 
 def fault_of(error: ModelError) -> RequestFault | None:
     """The part of the request that the provider did not take, if asking in another way may help."""
-    cause = error.__cause__
-    if type(error) not in (ModelError, ModelNotFound) or not isinstance(cause, openai.APIStatusError):
+    cause, text = error.__cause__, refusal_text(error)
+    if not text or not isinstance(cause, openai.APIStatusError):
         return None
-    text, param = cause.response.text[:4_000], str(cause.param or "")
+    param = str(cause.param or "")
     if (cause.code == "unsupported_parameter" and param == "max_tokens") or _NEWER_LIMIT.search(text):
         return RequestFault.LIMIT_NAME
     if "stream_options" in text or param.startswith("stream_options"):

@@ -36,14 +36,14 @@ class ResponsesModel(OpenAIModel):
     def _effort_fields(self, word: str) -> dict[str, Any]:
         return {"reasoning": {"effort": word}}
 
-    def _encoded(self, request: ModelRequest, faults: Collection[RequestFault], fields: Mapping[str, Any]) -> bytes:
+    def _encoded(self, request: ModelRequest, faults: Collection[str], fields: Mapping[str, Any]) -> bytes:
         return encoded_request(self.name, request, faults, fields, streams=self._streams)
 
 
 def encoded_request(
     model: str,
     request: ModelRequest,
-    faults: Collection[RequestFault] = (),
+    faults: Collection[str] = (),
     fields: Mapping[str, Any] = MappingProxyType({}),
     *,
     streams: bool = True,

@@ -352,7 +352,7 @@ async def test_thoughts_that_are_missing_before_calls_cost_the_effort_of_that_ca
     await ask(claude, long)
     llm.config["refuses"] = []
     await ask(claude, long)
-    assert thinking(llm) == ["enabled", "enabled", None, "enabled"]
+    assert thinking(llm) == ["enabled", None, "enabled"]
 
 
 async def test_what_no_setting_is_to_blame_for_is_told_at_once(way: Way, server: labkit.Server, llm: LLM) -> None:
