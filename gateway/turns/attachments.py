@@ -10,7 +10,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
@@ -22,8 +22,9 @@ from agent.images.scaling import ImageLimits, ImageScaler, mime_of
 from gateway.models.selection import Runtime
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
-from gateway.turns.images import may_be_image, scaled_image
-from gateway.turns.transcription import AttachmentError, TranscriptionHandler
+from gateway.turns import file_kinds
+from gateway.turns.file_kinds import RECORDINGS, AttachmentError
+from gateway.turns.transcription import TranscriptionHandler
 from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
@@ -61,44 +62,22 @@ READY_SECONDS = 60.0
 
 READY_PAUSE_SECONDS = 0.2
 
-NAME_CHARACTERS = 80
-"""Longest file name in a sentence of ours, in characters."""
-
 INCOMING_PREFIX = "incoming-"
 """Prefix of the names of files that are being fetched."""
-
-TEXT_MIME_PREFIXES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/yaml")
-TEXT_MIMES = ("application/toml", "application/javascript", "application/sql", "application/x-sh", "application/csv")
-# fmt: off
-TEXT_SUFFIXES = frozenset((
-    ".txt", ".md", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf",
-    ".log", ".xml", ".html", ".htm", ".css", ".svg", ".tex", ".sql", ".env", ".py", ".js", ".ts", ".tsx", ".jsx",
-    ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java", ".kt", ".swift", ".rb", ".php", ".pl", ".lua",
-    ".sh", ".bash", ".ps1", ".r", ".scala", ".diff", ".patch", ".srt", ".vtt", ".ics", ".bib", ".gradle",
-    ".properties",
-))
-# fmt: on
-UNSUPPORTED_SENTENCES = {
-    AttachmentKind.VOICE: "I cannot listen to voice messages here; please write to me instead.",
-    AttachmentKind.AUDIO: "I cannot listen to audio files here; please write to me instead.",
-    AttachmentKind.VIDEO: "I cannot watch videos; please describe in words what matters in it.",
-}
-UNSEEN = "The model that answers here cannot see images; please describe it in words."
-RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
 
 
 @dataclass(slots=True)
 class _ReadResult:
     """Results of reading one message's files."""
 
-    documents: list[Document]
-    images: list[Image]
-    ids: list[AttachmentId]
-    refusals: list[str]
-    hints: list[str]
+    documents: list[Document] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
+    ids: list[AttachmentId] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
     """Sentences for the sender about files that were taken."""
-    notes: list[str]
-    transcripts: list[str]
+    notes: list[str] = field(default_factory=list)
+    transcripts: list[str] = field(default_factory=list)
     """Transcripts of recordings; they are in the message by now."""
 
 
@@ -143,32 +122,25 @@ class AttachmentHandler:
         return prepared if is_whole else None
 
     async def _gather(self, chat: Chat, row: InboxRow) -> _ReadResult:
-        gathered = _ReadResult(documents=[], images=[], ids=[], refusals=[], hints=[], notes=[], transcripts=[])
+        gathered = _ReadResult()
         for attachment in row.payload.attachments:
             try:
                 await self._read(chat, row, attachment, gathered)
             except AttachmentError as error:
                 log.info("attachment.refused", kind=attachment.kind, size_bytes=attachment.size_bytes)
                 gathered.refusals.append(str(error))
-                name = _quoted_name(attachment)
-                gathered.notes.append(f"{attachment.kind} “{name}” was attached but could not be read")
+                named = f"{attachment.kind} “{file_kinds.quoted_name(attachment)}”"
+                gathered.notes.append(f"{named} was attached but could not be read")
         return gathered
 
     async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _ReadResult) -> None:
-        config = self.runtime.config
-        limit = config.attachments.max_bytes
+        limit = self.runtime.config.attachments.max_bytes
         if attachment.kind in RECORDINGS and self.transcriber.is_enabled:
             gathered.transcripts.append(await self._transcript(chat, row, attachment, limit))
             return
-        is_text = _is_text(attachment)
         sees_images = await self._sees_images(chat)
-        if not is_text and not may_be_image(attachment):
-            raise AttachmentError(UNSUPPORTED_SENTENCES.get(attachment.kind) or _unreadable(attachment, sees_images))
-        if not is_text and not sees_images:
-            is_image = attachment.kind is AttachmentKind.IMAGE
-            raise AttachmentError(UNSEEN if is_image else _unreadable(attachment, sees_images))
-        _refuse_large(attachment, limit)
-        use = partial(self._take_in, attachment=attachment, is_text=is_text, sees_images=sees_images)
+        file_kinds.refuse_unusable(attachment, limit, sees_images=sees_images)
+        use = partial(self._take_in, attachment=attachment, sees_images=sees_images)
         file, found = await self._fetch(chat, attachment, limit, use)
         attachment_id = await self.store.write(attachments.insert, chat.id, file, self.clock.now())
         gathered.ids.append(attachment_id)
@@ -178,7 +150,7 @@ class AttachmentHandler:
         gathered.documents.append(found)
         if found.was_truncated:
             gathered.hints.append(
-                f"“{_quoted_name(attachment)}” is long: I read its first {len(found.text):,} characters; "
+                f"“{file_kinds.quoted_name(attachment)}” is long: I read its first {len(found.text):,} characters; "
                 "to show me more, send the rest as a file of its own."
             )
 
@@ -191,30 +163,30 @@ class AttachmentHandler:
 
     async def _transcript(self, chat: Chat, row: InboxRow, recording: IncomingAttachment, limit: int) -> str:
         """Transcript of a recording, whose bytes are not kept."""
-        _refuse_large(recording, limit)
+        file_kinds.refuse_large(recording, limit)
         self.transcriber.refuse_long(recording)
         data = await self._fetch(chat, recording, limit, lambda fetched: asyncio.to_thread(fetched.read_bytes))
         return await self.transcriber.transcribe(row, recording, data)
 
     async def _take_in(
-        self, fetched: Path, *, attachment: IncomingAttachment, is_text: bool, sees_images: bool
+        self, fetched: Path, *, attachment: IncomingAttachment, sees_images: bool
     ) -> tuple[StoredFile, Document | str]:
         """Look into a fetched file, and keep it: text comes back as a document, an image as its MIME type.
 
         Only what can be used is kept, or nothing would ever remove it.
         """
         is_image = attachment.kind is AttachmentKind.IMAGE
-        no_image = None if is_image else AttachmentError(_unreadable(attachment, sees_images))
-        if is_text:
+        no_image = None if is_image else AttachmentError(file_kinds.unreadable(attachment, sees_images=sees_images))
+        if file_kinds.is_text(attachment):
+            max_chars = self.runtime.config.attachments.max_text_chars
             try:
-                max_chars = self.runtime.config.attachments.max_text_chars
-                document = await asyncio.to_thread(_read_text, fetched, attachment, max_chars)
+                document = await asyncio.to_thread(file_kinds.read_text, fetched, attachment, max_chars)
                 return await asyncio.to_thread(_keep, self.folder, fetched, attachment), document
             except AttachmentError as error:
                 if not sees_images:
                     raise
                 no_image = error
-        copy = await scaled_image(self.scaler, fetched, _quoted_name(attachment), no_image)
+        copy = await file_kinds.scaled_image(self.scaler, fetched, attachment, no_image)
         file = await asyncio.to_thread(_keep, self.folder, fetched, attachment)
         await self.scaler.keep(file.path, ImageLimits(), copy)
         return replace(file, size_bytes=file.size_bytes + len(copy)), mime_of(copy)
@@ -223,7 +195,7 @@ class AttachmentHandler:
         self, chat: Chat, attachment: IncomingAttachment, limit: int, use: Callable[[Path], Awaitable[T]]
     ) -> T:
         """Fetch a file and let `use` read it; unless moved away, the file is gone afterwards."""
-        adapter, name = self.adapters.of(chat.key), _quoted_name(attachment)
+        adapter, name = self.adapters.of(chat.key), file_kinds.quoted_name(attachment)
         if adapter is None:
             raise AttachmentError(f"I could not fetch “{name}” right now; please send it again later.")
         try:
@@ -238,7 +210,7 @@ class AttachmentHandler:
                         await adapter.download(attachment, target, limit)
                     return await use(target)
                 except FileTooLarge as error:
-                    raise AttachmentError(_too_large(attachment, error.limit_bytes)) from error
+                    raise AttachmentError(file_kinds.too_large(attachment, error.limit_bytes)) from error
                 except MessageRejected as error:
                     sentence = f"“{name}” is not there to be fetched any more; please send it again."
                     raise AttachmentError(sentence) from error
@@ -273,48 +245,6 @@ def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all:
     outbox.enqueue(db, reply, now)
 
 
-def _is_text(attachment: IncomingAttachment) -> bool:
-    mime = (attachment.mime or "").lower()
-    if attachment.kind is not AttachmentKind.DOCUMENT:
-        return False
-    if mime.startswith(TEXT_MIME_PREFIXES) or mime in TEXT_MIMES:
-        return True
-    name = attachment.name.lower()
-    return Path(name).suffix in TEXT_SUFFIXES or name in ("dockerfile", "makefile", "readme", "license")
-
-
-def _quoted_name(attachment: IncomingAttachment) -> str:
-    """Name of the file for a sentence of ours, which it can neither leave nor end: the model trusts our notes."""
-    flat = " ".join(attachment.name.replace("“", "'").replace("”", "'").replace("[", "(").replace("]", ")").split())
-    return flat if len(flat) <= NAME_CHARACTERS else f"{flat[:NAME_CHARACTERS]}…"
-
-
-def _refuse_large(attachment: IncomingAttachment, limit: int) -> None:
-    if attachment.size_bytes is not None and attachment.size_bytes > limit:
-        raise AttachmentError(_too_large(attachment, limit))
-
-
-def _too_large(attachment: IncomingAttachment, limit: int) -> str:
-    smaller = "a smaller copy" if attachment.kind is AttachmentKind.IMAGE else "the part that matters"
-    return f"“{_quoted_name(attachment)}” is larger than the {_size(limit)} that I take; please send {smaller}."
-
-
-def _size(count: int) -> str:
-    """A number of bytes for people, rounded down: what is as large is taken."""
-    return f"{count // 1_000_000:,} MB" if count >= 1_000_000 else f"{count // 1_000:,} KB"
-
-
-def _unreadable(attachment: IncomingAttachment, sees_images: bool) -> str:
-    files = "a text file or an image" if sees_images else "a text file"
-    is_document = attachment.kind is AttachmentKind.DOCUMENT
-    way = f"send me {files}, or paste what matters" if is_document else f"say it in words, or send me {files}"
-    return f"I cannot read “{_quoted_name(attachment)}”; please {way}."
-
-
-def _not_text(attachment: IncomingAttachment) -> str:
-    return f"“{_quoted_name(attachment)}” is not text that I can read; please save it as UTF-8, or paste what matters."
-
-
 def _new_file(folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=INCOMING_PREFIX, dir=folder)
@@ -333,17 +263,3 @@ def _keep(folder: Path, fetched: Path, attachment: IncomingAttachment) -> Stored
     return StoredFile(
         sha256=sha256, path=f"{sha256[:2]}/{sha256}", name=attachment.name, mime=attachment.mime, size_bytes=size
     )
-
-
-def _read_text(path: Path, attachment: IncomingAttachment, max_chars: int) -> Document:
-    data = path.read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        try:
-            text = data.decode("utf-16") if data[:2] in (b"\xff\xfe", b"\xfe\xff") else data.decode("cp1252")
-        except UnicodeDecodeError as error:
-            raise AttachmentError(_not_text(attachment)) from error
-    if "\0" in text:
-        raise AttachmentError(_not_text(attachment))
-    return Document(name=attachment.name, text=text[:max_chars], was_truncated=len(text) > max_chars)

@@ -19,6 +19,7 @@ from gateway.config.routes import PartialRouteConfig, completed
 from gateway.config.settings import Config
 from gateway.models.pricing import SpendingControl, price_in
 from gateway.models.selection import Runtime
+from gateway.turns.file_kinds import AttachmentError
 from hermes_state import inbox
 from hermes_state.errors import (
     AuthRejected,
@@ -34,10 +35,6 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCall
 
 log = structlog.get_logger()
-
-
-class AttachmentError(Exception):
-    """A file that somebody sent cannot be used; the message is the sentence for its sender."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)

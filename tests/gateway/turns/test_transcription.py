@@ -8,7 +8,8 @@ import pytest
 from agent.model.client import RetryPolicy
 from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from gateway.config.settings import Config
-from gateway.turns.transcription import AttachmentError, TranscriptionHandler, endpoint_of
+from gateway.turns.file_kinds import AttachmentError
+from gateway.turns.transcription import TranscriptionHandler, endpoint_of
 from hermes_state import inbox
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, InboxId, IncomingAttachment
