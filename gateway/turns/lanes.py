@@ -94,7 +94,6 @@ class Lane:
         self._crashes = 0
         self._is_closing = False
         self.woken = asyncio.Event()
-        self.active: ActiveTurn | None = None
 
     def close(self) -> None:
         """Finish what runs and claim nothing more."""
@@ -201,12 +200,11 @@ class Lane:
         turns = self._lanes.turns
         preview = turns.preview_of(turn)
         task = asyncio.create_task(turns.run(turn, preview), name=f"turn-{turn.id}")
-        active = self.active = self._lanes.active[turn.chat] = ActiveTurn(turn=turn, preview=preview, task=task)
+        active = self._lanes.active[turn.chat] = ActiveTurn(turn=turn, preview=preview, task=task)
         try:
             # Until the end is stored the turn is the chat's: whoever stores a stop finds it here.
             await active.wait_for_end()
         finally:
-            self.active = None
             self._lanes.active.pop(turn.chat, None)
             await cancel_all([task])
         if active.stop_reason is not None:
@@ -293,8 +291,7 @@ class LaneRegistry:
         return await cancel_all(self._tasks)
 
     def _active_in(self, chat_id: ChatId) -> ActiveTurn | None:
-        lane = self._lanes.get(chat_id)
-        return lane.active if lane is not None else None
+        return next((active for active in self.active.values() if active.turn.chat_id == chat_id), None)
 
     def _open(self, chat_id: ChatId, run_command: RunCommand, *, is_after_restart: bool) -> None:
         lane = self._lanes[chat_id] = Lane(chat_id, self, run_command, is_after_restart=is_after_restart)
