@@ -52,7 +52,7 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis
 log = structlog.get_logger()
 
 
-def settle(
+def commit_compression(
     db: Connection, attempt: CompressionResult, system_prompt: str, now: Millis
 ) -> tuple[CompressionOutcome, list[ContextEvent]]:
     """Commit a prepared compression, or keep the trace of an attempt that changes no view; also the events of it.
@@ -69,8 +69,15 @@ def settle(
             return job.not_needed(SkipReason.MOVED), []
         return prepared, _keep_attempt(db, attempt, prepared, before, now)
     outcome = None
+    plan = SplitPlan(
+        parent=job.view.session,
+        context=prepared.context,
+        row=_row(attempt),
+        system_prompt=f"{system_prompt}\n\n{SYSTEM_NOTE}" if job.settings.note_in_system else system_prompt,
+        context_state=stored_form(attempt.state.compressed(job.tokens_before)),
+    )
     with suppress(LineageMoved), nested(db):
-        child = load_session(db, split(db, _plan(attempt, prepared, system_prompt), now))
+        child = load_session(db, split(db, plan, now))
         count = count_compressions(db, conversation.lineage_id)
         outcome = Compressed(job=job, prepared=prepared, child=child, compressions=count)
     if prepared.call is not None:
@@ -80,17 +87,6 @@ def settle(
     limit, messages = job.message_limit, job.messages_before
     reasons = [] if limit is None else [MessageLimitEvent(messages=messages, limit=limit)]
     return outcome, [*reasons, outcome]
-
-
-def _plan(attempt: CompressionResult, prepared: PreparedCompression, system_prompt: str) -> SplitPlan:
-    job = attempt.job
-    return SplitPlan(
-        parent=job.view.session,
-        context=prepared.context,
-        row=_row(attempt),
-        system_prompt=f"{system_prompt}\n\n{SYSTEM_NOTE}" if job.settings.note_in_system else system_prompt,
-        context_state=stored_form(attempt.state.compressed(job.tokens_before)),
-    )
 
 
 def _row(attempt: CompressionResult) -> CompressionRow:
@@ -193,6 +189,7 @@ class CompressionTasks:
         self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
 
     def is_pending(self, lineage_id: LineageId) -> bool:
+        """True while a compression of the conversation is prepared beside its turns."""
         return lineage_id in self._tasks
 
     async def begin(
@@ -225,15 +222,11 @@ class CompressionTasks:
 
     async def close(self) -> None:
         """Give up all that are kept."""
-        tasks = dict(self._tasks)
-        self._tasks.clear()
-        for task in tasks.values():
+        for task in self._tasks.values():
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks.values())
-        for lineage_id, task in tasks.items():
+        for lineage_id in list(self._tasks):
             with suppress(StateError):  # while a database is locked a daemon has to end, too
-                await self._record_costs(lineage_id, task)
+                await self.drop(lineage_id)
 
     async def _record_costs(self, lineage_id: LineageId, task: asyncio.Task[CompressionResult]) -> None:
         """A compression that was ready and is not taken in was paid for all the same."""

@@ -80,8 +80,6 @@ class _Plan:
     pruned: int
     content_tokens: int
     """Tokens that leave the view."""
-    fresh_tokens: int
-    """Part of them that no handoff stands for yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +124,6 @@ class Compressor:
         if isinstance(plan, SkipReason):
             return job.not_needed(plan), state
         self._log_plan(job, plan)
-        if not _is_worth_a_call(job, plan):
-            return job.not_needed(SkipReason.NOT_SMALLER), state
         await job.begin()
         written, state = await self._summarise(job, plan, state)
         if isinstance(written, Aborted):
@@ -160,8 +156,8 @@ class Compressor:
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
         plan = self._plan(job)
-        if isinstance(plan, SkipReason) or not _is_worth_a_call(job, plan):
-            return job.not_needed(plan if isinstance(plan, SkipReason) else SkipReason.NOT_SMALLER)
+        if isinstance(plan, SkipReason):
+            return job.not_needed(plan)
         target = job.limits.summary_tokens(plan.content_tokens)
         handoff = target + _FRAME_TOKENS
         return CompressionPreview(
@@ -185,21 +181,21 @@ class Compressor:
         if isinstance(cut, SkipReason):
             return cut
         middle_sizes = cut.middle(sizes)
-        if sum(middle_sizes) < _MIN_CONTENT:
+        is_fresh = (row.origin is not Origin.SUMMARY for row in cut.middle(rows))
+        content, fresh = sum(middle_sizes), sum(compress(middle_sizes, is_fresh))
+        if content < _MIN_CONTENT or not _is_worth_a_call(job, content, fresh):
             return SkipReason.NOT_SMALLER
         # The newest rows are never pruned, however large: the model is in the middle of working with them.
         upto = min(cut.tail_start, max(0, len(rows) - job.settings.cut.protect_last_n))
         shorter, pruned = prune(rows, upto=upto, redact=self._redact, style=job.settings.prune_style)
         middle, previous = middle_of(shorter, cut)
-        is_fresh = (row.origin is not Origin.SUMMARY for row in cut.middle(rows))
         return _Plan(
             cut=cut,
             rows=middle,
             previous=None if previous is None else previous.text,
             handoff=handoff_for(middle, previous, text=""),
             pruned=pruned,
-            content_tokens=sum(middle_sizes),
-            fresh_tokens=sum(compress(middle_sizes, is_fresh)),
+            content_tokens=content,
         )
 
     @staticmethod
@@ -287,18 +283,18 @@ class Compressor:
         return _SummaryResult(text=text, failure=reason)
 
 
-def _is_worth_a_call(job: CompressionJob, plan: _Plan) -> bool:
+def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
     """True when enough was said since the last handoff: else one compression would follow the other.
 
     By hand, when a summary can make the conversation shorter: one that is brought up to date keeps its length.
+    `content`: tokens that would leave the view; `fresh`: those of them that no handoff stands for yet.
     """
     if job.must_shrink or job.message_limit is not None:
         return True
     if job.layer == "manual":
-        earlier = plan.content_tokens - plan.fresh_tokens
-        kept = min(earlier, job.limits.summary_tokens(plan.content_tokens) + _FRAME_TOKENS)
-        return plan.content_tokens - kept >= _MIN_CONTENT
-    return plan.fresh_tokens * 100 >= job.limits.threshold * MIN_FRESH_PERCENT
+        kept = min(content - fresh, job.limits.summary_tokens(content) + _FRAME_TOKENS)
+        return content - kept >= _MIN_CONTENT
+    return fresh * 100 >= job.limits.threshold * MIN_FRESH_PERCENT
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:

@@ -8,13 +8,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from sqlite3 import Connection
 
 import msgspec
 import structlog
 
-from agent.context.commit import CompressionTasks, UndoPreview, log_outcome, settle
+from agent.context.commit import CompressionTasks, UndoPreview, commit_compression, log_outcome
 from agent.context.cuts import SkipReason
 from agent.context.engine import Engine
 from agent.context.job import (
@@ -49,7 +49,6 @@ from hermes_state.values import (
     CanonicalUsage,
     Clock,
     ConversationRef,
-    LineageId,
     Millis,
     ReportedTokens,
     SessionId,
@@ -67,37 +66,24 @@ PRESSURE_PERCENT = 85
 """Share of the threshold, in percent, from which on people are told that a compression is near."""
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class ContextController:
     """Keeps conversations inside the windows of whatever models answer them. One for a configuration."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        views: ViewCache,
-        pending: CompressionTasks,
-        prompts: PromptBuilder,
-        engine: Engine,
-        listeners: Sequence[Listener],
-        before_split: Sequence[BeforeSplit] = (),
-        on_wait: OnWait | None = None,
-        clock: Clock,
-    ) -> None:
-        """`pending` is shared by the controllers of a store: what one has begun another one takes in."""
-        self._store = store
-        self._prompts = prompts
-        self._engine = engine
-        self._pending = pending
-        self._listeners = tuple(listeners)
-        self._before_split = tuple(before_split)
-        self._on_wait = on_wait
-        self._clock = clock
-        self._measure = MeasuredPromptBuilder(views=views, prompts=prompts)
+    store: Store
+    views: ViewCache
+    prompts: PromptBuilder
+    engine: Engine
+    pending: CompressionTasks
+    """Shared by the controllers of a store: what one has begun another one takes in."""
+    listeners: Sequence[Listener]
+    before_split: Sequence[BeforeSplit] = ()
+    on_wait: OnWait | None = None
+    clock: Clock
+    _measure: MeasuredPromptBuilder = field(init=False)
 
-    @property
-    def engine(self) -> str:
-        """Name of the context engine, as `context.engine` has it."""
-        return self._engine.name
+    def __post_init__(self) -> None:
+        self._measure = MeasuredPromptBuilder(views=self.views, prompts=self.prompts)
 
     async def status(self, conversation: ConversationRef, model: ModelHandle) -> ContextStatus:
         """Status of a conversation, for people who ask how full it is."""
@@ -108,13 +94,13 @@ class ContextController:
             limits=prompt.limits,
             window_from=model.profile.source_for(conversation.lineage_id),
             threshold=self._threshold(prompt),
-            compressions=await self._store.read(count_compressions, conversation.lineage_id),
+            compressions=await self.store.read(count_compressions, conversation.lineage_id),
         )
 
     async def close(self) -> None:
         """Give up what is being prepared."""
-        await self._pending.close()
-        await self._engine.close()
+        await self.pending.close()
+        await self.engine.close()
 
     # ---- before a turn, before a call, after a refusal
 
@@ -139,12 +125,8 @@ class ContextController:
         job = replace(self._job(ready, "hygiene"), message_limit=message_limit)
         hold_seconds = None if job.must_shrink else prompt.model.context.hold_seconds
         async with self._waited_for(ready):
-            await self._pending.begin(prompt.conversation.lineage_id, self._prepare(job), hold_seconds)
+            await self.pending.begin(prompt.conversation.lineage_id, self._prepare(job), hold_seconds)
         await self._take_finished(prompt.conversation)
-
-    def is_pending(self, lineage_id: LineageId) -> bool:
-        """True while a compression of the conversation is prepared beside its turns."""
-        return self._pending.is_pending(lineage_id)
 
     async def make_room(
         self,
@@ -165,16 +147,16 @@ class ContextController:
         else:
             prompt = known or await self._measure.measure(conversation, model, view)
         for _ in range(MAX_PASSES):
-            wanted = await self._engine.request(self._job(prompt, layer))
+            wanted = await self.engine.request(self._job(prompt, layer))
             ready = await self._ready(prompt, layer) if wanted is not None else None
             if wanted is None or ready is None:
                 break
             prompt = ready
-            if self._pending.is_pending(conversation.lineage_id):
+            if self.pending.is_pending(conversation.lineage_id):
                 if not prompt.limits.is_urgent(prompt.estimated):
                     break  # hygiene's summary is on its way, and there is room until it is here
                 async with self._waited_for(prompt):
-                    await self._pending.wait(conversation.lineage_id)
+                    await self.pending.wait(conversation.lineage_id)
                 await self._take_finished(conversation)
                 prompt = await self._measure.load(conversation, model)
                 continue
@@ -192,7 +174,7 @@ class ContextController:
 
         `error`: how the provider refused it; None where that it cannot fit was clear beforehand.
         """
-        await self._pending.drop(conversation.lineage_id)
+        await self.pending.drop(conversation.lineage_id)
         prompt = await self._measure.load(conversation, model)
         profile = model.profile
         if error is not None:
@@ -209,14 +191,15 @@ class ContextController:
                 profile.assume_window(conversation.lineage_id, refused, prompt.view.session.reported_prompt_tokens)
         if not model.context.is_enabled:
             return False
-        prompt = prompt.refreshed()
+        # A window may have been learned or assumed just now.
+        prompt = replace(prompt, limits=model.limits_for(conversation.lineage_id), model_limits=model.limits)
         return _is_another_view(await self._compress(prompt, replace(self._job(prompt, "overflow"), must_shrink=True)))
 
     async def largest_answered(self, prompt: MeasuredPrompt) -> int | None:
         """Tokens of the largest prompt that the model has answered in this conversation; None before any."""
         client = prompt.model.client
         lineage_id = prompt.conversation.lineage_id
-        return await self._store.read(largest_answered_prompt, lineage_id, client.route, client.name)
+        return await self.store.read(largest_answered_prompt, lineage_id, client.route, client.name)
 
     async def after_unexplained(self, prompt: MeasuredPrompt, answered: int | None, *, is_again: bool) -> bool:
         """A prompt was refused without a reason: compress it if it may be its length; False when that is not tried.
@@ -227,7 +210,7 @@ class ContextController:
         state, maker = state_of(prompt.view.session.context_state), prompt.model.maker
         if is_again:
             form = stored_form(state.refused_again(maker))
-            await self._store.write(sessions.set_context_state, prompt.view.session.id, form)
+            await self.store.write(sessions.set_context_state, prompt.view.session.id, form)
         is_large = prompt.estimated * 2 > (answered or prompt.model_limits.context_length)
         if is_again or not is_large or maker in state.unexplained:
             return False
@@ -250,7 +233,7 @@ class ContextController:
         `on_begin` is called once it is clear that there is something to compress.
         """
         await model.profile.ask()
-        await self._pending.drop(conversation.lineage_id)
+        await self.pending.drop(conversation.lineage_id)
         prompt = await self._measure.load(conversation, model)
         job = replace(self._job(prompt, "manual", focus=focus, keep_turns=keep_turns), on_begin=on_begin)
         state = state_of(prompt.view.session.context_state).asked_by_hand()
@@ -259,7 +242,7 @@ class ContextController:
     def settle(self, db: Connection, result: CompressionResult, now: Millis) -> CompressionOutcome:
         """Commit what was prepared, inside the caller's transaction."""
         conversation = result.job.conversation
-        outcome, events = settle(db, result, self._prompts.system_for(conversation), now)
+        outcome, events = commit_compression(db, result, self.prompts.system_for(conversation), now)
         self._tell(db, conversation, events, now)
         return outcome
 
@@ -268,12 +251,12 @@ class ContextController:
     ) -> CompressionPreview | NotNeeded:
         """Preview of what `/compress` would take out: no model call, no write."""
         job = self._job(await self._measure.load(conversation, model), "manual", keep_turns=keep_turns)
-        return await asyncio.to_thread(self._engine.preview, job)
+        return await asyncio.to_thread(self.engine.preview, job)
 
     async def plan_undo(self, conversation: ConversationRef, model: ModelHandle) -> UndoPreview | None:
         """Preview of taking back the newest compression; None when there is none. `commit.settle_undo` does it."""
-        await self._pending.drop(conversation.lineage_id)
-        plan = await self._store.read(plan_undo, conversation.lineage_id)
+        await self.pending.drop(conversation.lineage_id)
+        plan = await self.store.read(plan_undo, conversation.lineage_id)
         if plan is None:
             return None
         whole = View(session=msgspec.structs.replace(plan.tip, reported_prompt_tokens=None), transcript=plan.transcript)
@@ -285,10 +268,10 @@ class ContextController:
 
         Nothing happens where the session has not ended after all.
         """
-        view = await self._store.read(_load_ended, session_id)
+        view = await self.store.read(_load_ended, session_id)
         if view is not None:
-            await self._pending.drop(view.session.lineage_id)
-            await self._engine.on_event(EndedEvent(view=view, was_reset=was_reset))
+            await self.pending.drop(view.session.lineage_id)
+            await self.engine.on_event(EndedEvent(view=view, was_reset=was_reset))
 
     # ---- after a reply
 
@@ -307,10 +290,10 @@ class ContextController:
             answered = stored.answered_by(prompt.model.maker)
             if answered is not stored:
                 stored = answered
-                await self._store.write(sessions.set_context_state, prompt.view.session.id, stored_form(stored))
+                await self.store.write(sessions.set_context_state, prompt.view.session.id, stored_form(stored))
             if usage is not None:
                 await prompt.model.profile.learn(prompt.request, usage.prompt, prompt.view, prompt.size)
-                await self._engine.on_event(ReplyEvent(session=prompt.view.session, usage=usage))
+                await self.engine.on_event(ReplyEvent(session=prompt.view.session, usage=usage))
             state = stored.judged(tokens, self._threshold(prompt))
             if state is not stored:
                 await self._keep_verdict(prompt, stored, state, tokens)
@@ -328,7 +311,7 @@ class ContextController:
         log.info("compression.judged", lineage_id=lineage_id, has_helped=strikes == 0, strikes=strikes)
         is_news = judged.is_blocked and not before.is_blocked
         events = [BlockedEvent(tokens=tokens, threshold=self._threshold(prompt))] if is_news else []
-        await self._store.write(self.record_verdict, prompt, judged, events, self._clock.now())
+        await self.store.write(self.record_verdict, prompt, judged, events, self.clock.now())
 
     def record_verdict(
         self, db: Connection, prompt: MeasuredPrompt, judged: ContextState, events: Sequence[ContextEvent], now: Millis
@@ -358,7 +341,7 @@ class ContextController:
             return None
         session_id = prompt.view.session.id
         if level < state.pressure_level:
-            await self._store.write(sessions.set_context_state, session_id, stored_form(state.told_of(level)))
+            await self.store.write(sessions.set_context_state, session_id, stored_form(state.told_of(level)))
             return None
         log.info("context.pressed", lineage_id=prompt.conversation.lineage_id, tokens=reported, of_tokens=of_tokens)
         return PressureEvent(
@@ -374,11 +357,11 @@ class ContextController:
 
     def _threshold(self, prompt: MeasuredPrompt) -> Tokens:
         """Prompt size at which the engine acts: a plugin's is believed, or what it does would be taken for in vain."""
-        return self._engine.threshold(prompt.conversation.lineage_id, prompt.limits)
+        return self.engine.threshold(prompt.conversation.lineage_id, prompt.limits)
 
     def _tell(self, db: Connection, conversation: ConversationRef, events: Sequence[ContextEvent], now: Millis) -> None:
         for event in events:
-            for listener in self._listeners:
+            for listener in self.listeners:
                 listener(db, conversation, event, now)
 
     async def _compress(self, prompt: MeasuredPrompt, job: CompressionJob) -> CompressionOutcome:
@@ -389,35 +372,35 @@ class ContextController:
     async def _prepare(self, job: CompressionJob, *, state: ContextState | None = None) -> CompressionResult:
         """A compression that could be committed, and what is to be kept of the attempt. Writes only failed calls."""
         started = time.perf_counter()
-        result, after = await self._engine.prepare(job, state or state_of(job.view.session.context_state))
+        result, after = await self.engine.prepare(job, state or state_of(job.view.session.context_state))
         if isinstance(result, PreparedCompression) and not job.must_shrink:
-            for look in self._before_split:
+            for look in self.before_split:
                 await look(job.conversation, job.view)
         took_ms = round((time.perf_counter() - started) * 1_000)
         return CompressionResult(job=job, result=result, state=after, took_ms=took_ms)
 
     async def _take_finished(self, conversation: ConversationRef) -> CompressionOutcome | None:
         """Commit what was prepared beside the conversation, if it is done by now, for the turn that takes it in."""
-        result = await self._pending.take_finished(conversation.lineage_id)
+        result = await self.pending.take_finished(conversation.lineage_id)
         if result is None:
             return None
         return await self._commit(replace(result, job=replace(result.job, conversation=conversation)))
 
     async def _commit(self, result: CompressionResult) -> CompressionOutcome:
         """Settle a compression in a transaction of its own."""
-        outcome = await self._store.write(self.settle, result, self._clock.now())
+        outcome = await self.store.write(self.settle, result, self.clock.now())
         log_outcome(result, outcome)
         if isinstance(outcome, Compressed):
-            await self._engine.on_event(ContinuedEvent(child=outcome.child))
+            await self.engine.on_event(ContinuedEvent(child=outcome.child))
         return outcome
 
     @asynccontextmanager
     async def _waited_for(self, prompt: MeasuredPrompt) -> AsyncIterator[None]:
         """Around what a turn waits for: its people are told if it takes long."""
-        if self._on_wait is None:
+        if self.on_wait is None:
             yield
             return
-        telling = asyncio.create_task(_tell_of_wait(prompt, self._on_wait), name="wait")
+        telling = asyncio.create_task(_tell_of_wait(prompt, self.on_wait), name="wait")
         try:
             yield
         finally:
@@ -439,14 +422,14 @@ class ContextController:
         state = stored.rearmed(prompt.estimated, is_urgent=is_urgent)
         if state is not stored:
             form = stored_form(state)
-            await self._store.write(sessions.set_context_state, session.id, form)
+            await self.store.write(sessions.set_context_state, session.id, form)
             session = msgspec.structs.replace(session, context_state=form)
             prompt = replace(prompt, view=replace(prompt.view, session=session))
         if state.is_blocked or state.held_at:
             why = "ineffective" if state.is_blocked else "held_after_undo"
             log.info("compression.held_back", layer=layer, why=why, tokens=prompt.estimated)
             return None
-        is_cooling = self._engine.is_cooling(layer, prompt.model.summary_routes, state)
+        is_cooling = self.engine.is_cooling(layer, prompt.model.summary_routes, state)
         return prompt if is_urgent or not is_cooling else None
 
     def _job(

@@ -71,7 +71,7 @@ class Estimator:
 
     def whole(self, request: ModelRequest) -> EstimatedTokens:
         """A request from system prompt to last row, whatever was reported before."""
-        return self._scaled(self._request(request))
+        return self._scaled(self.size(request))
 
     def is_quick(self, request: ModelRequest) -> bool:
         """True when a request can be estimated within a millisecond or two: most of its rows were measured before."""
@@ -83,7 +83,7 @@ class Estimator:
 
         `size` is the request's, where it is known.
         """
-        whole = size or self._request(request)
+        whole = size or self.size(request)
         reported = view.session.reported_prompt_tokens
         if reported is None:
             return self._scaled(whole)
@@ -102,7 +102,7 @@ class Estimator:
         its session has the report before this one, so that only what came between is in doubt. `size` is the
         request's, where it is known.
         """
-        whole = size or self._request(request)
+        whole = size or self.size(request)
         if not _is_possible(reported, whole):
             return False
         if whole.text < MIN_LEARNED_TOKENS or (whole.images and self._learn_price(request, reported, whole, view)):
@@ -176,9 +176,9 @@ class Estimator:
         own = takewhile(lambda row: row.session_id == session.id, reversed(request.transcript))
         return self.rows_size([row for row in own if row.seq > seq], request.style)
 
-    def _request(self, request: ModelRequest) -> Size:
-        rows = self.rows_size(request.transcript, request.style)
-        return Size(fixed_tokens(request) + rows.text, rows.images)
+    def size(self, request: ModelRequest) -> Size:
+        """Size of a request, from system prompt to last row."""
+        return Size(fixed_tokens(request), 0) + self.rows_size(request.transcript, request.style)
 
     def rows_size(self, rows: Iterable[Message], style: WireSettings) -> Size:
         """Rows as they stand on the wire, whatever model reads them."""

@@ -40,13 +40,8 @@ class MeasuredPrompt:
     def with_style(self, style: WireSettings) -> "MeasuredPrompt":
         """The same prompt with its rows shown in another way."""
         request, estimator = replace(self.request, style=style), self.model.profile.estimator
-        size = Size(fixed_tokens(request), 0) + estimator.rows_size(request.transcript, style)
+        size = estimator.size(request)
         return replace(self, request=request, size=size, estimated=estimator.prompt(self.view, request, size))
-
-    def refreshed(self) -> "MeasuredPrompt":
-        """The same prompt with the limits that hold now, after a window was learned or assumed."""
-        limits = self.model.limits_for(self.conversation.lineage_id)
-        return replace(self, limits=limits, model_limits=self.model.limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

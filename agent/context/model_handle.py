@@ -244,7 +244,8 @@ class LearnedProfile:
         was_accepted: bool = True,
     ) -> None:
         """Take in what a provider counted for a request, accepted or refused; `size` is its, where that is known."""
-        if self.estimator.learn(request, reported, view, size) and was_accepted:
+        is_plausible = self.estimator.learn(request, reported, view, size)
+        if is_plausible and was_accepted:
             self._accepted = max(self._accepted, reported)
         known, saved = self.estimator.calibration, self._known.calibration
         if _differs(known.scale, saved.scale) or _differs(known.image_tokens, saved.image_tokens):

@@ -91,7 +91,7 @@ def _connection_lines(context: CommandContext) -> Iterator[str]:
 async def context_lines(request: CommandRequest, session: Session) -> list[str]:
     """Use of the window by the conversation, the size of the window, and what is wrong with that."""
     runtime = request.context.runtime
-    model, engine = runtime.model_of(session.chosen_model), runtime.agent.context.engine
+    model, engine = runtime.model_of(session.chosen_model), runtime.agent.context.engine.name
     status = await runtime.agent.context.status(request.conversation(session), model)
     limits, times = status.limits, status.compressions
     percent = status.prompt * 100 // limits.input_window

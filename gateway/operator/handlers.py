@@ -117,8 +117,8 @@ class OperatorHandler:
             if (circuit := one.breaker.open) is not None
         ]
         model, context = self.runtime.models.configured, self.runtime.agent.context
-        limits, engine = await model.load_limits(), context.engine if context.engine != BUILT_IN else None
-        window_check = check_context(self.runtime.config, limits, model.window_from, engine=engine)
+        engine = context.engine.name if context.engine.name != BUILT_IN else None
+        window_check = check_context(self.runtime.config, await model.load_limits(), model.window_from, engine=engine)
         return [await self.store.read(check_database), window_check, *circuits]
 
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:

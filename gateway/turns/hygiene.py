@@ -24,7 +24,7 @@ async def check(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Measured
     prompt = await context.measure(conversation, model)
     messages, limit = len(prompt.view.transcript), model.context.hard_message_limit
     is_large = messages >= MIN_HYGIENE_MESSAGES and prompt.estimated >= prompt.limits.hygiene
-    if not (is_large or messages >= limit) or context.is_pending(conversation.lineage_id):
+    if not (is_large or messages >= limit) or context.pending.is_pending(conversation.lineage_id):
         return prompt
     await context.compress_before_turn(prompt, message_limit=None if is_large else limit)
     return None

@@ -612,7 +612,7 @@ async def test_a_turn_that_has_lost_its_room_waits_for_the_summary_that_is_on_it
     llm.add_scripts([{"has_tools": True, "tool_calls": [{"name": "much", "arguments": {}}] * 2}])
     turn = await fill_and_ask(chat, agent, 4_300)
     await agent.check(turn)
-    assert agent.agent.context.is_pending(turn.lineage_id)
+    assert agent.agent.context.pending.is_pending(turn.lineage_id)
     await answer(chat, agent, turn)
     assert ("hygiene", "compressed", "model") in (await look(chat, turn.lineage_id)).compressions
     assert asked_for_summaries(llm) == 1

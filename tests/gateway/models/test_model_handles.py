@@ -122,7 +122,7 @@ async def test_one_agent_with_the_configured_engine_runs_the_turns_of_all_models
         on_wait=silence,
         clock=clock,
     )
-    assert agent.context.engine == "sample"
+    assert agent.context.engine.name == "sample"
     await agent.close()
 
 
