@@ -3,7 +3,7 @@
 The index uses FTS5's `unicode61` tokenizer, which splits at spaces and punctuation. It therefore finds no word
 inside running Chinese or Japanese and drops every emoji. So the text is rewritten before it is indexed: a run of
 CJK characters becomes overlapping pairs (the last character also stands alone) and an emoji becomes a word of its
-own. Queries go through `phrase`, which cuts the same way; `tests/hermes_state/search/test_segment.py` holds the two
+own. Queries go through `phrase`, which cuts the same way; `tests/hermes_state/store/test_segment.py` holds the two
 together.
 """
 
