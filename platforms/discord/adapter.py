@@ -22,6 +22,7 @@ from platforms.discord.client import GatewayClient
 from platforms.discord.errors import connection_errors
 from platforms.discord.event_queue import EventQueue
 from platforms.discord.files import FileRef
+from platforms.discord.inbound import PLATFORM
 from platforms.discord.outbound import DiscordSender
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.settings import DiscordSettings
@@ -55,7 +56,7 @@ class DiscordAdapter:
     def __init__(
         self, settings: DiscordSettings, *, store: Store, menu: Sequence[CommandMenuItem], clock: Clock
     ) -> None:
-        self.name = settings.account
+        self.name = PLATFORM
         self._settings = settings
         self._store = store
         self._menu = tuple(menu)
@@ -132,7 +133,7 @@ class DiscordAdapter:
         with _store_errors():
             salt = await self._load_salt()
         self._state, self._detail = AdapterState.STARTING, "Connecting."
-        events = EventQueue(intake, account=settings.account, clock=self._clock, queue_size=settings.queue_size)
+        events = EventQueue(intake, settings, clock=self._clock)
         client = GatewayClient(events, settings, clock=self._clock)
         # The SDK takes a handler by its name: `on_interaction`.
         client.event(InteractionHandler(client, events, self._tickets, self._buttons).on_interaction)

@@ -72,7 +72,7 @@ class GatewayClient(discord.Client):
         )
         self.http = self._connection.http = RestClient(self, settings)
         self._events = events
-        self.reader = EventReader(self, account=settings.account, clock=clock)
+        self.reader = EventReader(self, clock)
         self.offline_since: float | None = time.monotonic()
         """Monotonic seconds at which the session was lost, None while it lives."""
         self.had_session = asyncio.Event()
@@ -126,11 +126,8 @@ class GatewayClient(discord.Client):
 
 def _readable(guild: discord.Guild) -> Iterator[tuple[str, int]]:
     """Channels and threads of a server that we may read, each with its newest message."""
-    channels: list[discord.TextChannel | discord.VoiceChannel | discord.StageChannel | discord.Thread] = []
-    channels.extend(guild.text_channels)
-    channels.extend(guild.voice_channels)
-    channels.extend(guild.stage_channels)
-    channels.extend(guild.threads)
+    channels: list[discord.TextChannel | discord.VoiceChannel | discord.StageChannel | discord.Thread]
+    channels = [*guild.text_channels, *guild.voice_channels, *guild.stage_channels, *guild.threads]
     for channel in channels:
         newest = channel.last_message_id
         if newest is not None and (guild.me is None or channel.permissions_for(guild.me).read_message_history):

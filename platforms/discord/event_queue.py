@@ -14,15 +14,12 @@ from typing import TypeAlias
 
 import structlog
 
-from hermes_state.aio import Backoff
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, RateLimited, StoreUnavailable
 from hermes_state.values import Clock, Cursor, DeletionEvent, EditEvent, InboundMessage, Millis
 from platforms.base import Intake
 from platforms.discord.inbound import PLATFORM, snowflake_at
 from platforms.discord.priority import PrioritySemaphore
-
-QUEUE_SIZE = 10_000
-"""Events that may wait for the database; with more the connection is given up and caught up later."""
+from platforms.discord.settings import DiscordSettings
 
 PARALLEL_FETCHES = 4
 SKEW_MS = 60_000
@@ -30,8 +27,6 @@ SKEW_MS = 60_000
 
 LISTEN_SECONDS = 0.5
 """Seconds that an event may take to be stored before what waits behind it is listened to."""
-
-RETRY_BACKOFF = Backoff(0.1, 5.0)
 
 log = structlog.get_logger(__name__)
 
@@ -91,11 +86,11 @@ class _CatchUpState:
 class EventQueue:
     """Queue of events on their way to the intake. `put` never waits; `run` is the worker."""
 
-    def __init__(self, intake: Intake, *, account: str, clock: Clock, queue_size: int = QUEUE_SIZE) -> None:
+    def __init__(self, intake: Intake, settings: DiscordSettings, *, clock: Clock) -> None:
         self._intake = intake
-        self._account = account
+        self._backoff = settings.backoff
         self._clock = clock
-        self._queue: asyncio.Queue[Item] = asyncio.Queue(queue_size)
+        self._queue: asyncio.Queue[Item] = asyncio.Queue(settings.queue_size)
         self._fetches = PrioritySemaphore(PARALLEL_FETCHES)
         self._cursors: dict[str, int] = {}
         self._gaps: dict[str, _CatchUpState] = {}
@@ -212,7 +207,7 @@ class EventQueue:
 
     async def _fetch(self, channel_ref: str, gap: _CatchUpState, fetch: FetchHistory) -> Sequence[MessageEvent]:
         seen = max(gap.seen, self._cursors.get(channel_ref, 0))
-        for delay in RETRY_BACKOFF:
+        for delay in self._backoff:
             try:
                 async with self._fetches.hold(channel_ref):
                     return await fetch(channel_ref, seen, gap.until)
@@ -231,7 +226,7 @@ class EventQueue:
             return
         # Two messages of one moment may arrive in the other order: the cursor never moves back, the event counts.
         seen = max(item.message_id, self._cursors.get(item.channel_ref, 0))
-        cursor = Cursor(platform=PLATFORM, account=self._account, channel_ref=item.channel_ref, seen_ref=str(seen))
+        cursor = Cursor(platform=PLATFORM, account=PLATFORM, channel_ref=item.channel_ref, seen_ref=str(seen))
         await self._store(item.event, cursor)
         self._cursors[item.channel_ref] = seen
 
@@ -240,7 +235,7 @@ class EventQueue:
             self._unstored.pop(event.event_ref, None)
         timer = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._start_listening)
         try:
-            for delay in RETRY_BACKOFF:
+            for delay in self._backoff:
                 try:
                     if event is not None:
                         await self._intake.accept(event, cursor)
@@ -256,9 +251,9 @@ class EventQueue:
             timer.cancel()
 
     async def _load_cursors(self) -> None:
-        for delay in RETRY_BACKOFF:
+        for delay in self._backoff:
             try:
-                stored = await self._intake.load_cursors(PLATFORM, self._account)
+                stored = await self._intake.load_cursors(PLATFORM, PLATFORM)
             except StoreUnavailable as error:
                 log.warning("discord.cursors_retried", detail=str(error), retry_seconds=delay)
                 await asyncio.sleep(delay)

@@ -50,9 +50,8 @@ def snowflake_at(moment: Millis) -> int:
 class EventReader:
     """Reader of events for one client. A message gives the same value live and from history."""
 
-    def __init__(self, client: discord.Client, *, account: str, clock: Clock) -> None:
+    def __init__(self, client: discord.Client, clock: Clock) -> None:
         self._client = client
-        self._account = account
         self._clock = clock
 
     def message(self, message: discord.Message) -> InboundMessage | None:
@@ -130,7 +129,7 @@ class EventReader:
         return f"{self._bot_id}:{message_id}"
 
     def _chat(self, channel_id: int) -> ChatKey:
-        return ChatKey(platform=PLATFORM, account=self._account, chat_ref=str(channel_id))
+        return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(channel_id))
 
     def _own_mentions(self, message: discord.Message) -> list[str]:
         mentions = [f"<@{self._bot_id}>", f"<@!{self._bot_id}>"]

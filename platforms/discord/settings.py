@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from platforms.discord.event_queue import QUEUE_SIZE
-from platforms.discord.inbound import PLATFORM
+from hermes_state.aio import Backoff
+
+QUEUE_SIZE = 10_000
+"""Events that may wait for the database; with more the connection is given up and caught up later."""
+
+RETRY_BACKOFF = Backoff(0.1, 5.0)
+"""Pauses of the event queue while the database, or a channel's history, cannot be had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +16,6 @@ class DiscordSettings:
     """Settings of one Discord bot; times are in the unit that the name says."""
 
     token: str = field(repr=False)
-    account: str = PLATFORM
     api_url: str = "https://discord.com"
     """Root of the REST API; `/api/v10` is appended."""
     gateway_url: str | None = None
@@ -20,7 +24,7 @@ class DiscordSettings:
     catch_up_messages: int = 200
     """Most messages fetched per channel, not older than the hours above, after a connection that did not resume."""
     queue_size: int = QUEUE_SIZE
-    """Events that may wait for the database."""
+    backoff: Backoff = RETRY_BACKOFF
     stale_seconds: float = 90.0
     """Seconds without an answered heartbeat, or without a session, after which the connection is built anew."""
     request_seconds: float = 30.0

@@ -55,13 +55,12 @@ class TelegramAdapter:
         store: Store,
         menu: Sequence[CommandMenuItem] = (),
         clock: Clock,
-        account: str = PLATFORM,
     ) -> None:
         self._settings = settings
         self._menu = menu
         self._clock = clock
-        self.name = account
-        self._buttons = button_commands(store, account)
+        self.name = PLATFORM
+        self._buttons = button_commands(store)
         self._health = HealthState(clock, settings.stall_seconds)
         self._client: _BotClient | None = None
         self._sender: TelegramSender | None = None
@@ -77,7 +76,7 @@ class TelegramAdapter:
         try:
             async with _BotClient(self._settings) as client:
                 self._client = client
-                reader = await client.sign_in(self.name)
+                reader = await client.sign_in()
                 self._sender = TelegramSender(client.sdk, self._buttons)
                 log.info("telegram.signed_in", bot=reader.username)
                 client.spawn(publish_menu(client.sdk, self._menu), "telegram.menu")
@@ -183,11 +182,11 @@ class _BotClient:
         """Stop a button's spinner, with a text for the person or without; does not wait for it."""
         self.spawn(_answered(query, text), "telegram.answer_press")
 
-    async def sign_in(self, account: str) -> UpdateReader:
+    async def sign_in(self) -> UpdateReader:
         """Ask Telegram who we are. Raises `TokenRejected` or `PlatformUnavailable`."""
         async with _at_start():
             await self.sdk.initialize()
-        return UpdateReader(bot_id=self.sdk.id, username=self.sdk.username, account=account)
+        return UpdateReader(bot_id=self.sdk.id, username=self.sdk.username)
 
     async def forget_webhook(self) -> None:
         """Take off a webhook that an earlier configuration set: with one, getUpdates is refused for ever."""

@@ -45,7 +45,6 @@ class UpdateReader:
     bot_id: int
     username: str
     """Name of the bot without the @."""
-    account: str
 
     def read(self, update: Update) -> InboundMessage | EditEvent | None:
         """Read a message or an edit; None if it means nothing to us. A press needs its command: see `press`."""
@@ -117,7 +116,7 @@ class UpdateReader:
 
     def _chat(self, message: MaybeInaccessibleMessage) -> ChatKey:
         chat_ref, thread_ref = str(message.chat.id), _thread_ref(message)
-        return ChatKey(platform=PLATFORM, account=self.account, chat_ref=chat_ref, thread_ref=thread_ref)
+        return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=chat_ref, thread_ref=thread_ref)
 
     def _addressed_text(self, message: Message, text: str) -> "_AddressedText | None":
         """`/stop@our_bot now` means `/stop now`, a leading `@our_bot` goes away; None for a command to another bot."""

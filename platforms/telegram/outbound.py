@@ -34,11 +34,11 @@ _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer with ten so
 T = TypeVar("T")
 
 
-def button_commands(store: Store, account: str) -> ButtonCommands:
+def button_commands(store: Store) -> ButtonCommands:
     """The commands behind the buttons of one bot."""
     return ButtonCommands(
         store=store,
-        note_prefix=f"{account}.button.",
+        note_prefix="telegram.button.",
         hash_mark="h:",
         fits=lambda data: len(data.encode()) <= MAX_BUTTON_BYTES,
         digest=lambda command: base64.urlsafe_b64encode(hashlib.sha256(command).digest()[:24]).decode(),

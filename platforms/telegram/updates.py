@@ -90,7 +90,7 @@ class UpdateHandler:
         if update.callback_query is not None:
             await self._store_press(update.callback_query)
         elif (refs := read_migration(update)) is not None:
-            await self.intake.move_chat(PLATFORM, self.reader.account, *refs)
+            await self.intake.move_chat(PLATFORM, PLATFORM, *refs)
         elif received is not None:
             await self.intake.accept(received)
 

@@ -10,7 +10,6 @@ import pytest
 from hermes_state.aio import Backoff
 from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import ChatKind, DeletionEvent, Millis, SystemClock
-from platforms.discord import event_queue
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.discord.harness import ALICE, BOB, GENERAL, DiscordHarness
 
@@ -156,10 +155,9 @@ async def test_the_cursor_passes_nothing_that_was_not_stored(harness: DiscordHar
 
 
 async def test_a_database_that_fails_again_and_again_skips_nothing(
-    harness: DiscordHarness, intake: RecordingIntake, monkeypatch: pytest.MonkeyPatch
+    harness: DiscordHarness, intake: RecordingIntake
 ) -> None:
-    monkeypatch.setattr(event_queue, "RETRY_BACKOFF", Backoff(0.01, 0.05))
-    async with running(harness.adapter, intake):
+    async with running(harness.another_adapter(backoff=Backoff(0.01, 0.05)), intake):
         intake.refusals = 4
         for number in range(3):
             await harness.write(f"message {number}")

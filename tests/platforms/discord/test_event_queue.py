@@ -22,8 +22,10 @@ from platforms.discord.event_queue import (
     MessageEvent,
 )
 from platforms.discord.inbound import millis_of, snowflake_at
+from platforms.discord.settings import DiscordSettings
 from tests.platforms.contract import RecordingIntake, eventually
 
+SETTINGS = DiscordSettings(token="t", backoff=Backoff(0.01, 0.05))
 START = Millis(1_700_000_000_000)
 CHANNELS = ("1", "2", "3")
 
@@ -45,7 +47,7 @@ class Weather:
         self.dice = dice
         self.clock = StepClock()
         self.intake = RecordingIntake()
-        self.events = EventQueue(self.intake, account="discord", clock=self.clock)
+        self.events = EventQueue(self.intake, SETTINGS, clock=self.clock)
         self.channels: dict[str, list[MessageEvent]] = {channel: [] for channel in CHANNELS}
         self.is_online = False
 
@@ -128,7 +130,7 @@ def test_every_channel_is_stored_whole_and_in_order(seed: int) -> None:
 
 async def test_the_cursor_never_moves_back() -> None:
     intake = RecordingIntake()
-    events = EventQueue(intake, account="discord", clock=StepClock())
+    events = EventQueue(intake, SETTINGS, clock=StepClock())
     later, earlier = snowflake_at(Millis(START + 1)), snowflake_at(START)
     events.put(ConnectedEvent())
     events.put(MessageEvent("1", later, _event("1", later)))
@@ -143,7 +145,7 @@ async def test_the_cursor_never_moves_back() -> None:
 
 async def test_the_cursor_passes_a_message_only_once_it_is_stored() -> None:
     intake = RecordingIntake()
-    events = EventQueue(intake, account="discord", clock=StepClock())
+    events = EventQueue(intake, SETTINGS, clock=StepClock())
     message = _arrived("1", 1)
     intake.gate.clear()
     events.put(ConnectedEvent())
@@ -178,7 +180,7 @@ async def _working(events: EventQueue, fetch: FetchHistory) -> AsyncIterator[Non
 
 async def test_what_waits_behind_an_event_that_cannot_be_stored_is_heard() -> None:
     intake = RecordingIntake()
-    events = EventQueue(intake, account="discord", clock=StepClock())
+    events = EventQueue(intake, SETTINGS, clock=StepClock())
     stuck, queued, later = (_arrived(channel, number) for number, channel in enumerate(CHANNELS))
     pressed = replace(_event("1", 9), event_ref="9:interaction:1", text="/stop")
     intake.gate.clear()
@@ -208,7 +210,7 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the
 
     intake = RecordingIntake()
     intake.cursors["1"] = "1"
-    events = EventQueue(intake, account="discord", clock=StepClock())
+    events = EventQueue(intake, SETTINGS, clock=StepClock())
     live = _arrived("1", 1)
     pressed = replace(_event("2", 9), event_ref="9:interaction:1", text="/status")
     events.put(ConnectedEvent())
@@ -224,11 +226,10 @@ async def test_what_waits_for_the_history_of_its_channel_is_heard_only_while_the
     assert intake.messages == [pressed]
 
 
-async def test_what_waits_behind_a_refused_event_is_heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_queue, "RETRY_BACKOFF", Backoff(0.01, 0.05))
+async def test_what_waits_behind_a_refused_event_is_heard_at_once() -> None:
     intake = RecordingIntake()
     intake.refusals = 4
-    events = EventQueue(intake, account="discord", clock=StepClock())
+    events = EventQueue(intake, SETTINGS, clock=StepClock())
     refused, behind = _arrived("1", 1), _arrived("1", 2)
     events.put(ConnectedEvent())
     events.put(refused)
@@ -253,7 +254,7 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
     intake, history = RecordingIntake(), Gated()
     channels = [str(number) for number in range(100)]
     intake.cursors = dict.fromkeys(channels, "1")
-    events = EventQueue(intake, account="discord", clock=StepClock())
+    events = EventQueue(intake, SETTINGS, clock=StepClock())
     events.put(ConnectedEvent())
     async with _working(events, history.fetch):
         await eventually(lambda: len(history.asked) == PARALLEL_FETCHES, "the first channels are looked into")
@@ -277,7 +278,7 @@ async def test_a_channel_in_which_somebody_waits_is_looked_into_before_the_other
 async def test_what_is_stored_at_once_is_not_heard_a_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_queue, "LISTEN_SECONDS", 0.05)
     intake = RecordingIntake()
-    events = EventQueue(intake, account="discord", clock=StepClock())
+    events = EventQueue(intake, SETTINGS, clock=StepClock())
     events.put(ConnectedEvent())
     async with _working(events, Weather(random.Random(1)).fetch):
         events.put(_arrived("1", 1))

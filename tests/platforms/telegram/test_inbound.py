@@ -9,7 +9,7 @@ from hermes_state.values import AttachmentKind, ChatKind, EditEvent, InboundMess
 from platforms.telegram.inbound import UpdateReader, read_migration
 from tests.fakes import tg_markup
 
-READER = UpdateReader(bot_id=123456, username="Our_Bot", account="telegram")
+READER = UpdateReader(bot_id=123456, username="Our_Bot")
 ADA = {"id": 42, "is_bot": False, "first_name": "Ada", "last_name": "L"}
 US = {"id": 123456, "is_bot": True, "first_name": "Ours", "username": "Our_Bot"}
 PRIVATE = {"id": 42, "type": "private", "first_name": "Ada"}
