@@ -113,12 +113,12 @@ def is_same_origin(headers: Mapping[str, str], method: str, hosts: Sequence[str]
     return method in ("GET", "HEAD") or origin is not None or site == "same-origin"
 
 
-def host_names(host: str, port: int, extra: Sequence[str] = ()) -> tuple[str, ...]:
-    """`Host` headers that mean us: loopback under its names, or the address bound to, and what is configured."""
+def host_names(host: str, port: int) -> tuple[str, ...]:
+    """`Host` headers that mean us: loopback under its names, and the address bound to."""
     names = [host, "localhost", "127.0.0.1", "[::1]"]
     own = [f"[{name}]" if ":" in name and not name.startswith("[") else name for name in names]
     bare = [name for name in own if port == 80]
-    return tuple(dict.fromkeys(name.lower() for name in (*(f"{name}:{port}" for name in own), *bare, *extra)))
+    return tuple(dict.fromkeys(name.lower() for name in (*(f"{name}:{port}" for name in own), *bare)))
 
 
 def address(host: str, port: int) -> URL:

@@ -40,8 +40,6 @@ class LocalSettings:
     host: str = "127.0.0.1"
     port: int = 8765
     """Port to listen on; 0 picks a free one."""
-    allowed_hosts: tuple[str, ...] = ()
-    """Further `Host` headers that mean this page, as a browser sends them (`chat.example.org:8443`)."""
     max_file_bytes: int = 20_000_000
     max_characters: int = 200_000
     """Longest message that a person may write, in characters."""
@@ -140,7 +138,7 @@ class LocalAdapter:
                 f"port {settings.port} on {settings.host} cannot be opened ({reason}); set local.port"
             ) from error
         port: int = runner.addresses[0][1]
-        routes.hosts = host_names(settings.host, port, settings.allowed_hosts)
+        routes.hosts = host_names(settings.host, port)
         routes.cookie_name = f"hermes_local_{port}"  # browsers share cookies between the ports of a host
         self._port = port
         log.info("local.served", host=settings.host, port=port)
@@ -193,7 +191,7 @@ class LocalAdapter:
 
     async def _render_ahead(self, chat: LiveChat, entry: Entry) -> None:
         """Make the HTML of a long text beside the event loop: it can take a second, at every step of a preview."""
-        if chat.stream.watchers and len(entry.text) > _MAX_INLINE_CHARACTERS and not entry.is_plain:
+        if chat.stream.is_watched and len(entry.text) > _MAX_INLINE_CHARACTERS and not entry.is_plain:
             await asyncio.to_thread(to_html, entry.text)
 
     async def _live_chat(self, key: ChatKey) -> LiveChat:
@@ -205,7 +203,7 @@ class LocalAdapter:
         if self._port is None:
             raise PlatformUnavailable("the web chat is not being served")
         chat = self._chats.of(key.chat_ref)
-        if chat.stream.watchers:
+        if chat.stream.is_watched:
             try:
                 chat.show_tools(await self._store.read(load_tool_lines, key))
             except StateError as error:

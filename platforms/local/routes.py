@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -62,8 +63,7 @@ class RouteHandler:
     """`Host` headers that mean us; known once the port is bound."""
     cookie_name: str = field(default="hermes_local", init=False)
     _static: dict[str, tuple[bytes, str]] = field(init=False)
-    """Content and entity tag by name."""
-    """Files of the page itself, by name: there are few, and no path from outside reaches the disk."""
+    """Files of the page itself by name, each with its entity tag: no path from outside reaches the disk."""
 
     def __post_init__(self) -> None:
         folder = Path(__file__).parent / "static"
@@ -151,7 +151,7 @@ class RouteHandler:
     async def _view(self, name: str, before: int | None = None) -> ChatView:
         """Load the chat as it is now; the stream continues where this look began, so that nothing falls between."""
         chat = self.chats.of(name)
-        position = chat.stream.name_of(chat.stream.position)
+        position = chat.stream.newest_id
         key = chat_key(name)
         listed, recent = {}, []
         if before is None:
@@ -215,35 +215,30 @@ class RouteHandler:
         name = _chat_name(request)
         chat = self.chats.of(name)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
-        chat.stream.watchers += 1
-        try:
+        # The page goes away, or nothing can be read for it: it catches up when it returns.
+        with chat.stream.watched(), suppress(ConnectionError, StateError):
             await response.prepare(request)
             await self._send_events(chat, request, response)
-        except (ConnectionError, StateError):
-            return response  # the page went away, or nothing can be read for it; it catches up when it returns
-        finally:
-            chat.stream.watchers -= 1
         return response
 
     async def _send_events(self, chat: LiveChat, request: web.Request, response: web.StreamResponse) -> None:
         stream = chat.stream
         seen = request.headers.get("Last-Event-ID") or request.query.get("after", "")
-        position = stream.position_of(seen)
         await response.write(b": hello\n\n")
         while not stream.is_closed:
-            missed = None if position is None else stream.after(position)
+            missed = stream.after(seen)
             if missed is None:
                 view = await self._view(chat.name)
                 log_html = await asyncio.to_thread(self.pages.whole_log, view)
-                await response.write(encode(log_html, view.position))
-                position = stream.position_of(view.position)
+                seen = view.position
+                await response.write(encode(log_html, seen))
                 continue
-            position, fragments = missed
-            if fragments:
-                await response.write(encode("\n".join(fragments), stream.name_of(position)))
+            seen = stream.newest_id
+            if missed:
+                await response.write(encode("\n".join(missed), seen))
             try:
                 async with asyncio.timeout(PING_SECONDS):
-                    await stream.changed(position)
+                    await stream.changed(seen)
             except TimeoutError:
                 await response.write(b": ping\n\n")
 

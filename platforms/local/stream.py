@@ -9,7 +9,8 @@ import asyncio
 import re
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 MAX_EVENTS = 200
 """Events kept per chat: a page that missed more is given everything anew."""
@@ -22,30 +23,50 @@ class ChatStream:
 
     def __init__(self) -> None:
         self._epoch = secrets.token_hex(4)
-        self.position = 0
-        """Number of the newest event."""
+        self._position = 0  # number of the newest event
         self._floor = 0  # everything after this number is still here
         self._events: deque[tuple[int, str]] = deque()
         self._latest: dict[str, tuple[int, str]] = {}
-        self.watchers = 0
-        """Pages that are open on the chat."""
+        self._watchers = 0  # pages that are open on the chat
         self._changed = asyncio.Event()
-        self.is_closed = False
+        self._is_closed = False
+
+    @property
+    def is_watched(self) -> bool:
+        return self._watchers > 0
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
+    def newest_id(self) -> str:
+        """Id of the newest event, as pages know it."""
+        return f"{self._epoch}-{self._position}"
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Count one more page that is open on the chat within this block."""
+        self._watchers += 1
+        try:
+            yield
+        finally:
+            self._watchers -= 1
 
     def publish(self, render: Callable[[], str], slot: str | None = None) -> None:
         """Publish an event to every open page. `render` makes the fragment and is called only if somebody looks.
 
         Of events with the same `slot` only the newest matters.
         """
-        self.position += 1
-        if not self.watchers:
+        self._position += 1
+        if not self._watchers:
             self._events.clear()
             self._latest.clear()
-            self._floor = self.position
+            self._floor = self._position
         elif slot is not None:
-            self._latest[slot] = (self.position, render())
+            self._latest[slot] = (self._position, render())
         else:
-            self._events.append((self.position, render()))
+            self._events.append((self._position, render()))
             if len(self._events) > MAX_EVENTS:
                 self._floor = self._events.popleft()[0]
         self._wake()
@@ -54,39 +75,31 @@ class ChatStream:
         """Drop what this slot showed; a later event says what became of it."""
         self._latest.pop(slot, None)
 
-    def after(self, position: int) -> tuple[int, list[str]] | None:
-        """The newest position and the fragments after `position`; None when those are not known any more."""
-        if position < self._floor or position > self.position:
+    def after(self, event_id: str) -> list[str] | None:
+        """The fragments after an event; None when those are not known any more, or the event is another process's."""
+        epoch, _, number = event_id.partition("-")
+        is_number = number.isascii() and number.isdecimal() and len(number) < 19
+        if epoch != self._epoch or not is_number or not self._floor <= int(number) <= self._position:
             return None
-        found = [event for event in (*self._events, *self._latest.values()) if event[0] > position]
-        return self.position, [fragment for _, fragment in sorted(found)]
+        found = [event for event in (*self._events, *self._latest.values()) if event[0] > int(number)]
+        return [fragment for _, fragment in sorted(found)]
 
-    async def changed(self, position: int) -> None:
-        """Wait for an event after `position`, or for the end."""
-        while self.position <= position and not self.is_closed:
+    async def changed(self, event_id: str) -> None:
+        """Wait until this is not the newest event any more, or for the end."""
+        while event_id == self.newest_id and not self._is_closed:
             await self._changed.wait()
 
     def close(self) -> None:
         """End the stream for everybody who watches."""
-        self.is_closed = True
+        self._is_closed = True
         self._wake()
-
-    def name_of(self, position: int) -> str:
-        """Event id of a position, as pages know it."""
-        return f"{self._epoch}-{position}"
-
-    def position_of(self, name: str) -> int | None:
-        """Position of an event id; None for another process's or a made-up one."""
-        epoch, _, number = name.partition("-")
-        is_number = number.isascii() and number.isdecimal() and len(number) < 19
-        return int(number) if epoch == self._epoch and is_number else None
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
 
-def encode(fragment: str, name: str) -> bytes:
+def encode(fragment: str, event_id: str) -> bytes:
     """One server-sent event."""
     lines = "".join(f"data: {line}\n" for line in _LINE_END.split(fragment))
-    return f"id: {name}\n{lines}\n".encode()
+    return f"id: {event_id}\n{lines}\n".encode()

@@ -437,21 +437,24 @@ async def test_a_long_chat_is_read_page_by_page_without_gap_or_repeat(
 
 def test_of_what_changes_often_a_slow_page_finds_only_the_newest() -> None:
     stream = ChatStream()
-    stream.watchers += 1
-    for number in range(1_000):
-        stream.publish(partial(str, number), slot="preview")
-    assert stream.after(0) == (1_000, ["999"])
+    beginning = stream.newest_id
+    with stream.watched():
+        for number in range(1_000):
+            stream.publish(partial(str, number), slot="preview")
+    assert stream.after(beginning) == ["999"]
 
 
 def test_a_page_that_missed_too_much_is_told_so() -> None:
     stream = ChatStream()
-    stream.watchers += 1
-    for number in range(MAX_EVENTS + 1):
-        stream.publish(partial(str, number))
-    assert stream.after(0) is None
-    missed = stream.after(1)
+    ids = [stream.newest_id]
+    with stream.watched():
+        for number in range(MAX_EVENTS + 1):
+            stream.publish(partial(str, number))
+            ids.append(stream.newest_id)
+    assert stream.after(ids[0]) is None
+    missed = stream.after(ids[1])
     assert missed is not None
-    assert len(missed[1]) == MAX_EVENTS
+    assert len(missed) == MAX_EVENTS
 
 
 def test_nothing_is_rendered_while_nobody_looks() -> None:
@@ -460,9 +463,10 @@ def test_nothing_is_rendered_while_nobody_looks() -> None:
     def render() -> str:
         raise AssertionError("nobody looks")
 
+    beginning = stream.newest_id
     stream.publish(render)
-    assert stream.after(0) is None
-    assert stream.after(1) is not None
+    assert stream.after(beginning) is None
+    assert stream.after(stream.newest_id) == []
 
 
 def test_a_fragment_keeps_its_lines() -> None:
