@@ -1,6 +1,6 @@
 """Attachments: files that people sent, one row each; the bytes lie under the state directory, named by their hash."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from sqlite3 import Connection
 
 from hermes_state.store.sql import insert_row, scalars
@@ -21,11 +21,9 @@ class StoredFile:
 
 def insert(db: Connection, chat_id: ChatId, file: StoredFile, now: Millis) -> AttachmentId:
     """Remember a stored file; the message that it belongs to is set when its turn starts."""
-    query = (
-        "INSERT INTO attachments (chat_id, sha256, path, name, mime, bytes, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)"
-    )
-    parameters = (chat_id, file.sha256, file.path, file.name, file.mime, file.size_bytes, now)
-    return insert_row(db, AttachmentId, query, parameters)
+    query = """INSERT INTO attachments (chat_id, sha256, path, name, mime, bytes, created_at)
+    VALUES (:chat_id, :sha256, :path, :name, :mime, :size_bytes, :now)"""
+    return insert_row(db, AttachmentId, query, asdict(file) | {"chat_id": chat_id, "now": now})
 
 
 # Purpose: files that do not fit beside those that were used later, the longest unused first.

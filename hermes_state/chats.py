@@ -6,7 +6,7 @@ from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.store.sql import columns, select, select_one
+from hermes_state.store.sql import columns, scalar, select, select_one
 from hermes_state.values import (
     ChatId,
     ChatKey,
@@ -40,7 +40,7 @@ INSERT INTO chats (platform, account, chat_ref, thread_ref, user_ref, kind, titl
 VALUES (:platform, :account, :chat_ref, :thread_ref, :user_ref, :kind, :title, :now, :now)
 ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref) DO UPDATE
 SET kind = excluded.kind, title = coalesce(excluded.title, title), updated_at = excluded.updated_at
-WHERE kind <> excluded.kind OR title IS NOT coalesce(excluded.title, title)
+RETURNING id
 """
 _FIND = f"""SELECT {_COLUMNS} FROM chats
 WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ? AND user_ref = ?"""
@@ -51,10 +51,7 @@ def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None,
     known = find_chat(db, key)
     if known is not None and known.kind == kind and (title is None or title == known.title):
         return known.id
-    db.execute(_ENSURE, {**asdict(key), "kind": kind, "title": title, "now": now})
-    found = find_chat(db, key)
-    assert found is not None, "a chat exists right after it was inserted"
-    return found.id
+    return scalar(db, ChatId, _ENSURE, {**asdict(key), "kind": kind, "title": title, "now": now})
 
 
 def find_chat(db: Connection, key: ChatKey) -> Chat | None:

@@ -86,7 +86,6 @@ class InboxRow(NewInboxRow, frozen=True, kw_only=True):
     received_at: Millis
 
 
-_decode = msgspec.json.Decoder(InboxPayload).decode
 _encode = msgspec.json.Encoder().encode
 
 WAITS = "state IN ('new','claimed') AND state = 'new'"
@@ -295,8 +294,3 @@ def load_rows(db: Connection, ids: Iterable[InboxId]) -> list[InboxRow]:
     """Those of the rows that still wait, in order."""
     found = (_load_new(db, inbox_id) for inbox_id in sorted(ids))
     return [row for row in found if row is not None]
-
-
-def ticket_of(payload: str) -> str | None:
-    """Slash-command ticket inside a stored payload, which is empty once settled."""
-    return _decode(payload).ticket if payload else None

@@ -76,6 +76,8 @@ class RunningTurn(msgspec.Struct, frozen=True, kw_only=True):
     started_at: Millis
     question_ref: str | None = None
     """Platform's id of the message that it answers; of several, the last."""
+    ticket: str | None = None
+    """Slash-command ticket of that message."""
     is_waiting: bool = False
     """True while it is paused until somebody decides something: nobody works on it, it keeps its place in the chat."""
     chosen_model: str | None = None
@@ -369,8 +371,6 @@ def _answer_open_calls(db: Connection, turn: RunningTurn, text: str, state: Tool
 def _enqueue_reply(
     db: Connection, turn: RunningTurn, kind: OutboxKind, markdown: str, message_id: MessageId | None, now: Millis
 ) -> None:
-    query = "SELECT message_ref, payload FROM inbox WHERE turn_id = ? AND kind <> 'notice' ORDER BY id DESC LIMIT 1"
-    message_ref, payload = db.execute(query, (turn.id,)).fetchone() or (None, "")
     outbox.enqueue(
         db,
         Reply(
@@ -380,8 +380,8 @@ def _enqueue_reply(
             dedupe_key=f"turn:{turn.id}",
             turn_id=turn.id,
             message_id=message_id,
-            reply_to=message_ref if turn.chat_kind.is_shared else None,
-            ticket=inbox.ticket_of(payload),
+            reply_to=turn.question_ref if turn.chat_kind.is_shared else None,
+            ticket=turn.ticket,
             replaces=turn.preview_ref,
         ),
         now,
@@ -399,14 +399,13 @@ def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | Non
 # Purpose: a turn with the message that it answers and what its conversation has chosen.
 _TURN = f"""
 SELECT t.id, t.chat_id, t.lineage_id, t.started_by, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind, t.restarts,
-  t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting,
-  (SELECT i.message_ref FROM inbox i WHERE i.turn_id = t.id AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1)
-    AS question_ref,
-  (SELECT s.chosen_model FROM sessions s WHERE s.lineage_id = t.lineage_id ORDER BY s.depth DESC LIMIT 1)
-    AS chosen_model,
-  (SELECT s.reasoning_effort FROM sessions s WHERE s.lineage_id = t.lineage_id ORDER BY s.depth DESC LIMIT 1)
-    AS reasoning_effort
+  t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting, s.chosen_model, s.reasoning_effort,
+  q.message_ref AS question_ref,
+  CASE q.payload WHEN '' THEN NULL ELSE json_extract(q.payload, '$.ticket') END AS ticket
 FROM turns t JOIN chats c ON c.id = t.chat_id
+LEFT JOIN sessions s ON s.lineage_id = t.lineage_id
+  AND s.depth = (SELECT max(n.depth) FROM sessions n WHERE n.lineage_id = t.lineage_id)
+LEFT JOIN inbox q ON q.id = (SELECT max(i.id) FROM inbox i WHERE i.turn_id = t.id AND i.kind <> 'notice')
 """
 
 

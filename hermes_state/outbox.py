@@ -6,7 +6,7 @@ committed before the request leaves: found after a restart it means the outcome 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from sqlite3 import Connection
 
@@ -83,7 +83,8 @@ _encode = msgspec.json.Encoder().encode
 _INSERT = """
 INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, kind, payload, reply_to, ticket, replaces, next_at,
   created_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (dedupe_key, part) DO NOTHING
+VALUES (:chat_id, :turn_id, :message_id, :dedupe_key, :kind, :payload, :reply_to, :ticket, :replaces, :now, :now)
+ON CONFLICT (dedupe_key, part) DO NOTHING
 """
 # Purpose: the later parts of a reply, placed behind its first one.
 _INSERT_PART = """
@@ -103,14 +104,7 @@ ORDER BY (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), par
 def enqueue(db: Connection, reply: Reply, now: Millis) -> bool:
     """Store a reply; False when the same `dedupe_key` was stored before."""
     payload = _encode(WrittenReply(markdown=reply.markdown, buttons=reply.buttons)).decode()
-    cursor = db.execute(
-        _INSERT,
-        (
-            *(reply.chat_id, reply.turn_id, reply.message_id, reply.dedupe_key, reply.kind, payload),
-            *(reply.reply_to, reply.ticket, reply.replaces, now, now),
-        ),
-    )
-    return cursor.rowcount == 1
+    return db.execute(_INSERT, asdict(reply) | {"payload": payload, "now": now}).rowcount == 1
 
 
 def find_recipient(db: Connection, dedupe_key: str) -> ChatId | None:
