@@ -7,7 +7,7 @@ redactor over every value is the net beneath that rule.
 import contextlib
 import logging
 import sys
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -62,7 +62,7 @@ def configure_logging(
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("discord.client").addFilter(_is_no_noise)
-    set_level(settings.level)
+    logging.getLogger().setLevel(settings.level.upper())
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, *_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -73,18 +73,13 @@ def configure_logging(
 
 def update_logging(level: str, secrets: Iterable[str]) -> None:
     """Take over a reloaded level (debug, info, warning, error) and the secrets in use now; both take effect at once."""
-    set_level(level)
+    logging.getLogger().setLevel(level.upper())
     redactor = Redactor(secrets)
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter):
             for processor in handler.formatter.processors:
                 if isinstance(processor, _RedactionProcessor):
                     processor.redactor = redactor
-
-
-def set_level(level: str) -> None:
-    """Set the lowest level that is written: debug, info, warning or error."""
-    logging.getLogger().setLevel(level.upper())
 
 
 def _is_no_noise(record: logging.LogRecord) -> bool:
@@ -173,7 +168,7 @@ class _RedactionProcessor:
             return value if not isinstance(value, int) or -(2**63) <= value < 2**63 else str(value)
         if isinstance(name, str) and is_secret_name(name):
             return MARK
-        if isinstance(value, (Mapping, MutableMapping)) and depth < _REDACTED_DEPTH:
+        if isinstance(value, Mapping) and depth < _REDACTED_DEPTH:
             return {str(inner): self._clean(inner, held, depth + 1) for inner, held in value.items()}
         if isinstance(value, (list, tuple, set, frozenset)) and depth < _REDACTED_DEPTH:
             return [self._clean(None, held, depth + 1) for held in value]

@@ -15,7 +15,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from gateway.config.settings import LoggingConfig
-from gateway.logs import configure_logging, set_level, update_logging
+from gateway.logs import configure_logging, update_logging
 
 TOKEN = "1234567:AAE-notARealToken_notARealToken_123"
 KEY = "sk-the-configured-key-0001"
@@ -151,9 +151,9 @@ def test_a_field_named_like_a_secret_is_masked_even_if_its_value_is_unknown(line
 def test_another_level_takes_effect_at_once(lines: Lines) -> None:
     log = structlog.get_logger("x")
     log.debug("thing.hidden")
-    set_level("debug")
+    update_logging("debug", ())
     log.debug("thing.shown")
-    set_level("error")
+    update_logging("error", ())
     log.warning("thing.hidden")
     assert [line["event"] for line in lines()] == ["thing.shown"]
 
