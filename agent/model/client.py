@@ -17,8 +17,8 @@ import structlog
 from agent.model.base import CalledModel, Caps, ChatModel, FinishReason, Ledger, ModelReply, ModelRequest, Payer
 from agent.model.catalog import Price
 from agent.model.circuit_breaker import CircuitBreaker
-from agent.model.error_classifier import MIN_OUTPUT_ROOM
 from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, with_usage
+from agent.model.errors.classifier import MIN_OUTPUT_ROOM
 from agent.model.prices import cost_of
 from agent.model.usage import estimated_reply_usage
 from hermes_state.aio import Backoff

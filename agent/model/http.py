@@ -21,8 +21,8 @@ import httpx2
 import structlog
 
 from agent.model.base import ModelReply, ModelRequest, SettingsForm, made_by
-from agent.model.error_classifier import status_error
 from agent.model.errors import with_usage
+from agent.model.errors.classifier import status_error
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError, ModelStalled, ModelTimeout, ModelUnavailable, ReplyMalformed
 from hermes_state.values import ReasoningEffort

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.error_classifier import error_in, stream_error
+from agent.model.errors.classifier import error_in, stream_error
 from agent.model.replies import MAX_CALLS, ReplyBuilder
 from agent.model.usage import normalize_usage
 from agent.model.wire import NOTICE, REASONING, WireMessage

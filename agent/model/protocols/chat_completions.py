@@ -17,7 +17,7 @@ import orjson
 from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with_fields
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, marks_prompts
-from agent.model.error_classifier import error_in, stream_error
+from agent.model.errors.classifier import error_in, stream_error
 from agent.model.http import EndpointSettings
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
 from agent.model.replies import ReplyBuilder, serialized_reasoning

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 import pytest
 
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.error_answer import retry_after_seconds
-from agent.model.error_classifier import MIN_OUTPUT_ROOM, status_error, stream_error
 from agent.model.errors import remedy_for, sentence_for
+from agent.model.errors.answer import retry_after_seconds
+from agent.model.errors.classifier import MIN_OUTPUT_ROOM, status_error, stream_error
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.wire import WireSettings
 from hermes_state.errors import (

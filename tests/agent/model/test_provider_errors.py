@@ -18,8 +18,8 @@ import pytest
 
 from agent.model.base import ModelRequest
 from agent.model.client import RetryPolicy
-from agent.model.error_classifier import MIN_OUTPUT_ROOM, status_error, stream_error
 from agent.model.errors import remedy_for
+from agent.model.errors.classifier import MIN_OUTPUT_ROOM, status_error, stream_error
 from agent.model.wire import WireSettings
 from hermes_state.errors import ContextOverflow, ImageRejected, OutputCapTooLarge
 from hermes_state.values import Image, MessageBody, Tokens

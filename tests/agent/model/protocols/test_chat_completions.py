@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agent.model.base import FinishReason
-from agent.model.error_classifier import status_error
 from agent.model.errors import sentence_for
+from agent.model.errors.classifier import status_error
 from agent.model.http import MAX_BODY_BYTES
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from agent.model.base import ModelRequest
-from agent.model.error_answer import ErrorAnswer, error_answer
+from agent.model.errors.answer import ErrorAnswer, error_answer
 from agent.model.usage import estimated_prompt_size
 from hermes_state import errors
 from hermes_state.errors import ImageFault, ModelError

@@ -1,7 +1,7 @@
 """Error answers of providers in one form, whatever shape they came in, and the features that are looked for in them.
 
 What an answer says may stand in `error`, in FastAPI's `detail`, in lists, in strings that are JSON again, and in a
-field of whoever passed the request on. Words that tell something are features, listed in `error_features.toml`.
+field of whoever passed the request on. Words that tell something are features, listed in `features.toml`.
 """
 
 import json
@@ -108,7 +108,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 @cache
 def _features() -> Mapping[str, tuple[re.Pattern[str], ...]]:
     """The patterns of each feature, as the head of the file describes them; read when the first refusal comes."""
-    stored = tomllib.loads(Path(__file__).with_name("error_features.toml").read_text(encoding="utf-8"))
+    stored = tomllib.loads(Path(__file__).with_name("features.toml").read_text(encoding="utf-8"))
     parts = {name: _joined(lines) for name, lines in stored.pop("parts").items()}
 
     def pattern(lines: str) -> re.Pattern[str]:
