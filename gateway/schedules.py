@@ -1,6 +1,7 @@
 """Scheduled jobs: idle conversations end, and the database and the stored files are kept small."""
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
@@ -40,10 +41,20 @@ class ScheduleRunner:
         for minutes, job in jobs:
             self._scheduler.add_job(job, IntervalTrigger(minutes=minutes), name=job.__name__)
         self._scheduler.start()
+        self._look_at_clock()
 
     def close(self) -> None:
         """Start nothing more; what runs is a matter of milliseconds."""
+        self._look.cancel()
         self._scheduler.shutdown(wait=False)
+
+    def _look_at_clock(self) -> None:
+        """Make jobs due whose next run is further away than it can be: the clock was set back."""
+        self._look = asyncio.get_running_loop().call_later(IDLE_CHECK_MINUTES * 60, self._look_at_clock)
+        now = datetime.now(UTC)
+        for job in self._scheduler.get_jobs():
+            if job.next_run_time - now > job.trigger.interval:
+                job.modify(next_run_time=now)
 
     async def expire_idle(self) -> None:
         """End conversations that nobody has written in for `sessions.idle_reset_hours`; off by default."""

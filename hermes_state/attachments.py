@@ -28,9 +28,9 @@ def insert(db: Connection, chat_id: ChatId, file: StoredFile, now: Millis) -> At
 
 # Purpose: files that do not fit beside those that were used later, the longest unused first.
 _SURPLUS = """
-WITH files AS (SELECT path, max(bytes) AS size, max(created_at) AS used_at FROM attachments GROUP BY path),
-  sums AS (SELECT path, used_at, sum(size) OVER (ORDER BY used_at DESC, path DESC) AS total FROM files)
-SELECT path FROM sums WHERE total > ? ORDER BY used_at, path
+WITH files AS (SELECT path, max(bytes) AS size, max(id) AS used FROM attachments GROUP BY path),
+  sums AS (SELECT path, used, sum(size) OVER (ORDER BY used DESC) AS total FROM files)
+SELECT path FROM sums WHERE total > ? ORDER BY used
 """
 
 

@@ -161,7 +161,7 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
 # Purpose: the sessions of a chat that people spoke in, newest first.
 _SESSIONS = """
 SELECT id FROM sessions WHERE chat_id = ? AND kind IN ('root','continuation','branch')
-ORDER BY started_at DESC, id DESC
+ORDER BY id DESC
 """
 # Purpose: what was said in one session, newest first.
 _HISTORY = """

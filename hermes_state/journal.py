@@ -74,6 +74,8 @@ class RunningTurn(msgspec.Struct, frozen=True, kw_only=True):
     restarts: int
     preview_ref: str | None
     started_at: Millis
+    first_inbox_id: InboxId = InboxId(0)
+    """Oldest message that it answers."""
     question_ref: str | None = None
     """Platform's id of the message that it answers; of several, the last."""
     ticket: str | None = None
@@ -400,7 +402,7 @@ def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | Non
 _TURN = f"""
 SELECT t.id, t.chat_id, t.lineage_id, t.started_by, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind, t.restarts,
   t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting, s.chosen_model, s.reasoning_effort,
-  q.message_ref AS question_ref,
+  (SELECT coalesce(min(i.id), 0) FROM inbox i WHERE i.turn_id = t.id) AS first_inbox_id, q.message_ref AS question_ref,
   CASE q.payload WHEN '' THEN NULL ELSE json_extract(q.payload, '$.ticket') END AS ticket
 FROM turns t JOIN chats c ON c.id = t.chat_id
 LEFT JOIN sessions s ON s.lineage_id = t.lineage_id
@@ -423,16 +425,9 @@ def _find_open(db: Connection, turn_id: TurnId) -> RunningTurn | None:
     return select_one(db, RunningTurn, f"{_TURN} WHERE t.id = ? AND t.state IN ('running','waiting')", (turn_id,))
 
 
-# Purpose: a turn of a conversation that ran at a moment, and was stopped then or later.
-_STOPPED_SINCE = """
-SELECT EXISTS (SELECT 1 FROM turns
-  WHERE lineage_id = :lineage_id AND state = 'stopped' AND started_at <= :at AND ended_at >= :at)
-"""
-
-
-def was_stopped(db: Connection, lineage_id: LineageId, at: Millis) -> bool:
-    """True when the turn that a conversation was in at that time has been stopped."""
-    return scalar(db, bool, _STOPPED_SINCE, {"lineage_id": lineage_id, "at": at})
+def was_stopped(db: Connection, turn_id: TurnId) -> bool:
+    """True for a turn that was stopped."""
+    return scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM turns WHERE id = ? AND state = 'stopped')", (turn_id,))
 
 
 def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, ToolRunState]:

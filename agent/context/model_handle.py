@@ -218,7 +218,8 @@ class LearnedProfile:
     def _is_due(self) -> bool:
         configured, now = self._configured, self._clock.now()
         is_configured = None not in (configured.context_length, configured.max_output_tokens)
-        if is_configured or now < self._ask_from:
+        # Further away than any pause: the clock was set back since.
+        if is_configured or 0 < self._ask_from - now <= UNREACHED_BACKOFF.max_seconds * 1000:
             return False
         offer = self._known.offer
         if offer is None:

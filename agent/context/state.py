@@ -126,7 +126,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     def is_cooling(self, key: CooldownKey, now: Millis) -> bool:
         cooldown = self.cooldowns.get(key)
-        return cooldown is not None and now < cooldown.until
+        return cooldown is not None and 0 < cooldown.until - now <= TIMEOUT_LADDER_SECONDS[-1] * 1_000
 
     def failed(self, key: CooldownKey, outcome: str, now: Millis) -> "ContextState":
         """A summary could not be had: leave who was asked alone for a while, longer each time."""

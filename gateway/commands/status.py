@@ -77,7 +77,7 @@ def _fallback_lines(context: CommandContext, session: Session) -> Iterator[str]:
 
 
 def _running_line(context: CommandContext, running: RunningTurn) -> str:
-    seconds = (context.clock.now() - running.started_at) // 1000
+    seconds = max(0, context.clock.now() - running.started_at) // 1000
     return f"- Working on an answer for {seconds} s; /stop ends it"
 
 

@@ -9,7 +9,6 @@ from gateway.turns.runner import STOPPED_NOTICE
 from hermes_state import inbox, journal
 from hermes_state.errors import CommandError
 from hermes_state.journal import RunningTurn
-from hermes_state.sessions import load_active
 from hermes_state.text import counted
 from hermes_state.values import Millis, UserRef
 
@@ -30,6 +29,7 @@ async def stop(request: CommandRequest) -> CommandResult:
     has_ended_task = running is None and _stop_task(request)
 
     async def settle() -> None:
+        lanes.stopped_for.pop(request.row.id, None)
         if stopping is not None:
             stopping.settle_stop()
             return
@@ -75,7 +75,9 @@ def _stop(
         partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else ""
         has_stopped = journal.stop_turn(db, turn.id, partial_text, STOPPED, now, notice=STOPPED_NOTICE)
     else:
-        has_stopped = has_ended_task or stopping is not None or _was_stopped(db, request)
+        earlier = request.context.lanes.stopped_for.get(request.row.id)  # its lane has stored the end already
+        was_stopped = earlier is not None and journal.was_stopped(db, earlier)
+        has_stopped = has_ended_task or stopping is not None or was_stopped
     dropped = 0
     if is_all:
         sender = None if request.is_in_charge else request.row.sender_ref
@@ -89,12 +91,7 @@ def _stop(
     return text
 
 
-def _was_stopped(db: Connection, request: CommandRequest) -> bool:
-    """True for a `/stop` that acted before it could be stored: its lane has stored the end of the turn already."""
-    session = load_active(db, request.chat.id)
-    return session is not None and journal.was_stopped(db, session.lineage_id, request.row.received_at)
-
-
 def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:
-    """A `/stop` that could not be stored at once must not hit a turn that began after it was sent."""
-    return turn.started_at <= request.row.received_at
+    """A `/stop` is not about what was asked after it, nor about a turn behind the one that it has ended from memory."""
+    earlier = request.context.lanes.stopped_for.get(request.row.id)
+    return turn.first_inbox_id < request.row.id and (earlier is None or turn.id <= earlier)

@@ -90,7 +90,7 @@ class GatewayIntake:
                 return  # what it is about may wait in front of it: it is overheard again when its turn comes
         elif not self._rate_limiter.admits(event):
             return
-        self._offline.run(event, key, command, self.clock.now())
+        self._offline.run(event, key, command)
 
     async def mark_seen(self, cursor: Cursor) -> None:
         await self.store.write(inbox.advance_cursor, cursor)
@@ -209,12 +209,11 @@ class GatewayIntake:
         """Store a command; while the database is slow or away, it runs from memory first."""
         message, now = admission.message, self.clock.now()
         offline = self._offline.find(message.event_ref)
-        # What acted already and could not be stored keeps its time: a turn that began since is not what it was about.
-        write = asyncio.ensure_future(self.store.write(admit, admission, now if offline is None else offline.at))
+        write = asyncio.ensure_future(self.store.write(admit, admission, now))
         try:
             await asyncio.wait({write}, timeout=MEMORY_SECONDS)
             if not write.done() or isinstance(write.exception(), StoreUnavailable):
-                offline = self._offline.run(message, admission.key, command, now)
+                offline = self._offline.run(message, admission.key, command)
             admitted = await write
         except BaseException:
             write.cancel()
@@ -224,6 +223,8 @@ class GatewayIntake:
         if admitted.inbox_id is None:
             if offline is not None:
                 offline.settle_stop()
+        elif offline is not None and offline.stopping is not None:
+            self.lanes.stopped_for[admitted.inbox_id] = offline.stopping.turn.id
         elif offline is not None and await offline.is_answered():
             await self.store.write(inbox.settle, admitted.inbox_id, InboxState.DONE, self.clock.now())
             return replace(admitted, inbox_id=None)

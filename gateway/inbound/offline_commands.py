@@ -16,7 +16,7 @@ from gateway.commands.registry import Command
 from gateway.commands.runner import CommandRunner
 from gateway.turns.lanes import ActiveTurn, LaneRegistry
 from hermes_state.admin.pairings import UserRole
-from hermes_state.values import ChatKey, InboundMessage, Millis
+from hermes_state.values import ChatKey, InboundMessage
 
 log = structlog.get_logger()
 
@@ -33,8 +33,6 @@ MAX_EVENTS = 256
 class OfflineResult:
     """Result of a command that could not be stored."""
 
-    at: Millis
-    """Time at which it ran: a turn that began later is not what a `/stop` was about."""
     stopping: ActiveTurn | None = None
     answering: asyncio.Task[bool] | None = None
     """Task that tells whether the whole answer was sent."""
@@ -65,7 +63,7 @@ class OfflineCommandRunner:
     def find(self, event_ref: str) -> OfflineResult | None:
         return self._results.get(event_ref)
 
-    def run(self, message: InboundMessage, key: ChatKey, command: Command, now: Millis) -> OfflineResult:
+    def run(self, message: InboundMessage, key: ChatKey, command: Command) -> OfflineResult:
         """Do at once what can be done for a command, once for each event."""
         known = self._results.get(message.event_ref)
         if known is not None:
@@ -82,5 +80,5 @@ class OfflineCommandRunner:
                 stopping = self.lanes.stop_from_memory(key, message.sender.ref, is_admin)
             text = NOT_TAKEN if stopping is None else STOPPED
             self.commands.send_unstored(message, key, lambda _context, _key: text)
-        result = self._results[message.event_ref] = OfflineResult(at=now, stopping=stopping, answering=answering)
+        result = self._results[message.event_ref] = OfflineResult(stopping=stopping, answering=answering)
         return result

@@ -61,7 +61,7 @@ class OperatorHandler:
         """State of the daemon: its model, routes, platforms, load and vitals."""
         model = self.loaded().config.model
         return {
-            "running_seconds": (self.clock.now() - self.started_at) // 1000,
+            "running_seconds": max(0, self.clock.now() - self.started_at) // 1000,
             "model": model.name or "offline",
             "protocol": model.protocol,
             "routes": self._routes(),

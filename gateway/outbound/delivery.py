@@ -7,7 +7,7 @@ known to be one.
 
 import asyncio
 import hashlib
-import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from sqlite3 import Connection
@@ -32,7 +32,7 @@ from hermes_state.errors import (
 )
 from hermes_state.outbox import OutboxRow, OutboxState
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart
+from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart, OutboxId
 from platforms.base import AdapterState, PlatformAdapter, SendRequest
 
 log = structlog.get_logger()
@@ -58,6 +58,8 @@ class Delivery:
         self._clock = clock
         self._group = group
         self._wakes: dict[ChatId, asyncio.Event] = {}
+        self._due: dict[OutboxId, float] = {}
+        """Time of the next attempt at rows that failed, by the monotonic clock: the time of day may be changed."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -162,12 +164,20 @@ class Delivery:
         if adapter.health().state is AdapterState.STARTING:
             return STARTING_PAUSE_SECONDS  # an attempt now would certainly fail, and count as one that may be repeated
         flood = self._gates.flood_of(chat.key)
-        wait_ms = max(rows[0].next_at - self._clock.now(), math.ceil(flood.penalty_seconds * 1000))
-        if wait_ms > 0:
-            return wait_ms / 1000
+        if (pause := max(self._pause_before(rows[0]), flood.penalty_seconds)) > 0:
+            return pause
         with bound_contextvars(chat=chat.key.name, outbox_id=rows[0].id):
             await self._send(chat, rows[0], adapter, flood)
         return 0.0
+
+    def _pause_before(self, row: OutboxRow) -> float:
+        """Seconds until a row is due. One that an earlier process tried waits for no longer than any backoff."""
+        if not row.attempts:
+            return 0.0
+        if row.id not in self._due:
+            stored_seconds = (row.next_at - self._clock.now()) / 1000
+            self._due[row.id] = time.monotonic() + min(stored_seconds, RETRY_BACKOFF.max_seconds)
+        return self._due[row.id] - time.monotonic()
 
     async def _send(self, chat: Chat, row: OutboxRow, adapter: PlatformAdapter, flood: FloodControl) -> None:
         parts = None if row.written is None else await _render(adapter, row.written)
@@ -175,6 +185,7 @@ class Delivery:
         assert part is not None, "a row is either written or rendered"
         now = self._clock.now()
         await self._store.write(outbox.begin_send, row.id, parts, now)
+        self._due.pop(row.id, None)
         is_repeat = row.state in (OutboxState.AMBIGUOUS, OutboxState.SENDING)
         request = SendRequest(
             chat=chat.key,
@@ -191,7 +202,7 @@ class Delivery:
                 ref = await self._send_or_plain(adapter, request)
         except RateLimited as error:
             log.info("delivery.rate_limited", retry_after=error.retry_after)
-            await self._retry(row, is_repeat, error, Millis(self._clock.now() + int(error.retry_after * 1000)))
+            await self._retry(row, is_repeat, error, error.retry_after)
         except (ChatUnreachable, MessageRejected) as error:
             log.warning("delivery.given_up", error=type(error).__name__, detail=str(error))
             await self._store.write_with_retry(outbox.mark_dead, row.id, str(error), self._clock.now())
@@ -199,7 +210,7 @@ class Delivery:
             key = chat.key
             args = (key.platform, key.account, key.chat_ref, error.new_chat_ref, self._clock.now())
             moved = await self._store.write_with_retry(move_chat, *args)
-            await self._retry(row, is_repeat, error, self._clock.now())
+            await self._retry(row, is_repeat, error, 0.0)
             for chat_id in moved:
                 self.wake(chat_id)
         except PlatformError as error:
@@ -207,10 +218,10 @@ class Delivery:
             log.info(
                 "delivery.failed", error=type(error).__name__, is_ambiguous=is_ambiguous, attempts=row.attempts + 1
             )
-            await self._retry(row, is_ambiguous, error, self._next_attempt(row))
+            await self._retry(row, is_ambiguous, error, RETRY_BACKOFF.after(row.attempts + 1))
         except Exception as error:  # an SDK's bug must not cost the answer: the attempt counts as ambiguous
             log.exception("delivery.crashed")
-            await self._retry(row, True, error, self._next_attempt(row))
+            await self._retry(row, True, error, RETRY_BACKOFF.after(row.attempts + 1))
         else:
             await self._store.write_with_retry(outbox.mark_sent, row.id, ref, self._clock.now())
 
@@ -222,11 +233,9 @@ class Delivery:
             log.warning("delivery.sent_plain", detail=str(error))
         return await adapter.send(replace(request, is_plain=True))
 
-    def _next_attempt(self, row: OutboxRow) -> Millis:
-        return Millis(self._clock.now() + int(1000 * RETRY_BACKOFF.after(row.attempts + 1)))
-
-    async def _retry(self, row: OutboxRow, is_ambiguous: bool, error: Exception, next_at: Millis) -> None:
-        reason = f"{type(error).__name__}: {error}"
+    async def _retry(self, row: OutboxRow, is_ambiguous: bool, error: Exception, pause: float) -> None:
+        reason, next_at = f"{type(error).__name__}: {error}", Millis(self._clock.now() + int(1000 * pause))
+        self._due[row.id] = time.monotonic() + pause
         await self._store.write_with_retry(outbox.mark_retry, row.id, is_ambiguous, reason, next_at)
 
 

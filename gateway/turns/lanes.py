@@ -6,6 +6,7 @@ message that crashes its lane again and again is a dead letter. At the end of th
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from sqlite3 import Connection
@@ -93,6 +94,7 @@ class Lane:
         self._is_after_restart = is_after_restart
         self._crashes = 0
         self._is_closing = False
+        self._held: tuple[InboxId | None, float] = (None, 0.0)
         self.woken = asyncio.Event()
 
     def close(self) -> None:
@@ -143,11 +145,18 @@ class Lane:
             if opened is not None:
                 async with self._lanes.slots:
                     await self._execute(opened)
-        elif (hold_ms := held_until(burst, rows, paste_ms) - self._lanes.clock.now()) > 0:
-            await wait_until(self.woken, hold_ms / 1000)
+        elif (seconds := self._held_for(burst[-1], held_until(burst, rows, paste_ms))) > 0:
+            await wait_until(self.woken, seconds)
         else:
             await self._start(burst)
         return True
+
+    def _held_for(self, last: InboxRow, until: Millis) -> float:
+        """Seconds for which a burst is still held, counted since it was first seen: the clock may be set back."""
+        if self._held[0] != last.id:
+            held_ms = min(until - self._lanes.clock.now(), until - last.received_at)
+            self._held = last.id, time.monotonic() + held_ms / 1000
+        return self._held[1] - time.monotonic() if until else 0.0
 
     async def _start(self, rows: Sequence[InboxRow]) -> None:
         lanes = self._lanes
@@ -230,6 +239,8 @@ class LaneRegistry:
     """Turns that may run at one time."""
     active: dict[ChatKey, ActiveTurn] = field(default_factory=dict, init=False)
     """Turns that run now, by the chats that people write in."""
+    stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
+    """Turns that a `/stop` has ended from memory, by its row, until it is carried out."""
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)

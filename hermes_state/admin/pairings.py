@@ -44,6 +44,8 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _COLUMNS = columns(Pairing, "pairings")
+_IS_VALID = "(state = 'pending' AND expires_at > :now AND created_at <= :now + 60000)"
+"""Condition for a code that can still be approved; one of the future was made before the clock was set back."""
 
 # Purpose: make room for another stranger's code.
 _DROP_OLDEST = """DELETE FROM pairings WHERE code_hash = (
@@ -66,7 +68,7 @@ def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pendi
     When `max_pending` people wait, the oldest code gives way once it is `MIN_CODE_AGE_MS` old: a crowd can use up all
     codes, but not keep them.
     """
-    db.execute("DELETE FROM pairings WHERE state = 'pending' AND expires_at <= ?", (now,))
+    db.execute(f"DELETE FROM pairings WHERE state = 'pending' AND NOT {_IS_VALID}", {"now": now})
     waiting = scalars(db, UserRef, "SELECT user_ref FROM pairings WHERE state = 'pending'")
     if sender.ref in waiting:
         return False
@@ -84,14 +86,14 @@ def offer(db: Connection, sender: Sender, code: str, lifetime_ms: int, max_pendi
 
 def is_waiting(db: Connection, user_ref: UserRef, now: Millis) -> bool:
     """True for somebody whose code can still be approved."""
-    query = "SELECT 1 FROM pairings WHERE user_ref = ? AND state = 'pending' AND expires_at > ?"
-    return db.execute(query, (user_ref, now)).fetchone() is not None
+    query = f"SELECT 1 FROM pairings WHERE user_ref = :user_ref AND {_IS_VALID}"
+    return db.execute(query, {"user_ref": user_ref, "now": now}).fetchone() is not None
 
 
 def approve(db: Connection, code: str, role: UserRole, decided_by: str, now: Millis) -> Pairing:
     """Turn a code into access. Raises `PairingNotFound` when it is unknown, used or expired."""
-    query = f"SELECT {_COLUMNS} FROM pairings WHERE code_hash = ? AND state = 'pending' AND expires_at > ?"
-    pairing = select_one(db, Pairing, query, (hash_code(code), now))
+    query = f"SELECT {_COLUMNS} FROM pairings WHERE code_hash = :code_hash AND {_IS_VALID}"
+    pairing = select_one(db, Pairing, query, {"code_hash": hash_code(code), "now": now})
     if pairing is None:
         raise PairingNotFound("nobody holds this code")
     db.execute("DELETE FROM pairings WHERE user_ref = ? AND state <> 'pending'", (pairing.user_ref,))
@@ -118,9 +120,8 @@ def revoke(db: Connection, user_ref: UserRef, decided_by: str, now: Millis) -> P
 
 def list_pairings(db: Connection, now: Millis) -> list[Pairing]:
     """People who wait for approval and people who have access, the newest first."""
-    query = f"""SELECT {_COLUMNS} FROM pairings
-    WHERE state = 'approved' OR (state = 'pending' AND expires_at > ?) ORDER BY created_at DESC"""
-    return select(db, Pairing, query, (now,))
+    query = f"SELECT {_COLUMNS} FROM pairings WHERE state = 'approved' OR {_IS_VALID} ORDER BY created_at DESC"
+    return select(db, Pairing, query, {"now": now})
 
 
 def load_roles(db: Connection) -> dict[UserRef, UserRole]:

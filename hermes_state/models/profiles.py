@@ -98,9 +98,9 @@ SELECT {} learned_context, learned_input, learned_beside, offered_context AS "of
   offered_output AS "offer.max_output_tokens", offered_at AS "offer.at"
 FROM model_profiles WHERE route = ? AND model = ?
 """
-# Purpose: the output limit that a provider has stated after a moment.
+# Purpose: the output limit that a provider has stated between two moments.
 _LOAD_OUTPUT_CAP = """
-SELECT learned_output FROM model_profiles WHERE route = ? AND model = ? AND learned_output_at > ?
+SELECT learned_output FROM model_profiles WHERE route = ? AND model = ? AND learned_output_at BETWEEN ? AND ?
 """
 # Purpose: a row for a model that has none yet.
 _ENSURE = """
@@ -145,7 +145,7 @@ def save_calibration(db: Connection, route: str, model: str, calibration: Calibr
 
 def load_output_cap(db: Connection, route: str, model: str, now: Millis) -> int | None:
     """Most tokens of a model's answer, if its provider has stated them within a week: limits are raised, too."""
-    return scalar_or_none(db, int, _LOAD_OUTPUT_CAP, (route, model, now - MAX_LIMIT_AGE_MS))
+    return scalar_or_none(db, int, _LOAD_OUTPUT_CAP, (route, model, now - MAX_LIMIT_AGE_MS, now))
 
 
 def learn_output_cap(db: Connection, route: str, model: str, cap: int, now: Millis) -> None:

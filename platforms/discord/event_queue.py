@@ -147,11 +147,12 @@ class EventQueue:
                     case ChannelsEvent(newest=newest):
                         for channel_ref, message_id in newest.items():
                             if message_id > self._high_water:
-                                self._catch_up(channel_ref, fetch, tasks)
+                                self._catch_up(channel_ref, fetch, tasks, message_id)
                     case InboundMessage():
                         await self._store(item, None)
                     case MessageEvent() | ChangeEvent():
-                        self._catch_up(item.channel_ref, fetch, tasks)
+                        latest = item.message_id if isinstance(item, MessageEvent) else 0
+                        self._catch_up(item.channel_ref, fetch, tasks, latest)
                         if gap := self._gaps.get(item.channel_ref):
                             gap.waiting.append(item)
                             self._fetches.prioritize(item.channel_ref)  # there may be a thousand channels to look into
@@ -170,11 +171,12 @@ class EventQueue:
         for channel_ref in self._cursors:
             self._catch_up(channel_ref, fetch, tasks)
 
-    def _catch_up(self, channel_ref: str, fetch: FetchHistory, tasks: asyncio.TaskGroup) -> None:
+    def _catch_up(self, channel_ref: str, fetch: FetchHistory, tasks: asyncio.TaskGroup, latest: int = 0) -> None:
         """Catch a channel up once per connection.
 
         A channel without a cursor may have been written to for the first time while nobody listened: what
-        came after everything else that was seen, and before this connection, is fetched. Discord lists the channels of
+        came after everything else that was seen, and before this connection, is fetched; `latest` is a message that
+        shows how far this machine's clock is behind Discord's. Discord lists the channels of
         servers, but no bot's direct chats: one that was opened in an outage is found with its next message.
         Source: https://github.com/discord/discord-api-docs/issues/184
         """
@@ -184,7 +186,8 @@ class EventQueue:
         if seen is not None:
             gap = _CatchUpState(seen, None)
         elif self._high_water:
-            before = snowflake_at(Millis(self._connected_at + SKEW_MS))
+            behind = max(0, latest - snowflake_at(self._clock.now()))  # where `latest` is of our future
+            before = snowflake_at(Millis(self._connected_at + SKEW_MS)) + behind
             gap = _CatchUpState(max(0, self._high_water - (SKEW_MS << 22)), before)
         else:
             self._complete.add(channel_ref)

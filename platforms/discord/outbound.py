@@ -161,9 +161,9 @@ class DiscordSender:
         first_tried_at = request.first_tried_at
         if first_tried_at is None:
             return None
-        if request.ticket is None and self.clock.now() - first_tried_at <= NONCE_MS:
+        if request.ticket is None and 0 <= self.clock.now() - first_tried_at <= NONCE_MS:
             return None  # the nonce answers the question
-        after = snowflake_at(Millis(first_tried_at - SKEW_MS))
+        after = snowflake_at(Millis(min(first_tried_at, self.clock.now()) - SKEW_MS))
         nonce = self._nonce(request.chat.chat_ref, request.key)
         for _ in range(MAX_PAGES):
             try:

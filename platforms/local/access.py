@@ -79,7 +79,7 @@ class BrowserAccessControl:
         """
         digest = _digest(token)
         minted_at = self._tokens.pop(digest, None)
-        if minted_at is None or self._clock.now() - minted_at > TOKEN_MS:
+        if minted_at is None or abs(self._clock.now() - minted_at) > TOKEN_MS:
             return None
         cookie = secrets.token_urlsafe(32)
         try:

@@ -68,8 +68,8 @@ class UploadStore:
         self._sweep()
 
     def _sweep(self) -> None:
-        self._swept_at = time.time()
-        oldest = self._swept_at - MAX_AGE_SECONDS
+        self._swept_at = time.monotonic()
+        oldest = time.time() - MAX_AGE_SECONDS
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if _REF.fullmatch(path.name) and path.stat().st_mtime < oldest:
@@ -79,7 +79,7 @@ class UploadStore:
         """Write an uploaded file. Raises `FormError` when it is too large, `OSError` when it cannot be written."""
         ref = secrets.token_hex(16)
         path = self._folder / ref
-        if time.time() - self._swept_at > _SWEEP_SECONDS:
+        if time.monotonic() - self._swept_at > _SWEEP_SECONDS:
             await asyncio.to_thread(self._sweep)  # a daemon that runs for months must not keep them all
         await asyncio.to_thread(path.touch, 0o600, exist_ok=False)
         try:

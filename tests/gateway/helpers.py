@@ -44,6 +44,7 @@ from hermes_state.values import (
     CanonicalUsage,
     ChatKey,
     ChatKind,
+    Clock,
     Cursor,
     DeletionEvent,
     EditEvent,
@@ -313,13 +314,14 @@ class TestGateway:
         tools: Iterable[Tool],
         registry: CommandRegistry,
         others: Mapping[str, ScriptedModel],
+        clock: Clock,
     ) -> None:
         self.store = store
         self.others = others
         self._registry = registry
         self.adapter = adapter
         self.model = model
-        self.clock = SystemClock()
+        self.clock = clock
 
         files = folder / "attachments"
 
@@ -536,6 +538,7 @@ async def serving(
     registry: CommandRegistry = REGISTRY,
     others: Mapping[str, ScriptedModel] = MappingProxyType({}),
     is_started: bool = True,
+    clock: Clock | None = None,
     **sections: Mapping[str, object],
 ) -> AsyncIterator[TestGateway]:
     """A gateway at work; `others` are the models beside the configured one, by name.
@@ -551,6 +554,7 @@ async def serving(
         tools,
         registry,
         others,
+        clock or SystemClock(),
     )
     is_ready = asyncio.Event()
 

@@ -42,6 +42,12 @@ def test_the_same_bytes_count_once_and_are_as_young_as_their_last_use(db: sqlite
     assert attachments.load_surplus(db, 50) == ["bb/bbb"]
 
 
+def test_a_clock_that_is_set_back_makes_the_newest_file_no_older(db: sqlite3.Connection) -> None:
+    keep(db, "aaa", 50, 86_400_000)
+    keep(db, "bbb", 50, 0)
+    assert attachments.load_surplus(db, 50) == ["aa/aaa"]
+
+
 def test_forgetting_a_file_forgets_all_its_uses(db: sqlite3.Connection) -> None:
     keep(db, "aaa", 50, 1)
     keep(db, "aaa", 50, 3)

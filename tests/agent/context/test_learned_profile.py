@@ -123,6 +123,15 @@ async def test_a_provider_that_cannot_be_reached_holds_up_fewer_and_fewer_turns(
     assert 24 <= provider.asked <= 32, "soon at first, then every hour"
 
 
+async def test_a_clock_that_is_set_back_keeps_nobody_from_asking(store: Store, clock: SetClock) -> None:
+    provider = Provider(None)
+    profiles = book(store, clock, provider)
+    await profiles.ask()
+    clock.at = Millis(clock.at - 86_400_000)
+    await profiles.ask()
+    assert provider.asked == 2
+
+
 async def test_a_provider_that_refuses_to_say_it_again_takes_nothing_back(store: Store, clock: SetClock) -> None:
     provider = Provider(said(65_536, 8_000))
     await book(store, clock, provider).ask()

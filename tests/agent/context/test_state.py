@@ -74,6 +74,7 @@ def test_a_route_that_fails_again_rests_longer(outcome: str) -> None:
     assert state.is_cooling(ROUTE, NOW)
     assert not state.is_cooling(ROUTE, Millis(NOW + 900_000))
     assert not state.is_cooling("hygiene:lab:model", NOW)
+    assert not state.is_cooling(ROUTE, Millis(NOW - 86_400_000)), "the clock was set back"
 
 
 @pytest.mark.parametrize("outcome", ["auth", "quota"])

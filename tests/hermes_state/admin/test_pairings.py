@@ -66,6 +66,16 @@ def test_a_code_expires(db: sqlite3.Connection) -> None:
     assert load_roles(db) == {}
 
 
+def test_a_clock_that_is_set_back_lengthens_no_code(db: sqlite3.Connection) -> None:
+    day = 24 * HOUR
+    assert ask(db, "ABCDEFGH", max_pending=1)
+    with pytest.raises(PairingNotFound):
+        let_in(db, "ABCDEFGH", at=START - day)
+    assert list_pairings(db, Millis(START - day)) == []
+    assert ask(db, "HGFEDCBA", at=START - day, max_pending=1), "and it is in nobody's way"
+    assert let_in(db, "HGFEDCBA", at=START - day - 1_000) == EVE.ref, "a second is no jump"
+
+
 @pytest.mark.parametrize("code", ["", "WRONG234", "--------", "0000"])
 def test_a_wrong_code_gives_nothing(db: sqlite3.Connection, code: str) -> None:
     ask(db, "ABCDEFGH")

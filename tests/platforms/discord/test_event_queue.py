@@ -16,6 +16,7 @@ from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sende
 from platforms.discord import event_queue
 from platforms.discord.event_queue import (
     PARALLEL_FETCHES,
+    ChannelsEvent,
     ConnectedEvent,
     EventQueue,
     FetchHistory,
@@ -165,6 +166,22 @@ async def test_the_cursor_passes_a_message_only_once_it_is_stored() -> None:
 def _arrived(channel_ref: str, number: int) -> MessageEvent:
     message_id = snowflake_at(Millis(START + number))
     return MessageEvent(channel_ref, message_id, _event(channel_ref, message_id))
+
+
+@pytest.mark.parametrize("behind_ms", [0, 86_400_000], ids=["right", "a day behind"])
+async def test_a_channel_that_is_new_to_us_is_caught_up_whatever_this_machine_s_clock_says(behind_ms: int) -> None:
+    intake, clock = RecordingIntake(), StepClock()
+    intake.cursors = {"1": str(snowflake_at(Millis(START - 7_200_000)))}
+    clock.time = Millis(START - behind_ms)
+    weather = Weather(random.Random(1))
+    missed = _arrived("2", -3_600_000)
+    weather.channels["2"].append(missed)
+    events = EventQueue(intake, SETTINGS, clock=clock)
+    events.put(ConnectedEvent())
+    events.put(ChannelsEvent({"2": missed.message_id}))
+    async with _working(events, weather.fetch):
+        await intake.wait_for(1)
+    assert intake.messages == [missed.event]
 
 
 @contextlib.asynccontextmanager

@@ -82,6 +82,15 @@ async def test_a_repeat_after_the_nonce_expired_finds_the_first_copy(live: Disco
     assert await live.visible(live.direct_chat) == ["the answer"]
 
 
+async def test_a_repeat_finds_the_first_copy_when_the_clock_was_set_back_since(live: DiscordHarness) -> None:
+    await live.post("config", {"nonce_seconds": 0})
+    await live.break_next_send("answer_lost")
+    with pytest.raises(SendAmbiguous):
+        await live.adapter.send(request(live.direct_chat, "the answer"))
+    await live.adapter.send(request(live.direct_chat, "the answer", tried_before=Millis(-86_400_000)))
+    assert await live.visible(live.direct_chat) == ["the answer"]
+
+
 async def test_a_late_repeat_of_what_never_arrived_is_sent(live: DiscordHarness) -> None:
     await live.post("config", {"nonce_seconds": 0})
     await live.fault(match="POST /channels/.*/messages", kind="reset")

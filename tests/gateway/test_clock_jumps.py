@@ -1,0 +1,174 @@
+"""Turned clocks: a jump of a day, either way, holds nothing up and changes what nothing is about."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from hermes_state import outbox
+from hermes_state.aio import Backoff
+from hermes_state.chats import load_history
+from hermes_state.errors import PlatformUnavailable, RateLimited
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.store.writer import Store
+from hermes_state.values import Millis, SystemClock
+from tests.gateway.helpers import DIRECT, Hang, MemoryAdapter, TestGateway, eventually, serving
+from tests.hermes_state.helpers import locked_by_another_process
+
+DAY_MS = 86_400_000
+JUMPS = pytest.mark.parametrize("jump", [-DAY_MS, DAY_MS], ids=["back", "forward"])
+
+
+class TurnedClock:
+    """The machine's clock, as somebody sets it."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+
+    def now(self) -> Millis:
+        return Millis(SystemClock().now() + self.offset)
+
+
+async def failed_once(gateway: TestGateway) -> None:
+    """The first attempt at an answer has failed, and its retry waits."""
+    query = "SELECT 1 FROM outbox WHERE state = 'pending' AND attempts = 1 AND error IS NOT NULL"
+    await gateway.until_rows(query)
+
+
+@JUMPS
+async def test_an_answer_whose_retry_waits_is_not_held_up(store: Store, tmp_path: Path, jump: int) -> None:
+    clock = TurnedClock()
+    async with serving(store, tmp_path, clock=clock) as gateway:
+        gateway.adapter.troubles.append(PlatformUnavailable("down"))
+        await gateway.say("hello")
+        await failed_once(gateway)
+        clock.offset = jump
+        assert await gateway.replies(1) == ["echo: hello"]
+
+
+@JUMPS
+async def test_a_penalty_is_waited_out_and_no_longer(store: Store, tmp_path: Path, jump: int) -> None:
+    clock = TurnedClock()
+    async with serving(store, tmp_path, clock=clock) as gateway:
+        gateway.adapter.troubles.append(RateLimited(1.0))
+        await gateway.say("hello")
+        await failed_once(gateway)
+        clock.offset = jump
+        began = asyncio.get_running_loop().time()
+        assert await gateway.replies(1) == ["echo: hello"]
+        assert asyncio.get_running_loop().time() - began > 0.7
+
+
+@JUMPS
+async def test_what_is_owed_at_a_start_goes_out(
+    store: Store, tmp_path: Path, jump: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = TurnedClock()
+    async with serving(store, tmp_path, clock=clock) as gateway:
+        gateway.adapter.troubles.append(PlatformUnavailable("down"))
+        await gateway.say("hello")
+        await failed_once(gateway)
+    clock.offset = jump
+    monkeypatch.setattr("gateway.outbound.delivery.RETRY_BACKOFF", Backoff(0.1, 0.2))
+    async with serving(store, tmp_path, clock=clock) as again:
+        assert await again.replies(1) == ["echo: hello"]
+
+
+@JUMPS
+async def test_an_answer_that_was_never_tried_goes_out_at_once(store: Store, tmp_path: Path, jump: int) -> None:
+    clock, adapter = TurnedClock(), MemoryAdapter()
+    async with serving(store, tmp_path, clock=clock, adapter=adapter) as gateway:
+        await gateway.ask("one")
+        [(chat,)] = await gateway.rows("SELECT id FROM chats")
+    reply = Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown="owed", dedupe_key="k")
+    await store.write(outbox.enqueue, reply, clock.now())
+    clock.offset = jump
+    async with serving(store, tmp_path, clock=clock, adapter=adapter) as again:
+        assert await again.replies(2) == ["echo: one", "owed"]
+
+
+@JUMPS
+async def test_a_paste_waits_no_longer_for_its_next_piece(store: Store, tmp_path: Path, jump: int) -> None:
+    clock = TurnedClock()
+    async with serving(store, tmp_path, clock=clock, sessions={"paste_seconds": 0.3}) as gateway:
+        await gateway.say("long", expects_more=True)
+        clock.offset = jump
+        for lane in gateway.lanes._lanes.values():
+            lane.woken.set()  # it looks again, by the clock of now
+        assert await gateway.replies(1) == ["echo: long"]
+
+
+async def test_a_paste_that_waited_at_a_restart_is_answered(store: Store, tmp_path: Path) -> None:
+    clock = TurnedClock()
+    async with serving(store, tmp_path, clock=clock, sessions={"paste_seconds": 10}) as gateway:
+        await gateway.say("long", expects_more=True)
+    clock.offset = -DAY_MS
+    async with serving(store, tmp_path, clock=clock, sessions={"paste_seconds": 0.3}) as again:
+        assert await again.replies(1) == ["echo: long"]
+
+
+@JUMPS
+async def test_stop_ends_the_turn_that_runs(store: Store, tmp_path: Path, jump: int) -> None:
+    clock = TurnedClock()
+    async with serving(store, tmp_path, clock=clock) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+        clock.offset = jump
+        assert await gateway.ask("/stop") == "Stopped."
+        assert await gateway.turns_of() == [("stopped", "q")]
+        assert await gateway.ask("next") == "echo: q | next"
+
+
+@JUMPS
+async def test_stop_from_memory_is_confirmed(store: Store, tmp_path: Path, jump: int) -> None:
+    clock = TurnedClock()
+    async with serving(store, tmp_path, clock=clock) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+        with locked_by_another_process(store.path, 1.5):
+            saying = asyncio.create_task(gateway.say("/stop"))
+            await eventually(lambda: gateway.model.running == 0, "the model is let go")
+            clock.offset = jump
+            await saying
+        assert (await gateway.replies(2))[-1] == "Stopped."
+        assert await gateway.turns_of() == [("stopped", "q")]
+
+
+@JUMPS
+async def test_a_turn_that_crosses_the_jump_is_answered_and_status_counts_no_days(
+    store: Store, tmp_path: Path, jump: int
+) -> None:
+    clock = TurnedClock()
+    async with serving(store, tmp_path, clock=clock) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("q")
+        await hang.begun.wait()
+        clock.offset = jump
+        await gateway.say("/status")
+        await eventually(gateway.adapter.texts, "an answer")
+        [said] = gateway.adapter.texts()
+        assert "Working on an answer for" in said
+        assert "Working on an answer for -" not in said
+        hang.release()
+        assert (await gateway.replies(2))[-1] == "finally"
+
+
+async def test_a_conversation_begun_before_the_clock_was_set_back_stays_the_older_one(
+    store: Store, tmp_path: Path
+) -> None:
+    clock = TurnedClock()
+    async with serving(store, tmp_path, clock=clock) as gateway:
+        await gateway.ask("older")
+        clock.offset = -DAY_MS
+        await gateway.ask("/new")
+        await gateway.ask("newer")
+        [(chat,)] = await gateway.rows("SELECT id FROM chats WHERE chat_ref = ?", DIRECT.chat_ref)
+        history = await store.read(load_history, chat, 10)
+        assert [row.text for row in history if row.role == "user"] in (["older", "newer"], ["newer", "older"])
+        newest_first = await store.read(lambda db: load_history(db, chat, 2))
+        assert {row.text for row in newest_first} == {"newer", "echo: newer"}
