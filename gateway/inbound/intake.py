@@ -17,6 +17,7 @@ from gateway.commands.runner import CommandRunner
 from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, apply_deletion, apply_edit
 from gateway.inbound.offline_commands import OfflineCommandRunner
 from gateway.inbound.rate_limit import TOO_FAST, CommandRateLimiter
+from gateway.inbound.waiting import WaitNoticeSender
 from gateway.models.selection import Runtime
 from gateway.outbound.delivery import Delivery
 from gateway.turns.lanes import LaneRegistry
@@ -64,9 +65,11 @@ class GatewayIntake:
     clock: Clock
     _rate_limiter: CommandRateLimiter = field(default_factory=CommandRateLimiter, init=False)
     _offline: OfflineCommandRunner = field(init=False)
+    waiting: WaitNoticeSender = field(init=False)
 
     def __post_init__(self) -> None:
         self._offline = OfflineCommandRunner(access=self.access, lanes=self.lanes, commands=self.commands)
+        self.waiting = WaitNoticeSender(commands=self.commands)
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
         match event:
@@ -83,6 +86,8 @@ class GatewayIntake:
             return
         _, command = self.registry.resolve(event.text)
         if command is None:
+            if not event.is_bare_command:
+                self.waiting.note_waiting(event)
             return
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         if command.name == "stop":
@@ -132,7 +137,7 @@ class GatewayIntake:
         if command is not None:
             admitted = await self._store_command(admission, command)
         else:
-            admitted = await self.store.write(admit, admission, self.clock.now())
+            admitted = await self._store_message(admission)
         if admitted.has_reply:
             self.delivery.wake(admitted.chat_id)
         if admitted.inbox_id is None:
@@ -204,6 +209,19 @@ class GatewayIntake:
         """Tell whether the sender may join a turn: in a shared chat it is for whoever started it, and for admins."""
         is_own = running.started_by == message.sender.ref
         return is_own or not message.chat_kind.is_shared or self.access.role_of(message.sender.ref) is UserRole.ADMIN
+
+    async def _store_message(self, admission: AcceptedEvent) -> StoredEvent:
+        """Store a message; while the database takes nothing, its chat is told that it waits."""
+        message = admission.message
+        self.waiting.note_waiting(message)
+        try:
+            admitted = await self.store.write(admit, admission, self.clock.now())
+        except StoreUnavailable:
+            if message.chat_kind is ChatKind.LOCAL:  # the page gives the text back; other platforms bring it again
+                self.waiting.forget(message.chat)
+            raise
+        self.waiting.note_stored(message)
+        return admitted
 
     async def _store_command(self, admission: AcceptedEvent, command: Command) -> StoredEvent:
         """Store a command; while the database is slow or away, it runs from memory first."""

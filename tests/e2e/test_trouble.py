@@ -1,13 +1,19 @@
 """What people meet when something is wrong: one helpful sentence, and nothing lost."""
 
+import asyncio
 import json
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.e2e.world import World
+from tests.e2e.protocols import ModelProtocol
+from tests.e2e.test_compression import page_of
+from tests.e2e.test_discord import ready
+from tests.e2e.test_discord import say as say_on_discord
+from tests.e2e.world import World, world_in
 from tests.hermes_state.helpers import locked_by_another_process
 
 
@@ -210,3 +216,33 @@ async def test_under_strict_flood_control_every_part_arrives_once_and_no_penalty
     for ban in refused:
         until = ban["t"] + int(re.findall(r"\d+", ban["error"])[-1])
         assert [call for call in calls if ban["t"] < call["started"] < until - 0.1] == [], "nothing is sent in a ban"
+
+
+async def test_who_waits_for_a_locked_database_is_told_on_each_platform(
+    tmp_path: Path, protocol: ModelProtocol
+) -> None:
+    waits, goes_on = "waits and is not lost", "I go on with yours"
+    async with world_in(tmp_path, protocol, discord=True) as world:
+        local = {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": str(world.free_port())}
+        await ready(world, **local)
+        async with page_of(world) as page:
+            await page.write("before")
+            await page.until_answered(1)
+            with locked_by_another_process(world.home / "state.db", 16.0):
+                await world.say("hello")
+                await world.say("behind it", chat_id=1)
+                await say_on_discord(world, "hello")
+                writing = asyncio.create_task(page.write("hello"))
+                await page.until(waits)
+                for chat_id in (1, 42):
+                    assert await world.replies(1, chat_id=chat_id, match=waits)
+                assert await world.dc.get("sent", action="send", match=waits, wait=20, count=1)
+                assert world.query("SELECT count(*) FROM inbox") == [(1,)], "nothing was stored"
+            await writing
+            await page.until(goes_on)
+            await page.until_answered(4)
+        for chat_id in (1, 42):
+            told = [text for text in await world.replies(3, chat_id=chat_id, wait=30) if "My database" in text]
+            assert [waits in told[0], goes_on in told[1], len(told)] == [True, True, 2]
+        for words in (waits, goes_on):
+            assert len(await world.dc.get("sent", action="send", match=words, wait=20, count=1)) == 1
