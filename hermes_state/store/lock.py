@@ -5,8 +5,10 @@ file itself stays: removing it would let two processes lock two files of the sam
 """
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import sys
 import time
 from pathlib import Path
@@ -38,14 +40,15 @@ class FileLock:
         self._descriptor: int | None = descriptor
 
     @classmethod
-    def acquire(cls, path: Path, *, what: str) -> Self:
+    def acquire(cls, path: Path, *, what: str, is_shared: bool = False) -> Self:
         """Take the lock at `path`, creating the file (mode 0600) where it is missing.
 
         `what` names the guarded thing for the message of `LockUnavailable`, which is raised when a living process
-        (this one included) holds the lock. `StoreUnavailable` if the file cannot be made.
+        (this one included) holds the lock. `StoreUnavailable` if the file cannot be made. `is_shared`: the file lies
+        where every user may write, and every user may take the lock.
         """
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = (_open_shared if is_shared else _open)(path)
         except OSError as error:
             raise StoreUnavailable(f"cannot open the lock file {path}: {error.strerror}") from error
         if not _take(descriptor):
@@ -89,6 +92,27 @@ def holder(path: Path) -> str | None:
         return None
     finally:
         os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _open_shared(path: Path) -> int:
+    """Descriptor of a lock file of all users; a link, or anything else that somebody may have put there, is refused."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    before = os.umask(0)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666))
+    finally:
+        os.umask(before)
+    descriptor = os.open(path, flags)  # without O_CREAT, which a sticky folder denies for another user's file
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(descriptor)
+        raise OSError(errno.EEXIST, "it is no plain file")
+    return descriptor
 
 
 def _take(descriptor: int) -> bool:

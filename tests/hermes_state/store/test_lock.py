@@ -1,6 +1,8 @@
 import json
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,19 @@ from hermes_state.store.lock import FileLock, holder
 from tests.hermes_state.helpers import start_python
 
 _HOLDING = """
-import sys
+import os, sys
 from pathlib import Path
 from hermes_state.store.lock import FileLock
-lock = FileLock.acquire(Path(sys.argv[1]), what="the token")
+path, user = sys.argv[1:]
+if user:
+    os.setgid(int(user))
+    os.setuid(int(user))
+lock = FileLock.acquire(Path(path), what="the token", is_shared=bool(user))
 print("held", flush=True)
 sys.stdin.read()
 """
+
+_NOBODY = 65_534
 
 
 @pytest.fixture
@@ -62,7 +70,7 @@ def test_the_file_is_private(path: Path) -> None:
 
 
 def test_the_lock_of_a_killed_process_is_free_at_once(path: Path) -> None:
-    process = start_python(_HOLDING, path)
+    process = start_python(_HOLDING, path, "")
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
@@ -95,3 +103,57 @@ def test_a_lock_that_cannot_be_looked_at_is_a_clear_error(tmp_path: Path) -> Non
 def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="lock file"):
         FileLock.acquire(tmp_path / "missing" / "x.lock", what="the token")
+
+
+@pytest.fixture
+def meeting_place() -> Iterator[Path]:
+    """A lock file in a folder that every user may write to, as `/run/lock` is one."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o1777)
+        yield folder / "token.lock"
+
+
+def test_the_file_of_a_shared_lock_is_for_every_user_whatever_the_umask(meeting_place: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with FileLock.acquire(meeting_place, what="the token", is_shared=True):
+            assert stat.S_IMODE(meeting_place.stat().st_mode) == 0o666
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@pytest.mark.parametrize("is_made_by_us", [True, False])
+def test_users_share_a_lock_whoever_made_its_file(meeting_place: Path, is_made_by_us: bool) -> None:
+    if is_made_by_us:
+        FileLock.acquire(meeting_place, what="the token", is_shared=True).release()
+    process = start_python(_HOLDING, meeting_place, _NOBODY)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        assert meeting_place.stat().st_uid == (0 if is_made_by_us else _NOBODY)
+        with pytest.raises(LockUnavailable, match=f"process {process.pid} "):
+            FileLock.acquire(meeting_place, what="the token", is_shared=True)
+    finally:
+        process.kill()
+        process.communicate()
+    with FileLock.acquire(meeting_place, what="the token", is_shared=True):
+        found = holder(meeting_place)
+        assert found is not None
+        assert found.startswith(f"process {os.getpid()} ")
+
+
+@pytest.mark.parametrize("planted", ["a symbolic link", "a hard link", "a pipe"])
+def test_a_shared_lock_follows_nothing_that_somebody_planted(meeting_place: Path, planted: str) -> None:
+    ours = meeting_place.with_name("ours")
+    ours.write_text("precious")
+    if planted == "a pipe":
+        os.mkfifo(meeting_place)
+    elif planted == "a hard link":
+        os.link(ours, meeting_place)
+    else:
+        meeting_place.symlink_to(ours)
+    with pytest.raises(StoreUnavailable, match="cannot open the lock file"):
+        FileLock.acquire(meeting_place, what="the token", is_shared=True)
+    assert ours.read_text() == "precious"
