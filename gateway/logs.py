@@ -19,6 +19,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from gateway.config.settings import LoggingConfig
 from hermes_state.redaction import MARK, Redactor, is_secret_name
+from hermes_state.text import printable
 
 FILE_BYTES = 10_000_000
 """Size at which `logs/gateway.log` is rotated, in bytes."""
@@ -124,7 +125,7 @@ def _with_formatter(
     rendering: list[Processor] = [structlog.processors.JSONRenderer(serializer=_to_json)]
     if not as_json:
         is_terminal = stream is not None and stream.isatty()
-        rendering = [structlog.dev.ConsoleRenderer(colors=is_terminal, timestamp_key="at")]
+        rendering = [_printable, structlog.dev.ConsoleRenderer(colors=is_terminal, timestamp_key="at")]
         if is_terminal:
             rendering.insert(0, _for_a_screen)
     handler.setFormatter(
@@ -147,6 +148,11 @@ def _for_a_screen(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
     if event["logger"].startswith(_OURS):
         del event["logger"]
     return event
+
+
+def _printable(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Leave no control characters in text, which the renderer prints as it is."""
+    return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def _to_json(event: EventDict, **_: Any) -> str:

@@ -58,6 +58,21 @@ def dollars(amount: MicroUsd) -> str:
     return f"${value:.4f}" if abs(value) >= 0.0001 else "<$0.0001"
 
 
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters (C0, C1) except tab and line feed, overrides of the writing direction, halves of surrogates."""
+
+
+def printable(text: str) -> str:
+    r"""`text` for a terminal, which what others wrote cannot colour, move or rename: such characters as their code.
+
+    A JSON document stays what it was.
+
+    >>> printable("one\ttwo\x1b]0;mine\x07")
+    'one\ttwo\\u001b]0;mine\\u0007'
+    """
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
+
+
 def well_formed(text: str) -> str:
     """`text` without NUL and without halves of surrogate pairs; two halves that belong together become their character.
 

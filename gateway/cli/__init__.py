@@ -5,14 +5,19 @@ Exit codes that scripts and systemd rely on: 0 clean, 75 token or database held 
 """
 
 import sys
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gateway.cli import config, daemon, init, lookups, pair, plugins, usage
-from gateway.config import ConfigRejected
+from gateway.cli.output import echo
+from gateway.config import ConfigRejected, process_environment
+from gateway.config.files import find_state
 from hermes_state.errors import ConfigError, DatabaseRejected, HermesError, LockUnavailable, SchemaTooNew
+from hermes_state.store.lock import holder
 
 EXIT_FAILED = 1
 EXIT_OWNED_ELSEWHERE = 75
@@ -49,7 +54,7 @@ def installed_version() -> str:
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        typer.echo(f"hermes-gateway {installed_version()}")
+        echo(f"hermes-gateway {installed_version()}")
         raise typer.Exit
 
 
@@ -71,15 +76,23 @@ def main() -> None:
         app()
     except (ConfigError, DatabaseRejected, SchemaTooNew) as error:
         for warning in error.warnings if isinstance(error, ConfigRejected) else ():
-            typer.echo(f"hermes-gateway: warning: {warning}", err=True)
+            echo(f"hermes-gateway: warning: {warning}", err=True)
         _leave("configuration", error, EXIT_CONFIG)
     except LockUnavailable as error:
-        _leave("already running", error, EXIT_OWNED_ELSEWHERE)
+        _leave("already running", error, EXIT_OWNED_ELSEWHERE, _ways_out())
     except HermesError as error:
         _leave("failed", error, EXIT_FAILED)
 
 
-def _leave(kind: str, error: HermesError, code: int) -> None:
-    for line in str(error).splitlines() or [type(error).__name__]:
-        typer.echo(f"hermes-gateway: {kind}: {line}", err=True)
+def _ways_out() -> Iterator[str]:
+    """Sentences on opening the gateway that runs already, if it is this state directory's, and on ending it."""
+    if holder(find_state(process_environment()).lock_file) is not None:
+        command = sys.argv[0] if Path(sys.argv[0]).name == "hermes-gateway" else "hermes-gateway"
+        yield f"`{command} url` prints an address of its web chat"
+    yield "Ctrl-C where it runs, `kill` with its process id, or `systemctl stop hermes-gateway` ends it"
+
+
+def _leave(kind: str, error: HermesError, code: int, hints: Iterable[str] = ()) -> None:
+    for line in (*(str(error).splitlines() or [type(error).__name__]), *hints):
+        echo(f"hermes-gateway: {kind}: {line}", err=True)
     sys.exit(code)

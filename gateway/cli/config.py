@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from agent.model.protocols import missing_extra
 from agent.model.sizes import SizeSource
-from gateway.cli.output import Json, print_json, show, table
+from gateway.cli.output import Json, echo, print_json, show, table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
@@ -73,13 +73,13 @@ def keys(
 ) -> None:
     """List every setting there is: default, range, unit and meaning."""
     if style == "markdown":
-        typer.echo(settings_markdown())
+        echo(settings_markdown())
     elif style == "json":
         print_json(describe_settings())
     else:
         for row in describe_settings():
             allowed = f", {row.allowed}" if row.allowed else ""
-            typer.echo(f"{row.key} (default {row.default}{allowed})\n    {row.text}")
+            echo(f"{row.key} (default {row.default}{allowed})\n    {row.text}")
 
 
 def _warning_lines(loaded: LoadedConfig) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gateway.cli.output import Json, print_json, show, tree
+from gateway.cli.output import Json, echo, print_json, show, tree
 from gateway.config import process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
@@ -49,7 +49,7 @@ def url() -> None:
     answer = ask(find_state(process_environment()).control_socket, "local.url")
     if answer["url"] is None:
         raise CommandError("the web chat is switched off (local.enabled)")
-    typer.echo(answer["url"])
+    echo(answer["url"])
 
 
 def doctor(
@@ -67,7 +67,7 @@ def doctor(
     for finding in run_checks(process_environment(), is_online=is_online):
         findings.append(finding)
         if not as_json:
-            typer.echo(f"{_SIGNS[finding.verdict]}  {finding.check:<12} {finding.text}".replace("\n", "\n" + " " * 17))
+            echo(f"{_SIGNS[finding.verdict]}  {finding.check:<12} {finding.text}".replace("\n", "\n" + " " * 17))
     if as_json:
         print_json(findings)
     failed = {finding.check for finding in findings if finding.verdict is CheckStatus.FAILED}

@@ -10,6 +10,7 @@ import typer
 import yaml
 
 from agent.model.protocols import missing_extra
+from gateway.cli.output import confirm, echo
 from gateway.config import LoadedConfig, load_config, process_environment
 from gateway.config.files import check_home, locate_home, prepare_home
 from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
@@ -85,8 +86,8 @@ def init(
     _write(home, answers)
     load_config(environ)  # proves that what was written is what `run` accepts
     if (missing := missing_extra(loaded.config.model.protocol)) is not None:
-        typer.echo(f"{missing[0].upper()}{missing[1:]}.")
-    typer.echo(f"Written to {home}. Start with: hermes-gateway run")
+        echo(f"{missing[0].upper()}{missing[1:]}.")
+    echo(f"Written to {home}. Start with: hermes-gateway run")
 
 
 def _may_replace(home: Path, *, is_interactive: bool, is_forced: bool) -> None:
@@ -97,7 +98,7 @@ def _may_replace(home: Path, *, is_interactive: bool, is_forced: bool) -> None:
     them = "it" if len(existing) == 1 else "them"
     if not is_interactive:
         raise CommandError(f"{names}; give --force to replace {them} (a copy stays as .bak)")
-    if not typer.confirm(f"{names}. Replace {them}? (A copy stays as .bak)"):
+    if not confirm(f"{names}. Replace {them}? (A copy stays as .bak)"):
         raise typer.Abort
 
 
@@ -113,7 +114,7 @@ def _ask_all(given: Mapping[str, str], load: Callable[[Mapping[str, str]], objec
         if not answer and not needs_name:
             answer = _ask(variable)
             while answer and (complaint := _complaint(variable, load, {**answers, variable: answer})):
-                typer.echo(complaint, err=True)
+                echo(complaint, err=True)
                 answer = _ask(variable)
         if answer:
             answers[variable] = answer
@@ -155,13 +156,13 @@ def _probe_all(loaded: LoadedConfig, answers: Mapping[str, str], *, is_interacti
         probes.append(lambda: probe_model(config.model, may_call=True))
     for probe in probes:
         try:
-            typer.echo(probe())
+            echo(probe())
         except UnlistedModelError as error:  # lists are not always whole
-            typer.echo(str(error))
+            echo(str(error))
         except CommandError as error:
             if not is_interactive:
                 raise CommandError(f"{error} Nothing was written; --no-test writes without trying.") from error
-            if not typer.confirm(f"{error} Write it all the same?"):
+            if not confirm(f"{error} Write it all the same?"):
                 raise typer.Abort from error
 
 

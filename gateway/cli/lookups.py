@@ -127,7 +127,7 @@ def _load_history(place: str, limit: int, is_session_only: bool) -> list[Row]:
 
 
 def _message_text(row: Row) -> str:
-    who = row["sender"] or row["role"] if row["role"] != "tool" else f"tool {row['tool']}"
+    who = shortened(row["sender"] or row["role"] if row["role"] != "tool" else f"tool {row['tool']}")
     mark = ", taken back" if row["taken_back"] else ""
     text = row["text"]
     if row["role"] == "tool" and len(text) > MAX_TOOL_CHARS:

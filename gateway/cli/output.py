@@ -7,9 +7,20 @@ import orjson
 import typer
 
 from gateway.times import format_time
+from hermes_state.text import printable
 from hermes_state.values import Millis
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a line to standard output, or to standard error. Everything that the command line prints comes here."""
+    typer.echo(printable(text), err=err)
+
+
+def confirm(question: str) -> bool:
+    """Ask a question at the terminal; True for yes."""
+    return typer.confirm(printable(question))
 
 
 def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
@@ -18,17 +29,17 @@ def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
         print_json(value)
     else:
         for line in lines:
-            typer.echo(line)
+            echo(line)
 
 
 def print_json(value: Any) -> None:
     """Print any value that JSON can carry; dataclasses included."""
-    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode())
+    echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode())
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Columns as wide as their widest cell, the last one as it comes."""
-    rows = [head, *rows]
+    """Columns as wide as their widest cell, the last one as it comes; a row is one line."""
+    rows = [head, *([printable(" ".join(cell.splitlines())) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -2,7 +2,7 @@
 
 import typer
 
-from gateway.cli.output import Json, show, table
+from gateway.cli.output import Json, echo, show, table
 from gateway.config import load_config, process_environment
 
 app = typer.Typer(no_args_is_help=True, help="Look at plugins.", rich_markup_mode=None)
@@ -30,5 +30,5 @@ def list_engines(as_json: Json = False) -> None:
     show(found, table(("ENGINE", "STATE", "FROM", "ABOUT"), rows), as_json=as_json)
     if problem is not None:
         if not as_json:
-            typer.echo(f"\n{problem}", err=True)
+            echo(f"\n{problem}", err=True)
         raise typer.Exit(78)

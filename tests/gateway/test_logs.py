@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -86,6 +87,17 @@ def test_a_line_on_a_screen_is_short(stream: io.StringIO) -> None:
     ours, theirs = re.sub(r"\x1b\[\d*m", "", terminal.getvalue()).splitlines()
     assert re.fullmatch(r"\d\d:\d\d:\d\d \[info +\] gateway.started *", ours)
     assert "[telegram.ext]" in theirs
+
+
+def test_what_a_server_says_cannot_steer_the_terminal() -> None:
+    terminal = Terminal()
+    configure_logging(LoggingConfig(), secrets=[], directory=None, stream=terminal)
+    said = "gone \x1b]0;mine\x07 \x9b2J \u202eback"
+    structlog.get_logger("x").warning("adapter.failed", error=said, more=[said])
+    logging.getLogger("discord.http").warning("%s", said)
+    plain = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue())
+    assert plain.count("gone") >= 3
+    assert not [one for one in plain if one != "\n" and (unicodedata.category(one) == "Cc" or one == "\u202e")]
 
 
 def test_discord_py_repeats_nothing_that_we_report_ourselves(lines: Lines) -> None:

@@ -1,0 +1,117 @@
+"""What others wrote reaches a terminal as text, whatever they wrote."""
+
+import asyncio
+import json
+import sqlite3
+import sys
+import unicodedata
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli import app
+from gateway.operator.socket import serve_control
+from hermes_state.admin import pairings
+from hermes_state.chats import ensure_chat
+from hermes_state.errors import CommandError
+from hermes_state.sessions import set_title
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatKind, Sender, SystemClock
+from tests.hermes_state.rows import START, exchange, key_of
+
+Run: TypeAlias = Callable[..., Result]
+
+TITLE = "\x1b]0;your shell\x07"
+COLOUR = "\x1b[31mred\x1b[0m"
+BACK = "rm \x08\x08\x08ls\r"
+C1 = "\x9b2J\x9d0;x\x9c"
+TURNED = "\u202eexe.txt\u202c \u2066here\u2069"
+HOSTILE = f"needle {TITLE} {COLOUR} {BACK} {C1} {TURNED} \x7f\nthe second line,\ttabbed"
+
+
+def controls(text: str) -> set[str]:
+    """Characters that a terminal obeys, but for line feed and tab."""
+    turning = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    return {one for one in text if unicodedata.category(one) == "Cc" or one in turning} - {"\n", "\t"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    path = tmp_path / "home"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def run(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    for name in ("OPENAI_API_KEY", "TELEGRAM_BOT_TOKEN", "DISCORD_BOT_TOKEN", "CREDENTIALS_DIRECTORY"):
+        monkeypatch.delenv(name, raising=False)
+    environ = {"HERMES_HOME": str(home), "HOME": str(tmp_path)}
+    return lambda *words: CliRunner().invoke(app, list(words), env=environ)
+
+
+def fill(db: sqlite3.Connection) -> None:
+    chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
+    turn = exchange(db, chat, HOSTILE, f"{HOSTILE}!")
+    db.execute("UPDATE messages SET sender_name = ?", (f"Eve{TITLE}\nm1  2026-01-01  admin",))
+    set_title(db, turn.id, HOSTILE)
+    sender = Sender(platform="telegram", id="66", name=f"Eve {TITLE}\ntelegram:1  Ada  approved")
+    pairings.offer(db, sender, pairings.new_code(), 60_000, 10, SystemClock().now())
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("history", "telegram:42"), "needle \\u001b]0;your shell\\u0007 \\u001b[31mred"),
+        (("search", "needle"), "needle \\u001b]0;"),
+        (("sessions",), "needle \\u001b]0;"),
+        (("lineage",), "telegram:42"),
+        (("pair", "list"), "Eve  ]0;your shell  telegram:1  Ada"),
+    ],
+)
+async def test_look_ups_print_control_characters_as_their_codes(
+    run: Run, home: Path, words: tuple[str, ...], shown: str
+) -> None:
+    store = await Store.open(home / "state.db")
+    await store.write(fill)
+    await store.close()
+    done = await asyncio.to_thread(run, *words)
+    assert shown in done.output
+    assert controls(done.output) == set()
+    assert not [line for line in done.output.splitlines() if line.startswith(("m1  2026-01-01  admin", "telegram:1 "))]
+    printed = (await asyncio.to_thread(run, *words, "--json")).output
+    assert controls(printed) == set()
+    if words[0] == "history":
+        assert [row["text"] for row in json.loads(printed)] == [HOSTILE, f"{HOSTILE}!"]
+
+
+async def test_what_the_daemon_says_of_others_prints_no_control_characters(run: Run, home: Path) -> None:
+    async def status(_args: Mapping[str, Any]) -> Any:
+        return {"platforms": {"telegram": {"state": "failed", "detail": f"Conflict: {HOSTILE}"}}}
+
+    async def doctor(_args: Mapping[str, Any]) -> Any:
+        return [{"check": "model", "verdict": "failed", "text": f"The server says: {HOSTILE}"}]
+
+    async with serve_control(home / "control.sock", {"status": status, "doctor": doctor}):
+        for words, shown in ((("status",), "detail: Conflict: needle \\u001b"), (("doctor",), "says: needle \\u001b")):
+            done = await asyncio.to_thread(run, *words)
+            assert shown in done.output
+            assert controls(done.output) == set(), words
+
+
+async def test_an_error_prints_no_control_characters(home: Path, tmp_path: Path) -> None:
+    async def refuse(_args: Mapping[str, Any]) -> Any:
+        raise CommandError(HOSTILE)
+
+    async with serve_control(home / "control.sock", {"pair.approve": refuse}):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway", "pair", "approve", "K7QM4XPA"),
+            env={"HERMES_HOME": str(home), "HOME": str(tmp_path)},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, printed = await process.communicate()
+    assert "failed: needle \\u001b" in printed.decode()
+    assert controls(printed.decode()) == set()
