@@ -8,6 +8,7 @@ import io
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,8 +20,11 @@ from hermes_state.store.connections import check_ours
 
 KeyPath: TypeAlias = tuple[str, ...]
 
-MAX_FILE_BYTES = 1_048_576
-"""Largest configuration that is read, in bytes; it is a few kilobytes, and a larger file is a mistake."""
+MAX_FILE_BYTES = 65_536
+"""Largest configuration that is read, in bytes: it is a few kilobytes, and reading as much takes half a second."""
+
+MAX_VALUES = 50_000
+"""Most keys and values of a configuration: a few lines of aliases of aliases stand for billions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,8 @@ def read_yaml(path: Path) -> YamlFile:
             return YamlFile(path=path)
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{path}: must hold keys and values, such as `local:` and under it `port: 8765`")
+        if _count(node, {}) > MAX_VALUES:
+            raise ConfigError(f"{path}: more than {MAX_VALUES:,} keys and values; aliases (*name) repeat too much")
         lines = dict(_key_lines(node, (), path))
         values = loader.construct_document(node)
     except yaml.YAMLError as error:
@@ -94,13 +100,26 @@ def _read_text(path: Path) -> str | None:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
+    """Keys and values below a node and itself, each as often as aliases repeat it; above `MAX_VALUES` no more exactly.
+
+    `known`: the counts of nodes that were counted before.
+    """
+    if node not in known:
+        known[node] = MAX_VALUES + 1  # of an alias for what it stands in
+        held = chain.from_iterable(node.value) if isinstance(node, yaml.MappingNode) else node.value
+        below = () if isinstance(node, yaml.ScalarNode) else held
+        known[node] = min(1 + sum(_count(child, known) for child in below), MAX_VALUES + 1)
+    return known[node]
+
+
 def _key_lines(node: yaml.MappingNode, above: KeyPath, path: Path) -> Iterator[tuple[KeyPath, int]]:
     """Every key with its line. A key given twice is refused: the parser would silently keep the last."""
     seen: dict[str, int] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         key = (*above, str(key_node.value))
-        if key_node.value in seen and isinstance(key_node, yaml.ScalarNode):
+        if isinstance(key_node, yaml.ScalarNode) and key_node.value in seen:
             first = seen[key_node.value]
             raise ConfigError(f"{path} line {line}: {'.'.join(key)} is given twice (first in line {first})")
         if isinstance(key_node, yaml.ScalarNode):

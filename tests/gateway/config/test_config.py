@@ -2,6 +2,7 @@
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -224,9 +225,40 @@ def test_a_key_given_twice_is_refused(load: Load) -> None:
     assert "line 3: local is given twice (first in line 1)" in refusal(load, "local:\n  port: 1\nlocal:\n  port: 2\n")
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "just words", "42", "a: 1\n---\nb: 2\n", "a: &x [*x]", "d: 2026-13-45"])
+@pytest.mark.parametrize(
+    "text", ["- a\n- b\n", "just words", "42", "a: 1\n---\nb: 2\n", "a: &x [*x]", "d: 2026-13-45", "? [a]\n: b"]
+)
 def test_a_file_that_is_no_configuration_is_refused(load: Load, text: str) -> None:
     assert "config.yaml" in refusal(load, text)
+
+
+def bomb(shape: str) -> str:
+    """Thirty aliases, each of nine of the one before."""
+    lines = ["a0: &a0 {k: x}"]
+    for level in range(1, 30):
+        lines.append(f"a{level}: &a{level} " + shape.format(", ".join([f"*a{level - 1}"] * 9)))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        bomb("[{}]"),
+        bomb("{{<<: [{}]}}"),
+        f"a: &a [{'x, ' * 100}x]\nb: [{'*a, ' * 600}*a]",
+        "access: {allow: &a [*a, *a]}",
+    ],
+    ids=["lists", "merges", "wide", "in itself"],
+)
+def test_aliases_that_stand_for_too_much_are_refused_within_a_second(load: Load, text: str) -> None:
+    began = time.process_time()
+    assert "aliases (*name) repeat too much" in refusal(load, text)
+    assert time.process_time() - began < 1
+
+
+def test_a_few_aliases_are_fine(load: Load) -> None:
+    loaded = load("access:\n  allow: &people [telegram:1, telegram:2]\n  admins: *people\n")
+    assert loaded.config.access.admins == ("telegram:1", "telegram:2")
 
 
 def test_a_file_in_another_encoding_is_refused(load: Load, home: Path) -> None:
