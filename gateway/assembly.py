@@ -21,7 +21,7 @@ from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent
 from gateway.config import LoadedConfig
-from gateway.config.fields import secrets_of
+from gateway.config.fields import DEFAULT_SOURCE, secrets_of
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
 from gateway.config.types import BaseConfig
@@ -37,6 +37,9 @@ from platforms.base import CommandMenuItem, PlatformAdapter
 from platforms.discord import DiscordAdapter, DiscordSettings
 from platforms.local import LocalAdapter, LocalSettings
 from platforms.telegram import TelegramAdapter, TelegramSettings, WebhookSettings
+
+PORT_TRIES = 20
+"""Ports that are tried for the web chat where none is configured."""
 
 
 def make_adapters(
@@ -58,6 +61,7 @@ def make_adapters(
             state_dir=loaded.home,
             host=config.local.host,
             port=config.local.port,
+            port_tries=PORT_TRIES if loaded.sources["local.port"] == DEFAULT_SOURCE else 1,
             max_file_bytes=config.attachments.max_bytes,
         )
         adapters["local"] = LocalAdapter(local, store=store, menu=menu, clock=clock, on_ready=on_local_ready)

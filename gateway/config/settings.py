@@ -82,7 +82,7 @@ class LocalConfig(BaseConfig):
     host: str = setting("127.0.0.1", restart=True)
     """Address to bind to. Beyond loopback only when `access` names somebody."""
     port: int = setting(8765, ge=0, le=65_535, restart=True)
-    """Port; 0 picks a free one."""
+    """Port; 0 picks a free one. Unless it is set, the next free one is taken where another program has it."""
 
     @property
     def is_loopback(self) -> bool:

@@ -1,6 +1,7 @@
 """The local web chat as a platform adapter."""
 
 import asyncio
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,8 @@ class LocalSettings:
     host: str = "127.0.0.1"
     port: int = 8765
     """Port to listen on; 0 picks a free one."""
+    port_tries: int = 1
+    """Ports that are tried, from `port` on, while another program has the one before."""
     max_file_bytes: int = 20_000_000
     max_characters: int = 200_000
     """Longest message that a person may write, in characters."""
@@ -129,14 +132,7 @@ class LocalAdapter:
 
     async def _serve(self, runner: web.AppRunner, routes: RouteHandler) -> None:
         settings = self._settings
-        site = web.TCPSite(runner, settings.host.strip("[]"), settings.port)
-        try:
-            await site.start()
-        except OSError as error:
-            reason = (error.strerror or str(error)).rpartition(": ")[2]  # asyncio puts the address in front once more
-            raise PlatformUnavailable(
-                f"port {settings.port} on {settings.host} cannot be opened ({reason}); set local.port"
-            ) from error
+        await self._listen(runner)
         port: int = runner.addresses[0][1]
         routes.hosts = host_names(settings.host, port)
         routes.cookie_name = f"hermes_local_{port}"  # browsers share cookies between the ports of a host
@@ -146,6 +142,23 @@ class LocalAdapter:
         if self._on_ready is not None and url is not None:
             self._on_ready(url)
         await asyncio.Event().wait()  # until cancelled
+
+    async def _listen(self, runner: web.AppRunner) -> None:
+        """Open the port, or the next free one."""
+        settings = self._settings
+        for port in range(settings.port, settings.port + settings.port_tries):
+            try:
+                await web.TCPSite(runner, settings.host.strip("[]"), port).start()
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE and port + 1 < settings.port + settings.port_tries:
+                    continue
+                reason = (error.strerror or str(error)).rpartition(": ")[2]  # asyncio puts the address in front again
+                raise PlatformUnavailable(
+                    f"port {port} on {settings.host} cannot be opened ({reason}); set local.port"
+                ) from error
+            if port != settings.port:
+                log.warning("local.port_taken", port=settings.port, instead=port, hint="local.port chooses another")
+            return
 
     async def _save_recent(self) -> None:
         try:
