@@ -7,15 +7,12 @@ what is owed goes out, then the adapters, the models and, last, the database clo
 
 import asyncio
 import gc
-import hashlib
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 
 import structlog
 
@@ -56,7 +53,6 @@ from hermes_state.admin.pairings import UserRole
 from hermes_state.aio import run_until
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.redaction import Redactor
-from hermes_state.store.lock import FileLock
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, SystemClock
 
@@ -71,40 +67,21 @@ FLUSH_SECONDS = 10.0
 async def run_daemon(loaded: LoadedConfig, *, environ: Mapping[str, str], extra_tools: Sequence[Tool] = ()) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code.
 
-    Raises `LockUnavailable` when another process holds the database or a token, `DatabaseRejected` and `SchemaTooNew`
-    for a database that is not ours to open, `StoreUnavailable` when it cannot be opened.
+    Raises `LockUnavailable` when another process holds the database, `DatabaseRejected` and `SchemaTooNew` for one
+    that is not ours to open, `StoreUnavailable` when it cannot be opened.
     """
     prepare_home(loaded.home)
-    with ExitStack() as held:
-        for what, token in _tokens(loaded):
-            held.enter_context(_token_lock(what, token))
-        store = await Store.open(
-            loaded.database,
-            synchronous="NORMAL" if loaded.config.store.synchronous == "normal" else "FULL",
-            readers=loaded.config.store.readers,
-            busy_seconds=loaded.config.store.busy_seconds,
-        )
-        try:
-            await _Daemon(loaded, store, environ, extra_tools, SystemClock()).run()
-        finally:
-            await store.close()
+    store = await Store.open(
+        loaded.database,
+        synchronous="NORMAL" if loaded.config.store.synchronous == "normal" else "FULL",
+        readers=loaded.config.store.readers,
+        busy_seconds=loaded.config.store.busy_seconds,
+    )
+    try:
+        await _Daemon(loaded, store, environ, extra_tools, SystemClock()).run()
+    finally:
+        await store.close()
     return 0
-
-
-def _tokens(loaded: LoadedConfig) -> list[tuple[str, str]]:
-    config = loaded.config
-    found = [("the Telegram token", config.telegram.token), ("the Discord token", config.discord.token)]
-    return [(what, token.get_secret_value()) for what, token in found if token is not None]
-
-
-def _token_lock(what: str, token: str) -> FileLock:
-    """One process per bot token on this machine, whatever state directory it uses."""
-    folder = Path(tempfile.gettempdir()) / f"hermes-gateway-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
-        raise ConfigError(f"{folder} belongs to somebody else: have it removed, or set TMPDIR to a folder of your own")
-    digest = hashlib.sha256(token.encode()).hexdigest()[:16]
-    return FileLock.acquire(folder / f"token-{digest}.lock", what=what)
 
 
 class _Daemon:
@@ -121,6 +98,8 @@ class _Daemon:
         self._clock = clock
         self._stopping = asyncio.Event()
         self._stopping_now = asyncio.Event()
+        self._reload_asked = asyncio.Event()
+        self._terminals = [] if "NOTIFY_SOCKET" in environ else [number for number in (0, 1, 2) if os.isatty(number)]
         self._reloaded = asyncio.Event()
         self._spending = SpendingControl(store, clock)
         self._pending = CompressionTasks(store, clock)
@@ -258,6 +237,7 @@ class _Daemon:
         tasks = self._adapters.start(self._intake, self._group)
         tasks.append(self._group.create_task(self._heartbeat.run(), name="heartbeat"))
         tasks.append(self._group.create_task(self._access.follow(self._reloaded), name="access"))
+        tasks.append(self._group.create_task(self._reload_when_asked(), name="reload"))
         self._schedules.start()
         async with serve_control(self._loaded.control_socket, self._operator.handlers()):
             _freeze_memory()
@@ -296,7 +276,7 @@ class _Daemon:
     async def _signals(self) -> AsyncIterator[None]:
         """Handle the process's signals, as their one owner."""
         loop = asyncio.get_running_loop()
-        handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._reload}
+        handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._hang_up}
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
         try:
@@ -310,10 +290,27 @@ class _Daemon:
             self._stopping_now.set()
         self._stopping.set()
 
-    def _reload(self) -> None:
+    def _hang_up(self) -> None:
+        """End where the terminal is closed, which is said more than once; without one it is an operator's reload."""
+        if not self._terminals:
+            self._reload_asked.set()
+            return
+        self._stopping.set()
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in self._terminals:
+            if not os.isatty(number):  # gone; what cannot be written there would spoil the exit code
+                os.dup2(null, number)
+
+    async def _reload_when_asked(self) -> None:
+        while True:
+            await self._reload_asked.wait()
+            self._reload_asked.clear()
+            await self._reload()
+
+    async def _reload(self) -> None:
         """Reload the configuration: what may change does from the next turn on; a bad file changes nothing."""
         try:
-            new = load_config(self._environ)
+            new = await asyncio.to_thread(load_config, self._environ)
         except ConfigError as error:
             _warn(error.warnings if isinstance(error, ConfigRejected) else ())
             log.error("config.rejected", error=str(error), kept="the last good configuration")

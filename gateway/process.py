@@ -1,9 +1,14 @@
-"""Process of the daemon: what is set up before anything starts, and its exit code."""
+"""Process of the daemon: its locks, what is set up before anything starts, and its exit code."""
 
 import asyncio
+import hashlib
 import os
+import signal
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -12,6 +17,7 @@ from gateway.config import LoadedConfig, load_config
 from gateway.config.files import prepare_home
 from gateway.logs import configure_logging
 from hermes_state.errors import HermesError
+from hermes_state.store.lock import FileLock
 
 log = structlog.get_logger()
 
@@ -34,7 +40,8 @@ def serve(environ: Mapping[str, str], **options: Any) -> int:
     from gateway.daemon import run_daemon
 
     try:
-        return asyncio.run(run_daemon(loaded, environ=environ, **options))
+        with _held_tokens(loaded, environ):
+            return asyncio.run(run_daemon(loaded, environ=environ, **options))
     except HermesError:
         raise
     except Exception:  # Python's own traceback would not reach the log file, nor pass the redaction
@@ -43,10 +50,46 @@ def serve(environ: Mapping[str, str], **options: Any) -> int:
 
 
 def prepare_process(loaded: LoadedConfig) -> None:
-    """Set up private files, the state directory and logs; write a line for each warning."""
+    """Set up private files, the state directory, logs, and signals that mean nothing here; log each warning."""
     os.umask(0o077)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):  # which end a process that says nothing about them
+        signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_SECONDS)
     prepare_home(loaded.home)
     configure_logging(loaded.config.logging, secrets=loaded.secrets(), directory=loaded.logs)
     for warning in loaded.warnings:
         log.warning("config.warned", reason=warning)
+
+
+def lock_folder(environ: Mapping[str, str]) -> Path:
+    """Folder in which all processes of this machine meet: of every user, in or outside a sandbox of systemd.
+
+    Where users cannot write to `/run/lock`, those of one user meet. A temporary folder comes last: it may be private
+    to a service, and what lies in it is tidied away.
+    """
+    runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    folders = map(Path, ("/run/lock", runtime, "/tmp"))
+    usable = (folder for folder in folders if os.access(folder, os.W_OK | os.X_OK))
+    return next(usable, Path(tempfile.gettempdir()))
+
+
+def token_locks(loaded: LoadedConfig, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Lock file of each configured bot token, with the token's name; a token counts together with its server."""
+    telegram, discord = loaded.config.telegram, loaded.config.discord
+    bots = (
+        ("the Telegram token", telegram.base_url, telegram.token),
+        ("the Discord token", discord.api_url, discord.token),
+    )
+    for what, server, token in bots:
+        if token is not None:
+            digest = hashlib.sha256(f"{server}\n{token.get_secret_value()}".encode()).hexdigest()[:16]
+            yield what, folder / f"hermes-gateway-{digest}.lock"
+
+
+@contextmanager
+def _held_tokens(loaded: LoadedConfig, environ: Mapping[str, str]) -> Iterator[None]:
+    """One process per bot token, whatever state directory and temporary folder it uses."""
+    with ExitStack() as held:
+        for what, path in token_locks(loaded, lock_folder(environ)):
+            held.enter_context(FileLock.acquire(path, what=what, is_shared=True))
+        yield

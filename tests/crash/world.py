@@ -13,7 +13,7 @@ from aiohttp import web
 from tests.crash.daemon import run_daemon
 from tests.crash.kills import Kill
 from tests.e2e.protocols import ModelProtocol
-from tests.e2e.world import TOKEN, environ_of
+from tests.e2e.world import TOKEN, environ_of, remove_token_locks
 from tests.fakes import fake_llm, fake_telegram, labkit
 from tests.processes import ForkedProcess
 
@@ -76,6 +76,7 @@ class World:
         if keeper is not None:
             keeper.cancel()
             await asyncio.wait({keeper})
+        remove_token_locks(self._environ)
         await self.telegram.post("reset")  # ends polls whose poller was killed: nothing else would, and closing waits
         await self._stack.aclose()
 

@@ -1,16 +1,21 @@
 """Starting, stopping, dying and being asked how it goes."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from yarl import URL
 
+from gateway.config.settings import Config
 from tests.e2e.protocols import ModelProtocol
-from tests.e2e.world import World, world_in
+from tests.e2e.world import ROOT, START_SECONDS, STOP_SECONDS, World, world_in
 from tests.hermes_state.helpers import locked_by_another_process
 
 
@@ -111,10 +116,63 @@ async def test_a_second_daemon_ends_with_75_and_names_the_first(world: World) ->
     assert code == 75
     assert world.gateway.process is not None
     assert str(world.gateway.process.pid) in output
-    world.gateway.environ["HERMES_HOME"] = str(world.home) + "-other"
+    assert "hermes-gateway url` prints an address" in output
+    assert "ends it" in output
+    other = world.home.with_name("other")
+    other.mkdir()
+    world.gateway.environ |= {"HERMES_HOME": str(other / "home"), "TMPDIR": str(other)}
     code, output = await world.command_line("run")
-    assert code == 75, "another state directory does not make the same token free"
+    assert code == 75, "another state directory and temporary folder do not make the same token free"
     assert "Telegram token" in output
+    assert "hermes-gateway url" not in output, "it would ask the other state directory's"
+
+
+async def test_a_start_without_a_configured_port_takes_the_next_free_one_and_says_so(world: World) -> None:
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # somebody else has it: as well
+            held.enter_context(socket.create_server(("127.0.0.1", Config().local.port)))
+        await world.gateway.start(HERMES_LOCAL__ENABLED="true")
+        await world.gateway.wait_for_log("local.port_taken")
+        assert (URL(await world.gateway.printed_url()).port or 0) > Config().local.port
+
+
+async def test_signals_that_mean_nothing_do_nothing(world: World) -> None:
+    await world.gateway.start()
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        world.gateway.signal(number)
+    await world.say("still there?")
+    assert await world.replies(1, match="still there")
+
+
+_AT_A_TERMINAL = """
+import os, sys
+os.login_tty(0)
+os.execv(sys.executable, [sys.executable, "-m", "gateway", "run"])
+"""
+
+
+async def test_a_gateway_ends_cleanly_with_its_terminal(executed: World) -> None:
+    """The kernel and the shell both say that it was closed: the second time is no order to hurry."""
+    await executed.hold(match="slow", text="here you are")
+    await executed.say("slow")
+    terminal, theirs = os.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _AT_A_TERMINAL), env=executed.environ, cwd=ROOT, stdin=theirs
+    )
+    os.close(theirs)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(terminal, os.read, terminal, 65_536)  # or it would wait for room to write
+    try:
+        await executed.tg.get("calls", method="sendChatAction", wait=START_SECONDS, count=1)
+        assert process.returncode is None
+    finally:
+        loop.remove_reader(terminal)
+        os.close(terminal)
+    process.send_signal(signal.SIGHUP)
+    await executed.release()
+    assert await asyncio.wait_for(process.wait(), STOP_SECONDS) == 0
+    assert await executed.replies(1, wait=0) == ["here you are"]
+    assert executed.query("SELECT state, restarts FROM turns") == [("finished", 0)]
 
 
 async def test_a_database_that_is_not_ours_ends_with_78_and_stays_as_it_was(world: World) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import signal
 import time
@@ -152,6 +153,21 @@ async def test_reload_applies_access_and_keeps_the_last_good_file(world: World) 
     assert await world.replies(1, match="pairing code")
     await world.say("my turn", chat_id=43)
     assert await world.replies(1, chat_id=43, match="my turn")
+
+
+async def test_chats_go_on_while_a_reload_waits_for_its_file(world: World) -> None:
+    world.home.mkdir(mode=0o700)
+    await world.gateway.start()
+    config = world.home / "config.yaml"
+    os.mkfifo(config)  # as slow as a disk can be
+    world.gateway.signal(signal.SIGHUP)
+    async with asyncio.timeout(15):
+        writer = await asyncio.to_thread(config.open, "w")  # once somebody reads it
+    with writer:
+        await world.converse("are you there?")
+        writer.write("agent: {max_tool_rounds: 3}\n")
+    await world.gateway.wait_for_log("config.reloaded")
+    assert "agent.max_tool_rounds" in world.gateway.log_text()
 
 
 async def test_reload_takes_another_model_from_the_next_turn_on_and_names_what_waits_for_a_restart(

@@ -17,6 +17,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from gateway.config import load_config
+from gateway.process import lock_folder, token_locks
 from tests.e2e.protocols import ANTHROPIC, ModelProtocol
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Control, Server
@@ -49,6 +51,13 @@ def environ_of(folder: Path, model_url: str, protocol: ModelProtocol) -> dict[st
         "HERMES_LOGGING__LEVEL": "debug",
         "HERMES_LOGGING__FILE": "false",
     }
+
+
+def remove_token_locks(environ: Mapping[str, str]) -> None:
+    """Leave nothing where all processes of this machine meet: every test has bots of its own."""
+    loaded = load_config({**environ, "HERMES_HOME": "/nonexistent"})  # whatever a test left there
+    for _, path in token_locks(loaded, lock_folder(environ)):
+        path.unlink(missing_ok=True)
 
 
 def text_of(output: Path) -> str:
@@ -171,6 +180,7 @@ class World:
         try:
             if self.gateway.process is not None:
                 await self.gateway.kill()
+            remove_token_locks(self.environ)
         finally:
             await self._stack.aclose()
 

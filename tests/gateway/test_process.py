@@ -1,0 +1,26 @@
+"""What is set up before the daemon starts."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.config import load_config
+from gateway.process import lock_folder, token_locks
+
+
+@pytest.mark.skipif(not os.access("/run/lock", os.W_OK), reason="/run/lock is closed to this user")
+def test_processes_meet_where_the_temporary_folder_does_not_matter(tmp_path: Path) -> None:
+    assert lock_folder({"TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}) == Path("/run/lock")
+
+
+def test_a_lock_is_one_token_s_at_one_server_and_does_not_tell_it(tmp_path: Path) -> None:
+    def locks(**variables: str) -> list[tuple[str, Path]]:
+        return list(token_locks(load_config({"HERMES_HOME": str(tmp_path / "home"), **variables}), tmp_path))
+
+    assert locks() == []
+    both = locks(HERMES_TELEGRAM__TOKEN="1:one", HERMES_DISCORD__TOKEN="two")
+    assert [what for what, _ in both] == ["the Telegram token", "the Discord token"]
+    assert locks(HERMES_DISCORD__TOKEN="two") == both[1:]
+    assert locks(HERMES_DISCORD__TOKEN="two", HERMES_DISCORD__API_URL="http://127.0.0.1:9") != both[1:]
+    assert "one" not in both[0][1].name
