@@ -14,7 +14,7 @@ ARGS ?=
 # Extras that were asked for once are kept up to date with everything else.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic)
 
-.PHONY: help setup run anthropic test test-browser check fmt lint type unit bench figures walk catalog crash months protocols fuzz lock clean
+.PHONY: help install setup run anthropic test test-browser check fmt lint type unit bench figures walk catalog crash months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
 	@echo "installing what development needs"
 	@$(PIP_INSTALL) --require-hashes -r requirements-dev.txt
 	@touch $@
+
+install: $(VENV)/.installed $(EXTRAS) ## make .venv with what a server needs; with it the gateway can run
+	@$(BIN)/python -m compileall -q $(filter-out tests bench,$(CODE))
 
 setup: $(VENV)/.installed-dev ## make .venv with everything for development
 
@@ -77,7 +80,7 @@ protocols: setup ## the end-to-end tests, sampled kills and weeks included, over
 fuzz: setup ## far more random conversations and answers for the tests of what must always hold; takes minutes
 	@$(BIN)/python -m pytest -q -n 2 --timeout 0 --hypothesis-profile fuzz -m fuzz $(ARGS)
 
-check: setup ## formatting, lint, layers, types, unit file, documentation
+check: setup ## formatting, lint, layers, types, unit files, documentation
 	@$(BIN)/ruff format --check $(CODE)
 	@$(MAKE) --no-print-directory lint type unit
 
@@ -92,7 +95,7 @@ lint: setup ## ruff and the import layers
 type: setup ## mypy, strict
 	@$(BIN)/python -m mypy
 
-unit: setup ## the systemd unit and the documentation against the code
+unit: setup ## the systemd units and the documentation against the code
 	@$(BIN)/python -m pytest -q -rs tests/gateway/test_unit.py tests/gateway/test_docs.py
 
 bench: setup ## speed and memory, beside the floor in the same run

@@ -1,5 +1,6 @@
-"""The systemd unit: what it promises is what the daemon needs."""
+"""The systemd units: what they promise is what the daemon needs."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,12 +17,22 @@ from gateway.turns import previews
 from platforms.discord import adapter as discord
 from platforms.telegram import transport as telegram
 
-UNIT = Path(__file__).parents[2] / "systemd" / "hermes-gateway.service"
+FOLDER = Path(__file__).parents[2] / "systemd"
+UNITS = {"machine": FOLDER / "hermes-gateway.service", "user": FOLDER / "user" / "hermes-gateway.service"}
+MAX_EXPOSURE = 1.3
+"""Highest score of the machine's unit: 10 is a service that may do whatever its user may."""
+
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not on this machine")
+
+
+@pytest.fixture(scope="module", params=list(UNITS))
+def unit(request: pytest.FixtureRequest) -> Path:
+    return UNITS[request.param]
 
 
 @pytest.fixture(scope="module")
-def text() -> str:
-    return UNIT.read_text(encoding="utf-8")
+def text(unit: Path) -> str:
+    return unit.read_text(encoding="utf-8")
 
 
 def settings(text: str, name: str) -> list[str]:
@@ -69,22 +80,75 @@ def test_readiness_and_watchdog_come_from_the_daemon_itself(text: str) -> None:
     assert int(watchdog) > Config().store.busy_seconds * 2, "a locked database file is waited for, not killed for"
 
 
-def test_its_variables_are_settings_and_its_state_is_private(text: str) -> None:
+def test_its_variables_are_settings_and_its_files_are_private(text: str) -> None:
     known = {variable_name(key) for key in FIELDS} | {"HERMES_HOME"}
     for line in re.findall(r"^#?Environment=(\w+)=", text, re.MULTILINE):
         assert line in known
     for credential in re.findall(r"^#?LoadCredential=([^:]+):", text, re.MULTILINE):
         assert tuple(credential.split(".")) in FIELDS
-    assert settings(text, "StateDirectoryMode") == ["0700"]
     assert settings(text, "UMask") == ["0077"]
+    assert settings(text, "LimitCORE") == ["0"], "memory holds secrets"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not on this machine")
-def test_systemd_finds_nothing_to_complain_about(text: str, tmp_path: Path) -> None:
-    """The command is not installed where the unit expects it; everything else is verified as it is."""
-    copy = tmp_path / UNIT.name
-    copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE), encoding="utf-8")
-    result = subprocess.run(
-        ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60, check=False
+def test_the_bounds_leave_room_for_an_image_worker(text: str) -> None:
+    """And one that the kernel ends is not taken for the end of the service."""
+    assert settings(text, "MemoryMax") == ["2G"], "twice what a worker may take"
+    assert settings(text, "OOMPolicy") == ["continue"]
+    assert settings(text, "TasksMax")
+    assert settings(text, "LimitNOFILE")
+
+
+def test_both_units_restart_and_bound_alike() -> None:
+    common = (
+        "Restart",
+        "RestartPreventExitStatus",
+        "TimeoutStopSec",
+        "WatchdogSec",
+        "MemoryMax",
+        "TasksMax",
+        "KillMode",
     )
-    assert (result.returncode, result.stdout + result.stderr) == (0, "")
+    common += ("LimitNOFILE", "SystemCallFilter", "RestrictAddressFamilies", "RestrictNamespaces")
+    machine, user = (path.read_text(encoding="utf-8") for path in UNITS.values())
+    for name in common:
+        assert settings(machine, name) == settings(user, name) != [], name
+
+
+def test_each_is_started_by_a_target_that_its_systemd_has() -> None:
+    machine, user = (path.read_text(encoding="utf-8") for path in UNITS.values())
+    assert settings(machine, "WantedBy") == ["multi-user.target"]
+    assert settings(user, "WantedBy") == ["default.target"]
+    assert settings(user, "User") == settings(user, "StateDirectory") == []
+
+
+def test_the_machine_s_unit_may_write_to_its_state_and_to_the_locks_alone() -> None:
+    machine = UNITS["machine"].read_text(encoding="utf-8")
+    assert settings(machine, "ProtectSystem") == ["strict"]
+    assert settings(machine, "StateDirectory") == ["hermes-gateway"]
+    assert settings(machine, "StateDirectoryMode") == ["0700"]
+    assert settings(machine, "ReadWritePaths") == ["-/run/lock"], "where processes of one bot token meet"
+    assert settings(machine, "PrivateTmp") == ["yes"]
+
+
+@needs_systemd
+def test_systemd_finds_nothing_to_complain_about(unit: Path, text: str, tmp_path: Path) -> None:
+    """The command is not installed where the unit expects it; everything else is verified as it is."""
+    copy = tmp_path / unit.name
+    copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE), encoding="utf-8")
+    manager = "--user" if unit == UNITS["user"] else "--system"
+    assert analyzed("verify", manager, str(copy), runtime=tmp_path) == (0, "")
+
+
+@needs_systemd
+def test_the_machine_s_unit_stays_shut_in(tmp_path: Path) -> None:
+    limit = f"--threshold={MAX_EXPOSURE * 10:.0f}"
+    code, said = analyzed("security", "--offline=true", "--no-pager", limit, str(UNITS["machine"]), runtime=tmp_path)
+    assert code == 0, said
+
+
+def analyzed(*words: str, runtime: Path) -> tuple[int, str]:
+    """Exit code and output of `systemd-analyze`."""
+    environ = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "HOME": str(runtime)}
+    command = ["systemd-analyze", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
+    return done.returncode, done.stdout + done.stderr
