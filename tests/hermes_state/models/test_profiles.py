@@ -154,6 +154,16 @@ def test_a_calibration_comes_back_exactly(calibration: Calibration) -> None:
         assert profiles.load_profile(db, ROUTE, MODEL).calibration == calibration
 
 
+async def test_an_output_limit_holds_for_a_week_and_not_before_it_was_learned(store: Store) -> None:
+    learned_at, day = 1_800_000_000_000, 86_400_000
+    await store.write(profiles.learn_output_cap, "lab", "model", 4_096, Millis(learned_at))
+    limits = [
+        await store.read(profiles.load_output_cap, "lab", "model", Millis(learned_at + days * day))
+        for days in (0, 6, 8, -1)
+    ]
+    assert limits == [4_096, 4_096, None, None], "the clock was set back in the last one"
+
+
 async def test_facts_about_images_stay_beside_everything_else(store: Store) -> None:
     facts = profiles.ImageFacts(mark="abc", learned_at=NOW, takes_none=True, max_side=500, refused=(7, 9))
     assert await store.read(profiles.load_image_facts, ROUTE, MODEL) == profiles.ImageFacts()
