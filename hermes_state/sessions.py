@@ -42,8 +42,6 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """JSON of the context engine; a split copies it."""
     chosen_model: str | None = None
     """Model that people have chosen, as it is stored; None: the configured one."""
-    reasoning_effort: ReasoningEffort | None = None
-    """Effort that people have chosen; None: as the model is configured."""
 
     @property
     def short_key(self) -> str:
@@ -221,6 +219,16 @@ def set_context_state(db: Connection, session_id: SessionId, state: str) -> None
 def choose_model(db: Connection, session_id: SessionId, choice: str | None) -> None:
     """Keep which model answers in a session and in what continues it; None: the configured one."""
     db.execute("UPDATE sessions SET chosen_model = ? WHERE id = ?", (choice, session_id))
+
+
+def load_effort(db: Connection, session_id: SessionId) -> ReasoningEffort | None:
+    """Effort that people have chosen for a session; None: as the model is configured.
+
+    No column of `Session`: the command line reads sessions also in a database that an older version has left behind.
+    """
+    effort: ReasoningEffort | None
+    (effort,) = db.execute("SELECT reasoning_effort FROM sessions WHERE id = ?", (session_id,)).fetchone() or (None,)
+    return effort  # a CHECK holds the column to these words
 
 
 def choose_effort(db: Connection, session_id: SessionId, effort: ReasoningEffort | None) -> None:

@@ -46,7 +46,7 @@ async def think(request: CommandRequest) -> CommandResult:
     route = route_of(settings, session.chosen_model if session is not None else None) or settings.route
     word = request.argument.lower()
     if not word:
-        return _effort_shown(route, session.reasoning_effort if session is not None else None)
+        return _effort_shown(route, await _chosen_effort(request, session))
     if word == CONFIGURED:
         text = f"From the next message on the model thinks as configured: {route.reasoning_effort or 'as it likes'}."
         return set_in_session(request, sessions.choose_effort, None, text)
@@ -65,6 +65,10 @@ def _effort_shown(route: RouteConfig, chosen: ReasoningEffort | None) -> Command
     lines.append(f"`/think low|medium|high|off` chooses for this conversation, `/think {CONFIGURED}` goes back.")
     buttons = [Button(label=one, command=f"/think {one}") for one in ("low", "medium", "high", "off")]
     return say("\n".join(lines), *buttons)
+
+
+async def _chosen_effort(request: CommandRequest, session: sessions.Session | None) -> ReasoningEffort | None:
+    return await request.context.store.read(sessions.load_effort, session.id) if session is not None else None
 
 
 async def _window(handle: ModelHandle) -> str:
@@ -95,11 +99,11 @@ async def _size(request: CommandRequest, session: sessions.Session, handle: Mode
 async def _listed(request: CommandRequest, session: sessions.Session | None) -> CommandResult:
     runtime = request.context.runtime
     settings = runtime.config.model
-    choice, effort = (session.chosen_model, session.reasoning_effort) if session is not None else (None, None)
+    choice = session.chosen_model if session is not None else None
     route = route_of(settings, choice)
     if route is None:
         choice, route = None, settings.route
-    window = await _window(runtime.model_of(choice))
+    effort, window = await _chosen_effort(request, session), await _window(runtime.model_of(choice))
     lines = [f"Model: {_described(settings, route)}, {window}{settings_text(route, effort)}"]
     current = settings.label if choice is None else name_of(settings, choice)
     known = known_routes(settings)
