@@ -64,8 +64,10 @@ FLUSH_SECONDS = 10.0
 """Seconds for deliveries after the last turn; what is left goes out at the next start."""
 
 
-async def run_daemon(loaded: LoadedConfig, *, environ: Mapping[str, str], extra_tools: Sequence[Tool] = ()) -> int:
-    """Run until SIGTERM or SIGINT; returns the exit code.
+async def run_daemon(
+    loaded: LoadedConfig, *, environ: Mapping[str, str], extra_tools: Sequence[Tool] = (), is_fresh: bool = False
+) -> int:
+    """Run until SIGTERM or SIGINT; returns the exit code. `is_fresh`: without the database that there was before.
 
     Raises `LockUnavailable` when another process holds the database, `DatabaseRejected` and `SchemaTooNew` for one
     that is not ours to open, `StoreUnavailable` when it cannot be opened.
@@ -76,6 +78,7 @@ async def run_daemon(loaded: LoadedConfig, *, environ: Mapping[str, str], extra_
         synchronous="NORMAL" if loaded.config.store.synchronous == "normal" else "FULL",
         readers=loaded.config.store.readers,
         busy_seconds=loaded.config.store.busy_seconds,
+        is_fresh=is_fresh,
     )
     try:
         await _Daemon(loaded, store, environ, extra_tools, SystemClock()).run()
@@ -149,7 +152,7 @@ class _Daemon:
             delivery=self._delivery,
             clock=clock,
         )
-        self._heartbeat = Heartbeat(store, self._adapters, environ)
+        self._heartbeat = Heartbeat(store, self._adapters, environ, self._lanes.tell_all_broken)
         self._schedules = ScheduleRunner(
             store=store, runtime=self._runtime, clock=clock, attachments_folder=loaded.attachments
         )

@@ -6,7 +6,7 @@ ready, but is no reason to kill it: its supervisor is on it.
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -23,20 +23,31 @@ MAX_WRITER_WAIT_SECONDS = 60.0
 
 
 class Heartbeat:
-    """Measures the loop and the writer, and tells systemd."""
+    """Measures the loop and the writer, looks after the database's files, and tells systemd."""
 
-    def __init__(self, store: Store, adapters: AdapterRegistry, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        adapters: AdapterRegistry,
+        environ: Mapping[str, str],
+        on_trouble: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_trouble` is called when the database turns out to be lost or damaged."""
         self._store = store
         self._adapters = adapters
         self._environ = environ
+        self._on_trouble = on_trouble
         self._lag = 0.0
         self._status = ""
+        self._trouble: str | None = None
 
-    def vitals(self) -> Mapping[str, bool | float]:
+    def vitals(self) -> Mapping[str, bool | float | str]:
         """Health for operators: the last delay of the loop, the age of the oldest waiting write, the last commit."""
         pulse = self._store.pulse
         return {
-            "is_ready": all(one.health().is_ready for one in self._adapters.supervised.values()),
+            "is_ready": self._store.trouble is None
+            and all(one.health().is_ready for one in self._adapters.supervised.values()),
+            "database": self._store.trouble or "",
             "loop_lag_seconds": round(self._lag, 4),
             "writer_waiting_seconds": round(pulse.oldest_wait_seconds, 4),
             "last_commit_seconds": round(pulse.last_commit_seconds, 4),
@@ -54,8 +65,21 @@ class Heartbeat:
                 log.warning("loop.lagged", seconds=round(self._lag, 3))
             if self._store.pulse.oldest_wait_seconds < MAX_WRITER_WAIT_SECONDS:
                 notify(self._environ, "WATCHDOG=1")
+            self._check_database()
             states = ", ".join(f"{name} {one.health().state.value}" for name, one in self._adapters.supervised.items())
+            if self._trouble is not None:
+                states += f"; {self._trouble}"
             if states != self._status:
                 self._status = states
                 notify(self._environ, f"STATUS={states}")
                 log.info("adapters.changed", states=states)
+
+    def _check_database(self) -> None:
+        before, self._trouble = self._trouble, self._store.check_files()
+        if self._trouble == before:
+            return
+        if self._trouble is None:
+            log.warning("store.mended")
+            return
+        log.error("store.broken", reason=self._trouble)
+        self._on_trouble()

@@ -19,6 +19,7 @@ HermesError
 ├── ToolError          goes back to the model as a tool result; the turn goes on
 ├── StateError
 │   ├── StoreUnavailable      nothing was written; the caller's keys make the retry safe
+│   │   └── StoreBroken           the database is damaged or gone: only its operator can mend that
 │   ├── SessionNotFound · LineageMoved
 │   ├── LookupFailed          a name or id that people gave names nothing, or too much; `reason` says which
 │   ├── PairingNotFound       no code or person of this kind is paired
@@ -228,6 +229,10 @@ class StateError(HermesError):
 
 class StoreUnavailable(StateError):
     """The database cannot be written (or read) now; nothing of the request was stored."""
+
+
+class StoreBroken(StoreUnavailable):
+    """The database file is damaged, deleted or replaced: only whoever runs the gateway can mend that."""
 
 
 class SessionNotFound(StateError):

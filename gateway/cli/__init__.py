@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import config, daemon, init, lookups, pair, plugins, usage
+from gateway.cli import config, daemon, database, init, lookups, pair, plugins, usage
 from gateway.cli.output import echo
 from gateway.config import ConfigRejected, process_environment
 from gateway.config.files import find_state
@@ -35,7 +35,7 @@ app = typer.Typer(
 for name, command in (
     ("run", daemon.run), ("init", init.init), ("status", daemon.status), ("url", daemon.url), ("doctor", daemon.doctor),
     ("lineage", lookups.lineage), ("search", lookups.search), ("history", lookups.history),
-    ("sessions", lookups.sessions), ("usage", usage.usage), ("insights", usage.insights),
+    ("sessions", lookups.sessions), ("usage", usage.usage), ("insights", usage.insights), ("backup", database.backup),
 ):
     app.command(name)(command)
 # fmt: on

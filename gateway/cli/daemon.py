@@ -18,16 +18,21 @@ _SIGNS = {"fine": "ok", "skipped": "--", "warning": "!!", "failed": "XX"}
 """Marks before the lines of `doctor`, by `CheckStatus`."""
 
 
-def run() -> None:
+def run(
+    is_fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin with an empty database where the one that there was is gone.")
+    ] = False,
+) -> None:
     """Run the gateway in the foreground until SIGTERM or Ctrl-C.
 
     With nothing configured it serves the web chat on 127.0.0.1 with the offline model. SIGHUP reloads the
     configuration, but ends a gateway that runs at a terminal. Exit codes: 0 clean, 75 token or database held by
-    another process, 78 configuration.
+    another process, 78 configuration, or a database that was there and is gone: put it or a backup back, or begin anew
+    with --fresh, which touches none that is there.
     """
     from gateway.process import serve  # what writes the logs takes longer to import than all of the command line
 
-    raise typer.Exit(serve(process_environment()))
+    raise typer.Exit(serve(process_environment(), is_fresh=is_fresh))
 
 
 def status(as_json: Json = False) -> None:

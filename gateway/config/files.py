@@ -17,6 +17,7 @@ from dotenv.parser import parse_stream
 
 from hermes_state.errors import ConfigError, DatabaseRejected, SchemaTooNew, StoreUnavailable
 from hermes_state.store.connections import check_ours
+from hermes_state.store.lock import holder
 
 KeyPath: TypeAlias = tuple[str, ...]
 
@@ -225,7 +226,8 @@ def check_home(home: Path) -> None:
     try:
         if home.exists() and not home.is_dir():
             raise ConfigError(f"{home}: is not a directory; HERMES_HOME must name the state directory")
-        check_ours(database)
+        if holder(home / "state.db.lock") is None:  # its holder knows better what became of its own file
+            check_ours(database)
     except (DatabaseRejected, SchemaTooNew) as error:
         raise ConfigError(f"{error}; nothing was changed") from error
     except StoreUnavailable as error:

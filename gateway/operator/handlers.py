@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import structlog
 
 from agent.engines.loader import BUILT_IN
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_rows, pairing_row, revoke_pairing
@@ -12,7 +15,7 @@ from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.models.pricing import cap_limits
 from gateway.models.selection import Runtime
-from gateway.operator.doctor import CheckResult, check_context, check_database, warning
+from gateway.operator.doctor import CheckResult, check_context, check_database, failed, warning
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up
 from gateway.operator.socket import Handler
 from gateway.operator.spending import REPORTS, report
@@ -21,12 +24,14 @@ from gateway.outbound.delivery import Delivery
 from gateway.times import format_time
 from gateway.turns.lanes import LaneRegistry
 from hermes_state.admin.pairings import UserRole
-from hermes_state.errors import CommandError
+from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis, UserRef
 from platforms.base import AdapterHealth
 from platforms.local import LocalAdapter
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,7 @@ class OperatorHandler:
             "pair.revoke": self.revoke,
             "local.url": self.mint_local_url,
             "doctor": self.examine,
+            "backup": self.back_up,
             **{name: partial(self.look_up, name) for name in LOOKUPS},
             **{name: partial(self.look_at_spending, name) for name in REPORTS},
         }
@@ -119,7 +125,24 @@ class OperatorHandler:
         model, context = self.runtime.models.configured, self.runtime.agent.context
         engine = context.engine.name if context.engine.name != BUILT_IN else None
         window_check = check_context(self.runtime.config, await model.load_limits(), model.window_from, engine=engine)
-        return [await self.store.read(check_database), window_check, *circuits]
+        return [await self._examine_database(), window_check, *circuits]
+
+    async def _examine_database(self) -> CheckResult:
+        if (trouble := self.store.trouble) is not None:
+            return failed("database", trouble)
+        try:
+            return await self.store.read(check_database)
+        except StoreUnavailable as error:
+            return failed("database", str(error))
+
+    async def back_up(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Copy the database to the new `file`, an absolute path; answers with its size."""
+        target = Path(str(args.get("file", "")))
+        if not target.is_absolute():
+            raise CommandError("A backup needs the absolute path of a new file.")
+        size = await self.store.back_up(target)
+        log.info("store.backed_up", bytes=size)
+        return {"bytes": size}
 
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:
         """Chains of sessions, and messages; see `gateway.operator.lookups`."""

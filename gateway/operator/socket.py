@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from hermes_state.aio import cancel_all
 from hermes_state.errors import CommandError, HermesError
 
 Handler: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[Any]]
@@ -30,6 +31,9 @@ _MAX_ANSWER_BYTES = 67_108_864
 _MAX_PATH_BYTES = 100
 """Longest socket address, in bytes, with room to spare (108 on Linux, 104 elsewhere)."""
 
+_LOOK_SECONDS = 1.0
+"""Time between two looks at whether the socket is still there, in seconds."""
+
 _IDLE_SECONDS = 60.0
 """Longest silence of a client before it is let go, in seconds."""
 
@@ -42,9 +46,12 @@ class DaemonNotRunningError(HermesError):
 async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIterator[None]:
     """Answer requests at `path` while the block runs; whoever holds the state directory's lock may call this.
 
-    A socket left behind by a process that died is replaced. Open connections end with the block.
+    A socket left behind by a process that died is replaced. One that is deleted, its folder with it or not, is made
+    anew: how else should anybody ask for what only the daemon has still open? Open connections end with the block.
     """
     connections: set[asyncio.Task[None]] = set()
+    servers: list[asyncio.Server] = []
+    ours: list[os.stat_result] = []
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -56,15 +63,32 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
             connections.discard(task)
             writer.close()
 
-    server = await asyncio.start_unix_server(connected, sock=_bound(path), limit=MAX_LINE_BYTES)
+    async def listen() -> None:
+        servers.append(await asyncio.start_unix_server(connected, sock=_bound(path), limit=MAX_LINE_BYTES))
+        ours.append(os.stat(path))
+
+    async def keep_listening() -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)  # no event tells of a file that goes
+            try:
+                os.stat(path)
+            except FileNotFoundError:
+                with suppress(OSError):  # tried again
+                    os.makedirs(path.parent, mode=0o700, exist_ok=True)
+                    await listen()
+
+    _remove(path)
+    await listen()
+    keeper = asyncio.create_task(keep_listening(), name="control")
     try:
         yield
     finally:
-        server.close()
-        for task in connections:
-            task.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
-        _remove(path)
+        for server in servers:
+            server.close()
+        await cancel_all([keeper, *connections])
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path), ours[-1]):  # not that of a daemon in a folder put in place of ours
+                _remove(path)
 
 
 def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, timeout_seconds: float = 10.0) -> Any:
@@ -145,7 +169,6 @@ def _remove(path: Path) -> None:
 
 def _bound(path: Path) -> socket.socket:
     """A socket that only this user can connect to, from its first moment on."""
-    _remove(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:

@@ -42,6 +42,10 @@ STORE_PAUSE_SECONDS = 2.0
 STARTING_PAUSE_SECONDS = 0.2
 CRASH_PAUSE_SECONDS = 30.0
 LAST_REQUEST_SECONDS = 5.0
+STORE_BROKEN = (
+    "My database is damaged or gone, so I cannot go on here. What you write now waits, and is answered once whoever "
+    "runs me has mended that."
+)
 RENDERED_AT_ONCE = 4_000
 """Longest reply that is rendered on the event loop, in characters: a hop to a thread would cost more."""
 
@@ -61,6 +65,8 @@ class Delivery:
         self._due: dict[OutboxId, float] = {}
         """Time of the next attempt at rows that failed, by the monotonic clock: the time of day may be changed."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unstored: set[asyncio.Task[bool]] = set()
+        self._told_broken: set[ChatKey] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_closed = False
@@ -87,20 +93,28 @@ class Delivery:
 
         It does not pass the chat's gate: whoever holds that may be waiting for the database.
         """
+        reply_to = message.message_ref if message.chat_kind.is_shared else None
+        return await self._send_now(chat, markdown, message.event_ref, reply_to=reply_to, ticket=message.ticket)
+
+    def tell_broken(self, chat: ChatKey) -> None:
+        """Tell a chat, once, that what it says waits until the database is mended; from memory, as `send_unstored`."""
+        place = replace(chat, user_ref="")
+        if place not in self._told_broken and not self._is_closed:
+            self._told_broken.add(place)
+            work = self._send_now(place, STORE_BROKEN, f"broken:{place.name}:{self._clock.now()}")
+            track(self._unstored, self._group.create_task(work, name=f"broken-{place.name}"))
+
+    async def _send_now(
+        self, chat: ChatKey, markdown: str, event_ref: str, *, reply_to: str | None = None, ticket: str | None = None
+    ) -> bool:
         adapter = self._adapters.of(chat)
         if adapter is None:
             return False
         flood = self._gates.flood_of(chat)
-        digest = hashlib.sha256(message.event_ref.encode()).hexdigest()[:16]
+        digest = hashlib.sha256(event_ref.encode()).hexdigest()[:16]
         try:
             for number, part in enumerate(await _render(adapter, outbox.WrittenReply(markdown=markdown))):
-                request = SendRequest(
-                    chat=chat,
-                    part=part,
-                    key=f"u{digest}.{number}",
-                    reply_to=message.message_ref if message.chat_kind.is_shared else None,
-                    ticket=message.ticket,
-                )
+                request = SendRequest(chat=chat, part=part, key=f"u{digest}.{number}", reply_to=reply_to, ticket=ticket)
                 with flood.obeyed():
                     await self._send_or_plain(adapter, request)
         except PlatformError as error:
@@ -123,7 +137,7 @@ class Delivery:
             event.set()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LAST_REQUEST_SECONDS)
-        await cancel_all(self._tasks)
+        await cancel_all([*self._tasks, *self._unstored])
 
     async def _serve(self, chat_id: ChatId) -> None:
         event = self._wakes[chat_id]

@@ -8,6 +8,7 @@ message that crashes its lane again and again is a dead letter. At the end of th
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from sqlite3 import Connection
 from typing import Self, TypeAlias
@@ -22,7 +23,8 @@ from gateway.turns.previews import LivePreview
 from gateway.turns.runner import MAX_RESTARTS, TurnRunner
 from hermes_state import inbox, journal, outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
-from hermes_state.errors import StateError
+from hermes_state.chats import load_chat
+from hermes_state.errors import StateError, StoreBroken
 from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.journal import InboxMoved, PreparedMessage, RunningTurn
 from hermes_state.outbox import OutboxKind, Reply
@@ -116,6 +118,8 @@ class Lane:
             except StateError as error:
                 pause = next(delays)
                 log.warning("lane.delayed", chat_id=self._chat_id, error=str(error), retry_seconds=pause)
+                if isinstance(error, StoreBroken):
+                    await self._lanes.tell_broken(self._chat_id)
                 await wait_until(self.woken, pause)
             except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
                 log.exception("lane.crashed", chat_id=self._chat_id)
@@ -259,6 +263,16 @@ class LaneRegistry:
             lane.woken.set()
         elif self._run_command is not None and not self._is_closing:
             self._open(chat_id, self._run_command, is_after_restart=False)
+
+    async def tell_broken(self, chat_id: ChatId) -> None:
+        """Tell a chat that its messages wait for a broken database."""
+        with suppress(StateError):  # nothing says whose chat it is
+            self.turns.delivery.tell_broken((await self.store.read(load_chat, chat_id)).key)
+
+    def tell_all_broken(self) -> None:
+        """Tell every chat whose answer is being worked on that it cannot be finished."""
+        for chat in self.active:
+            self.turns.delivery.tell_broken(chat)
 
     def running_turn(self, chat_id: ChatId) -> RunningTurn | None:
         """Turn that this chat is in the middle of."""

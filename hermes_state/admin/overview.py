@@ -9,9 +9,9 @@ from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.errors import LockUnavailable
 from hermes_state.store.connections import check_ours, register_functions, unavailable
-from hermes_state.store.lock import holder
+from hermes_state.store.lock import refuse_held
+from hermes_state.store.presence import refuse_empty, refuse_loss
 from hermes_state.store.sql import scalar, select_one
 
 
@@ -64,17 +64,17 @@ def open_resting(path: Path) -> Iterator[Connection | None]:
     Raises `LockUnavailable` while somebody holds its lock: then ask the holder, a second process stays away from the
     file. `DatabaseRejected`, `SchemaTooNew` and `StoreUnavailable` as `Store.open` does.
     """
-    lock = path.with_name(path.name + ".lock")
-    if (who := holder(lock)) is not None:
-        raise LockUnavailable(f"the database {path} is in use by {who}", holder=who)
+    refuse_held(path.with_name(path.name + ".lock"), what=f"the database {path}")
     check_ours(path)
     if not path.exists():
+        refuse_loss(path)
         yield None
         return
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             db.execute("PRAGMA query_only = ON")
             register_functions(db)
+            refuse_empty(db, path)
             is_made = scalar(db, int, "PRAGMA user_version") > 0
             yield db if is_made else None
     except sqlite3.DatabaseError as error:

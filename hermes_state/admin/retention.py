@@ -94,7 +94,8 @@ def checkpoint(path: Path) -> WalState:
     Blocks its thread, but no reader and no writer: it works on a connection of its own.
     """
     try:
-        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        uri = f"{path.absolute().as_uri()}?mode=rw"  # never make the file: it may just have been lost
+        with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
             _, pages, copied = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     except sqlite3.Error as error:
         raise unavailable(path, error) from error

@@ -1,50 +1,70 @@
-"""A copy of the database that is whole and compact, made while the daemon goes on writing."""
+"""A copy of the database that is whole, made while the daemon goes on writing."""
 
 import contextlib
 import os
 import sqlite3
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from hermes_state.errors import StoreUnavailable
+from hermes_state.store.sql import scalar
+
+_PAGES_AT_ONCE = 1_024
+"""Pages copied between two looks at whether to go on: four megabytes."""
 
 
-def back_up(source: Path, target: Path) -> None:
-    """Write a copy of the database `source` to `target` (mode 0600); an existing `target` is replaced.
+def copy_into(db: sqlite3.Connection, target: Path, may_go_on: Callable[[], bool] = lambda: True) -> int:
+    """Copy the open database `db` to the new file `target` (mode 0600); returns its size in bytes.
 
-    Blocks for about two seconds per gigabyte, so call it in a thread. It reads on a connection of its own and holds a
-    snapshot meanwhile: the write-ahead log grows until it is done. `target` is either the whole copy or untouched.
+    Blocks for some seconds per gigabyte, so call it in a thread. Where somebody else writes, `db` must be in a
+    transaction: its snapshot is what is copied, page by page, damaged ones too, from the file that is open, whatever
+    has its name by now; the write-ahead log grows meanwhile. `target` is there as a whole or not at all.
 
-    Raises `StoreUnavailable` if the copy cannot be written or the source cannot be read.
+    Raises `StoreUnavailable` if `target` exists or the copy fails, or as soon as `may_go_on` says no.
     """
-    if not source.exists():
-        raise StoreUnavailable(f"there is no database at {source}")
-    uri = f"{source.absolute().as_uri()}?mode=ro"
-    try:
-        db = sqlite3.connect(uri, uri=True, isolation_level=None)
-    except sqlite3.Error as error:
-        raise StoreUnavailable(f"cannot read {source}: {error}") from error
-    with contextlib.closing(db):
-        copy_into(db, target)
+    if os.path.lexists(target):
+        raise StoreUnavailable(f"{target} exists already: name a new file for the backup")
 
+    def look_up(_status: int, _remaining: int, _total: int) -> None:
+        if not may_go_on():
+            raise StoreUnavailable(f"the backup {target} was broken off: the gateway stops")
 
-def copy_into(db: sqlite3.Connection, target: Path) -> None:
-    """`back_up` for a connection that is already open and in no transaction."""
-    unfinished = target.with_name(target.name + ".unfinished")
+    unfinished: Path | None = None
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished.unlink(missing_ok=True)
-        os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # SQLite fills an empty file
-        db.execute("VACUUM INTO ?", (str(unfinished),))
-        _flush(unfinished)
-        unfinished.replace(target)
-        _flush(target.parent)
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".unfinished", dir=target.parent)
+        os.close(descriptor)
+        unfinished = Path(name)
+        scalar(db, int, "PRAGMA schema_version")  # begins the snapshot: without one, every write would start it anew
+        with contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as copy:
+            copy.execute("PRAGMA synchronous = OFF")  # flushed below, once
+            db.backup(copy, pages=_PAGES_AT_ONCE, progress=look_up)
+            copy.execute("PRAGMA journal_mode = DELETE")  # one file, also for whoever only reads it
+        flush(unfinished)
+        _name(unfinished, target)
+        flush(target.parent)
+        return target.stat().st_size
     except (OSError, sqlite3.Error) as error:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
-            unfinished.unlink(missing_ok=True)
         raise StoreUnavailable(f"cannot write the backup {target}: {error}") from error
+    finally:
+        if unfinished is not None:
+            with contextlib.suppress(OSError):  # the first error is the one to tell
+                unfinished.unlink(missing_ok=True)
 
 
-def _flush(path: Path) -> None:
+def _name(unfinished: Path, target: Path) -> None:
+    """Give the copy its name, unless somebody has taken that meanwhile."""
+    try:
+        os.link(unfinished, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links, such as that of a stick
+        unfinished.rename(target)
+
+
+def flush(path: Path) -> None:
+    """Put a file, or the names in a folder, on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -13,8 +13,9 @@ from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 import aiosqlite
 
-from hermes_state.errors import DatabaseRejected, SchemaTooNew, StoreUnavailable
+from hermes_state.errors import DatabaseRejected, SchemaTooNew, StoreBroken, StoreUnavailable
 from hermes_state.store.migrate import APPLICATION_ID, newest_schema
+from hermes_state.store.presence import marker_of, side_files
 from hermes_state.store.segment import segment
 from hermes_state.store.sql import scalar
 
@@ -55,6 +56,8 @@ _TROUBLE = {
     sqlite3.SQLITE_NOTADB: "the file is not a database",
 }
 
+REPAIR_HINT = "stop the gateway and put a backup back"
+
 
 def is_trouble(error: BaseException) -> bool:
     """True for errors about the disk, the file or its locks, not about the statement that met them."""
@@ -68,8 +71,11 @@ def is_busy(error: BaseException) -> bool:
 
 def unavailable(path: Path, error: BaseException) -> StoreUnavailable:
     """The error that a caller gets for trouble with the database at `path`."""
-    trouble = _TROUBLE.get(_primary_code(error), "the database failed")
-    told = StoreUnavailable(f"{path.name}: {trouble} ({error})")
+    code = _primary_code(error)
+    text = f"{path.name}: {_TROUBLE.get(code, 'the database failed')} ({error})"
+    is_derived = getattr(error, "sqlite_errorcode", code) == sqlite3.SQLITE_CORRUPT_VTAB  # the search index
+    is_broken = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) and not is_derived
+    told = StoreBroken(f"{text}; {REPAIR_HINT}") if is_broken else StoreUnavailable(text)
     told.__cause__ = error
     return told
 
@@ -98,7 +104,7 @@ def check_ours(path: Path) -> None:
     Touches nothing: the head is read through SQLite as an immutable file, which takes no lock and makes no side files.
     (Opening the file ourselves would drop the locks of a connection that this process may hold on it.)
     """
-    log = path.with_name(path.name + "-wal")
+    log, _ = side_files(path)
     try:
         size, log_size = (file.stat().st_size if file.exists() else 0 for file in (path, log))
     except OSError as error:
@@ -115,7 +121,7 @@ def check_ours(path: Path) -> None:
             application_id = scalar(db, int, "PRAGMA application_id")
             version = scalar(db, int, "PRAGMA user_version")
     except sqlite3.DatabaseError as error:
-        if _primary_code(error) == sqlite3.SQLITE_NOTADB:
+        if _primary_code(error) == sqlite3.SQLITE_NOTADB and not marker_of(path).exists():
             raise DatabaseRejected(f"{path} is not a database: move it away or choose another HERMES_HOME") from error
         raise unavailable(path, error) from error
     if application_id != APPLICATION_ID:

@@ -73,6 +73,12 @@ class FileLock:
         self.release()
 
 
+def refuse_held(path: Path, *, what: str) -> None:
+    """Raise `LockUnavailable` if a living process holds the lock at `path`. Creates nothing; `what` as in `acquire`."""
+    if (who := holder(path)) is not None:
+        raise LockUnavailable(f"{what} is in use by {who}", holder=who)
+
+
 def holder(path: Path) -> str | None:
     """The process that holds the lock at `path`, in words; None while it is free. Creates nothing.
 
@@ -80,7 +86,7 @@ def holder(path: Path) -> str | None:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StoreUnavailable(f"cannot open the lock file {path}: {error.strerror}") from error

@@ -76,7 +76,9 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
         _check_applied(db, path, migrations[:version])
     pending = migrations[version:]
     if version and pending:
-        copy_into(db, path.parent / "backups" / f"{path.stem}-schema{version}-{time.strftime('%Y%m%d-%H%M%S')}.db")
+        copy = path.parent / "backups" / f"{path.stem}-schema{version}-{time.strftime('%Y%m%d-%H%M%S')}.db"
+        copy.unlink(missing_ok=True)  # of a start that failed within this second
+        copy_into(db, copy)  # nobody else writes: it needs no snapshot
     for migration in pending:
         _apply(db, migration)
     _ensure_segmented(db)

@@ -16,12 +16,14 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 import aiosqlite
 
 from hermes_state.aio import Backoff
-from hermes_state.errors import StoreUnavailable
+from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.store import connections
+from hermes_state.store.backup import copy_into
 from hermes_state.store.batch import WriteRequest, run_batch
 from hermes_state.store.filesystem import refuse_network_disk
-from hermes_state.store.lock import FileLock
+from hermes_state.store.lock import FileLock, refuse_held
 from hermes_state.store.migrate import migrate
+from hermes_state.store.presence import FileWatch, has_content, leave_marker, refuse_empty, refuse_loss
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,6 +36,9 @@ QUEUE_SIZE = 10_000
 
 READ_SECONDS = 5.0
 """Time limit of a read: an old snapshot keeps the write-ahead log from being cleared."""
+
+BACKUP_SECONDS = 3_600.0
+"""Time limit of a backup: enough for a terabyte on a fast disk, and for a hundred gigabytes on a slow one."""
 
 _BUSY_PAUSE_SECONDS = 0.02
 _DEADLINE_CHECK_STEPS = 20_000
@@ -102,15 +107,25 @@ class Store:
         self._is_open = True
         self._closed_at = 0.0
         self._shutdown: asyncio.Task[None] | None = None
+        self._watch = FileWatch(path)
+        self._loss: str | None = None
+        self._damage: str | None = None
         self._drainer = asyncio.create_task(self._drain(), name="store.writer")
 
     @classmethod
     async def open(
-        cls, path: Path, *, synchronous: connections.Synchronous = "FULL", readers: int = 2, busy_seconds: float = 30.0
+        cls,
+        path: Path,
+        *,
+        synchronous: connections.Synchronous = "FULL",
+        readers: int = 2,
+        busy_seconds: float = 30.0,
+        is_fresh: bool = False,
     ) -> Self:
         """Open the database at `path`, making or migrating it; takes its lock (`<path>.lock`) until `close`.
 
-        `busy_seconds` bounds how long a write waits while another process locks the file.
+        `busy_seconds` bounds how long a write waits while another process locks the file. `is_fresh`: an empty one may
+        be made where there was one before.
 
         Raises `ConfigError` on a network disk, `LockUnavailable` if a living process has the database open,
         `DatabaseRejected` (nothing is touched then), `SchemaTooNew`, or `StoreUnavailable`.
@@ -118,11 +133,17 @@ class Store:
         connections.check_engine()
         refuse_network_disk(path)
         connections.check_ours(path)
+        what, lock_file = f"the database {path}", path.with_name(path.name + ".lock")
+        if not is_fresh and not has_content(path):
+            refuse_held(lock_file, what=what)  # whoever holds it has only just lost it
+            refuse_loss(path)
         connections.ensure_private(path)
-        lock = FileLock.acquire(path.with_name(path.name + ".lock"), what=f"the database {path}")
+        lock = FileLock.acquire(lock_file, what=what)
         opened: list[aiosqlite.Connection] = []
         try:
             opened.append(writer := await connections.connect(path))
+            if not is_fresh:
+                await connections.on_thread(writer, refuse_empty, path)
             await connections.on_thread(writer, connections.prepare_writer, path, synchronous, busy_seconds)
             await connections.on_thread(writer, migrate, path)
             await connections.on_thread(writer, connections.limit_busy_wait, busy_seconds)
@@ -131,6 +152,7 @@ class Store:
                 opened.append(connection := await connections.connect(path))
                 reading.append(reader := _Reader(connection))
                 await connections.on_thread(connection, reader.prepare, busy_seconds)
+            leave_marker(path)
         except BaseException as error:
             for connection in reversed(opened):
                 await connection.close()
@@ -151,6 +173,8 @@ class Store:
         """
         if not self._is_open:
             raise StoreUnavailable(f"{self.path.name}: the store is closed")
+        if self._loss is not None:
+            raise StoreBroken(self._loss)
         if self._callers_outside or len(self._queue) >= QUEUE_SIZE:
             await self._wait_for_room()
         write = WriteRequest(self._loop.create_future(), fn, args, kwargs)
@@ -200,10 +224,34 @@ class Store:
             )
         except sqlite3.Error as error:
             if connections.is_trouble(error):
-                raise connections.unavailable(self.path, error) from error
+                raise self._unavailable(error) from error
             raise
         finally:
             reader.pending -= 1
+
+    async def back_up(self, target: Path) -> int:
+        """Copy the database as it is now to the new file `target`; returns its size in bytes. Writers go on meanwhile.
+
+        The copy is read through an open connection: it has what was deleted or replaced under its name, too.
+
+        Raises `StoreUnavailable` if it cannot be written, and for a `target` that exists or that the store uses.
+        """
+        if self._watch.uses(target):
+            raise StoreUnavailable(f"{target} is in use: name another file")
+        return await self.read_within(BACKUP_SECONDS, copy_into, target, lambda: self._is_open)
+
+    def check_files(self) -> str | None:
+        """Compare the open files with those under their names; what is wrong with the database, in words for operators.
+
+        While the files are not there, every write is refused with `StoreBroken`. Damage that was met once is told on.
+        """
+        self._loss = self._watch.find_loss()
+        return self.trouble
+
+    @property
+    def trouble(self) -> str | None:
+        """What only an operator can mend: the loss of the files, as last looked at, or damage; None if nothing is."""
+        return self._loss or self._damage
 
     @property
     def pulse(self) -> WriterHealth:
@@ -237,6 +285,7 @@ class Store:
             try:
                 await self._writer.close()
             finally:
+                self._watch.close()
                 self._lock.release()
         if not self._drainer.cancelled():
             self._drainer.result()  # an error there is a fault of this module: let it be seen
@@ -316,5 +365,11 @@ class Store:
     def _for_caller(self, error: BaseException) -> BaseException:
         """The error as one caller gets it; one that ended the whole batch becomes an exception for each."""
         if connections.is_trouble(error):
-            return connections.unavailable(self.path, error)
+            return self._unavailable(error)
         return StoreUnavailable(*error.args) if type(error) is StoreUnavailable else error
+
+    def _unavailable(self, error: BaseException) -> StoreUnavailable:
+        told = connections.unavailable(self.path, error)
+        if isinstance(told, StoreBroken):
+            self._damage = str(told)
+        return told

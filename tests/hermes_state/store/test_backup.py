@@ -1,11 +1,14 @@
 import asyncio
+import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store.backup import back_up
+from hermes_state.store import backup
+from hermes_state.store.backup import copy_into
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.writer import Store
 from tests.hermes_state.helpers import opened
@@ -13,7 +16,6 @@ from tests.hermes_state.helpers import opened
 
 async def test_a_backup_made_while_writing_is_whole_and_opens_as_a_store(store: Store, tmp_path: Path) -> None:
     await store.write(save_note, "n", "before")
-    target = tmp_path / "copies" / "copy.db"
     stop = asyncio.Event()
 
     async def keep_writing() -> int:
@@ -24,34 +26,102 @@ async def test_a_backup_made_while_writing_is_whole_and_opens_as_a_store(store: 
         return number
 
     writing = asyncio.ensure_future(keep_writing())
-    for _ in range(3):
-        await asyncio.to_thread(back_up, store.path, target)
+    for number in range(3):
+        target = tmp_path / "copies" / f"{number}.db"
+        assert await store.back_up(target) == target.stat().st_size
+        assert stat.S_IMODE(target.stat().st_mode) == 0o600
+        with opened(target) as db:
+            assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            assert db.execute("PRAGMA journal_mode").fetchone() == ("delete",), "one file"
     stop.set()
     assert await writing > 0
-    assert stat.S_IMODE(target.stat().st_mode) == 0o600
-    with opened(target) as db:
-        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert sorted(os.listdir(target.parent)) == ["0.db", "1.db", "2.db"]
     copy = await Store.open(target)
     assert await copy.read(load_note, "n") == "before"
     await copy.close()
 
 
-async def test_a_backup_does_not_open_the_store_to_a_second_writer(store: Store, tmp_path: Path) -> None:
-    await asyncio.to_thread(back_up, store.path, tmp_path / "copy.db")
-    await store.write(save_note, "n", "the store goes on")
-    assert await store.read(load_note, "n") == "the store goes on"
+async def test_a_backup_in_pieces_ends_although_every_piece_meets_new_writes(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        await store.write(save_note, f"long {number}", "x" * 20_000)
+    monkeypatch.setattr(backup, "_PAGES_AT_ONCE", 5)
+    pieces, loop = 0, asyncio.get_running_loop()
+
+    def write_between() -> bool:
+        nonlocal pieces
+        pieces += 1
+        asyncio.run_coroutine_threadsafe(store.write(save_note, "piece", str(pieces)), loop).result(10)
+        return True
+
+    await store.read_within(60.0, copy_into, tmp_path / "copy.db", write_between)
+    assert pieces > 30
+    with opened(tmp_path / "copy.db") as db:
+        assert load_note(db, "piece") is None, "the copy is of one moment"
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-async def test_a_backup_that_cannot_be_written_leaves_the_older_one(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+async def test_nothing_that_exists_is_overwritten(store: Store, tmp_path: Path, kind: str) -> None:
     target = tmp_path / "copy.db"
-    target.write_text("the older one")
-    (tmp_path / "copy.db.unfinished").mkdir()
-    with pytest.raises(StoreUnavailable, match=r"copy\.db"):
-        await asyncio.to_thread(back_up, store.path, target)
-    assert target.read_text() == "the older one"
+    if kind == "file":
+        target.write_text("the older one")
+    elif kind == "link":
+        target.symlink_to(tmp_path / "nowhere")
+    else:
+        target.mkdir()
+    with pytest.raises(StoreUnavailable, match="exists"):
+        await store.back_up(target)
+    assert not (tmp_path / "nowhere").exists()
+    assert kind != "file" or target.read_text() == "the older one"
 
 
-def test_there_is_no_backup_of_nothing(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match="no database"):
-        back_up(tmp_path / "state.db", tmp_path / "copy.db")
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+async def test_the_names_of_the_open_database_are_taken_even_when_it_is_gone(store: Store, suffix: str) -> None:
+    for file in store.path.parent.glob("state.db*"):
+        file.unlink()
+    with pytest.raises(StoreUnavailable, match="in use"):
+        await store.back_up(store.path.parent / ".." / store.path.parent.name / f"{store.path.name}{suffix}")
+
+
+async def test_a_store_that_closes_breaks_a_backup_off_and_leaves_nothing(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        await store.write(save_note, f"long {number}", "x" * 20_000)
+    monkeypatch.setattr(backup, "_PAGES_AT_ONCE", 5)
+    begun, closing = threading.Event(), threading.Event()
+
+    def may_go_on() -> bool:
+        begun.set()
+        closing.wait(10)
+        return store._is_open
+
+    copying = asyncio.ensure_future(store.read_within(60.0, copy_into, tmp_path / "copy.db", may_go_on))
+    await asyncio.to_thread(begun.wait, 10)
+    ending = asyncio.ensure_future(store.close())
+    await asyncio.sleep(0)
+    closing.set()
+    with pytest.raises(StoreUnavailable, match="broken off"):
+        await copying
+    await ending
+    assert [name for name in os.listdir(tmp_path) if "copy" in name] == []
+
+
+async def test_a_backup_that_cannot_be_written_says_why(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreUnavailable, match="cannot write the backup"):
+        await store.back_up(tmp_path / "file" / "copy.db")
+
+
+async def test_a_file_system_without_links_gets_its_backup_too(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    await store.back_up(tmp_path / "copy.db")
+    with opened(tmp_path / "copy.db") as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

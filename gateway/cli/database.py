@@ -1,0 +1,43 @@
+"""`hermes-gateway backup`: copies of the database."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.cli.output import Json, show
+from gateway.config import process_environment
+from gateway.config.files import find_state
+from gateway.operator.socket import DaemonNotRunningError, ask
+from hermes_state.admin.overview import open_resting
+from hermes_state.errors import CommandError
+from hermes_state.store.backup import copy_into
+
+_BACKUP_SECONDS = 3_700.0
+"""Longest wait for the daemon's copy, in seconds: more than it takes by its own limit."""
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A new file for the copy.")], as_json: Json = False
+) -> None:
+    """Copy the database to FILE, also while the gateway runs, and also when its files were deleted meanwhile.
+
+    A running gateway writes FILE itself: as a service it may write only into its state directory.
+    """
+    state, target = find_state(process_environment()), Path(os.path.abspath(file))
+    try:
+        size = ask(state.control_socket, "backup", {"file": str(target)}, timeout_seconds=_BACKUP_SECONDS)["bytes"]
+    except DaemonNotRunningError:
+        with open_resting(state.database) as db:
+            if db is None:
+                raise CommandError("There is no database yet; the first start makes it.") from None
+            db.execute("BEGIN")
+            size = copy_into(db, target)
+    if not target.exists():
+        raise CommandError(
+            f"the gateway wrote {target}, but sees other folders than you there, as services do with /tmp: name a file "
+            f"in {state.home}"
+        )
+    line = f"{target}: the whole database, {size / 1e6:.1f} MB"
+    show({"file": str(target), "bytes": size}, [line], as_json=as_json)

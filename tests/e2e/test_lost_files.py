@@ -1,0 +1,140 @@
+"""The database taken away under a running gateway, and missed at a start: nothing of it in silence."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.world import World
+from tests.hermes_state.helpers import opened
+
+LOST = "store.broken"
+
+
+async def report(world: World, *words: str) -> Any:
+    _, output = await world.command_line(*words, "--json")
+    return json.loads(output)
+
+
+async def assert_told(world: World, words: str) -> None:
+    """The log, `status` and `doctor` say what happened and how to get the rows back."""
+    await world.gateway.wait_for_log(LOST, seconds=10)
+    status = await report(world, "status")
+    findings = {one["check"]: one for one in await report(world, "doctor")}
+    for text in (world.gateway.log_text(), status["vitals"]["database"], findings["database"]["text"]):
+        assert words in text
+        assert "hermes-gateway backup FILE" in text
+    assert status["vitals"]["is_ready"] is False
+    assert findings["database"]["verdict"] == "failed"
+
+
+async def texts_of(path: Path) -> list[str]:
+    with opened(path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return [text for (text,) in db.execute("SELECT text FROM messages WHERE role = 'user' ORDER BY id")]
+
+
+@pytest.mark.parametrize("what", ["state.db", "state.db*", "replaced", "home"])
+async def test_a_database_lost_under_a_running_gateway_is_told_of_and_comes_back(
+    world: World, tmp_path: Path, what: str
+) -> None:
+    await world.gateway.start()
+    await world.converse("before the loss")
+    if what == "home":
+        shutil.rmtree(world.home)
+    elif what == "replaced":
+        other = Path(shutil.copy(world.home / "state.db", tmp_path / "other.db"))
+        os.replace(other, world.home / "state.db")
+    else:
+        for file in world.home.glob(what):
+            file.unlink()
+    await world.gateway.wait_for_log(LOST, seconds=10)
+    await world.say("into the gap")
+    await world.say("mine waits too", chat_id=43)
+    assert await world.replies(1, match="waits and is not lost", wait=30)
+    assert await world.replies(1, chat_id=43, match="waits and is not lost", wait=30)
+    await assert_told(world, "another file has its place" if what == "replaced" else "was deleted")
+    target = tmp_path / "backup" / "state.db"
+    code, output = await world.command_line("backup", str(target))
+    assert code == 0, output
+    assert await texts_of(target) == ["before the loss"]
+    code, output = await world.command_line("backup", str(target))
+    assert (code, "exists already" in output) == (1, True)
+    assert await world.gateway.stop() == 0
+
+    # what docs/operations.md says: with the gateway stopped, and its files out of the way
+    world.home.mkdir(exist_ok=True)
+    for name in ("state.db", "state.db-wal", "state.db-shm"):
+        (world.home / name).unlink(missing_ok=True)
+    shutil.copy(target, world.home / "state.db")
+    await world.gateway.start()
+    assert await world.replies(1, match="echo.*into the gap", wait=20)
+    assert await world.replies(1, chat_id=43, match="echo.*mine waits too", wait=20)
+    assert len(await world.replies(0, match="waits and is not lost", wait=0)) == 1, "each chat was told once"
+    assert world.query("SELECT text FROM messages WHERE role = 'user' AND chat_id = 1 ORDER BY id") == [
+        ("before the loss",),
+        ("into the gap",),
+    ]
+
+
+async def test_a_database_that_was_moved_goes_on_where_it_was_once_it_is_back(world: World, tmp_path: Path) -> None:
+    await world.gateway.start()
+    await world.converse("one")
+    (world.home / "state.db").rename(tmp_path / "away.db")
+    await assert_told(world, f"was moved to {tmp_path / 'away.db'}")
+    await world.say("two")
+    assert await world.replies(1, match="waits and is not lost", wait=30)
+    (tmp_path / "away.db").rename(world.home / "state.db")
+    assert await world.replies(1, match="echo.*two", wait=40)
+    assert (await report(world, "status"))["vitals"]["database"] == ""
+
+
+async def test_a_running_answer_whose_database_goes_is_told_and_finished_from_the_backup(
+    world: World, tmp_path: Path
+) -> None:
+    await world.gateway.start()
+    await world.hold(match="a long one")
+    await world.say("a long one")
+    await world.turn_runs()
+    (world.home / "state.db").unlink()
+    assert await world.replies(1, match="damaged or gone")
+    await world.release()
+    code, output = await world.command_line("backup", str(tmp_path / "copy.db"))
+    assert code == 0, output
+    await world.gateway.kill()
+    for name in ("state.db-wal", "state.db-shm"):
+        (world.home / name).unlink()
+    shutil.copy(tmp_path / "copy.db", world.home / "state.db")
+    await world.llm.delete("script")
+    await world.gateway.start()
+    assert len(await world.replies(1, match="^echo", wait=20)) == 1
+
+
+async def test_a_start_without_its_database_needs_a_word_and_systemd_does_not_repeat_it(world: World) -> None:
+    await world.gateway.start()
+    await world.converse("hello")
+    assert await world.gateway.stop() == 0
+    for file in world.home.glob("state.db*"):
+        file.unlink()
+    for words in (("run",), ("search", "hello"), ("status",)):
+        code, output = await world.command_line(*words)
+        assert code == 78, words
+        assert "--fresh" in output
+    findings = {one["check"]: one for one in await report(world, "doctor")}
+    assert "--fresh" in findings["database"]["text"]
+    assert not (world.home / "state.db").exists()
+    unit = (Path(__file__).parents[2] / "systemd/hermes-gateway.service").read_text()
+    assert "78" in unit.partition("RestartPreventExitStatus=")[2].splitlines()[0].split()
+
+
+async def test_a_backup_needs_no_running_gateway(world: World, tmp_path: Path) -> None:
+    await world.gateway.start()
+    await world.converse("hello")
+    await world.gateway.kill()  # what was said is in the log alone
+    code, output = await world.command_line("backup", str(tmp_path / "copy.db"))
+    assert code == 0, output
+    assert await texts_of(tmp_path / "copy.db") == ["hello"]
+    assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600

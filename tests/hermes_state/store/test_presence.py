@@ -1,0 +1,209 @@
+"""The database's files taken away, replaced, and missed."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hermes_state.admin.overview import open_resting
+from hermes_state.admin.retention import checkpoint
+from hermes_state.errors import DatabaseRejected, StoreBroken, StoreUnavailable
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.presence import marker_of
+from hermes_state.store.writer import Store
+from tests.databases import open_store
+from tests.hermes_state.helpers import opened
+
+
+@pytest.fixture
+async def noted(store: Store) -> Store:
+    """A store that has something in it."""
+    await store.write(save_note, "n", "kept")
+    assert store.check_files() is None
+    return store
+
+
+async def rescued(store: Store, target: Path) -> str | None:
+    """The note, by way of a backup."""
+    await store.back_up(target)
+    with opened(target) as db:
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return load_note(db, "n")
+
+
+async def assert_stopped(store: Store, words: str, target: Path) -> None:
+    """The store takes nothing, says why, and what it has can be copied out."""
+    said = store.check_files()
+    assert said is not None
+    assert words in said
+    assert "hermes-gateway backup" in said
+    with pytest.raises(StoreBroken, match="Nothing new is taken"):
+        await store.write(save_note, "n", "lost")
+    assert await store.read(load_note, "n") == "kept"
+    assert await rescued(store, target) == "kept"
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+async def test_a_deleted_file_stops_the_writer_and_its_rows_can_be_copied_out(
+    noted: Store, suffix: str, tmp_path: Path
+) -> None:
+    noted.path.with_name(noted.path.name + suffix).unlink()
+    await assert_stopped(noted, f"{noted.path.name}{suffix} was deleted", tmp_path / "copy.db")
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+async def test_a_replaced_file_stops_the_writer(noted: Store, suffix: str, tmp_path: Path) -> None:
+    path = Path(f"{noted.path}{suffix}")
+    other = Path(shutil.copy(path, tmp_path / "other"))
+    os.replace(other, path)
+    await assert_stopped(noted, "another file has its place", tmp_path / "copy.db")
+
+
+async def test_a_moved_file_is_found_and_once_it_is_back_the_store_goes_on(noted: Store, tmp_path: Path) -> None:
+    away = tmp_path / "elsewhere.db"
+    noted.path.rename(away)
+    await assert_stopped(noted, f"was moved to {away}", tmp_path / "copy.db")
+    away.rename(noted.path)
+    assert noted.check_files() is None
+    await noted.write(save_note, "n", "goes on")
+
+
+async def test_a_replaced_folder_stops_the_writer(noted: Store, tmp_path: Path) -> None:
+    home = noted.path.parent
+    home.rename(tmp_path / "old")
+    await assert_stopped(noted, f"was moved to {tmp_path / 'old' / noted.path.name}", tmp_path / "copy.db")
+    home.mkdir()
+    (home / noted.path.name).touch()
+    await assert_stopped(noted, "another file has its place", tmp_path / "copy2.db")
+
+
+async def test_a_deleted_folder_stops_the_writer(noted: Store, tmp_path: Path) -> None:
+    shutil.rmtree(noted.path.parent)
+    await assert_stopped(noted, "was deleted", tmp_path / "copy.db")
+
+
+async def test_a_link_is_followed_and_pointing_it_elsewhere_is_noticed(tmp_path: Path) -> None:
+    real, link = tmp_path / "disk" / "state.db", tmp_path / "home" / "state.db"
+    await (await open_store(real)).close()
+    link.parent.mkdir()
+    link.symlink_to(real)
+    store = await Store.open(link)
+    try:
+        await store.write(save_note, "n", "kept")
+        assert store.check_files() is None
+        other = Path(shutil.copy(real, tmp_path / "other.db"))
+        link.unlink()
+        link.symlink_to(other)
+        await assert_stopped(store, "another file has its place", tmp_path / "copy.db")
+        link.unlink()
+        link.symlink_to(real)
+        assert store.check_files() is None
+        real.with_name("state.db-wal").unlink()
+        await assert_stopped(store, "state.db-wal was deleted", tmp_path / "copy2.db")
+    finally:
+        await store.close()
+
+
+async def test_housekeeping_does_not_make_a_lost_file_anew(noted: Store) -> None:
+    noted.path.unlink()
+    with pytest.raises(StoreUnavailable):
+        checkpoint(noted.path)
+    assert not noted.path.exists()
+
+
+async def test_a_renamed_copy_and_a_second_name_are_no_loss(noted: Store, tmp_path: Path) -> None:
+    shutil.copy(noted.path, tmp_path / "copy.db")
+    os.link(noted.path, tmp_path / "second.db")
+    noted.path.chmod(0o600)
+    assert noted.check_files() is None
+    (tmp_path / "second.db").unlink()
+    assert noted.check_files() is None
+
+
+async def test_watching_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        await (await open_store(tmp_path / "state.db")).close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# -- a start without the database that there was ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty file", "a file without tables"])
+@pytest.mark.parametrize("sign", ["marker", "attachments"])
+async def test_a_start_without_the_database_that_was_there_has_to_be_told(tmp_path: Path, left: str, sign: str) -> None:
+    path = tmp_path / "state.db"
+    await (await Store.open(path)).close()
+    path.unlink()
+    if sign == "attachments":
+        marker_of(path).unlink()
+        (tmp_path / "attachments").mkdir()
+        (tmp_path / "attachments" / "1.png").touch()
+    if left == "an empty file":
+        path.touch()
+    elif left == "a file without tables":
+        with opened(path) as db:
+            db.execute("PRAGMA application_id = 1212634969")
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(DatabaseRejected, match="--fresh"):
+        await Store.open(path)
+    with pytest.raises(DatabaseRejected, match="--fresh"), open_resting(path):
+        pass
+    assert sorted(os.listdir(tmp_path)) == before
+    store = await Store.open(path, is_fresh=True)
+    await store.write(save_note, "n", "anew")
+    await store.close()
+    store = await Store.open(path)
+    assert await store.read(load_note, "n") == "anew"
+    await store.close()
+
+
+async def test_a_folder_with_a_configuration_only_is_a_first_start(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("local: {port: 1}")
+    (tmp_path / "attachments").mkdir()
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "state.db").touch()  # left by a start that had no room on the disk
+    await (await Store.open(tmp_path / "state.db")).close()
+    assert marker_of(tmp_path / "state.db").exists()
+
+
+async def test_a_database_from_before_the_marker_just_opens(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    await (await Store.open(path)).close()
+    marker_of(path).unlink()
+    (tmp_path / "attachments").mkdir()
+    (tmp_path / "attachments" / "1.png").touch()
+    await (await Store.open(path)).close()
+    assert marker_of(path).stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_database_whose_tables_are_only_in_its_log_is_not_called_empty(tmp_path: Path) -> None:
+    """A process that was killed right after its first start."""
+    path, killed = tmp_path / "state.db", tmp_path / "killed" / "state.db"
+    store = await Store.open(path)
+    killed.parent.mkdir()
+    for suffix in ("", "-wal"):
+        shutil.copy(f"{path}{suffix}", f"{killed}{suffix}")
+    shutil.copy(marker_of(path), marker_of(killed))
+    await store.close()
+    with opened(killed.parent / "state.db") as db:
+        assert db.execute("PRAGMA user_version").fetchone()[0] > 0
+    await (await Store.open(killed)).close()
+
+
+async def test_fresh_does_nothing_to_a_database_that_is_there(store: Store) -> None:
+    await store.write(save_note, "n", "kept")
+    await store.close()
+    again = await Store.open(store.path, is_fresh=True)
+    assert await again.read(load_note, "n") == "kept"
+    await again.close()
+
+
+async def test_a_damaged_head_of_our_own_database_is_called_damaged(store: Store) -> None:
+    await store.close()
+    with store.path.open("r+b") as file:
+        file.write(b"\xff" * 100)
+    with pytest.raises(StoreUnavailable, match="stop the gateway"):
+        await Store.open(store.path)
