@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from gateway.cli.database import repair
 from gateway.cli.output import Json, echo, print_json, show, tree
 from gateway.config import process_environment
 from gateway.config.files import find_state
@@ -60,13 +61,20 @@ def url() -> None:
 
 def doctor(
     is_online: Annotated[bool, typer.Option("--online", help="Also try the Telegram and Discord tokens.")] = False,
+    is_repair: Annotated[
+        bool, typer.Option("--repair", help="Save what can be read of a damaged database into a new one.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check configuration, files, database, model and service, and say what to do.
 
     Changes nothing and is safe beside a running gateway. A configured model's server is asked for its list of
-    models. Exit code 1 when something failed, 78 when it is the configuration.
+    models. Exit code 1 when something failed, 78 when it is the configuration. --repair is for a gateway that is
+    stopped (exit code 75 otherwise); it keeps the damaged database and says what is missing in the new one.
     """
+    if is_repair:
+        repair(as_json=as_json)
+        return
     from gateway.operator.doctor import CheckStatus, run_checks  # imports the agent, which takes a second
 
     findings = []

@@ -1,14 +1,15 @@
-"""`hermes-gateway backup`: copies of the database."""
+"""`hermes-gateway backup` and `doctor --repair`: copies of the database, and what is left of a damaged one."""
 
 import os
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
-from gateway.cli.output import Json, show
+from gateway.cli.output import Json, show, tree
 from gateway.config import process_environment
-from gateway.config.files import find_state
+from gateway.config.files import find_state, locate_home
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import open_resting
 from hermes_state.errors import CommandError
@@ -41,3 +42,13 @@ def backup(
         )
     line = f"{target}: the whole database, {size / 1e6:.1f} MB"
     show({"file": str(target), "bytes": size}, [line], as_json=as_json)
+
+
+def repair(*, as_json: bool) -> None:
+    """Save what can be read of a damaged database into a new one, which takes its place."""
+    from hermes_state.admin.repair import repair_database
+
+    path = locate_home(process_environment()) / "state.db"
+    report = repair_database(path)
+    result = {"database": str(path), **({"sound": True} if report is None else msgspec.to_builtins(report))}
+    show(result, tree(result), as_json=as_json)

@@ -56,7 +56,7 @@ _TROUBLE = {
     sqlite3.SQLITE_NOTADB: "the file is not a database",
 }
 
-REPAIR_HINT = "stop the gateway and put a backup back"
+REPAIR_HINT = "stop the gateway, then `hermes-gateway doctor --repair` saves what can be read"
 
 
 def is_trouble(error: BaseException) -> bool:

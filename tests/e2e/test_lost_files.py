@@ -1,8 +1,10 @@
-"""The database taken away under a running gateway, and missed at a start: nothing of it in silence."""
+"""The database taken away under a running gateway, missed at a start, and damaged: nothing of it in silence."""
 
 import json
 import os
+import random
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +140,47 @@ async def test_a_backup_needs_no_running_gateway(world: World, tmp_path: Path) -
     assert code == 0, output
     assert await texts_of(tmp_path / "copy.db") == ["hello"]
     assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_damaged_page_is_told_of_once_and_repaired(world: World) -> None:
+    await world.gateway.start()
+    for number in range(12):
+        await world.converse(f"message {number} " + "with some length " * 60)
+    assert await world.gateway.stop() == 0
+    _damage_newest_messages(world.home / "state.db")
+    await world.gateway.start()
+    await world.say("are you there?")
+    assert await world.replies(1, match="damaged or gone")
+    await world.gateway.wait_for_log(LOST, seconds=10)
+    code, output = await world.command_line("doctor", "--repair")
+    assert code == 75, output
+    findings = {one["check"]: one for one in await report(world, "doctor")}
+    assert "--repair" in findings["database"]["text"]
+    await world.say("and now?")
+    assert await world.gateway.stop() == 0
+    assert len(await world.replies(0, match="damaged or gone", wait=0)) == 1
+    repaired = await report(world, "doctor", "--repair")
+    [messages] = [table for table in repaired["tables"] if table["name"] == "messages"]
+    assert 0 < messages["rows"] < messages["expected"]
+    assert messages["lost"]
+    assert repaired["kept"] in [str(file) for file in world.home.iterdir()]
+    count = len(await world.replies(0, wait=0))
+    await world.gateway.start()
+    await world.replies(count + 1, wait=20)
+    assert world.query("SELECT count(*) FROM messages WHERE text = 'are you there?'") == [(1,)]
+    findings = {one["check"]: one for one in await report(world, "doctor")}
+    assert findings["database"]["verdict"] == "fine"
+
+
+def _damage_newest_messages(path: Path) -> None:
+    """Overwrite the last leaf of the messages' table."""
+    with opened(path) as db:
+        query = "SELECT pageno FROM dbstat WHERE name = 'messages' AND pagetype = 'leaf' ORDER BY path DESC LIMIT 1"
+        try:
+            (number,) = db.execute(query).fetchone()
+        except sqlite3.OperationalError:
+            pytest.skip("this SQLite does not tell where its pages are")
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+    with path.open("r+b") as file:
+        file.seek((number - 1) * size)
+        file.write(random.Random(1).randbytes(size))

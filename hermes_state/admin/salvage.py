@@ -1,0 +1,146 @@
+"""Salvage of tables: the rows of a damaged database that can still be read, into a new one of the same schema.
+
+A page that cannot be read takes the rows on it and below it. They are stepped over: ranges of keys are halved until
+what is left of them was read or is a single key.
+"""
+
+import contextlib
+import heapq
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+MAX_FAILURES = 20_000
+"""Ranges of one table that may fail before the rest is given up: some seconds of work."""
+
+_KEYS_A_PAGE = 1_000
+"""More row ids than a page of any table stands for; bounds the search where nothing else says how many there were."""
+
+_JSON = frozenset({"body", "payload", "settings", "context_state", "calibration", "image_facts"})
+"""Columns of JSON. A row whose JSON is not valid was hit; kept, it would break whoever reads it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TableReport:
+    """Rows of a table that were saved, and rows that there were, by an index that can still be read; None: by none."""
+
+    name: str
+    rows: int
+    expected: int | None
+    lost: str
+    """Keys under which nothing could be read, as far as they are numbers; `all` without the table's description."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TableSalvage:
+    """Copies one table from the damaged database `old` to `new`."""
+
+    name: str
+    old: sqlite3.Connection
+    new: sqlite3.Connection
+    _columns: tuple[str, ...] = field(init=False)
+    _key: tuple[str, ...] = field(init=False)
+    _is_numbered: bool = field(init=False)
+    """The key begins with a number, as a row id is."""
+    _failures: int = field(default=0, init=False)
+    _lost: list[tuple[int, int]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        described = self.new.execute("SELECT name, type, pk FROM pragma_table_info(?)", (self.name,)).fetchall()
+        parts = sorted((position, name, kind) for name, kind, position in described if position)
+        self._columns = tuple(name for name, _, _ in described)
+        self._key = tuple(name for _, name, _ in parts)
+        self._is_numbered = parts[0][2] == "INTEGER"
+
+    def run(self) -> TableReport:
+        """Copy every row that can be read and that `new` does not have."""
+        expected, lost = None, "all"
+        with contextlib.suppress(sqlite3.DatabaseError):  # the description of the table may be lost
+            self.old.execute(f"SELECT {', '.join(self._columns)} FROM {self.name} LIMIT 0")
+            expected, greatest = self._size()
+            if self._is_numbered:
+                self._copy_ranges(greatest)
+                lost = _shown(self._lost)
+            else:
+                lost = "" if self._copy("1", ()) is None else "some"
+                self._copy("1", (), is_backward=True)
+        rows = self.new.execute(f"SELECT count(*) FROM {self.name}").fetchone()[0]
+        return TableReport(name=self.name, rows=rows, expected=expected, lost=lost)
+
+    def _size(self) -> tuple[int | None, int]:
+        """Number of rows, if an index still tells it, and the greatest number that a key may begin with."""
+        greatest = f"max(+{self._key[0]})" if self._is_numbered else "0"
+        indexes = "SELECT name FROM pragma_index_list(?) WHERE NOT partial AND origin <> 'pk'"
+        for (name,) in [("",), *self.new.execute(indexes, (self.name,)).fetchall()]:
+            source = f'{self.name} INDEXED BY "{name}"' if name else self.name
+            with contextlib.suppress(sqlite3.DatabaseError):
+                count, key = self.old.execute(f"SELECT count(*), {greatest} FROM {source}").fetchone()
+                return count, key or 0
+        with contextlib.suppress(sqlite3.DatabaseError, TypeError):  # no table, no row
+            query = "SELECT seq FROM sqlite_sequence WHERE name = ?"
+            return None, self.old.execute(query, (self.name,)).fetchone()[0]
+        return None, self.old.execute("PRAGMA page_count").fetchone()[0] * _KEYS_A_PAGE
+
+    def _copy_ranges(self, greatest: int) -> None:
+        """Copy ranges of keys, the widest first: what has to be given up at the end is the smallest part."""
+        first, ranges = self._key[0], [(-greatest, 1, greatest)]
+        while ranges:
+            _, low, high = heapq.heappop(ranges)
+            where, values = (f"{first} BETWEEN ? AND ?", (low, high)) if low < high else (f"{first} = ?", (low,))
+            if (reached := self._copy(where, values)) is None:
+                continue
+            if low >= high or self._failures >= MAX_FAILURES:
+                self._copy(where, values, is_backward=True)
+                self._lost.append((low, high))
+            else:
+                low = max(low, reached)
+                middle = (low + high) // 2
+                heapq.heappush(ranges, (low - middle, low, middle))
+                heapq.heappush(ranges, (middle + 1 - high, middle + 1, high))
+
+    def _copy(self, where: str, values: Sequence[int], *, is_backward: bool = False) -> int | None:
+        """Copy rows in the order of their keys; None when all were read, else the number after which damage was met.
+
+        One by one: the driver takes a step ahead, and damage would cost the row before it, too.
+        """
+        beyond, order = ("<", "DESC") if is_backward else (">", "")
+        query = f"SELECT {', '.join(self._columns)} FROM {self.name} NOT INDEXED WHERE {where}"
+        tail = f"ORDER BY {', '.join(f'{part} {order}' for part in self._key)} LIMIT 1"
+        after = f"AND ({', '.join(self._key)}) {beyond} ({', '.join('?' * len(self._key))})"
+        places, last = [self._columns.index(part) for part in self._key], [0]
+        try:
+            row = self.old.execute(f"{query} {tail}", values).fetchone()
+            while row is not None:
+                last = [row[place] for place in places]
+                self._insert(row, last[0])
+                if len(last) == len(values) == 1:
+                    break  # a row id has one row: looking beyond it may meet damage that is not its own
+                if len(values) == 2:  # a bound of its own would be begun from anew each time
+                    values = (values[0], last[0]) if is_backward else (last[0], values[1])
+                row = self.old.execute(f"{query} {after} {tail}", [*values, *last]).fetchone()
+        except sqlite3.DatabaseError:
+            self._failures += 1
+            return last[0]
+        return None
+
+    def _insert(self, row: tuple[object, ...], key: int) -> None:
+        """Insert a row, unless its key is there already; one whose values cannot be ours counts as lost."""
+        values = zip(self._columns, row, strict=True)
+        try:
+            for value in (value for name, value in values if name in _JSON and value):
+                json.loads(str(value))
+            self.new.execute(f"INSERT OR IGNORE INTO {self.name} VALUES ({', '.join('?' * len(row))})", row)
+        except (ValueError, sqlite3.IntegrityError):
+            if self._is_numbered:
+                self._lost.append((key, key))
+
+
+def _shown(ranges: list[tuple[int, int]]) -> str:
+    """The ranges in order, neighbours joined."""
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if joined and low <= joined[-1][1] + 1:
+            low, high = joined[-1][0], max(joined.pop()[1], high)
+        joined.append((low, high))
+    return ", ".join(f"{low}-{high}" if low < high else str(low) for low, high in joined)
