@@ -30,13 +30,13 @@ class Heartbeat:
         store: Store,
         adapters: AdapterRegistry,
         environ: Mapping[str, str],
-        on_trouble: Callable[[], None] = lambda: None,
+        on_loss: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_trouble` is called when the database turns out to be lost or damaged."""
+        """`on_loss` is called when the database's files turn out to be lost."""
         self._store = store
         self._adapters = adapters
         self._environ = environ
-        self._on_trouble = on_trouble
+        self._on_loss = on_loss
         self._lag = 0.0
         self._status = ""
         self._trouble: str | None = None
@@ -75,11 +75,13 @@ class Heartbeat:
                 log.info("adapters.changed", states=states)
 
     def _check_database(self) -> None:
-        before, self._trouble = self._trouble, self._store.check_files()
+        self._store.check_files()
+        before, self._trouble = self._trouble, self._store.trouble
         if self._trouble == before:
             return
         if self._trouble is None:
             log.warning("store.mended")
             return
         log.error("store.broken", reason=self._trouble)
-        self._on_trouble()
+        if self._store.loss is not None:
+            self._on_loss()

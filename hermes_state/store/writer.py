@@ -108,7 +108,8 @@ class Store:
         self._closed_at = 0.0
         self._shutdown: asyncio.Task[None] | None = None
         self._watch = FileWatch(path)
-        self._loss: str | None = None
+        self.loss: str | None = None
+        """Loss of the files that was last found."""
         self._damage: str | None = None
         self._drainer = asyncio.create_task(self._drain(), name="store.writer")
 
@@ -173,8 +174,8 @@ class Store:
         """
         if not self._is_open:
             raise StoreUnavailable(f"{self.path.name}: the store is closed")
-        if self._loss is not None:
-            raise StoreBroken(self._loss)
+        if self.loss is not None:
+            raise StoreBroken(self.loss)
         if self._callers_outside or len(self._queue) >= QUEUE_SIZE:
             await self._wait_for_room()
         write = WriteRequest(self._loop.create_future(), fn, args, kwargs)
@@ -240,18 +241,14 @@ class Store:
             raise StoreUnavailable(f"{target} is in use: name another file")
         return await self.read_within(BACKUP_SECONDS, copy_into, target, lambda: self._is_open)
 
-    def check_files(self) -> str | None:
-        """Compare the open files with those under their names; what is wrong with the database, in words for operators.
-
-        While the files are not there, every write is refused with `StoreBroken`. Damage that was met once is told on.
-        """
-        self._loss = self._watch.find_loss()
-        return self.trouble
+    def check_files(self) -> None:
+        """Compare the open files with those under their names; while they differ, writes are refused: `StoreBroken`."""
+        self.loss = self._watch.find_loss()
 
     @property
     def trouble(self) -> str | None:
-        """What only an operator can mend: the loss of the files, as last looked at, or damage; None if nothing is."""
-        return self._loss or self._damage
+        """What is wrong with the files, in words for operators, who alone can mend it: loss, or damage met once."""
+        return self.loss or self._damage
 
     @property
     def pulse(self) -> WriterHealth:
