@@ -35,7 +35,7 @@ def backup(
                 raise CommandError("There is no database yet; the first start makes it.") from None
             db.execute("BEGIN")
             size = copy_into(db, target)
-    if not target.exists():
+    if not os.path.exists(target):
         raise CommandError(
             f"the gateway wrote {target}, but sees other folders than you there, as services do with /tmp: name a file "
             f"in {state.home}"
