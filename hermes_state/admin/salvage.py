@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 MAX_FAILURES = 20_000
 """Ranges of one table that may fail before the rest is given up: some seconds of work."""
 
+_RANGES = 256
+"""Ranges in which the keys of a table are looked up at first."""
+
 _KEYS_A_PAGE = 1_000
 """More row ids than a page of any table stands for; bounds the search where nothing else says how many there were."""
 
@@ -83,8 +86,12 @@ class TableSalvage:
         return None, self.old.execute("PRAGMA page_count").fetchone()[0] * _KEYS_A_PAGE
 
     def _copy_ranges(self, greatest: int) -> None:
-        """Copy ranges of keys, the widest first: what has to be given up at the end is the smallest part."""
-        first, ranges = self._key[0], [(-greatest, 1, greatest)]
+        """Copy ranges of keys, the widest first: what has to be given up at the end is the smallest part.
+
+        Each is looked up by itself, so that a page that leads astray does so only up to the end of its range.
+        """
+        first, step = self._key[0], greatest // _RANGES + 1
+        ranges = [(-step, low, min(low + step - 1, greatest)) for low in range(1, greatest + 1, step)]
         while ranges:
             _, low, high = heapq.heappop(ranges)
             where, values = (f"{first} BETWEEN ? AND ?", (low, high)) if low < high else (f"{first} = ?", (low,))
