@@ -31,7 +31,7 @@ class FileWatch:
         return path.parent.resolve() / path.name in {name.parent.resolve() / name.name for name in self._held}
 
     def find_loss(self) -> str | None:
-        """What happened to the first file that is not under its name any more, in words for operators; None: nothing.
+        """Loss of the first file that is not under its name any more, in words for operators; None: all are.
 
         A name that cannot be looked at says nothing.
         """
@@ -103,7 +103,7 @@ def _hold(name: Path) -> tuple[int | None, os.stat_result]:
 
 
 def _moved_to(descriptor: int | None) -> str | None:
-    """Where an open file is now; None where it has no name any more, or nobody knows."""
+    """Path of an open file by now; None where it has no name any more, or nobody knows."""
     if descriptor is None or not os.fstat(descriptor).st_nlink:
         return None
     with suppress(OSError):

@@ -247,7 +247,7 @@ class Store:
 
     @property
     def trouble(self) -> str | None:
-        """What is wrong with the files, in words for operators, who alone can mend it: loss, or damage met once."""
+        """Trouble with the files, in words for operators, who alone can mend it: loss, or damage met once."""
         return self.loss or self._damage
 
     @property

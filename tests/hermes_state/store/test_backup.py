@@ -1,5 +1,6 @@
 import asyncio
 import os
+import signal
 import stat
 import threading
 from pathlib import Path
@@ -11,7 +12,7 @@ from hermes_state.store import backup
 from hermes_state.store.backup import copy_into
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.writer import Store
-from tests.hermes_state.helpers import opened
+from tests.hermes_state.helpers import opened, start_python
 
 
 async def test_a_backup_made_while_writing_is_whole_and_opens_as_a_store(store: Store, tmp_path: Path) -> None:
@@ -107,6 +108,30 @@ async def test_a_store_that_closes_breaks_a_backup_off_and_leaves_nothing(
         await copying
     await ending
     assert [name for name in os.listdir(tmp_path) if "copy" in name] == []
+
+
+_KILLED = """
+import os, signal, sqlite3, sys
+from pathlib import Path
+from hermes_state.store import backup
+backup._PAGES_AT_ONCE = 5
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN")
+backup.copy_into(db, Path(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+async def test_a_backup_whose_process_is_killed_leaves_nothing_under_its_name(store: Store, tmp_path: Path) -> None:
+    for number in range(40):
+        await store.write(save_note, f"long {number}", "x" * 20_000)
+    await store.close()
+    killed = start_python(_KILLED, store.path, tmp_path / "copy.db")
+    await asyncio.to_thread(killed.communicate)
+    assert killed.returncode == -signal.SIGKILL
+    assert "copy.db" not in os.listdir(tmp_path)
+    again = await Store.open(store.path)
+    assert await again.back_up(tmp_path / "copy.db") > 0
+    await again.close()
 
 
 async def test_a_backup_that_cannot_be_written_says_why(store: Store, tmp_path: Path) -> None:
