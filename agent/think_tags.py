@@ -7,6 +7,7 @@ wrote it. It is reasoning only where an answer begins: who asks about the tags g
 import re
 from collections.abc import Mapping
 from enum import Enum, auto
+from io import StringIO
 from typing import Final
 
 _NAMES: Final = (
@@ -35,6 +36,8 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
 _LAST_MARKERS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|END_RESPONSE|>")
 _MAX_HELD: Final = 4_096
 """Longest beginning that is not decided, in characters; blanks have no end of their own."""
+_MAX_MARKERS: Final = 200
+"""Most markers in one answer: each costs the length of what has come behind it."""
 _LONGEST_END: Final = 64
 """Characters in which the end of reasoning fits: as many of an earlier piece are looked at again."""
 
@@ -64,13 +67,14 @@ class ThinkTagParser:
         self._held = ""
         """Text of the beginning that is not decided yet."""
         self._end = _HARMONY_END
-        self._thought: list[str] = []
-        """Pieces of the reasoning that goes on."""
+        self._thought = StringIO()
+        """Reasoning that goes on."""
         self._tail = ""
         """Its last characters, in which its end may have begun."""
         self._thoughts: list[str] = []
         """Reasoning that has ended."""
         self._is_cut = self._has_shown = False
+        self._markers = 0
 
     def feed(self, piece: str) -> str:
         """The part of a further piece, and of what was held back, that belongs to the answer."""
@@ -83,8 +87,9 @@ class ThinkTagParser:
         while self._state is _State.BEGINNING:
             text = self._held.lstrip()
             found = _marker(text)
-            if found is None:
+            if found is None or self._markers >= _MAX_MARKERS:
                 return "" if len(self._held) < _MAX_HELD and _may_be_marker(text) else self._answer(text)
+            self._markers += 1
             length, end = found
             self._is_cut, self._held = True, text[length:]
             if end is not None:
@@ -96,7 +101,7 @@ class ThinkTagParser:
     def restart(self) -> str:
         """The text held back as a call begins: behind it stands another beginning, though no reasoning has ended."""
         held, self._held = self._held, ""
-        self._end_thought("".join(self._thought))
+        self._end_thought(self._thought.getvalue())
         self._state = _State.BEGINNING
         return "" if self._is_cut and not held.strip() else held
 
@@ -122,20 +127,20 @@ class ThinkTagParser:
 
     def _think(self, piece: str) -> bool:
         """Add to the reasoning; True if it has ended, and what follows it is held."""
-        self._thought.append(piece)
+        self._thought.write(piece)
         window = self._tail + piece
         found = self._end.search(window)
         if found is None:
             self._tail = window[-_LONGEST_END:]
             return False
-        thought = "".join(self._thought)
+        thought = self._thought.getvalue()
         self._held = window[found.end() :]
         self._end_thought(thought[: len(thought) - len(window) + found.start()])
         self._state = _State.BEGINNING
         return True
 
     def _end_thought(self, thought: str) -> None:
-        self._thought.clear()
+        self._thought = StringIO()
         self._tail = ""
         if thought.strip():
             self._thoughts.append(thought.strip())

@@ -1,18 +1,16 @@
-"""HTTP calls to model providers: where a model is, pooled connections, and bounded, fair reading of answers.
+"""HTTP calls to model providers: where a model is, pooled connections, and requests put in the way that is taken.
 
 The providers' SDKs bring the connection and the error classes. Their typed request transform and typed chunks are
 avoided: they cost 0.1 ms a message and 0.06 ms a chunk on the event loop, a hundred times what the plain JSON costs.
-Their own retries are off. Answers are read here: servers send one body where a stream was asked for, or a stream that
-only keeps the line open.
+Their own retries are off. Answers are read by `bodies`.
 """
 
 import asyncio
 import functools
-import json
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
@@ -21,10 +19,18 @@ import httpx2
 import structlog
 
 from agent.model.base import ModelReply, ModelRequest, SettingsForm, made_by
+from agent.model.bodies import MAX_REDIRECTS, SLICE_SECONDS, checkpoint, guards, read_events, read_json
 from agent.model.errors import with_usage
 from agent.model.errors.classifier import status_error
 from agent.model.replies import ReplyBuilder
-from hermes_state.errors import ModelError, ModelStalled, ModelTimeout, ModelUnavailable, ReplyMalformed
+from hermes_state.errors import (
+    ModelError,
+    ModelNotFound,
+    ModelStalled,
+    ModelTimeout,
+    ModelUnavailable,
+    ReplyMalformed,
+)
 from hermes_state.values import ReasoningEffort
 
 log = structlog.get_logger()
@@ -38,14 +44,10 @@ event loop a call; pools of 32 keep it under 2.
 CONNECTION_LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=CALLS_PER_POOL)
 """`sessions.max_turns` is the limit on concurrent calls; another one here would be hidden."""
 
-MAX_FETCH_BYTES: Final = 4_000_000
-"""Largest description of models, in bytes. The longest lists have a few hundred with a kilobyte or two for each."""
 DRAIN_SECONDS: Final = 1.0
 """Longest wait for the end of a stream whose reply is whole, in seconds."""
 _SILENCE_FIRST_SECONDS = 0.1
 """Seconds by which a reply that does not go on is waited for longer than silence, which has to be told apart."""
-MAX_BODY_BYTES: Final = 32_000_000
-"""Largest reply that comes as a whole, in bytes: several times the longest reply, with what stands around it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,13 @@ class Transport(Generic[C]):
                 timeout=endpoint.timeout,
                 max_retries=0,
                 default_headers=dict(endpoint.extra_headers),
-                http_client=http_client(timeout=endpoint.timeout, limits=CONNECTION_LIMITS, verify=ssl_context()),
+                http_client=http_client(
+                    timeout=endpoint.timeout,
+                    limits=CONNECTION_LIMITS,
+                    verify=ssl_context(),
+                    max_redirects=MAX_REDIRECTS,
+                    event_hooks=guards(base_url),
+                ),
             )
 
         self._first_piece_seconds, self._read_seconds = endpoint.first_piece_seconds, endpoint.read_seconds
@@ -171,14 +179,18 @@ class Transport(Generic[C]):
         try:
             yield self._clients[index]
         except (self._sdk_error, httpx2.HTTPError) as error:  # the latter past the SDK, while a body is read
-            response = getattr(error, "response", None)
+            response, cause = getattr(error, "response", None), error.__cause__
             if response is not None:
                 raise status_error(response.status_code, response.headers, response.text, request) from error
-            if isinstance(error, httpx2.TimeoutException) or isinstance(error.__cause__, httpx2.TimeoutException):
+            if isinstance(cause, ModelError):  # our own, from a hook
+                raise cause from None
+            if isinstance(cause, httpx2.TooManyRedirects):
+                raise ModelNotFound("the provider's address redirects again and again") from error
+            if isinstance(error, httpx2.TimeoutException) or isinstance(cause, httpx2.TimeoutException):
                 raise ModelTimeout("the provider stopped answering") from error
             raise ModelUnavailable("the connection to the provider failed") from error
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ReplyMalformed("the provider's answer is not JSON") from error
+        except RecursionError as error:
+            raise ReplyMalformed("the provider's answer is nested too deeply") from error
         finally:
             self._running[index] -= 1
 
@@ -187,7 +199,7 @@ class Transport(Generic[C]):
         with self.client() as client:
             stream = await client.get(address, cast_to=object, stream=True, stream_cls=self._stream_class)
             async with stream:
-                return await read_json(stream.response, MAX_FETCH_BYTES)
+                return await read_json(stream.response)
 
     async def complete(self, path: str, payload: bytes, reply: ReplyBuilder) -> ModelReply:
         """Send a request and read its reply, whatever the protocol. Cancelling it closes the connection.
@@ -333,97 +345,7 @@ class HttpChatModel(HttpModel[C], ABC):
         self._faults |= form.faults
 
 
-async def read_json(response: httpx2.Response, max_bytes: int = MAX_BODY_BYTES) -> object:
-    """A body that is one JSON value, read within a bound: the SDKs would read whatever comes.
-
-    Raises `ReplyMalformed` for one that is too long, `ValueError` for what is no JSON.
-    """
-    try:
-        return json.loads(await _rest_of(response.aiter_bytes(), bytearray(), max_bytes))
-    finally:
-        await response.aclose()
-
-
-async def _rest_of(pieces: AsyncIterator[bytes], body: bytearray, max_bytes: int) -> bytearray:
-    """The body with everything that is still to come."""
-    async for piece in pieces:
-        body += piece
-        if len(body) > max_bytes:
-            raise ReplyMalformed(f"a reply with more than {max_bytes:,} bytes")
-    return body
-
-
-async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None]) -> AsyncIterator[object]:
-    """The events of a reply: those of a stream, or the one JSON value that comes as a body, whatever was asked for.
-
-    `advance` is called when a body begins. Raises `ReplyMalformed` for what is too long, `ValueError` for what is no
-    JSON.
-    """
-    body = bytearray()
-    while not body:
-        if (piece := await anext(pieces, None)) is None:
-            return
-        body += piece.lstrip(_BLANKS)
-    if body.startswith((b"{", b"[")):
-        advance()
-        yield json.loads(await _rest_of(pieces, body, MAX_BODY_BYTES))
-        return
-    data: list[bytes] = []
-    async for line in _lines(pieces, body):
-        if line.startswith(b"data:"):
-            data += filter(None, (line[5:].strip(),))
-        elif not line and (event := b"\n".join(data)):
-            if event.startswith(b"[DONE]"):
-                return
-            yield json.loads(event)
-            data.clear()
-    if event := b"\n".join(data):
-        yield json.loads(event)
-
-
-_BLANKS: Final = b" \t\r\n\xef\xbb\xbf"
-"""Bytes before a reply that are nothing of it: blanks that keep the line open, and a byte order mark."""
-
-
-async def _lines(pieces: AsyncIterator[bytes], buffer: bytearray) -> AsyncIterator[bytes]:
-    """The lines of an event stream, whose beginning is in the buffer."""
-    piece: bytes | None = bytes(buffer)
-    while piece is not None:
-        if b"\n" in piece or b"\r" in piece:
-            lines = buffer.splitlines(keepends=True)
-            # What ends in a carriage return may go on with the line feed that belongs to it.
-            buffer = bytearray() if lines[-1].endswith(b"\n") else lines.pop()
-            for line in lines:
-                yield bytes(line).rstrip(b"\r\n")
-        elif len(buffer) > MAX_BODY_BYTES:
-            raise ReplyMalformed(f"an event with more than {MAX_BODY_BYTES:,} bytes")
-        if (piece := await anext(pieces, None)) is not None:
-            buffer += piece
-    for line in buffer.splitlines():
-        yield bytes(line)
-
-
 @functools.cache
 def ssl_context() -> ssl.SSLContext:
     """One for all connections to models: another one takes some 20 ms of the event loop, and a megabyte."""
     return httpx2.create_ssl_context()
-
-
-SLICE_SECONDS: Final = 0.0002
-"""Longest time that one stream keeps the event loop, in seconds: some ten events.
-
-With twenty streams everything else waits for some ten milliseconds; letting go after every event would take a fifth
-more processor time.
-"""
-
-
-async def checkpoint(slice_end: float) -> float:
-    """Lets other tasks run if a stream's slice of the event loop is over; called after each event, returns its end.
-
-    What has been received already is read without ever waiting, tens of kilobytes at a time; twenty such streams
-    would hold up everything else for a tenth of a second, again and again.
-    """
-    if time.perf_counter() < slice_end:
-        return slice_end
-    await asyncio.sleep(0)
-    return time.perf_counter() + SLICE_SECONDS

@@ -7,6 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any, Final
 
 import orjson
@@ -17,11 +18,13 @@ from hermes_state.errors import ReplyMalformed
 from hermes_state.text import ends_in_half, well_formed
 from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning, ToolCall
 
-MAX_CHARACTERS: Final = 2_000_000
-"""Longest reply, its calls included: several times what any model writes. A stream without an end stops here."""
+MAX_CHARACTERS: Final = 1_000_000
+"""Longest reply, its calls included: twice what any model writes. A stream without an end stops here."""
 
 MAX_CALLS: Final = 128
 """Most tool calls in one reply."""
+MAX_ITEMS: Final = 1_000
+"""Most other parts that a reply is made of."""
 
 _EAGER_CHARACTERS = 65_536
 """Length up to which every piece is shown at once. Copying a longer text for every piece would be quadratic."""
@@ -37,17 +40,20 @@ class _PartialCall:
     """Index of the call in its reply, whatever the server says."""
     id: str
     name: str = ""
-    arguments: list[str] = field(default_factory=list)
+    arguments: StringIO = field(default_factory=StringIO)  # a list of single characters takes eighty times their size
     length: int = 0
     """Characters of the arguments."""
+    last: str = ""
+    """The last piece of them."""
     looks: int = 0
 
     def add(self, name: str, arguments: str) -> None:
         """Take in a piece. Its name may be the next part of the call's, the whole so far, or the same once more."""
         self.name = name if name.startswith(self.name) else self.name + name
         if not self._is_repeated(arguments):
-            self.arguments.append(arguments)
+            self.arguments.write(arguments)
             self.length += len(arguments)
+            self.last = arguments or self.last
 
     def is_followed(self, call_id: str, name: str, arguments: str) -> bool:
         """True if a piece at the same index begins another call: some servers give all of them the same, or none."""
@@ -60,15 +66,15 @@ class _PartialCall:
 
     def _is_repeated(self, arguments: str) -> bool:
         """True for arguments that came before, all of them: some servers end with the whole call."""
-        return 2 < len(arguments) == self.length and arguments == "".join(self.arguments) and self._is_whole()
+        return 2 < len(arguments) == self.length and arguments == self.arguments.getvalue() and self._is_whole()
 
     def _is_whole(self) -> bool:
         """True if the arguments can have no further piece."""
-        if not self.arguments or not self.arguments[-1].rstrip().endswith("}") or self.looks >= _MAX_LOOKS:
+        if not self.last.rstrip().endswith("}") or self.looks >= _MAX_LOOKS:
             return False
         self.looks += 1
         try:
-            orjson.loads("".join(self.arguments))
+            orjson.loads(self.arguments.getvalue())
         except orjson.JSONDecodeError:
             return False
         return True
@@ -89,7 +95,7 @@ class ReplyBuilder(ABC):
         self._on_text = on_text
         self._made_by = made_by
         self._shown = ""
-        self._unshown: list[str] = []
+        self._unshown = StringIO()
         self._unshown_length = 0
         self.length = 0
         """Characters of all that has come, reasoning and calls included."""
@@ -123,7 +129,7 @@ class ReplyBuilder(ABC):
     def _add_shown(self, added: str) -> None:
         if not added:
             return
-        self._unshown.append(added)
+        self._unshown.write(added)
         self._unshown_length += len(added)
         if self._unshown_length * 64 >= len(self._shown) - _EAGER_CHARACTERS and not ends_in_half(added):
             self._show()
@@ -181,9 +187,9 @@ class ReplyBuilder(ABC):
         )
 
     def _show(self) -> None:
-        if self._unshown:
-            self._shown += well_formed("".join(self._unshown))
-            self._unshown.clear()
+        if self._unshown_length:
+            self._shown += well_formed(self._unshown.getvalue())
+            self._unshown = StringIO()
             self._unshown_length = 0
             self._on_text(self._shown)
 
@@ -210,7 +216,7 @@ def _whole_calls(partial: list[_PartialCall]) -> tuple[ToolCall, ...]:
         call_id = well_formed(call.id) or f"call_{index}"
         while any(earlier.id == call_id for earlier in calls):
             call_id = f"{call_id}_{index}"
-        arguments = well_formed("".join(call.arguments))
+        arguments = well_formed(call.arguments.getvalue())
         more = arguments.removeprefix("{}")  # some servers begin with empty ones
         calls.append(ToolCall(id=call_id, name=name, arguments=more if more.strip() else arguments))
     return tuple(calls)

@@ -6,10 +6,11 @@ from typing import Final
 from openai import AsyncOpenAI, AsyncStream
 
 from agent.model.base import Payer
+from agent.model.bodies import read_json
 from agent.model.client import BaseClient
 from agent.model.errors import OUTCOME_OK
 from agent.model.errors.classifier import stream_error
-from agent.model.http import EndpointSettings, HttpModel, read_json
+from agent.model.http import EndpointSettings, HttpModel
 from agent.model.protocols.openai import openai_transport
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ReplyMalformed

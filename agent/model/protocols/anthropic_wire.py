@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
+from io import StringIO
 from typing import Any, Final, TypeAlias
 
 import orjson
@@ -178,6 +179,7 @@ def _legal_ids(messages: Sequence[WireMessage]) -> Mapping[str, str]:
     return {original: legal for legal, original in originals.items()}
 
 
+_COUNTS: Final = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded", "pause_turn"})
 """Stop reasons after which more would have come. The last is of tools at the provider, which are not offered."""
 
@@ -192,10 +194,10 @@ class AnthropicReplyBuilder(ReplyBuilder):
         self._stop: str | None = None
         self._is_whole = False
         self._has_content = False
-        self._usage: dict[str, Any] = {}
-        self._thoughts: dict[int, tuple[str, dict[str, list[str]]]] = {}
-        """Type and texts, in pieces, of each block that holds what the model thought."""
-        self._inputs: dict[int, object] = {}
+        self._usage: dict[str, float] = {}
+        self._thoughts: dict[int, tuple[str, dict[str, StringIO]]] = {}
+        """Type and texts of each block that holds what the model thought."""
+        self._inputs: dict[int, str] = {}
         """Arguments of calls for which they have not come in pieces (yet)."""
         self._call_indexes: set[int] = set()
         self._is_interleaved = False
@@ -228,8 +230,11 @@ class AnthropicReplyBuilder(ReplyBuilder):
 
     def _add_usage(self, holder: Mapping[str, Any]) -> None:
         reported = holder.get("usage") or {}
-        self._usage.update({key: value for key, value in reported.items() if value is not None})
-        self.usage = normalize_usage(self._usage, "anthropic")
+        details = reported.get("output_tokens_details")
+        counts = {name: reported.get(name) for name in _COUNTS}
+        counts["thinking_tokens"] = details.get("thinking_tokens") if isinstance(details, Mapping) else None
+        self._usage |= {name: count for name, count in counts.items() if isinstance(count, int | float)}
+        self.usage = normalize_usage({**self._usage, "output_tokens_details": self._usage}, "anthropic")
 
     def _end(self, reason: str | None) -> None:
         if reason is not None and not isinstance(reason, str):
@@ -247,7 +252,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
             case "tool_use":
                 self._has_content = True
                 self._call_indexes.add(index)
-                self._inputs[index] = block.get("input")
+                self._inputs[index] = self.counted(json.dumps(block.get("input") or {}, ensure_ascii=False))
                 self.add_call(index, call_id=block["id"], name=block["name"])
             case "thinking":
                 self._begin_reasoning(index, "thinking", block, "thinking", "signature")
@@ -258,7 +263,9 @@ class AnthropicReplyBuilder(ReplyBuilder):
         if len(self._thoughts) >= MAX_CALLS:
             raise ReplyMalformed(f"a reply with more than {MAX_CALLS} thoughts")
         self._is_interleaved = self._is_interleaved or self._has_content
-        self._thoughts[index] = (kind, {key: [self.counted(block.get(key) or "")] for key in keys})
+        self._thoughts[index] = (kind, texts := {key: StringIO() for key in keys})
+        for key, text in texts.items():
+            text.write(self.counted(block.get(key) or ""))
 
     def _continue(self, index: int, delta: Mapping[str, Any]) -> None:
         match delta["type"]:
@@ -269,9 +276,9 @@ class AnthropicReplyBuilder(ReplyBuilder):
                     self._inputs.pop(index, None)
                     self.add_call(index, arguments=delta["partial_json"])
             case "thinking_delta":
-                self._thoughts[index][1]["thinking"].append(self.counted(delta["thinking"]))
+                self._thoughts[index][1]["thinking"].write(self.counted(delta["thinking"]))
             case "signature_delta":
-                self._thoughts[index][1]["signature"].append(self.counted(delta["signature"]))
+                self._thoughts[index][1]["signature"].write(self.counted(delta["signature"]))
 
     def finished(self) -> ModelReply:
         if self._stop is None or not self._is_whole:
@@ -281,7 +288,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
         if self._stop == "model_context_window_exceeded" and not self._has_content:
             raise ContextOverflow("the prompt leaves no room for a reply")
         for index, given in self._inputs.items():
-            self.add_call(index, arguments=json.dumps(given or {}, ensure_ascii=False))
+            self.add_call(index, arguments=given)
         return self.built(is_cut_off=self._stop in _CUT_OFF, reasoning=lambda _thought: self._stored_reasoning())
 
     def _stored_reasoning(self) -> Reasoning | None:
@@ -290,7 +297,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
         None if it was thought between text and calls: it would have to stand there again.
         """
         thoughts = [self._thoughts[index] for index in sorted(self._thoughts)]
-        blocks = [{"type": kind} | {key: "".join(pieces) for key, pieces in texts.items()} for kind, texts in thoughts]
+        blocks = [{"type": kind} | {key: text.getvalue() for key, text in texts.items()} for kind, texts in thoughts]
         if not blocks or self._is_interleaved or not all(map(_can_go_back, blocks)):
             return None
         return stored_reasoning(blocks, self._parts, self._made_by)

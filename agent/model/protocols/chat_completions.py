@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import StringIO
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from agent.model.caching import CacheTtl, apply_anthropic_cache_control, marks_p
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.http import EndpointSettings
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
-from agent.model.replies import ReplyBuilder, serialized_reasoning
+from agent.model.replies import MAX_ITEMS, ReplyBuilder, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ModelUnavailable, ReplyMalformed
@@ -185,22 +186,24 @@ class ReasoningBuilder:
 
     def __init__(self, counted: Callable[[object], str]) -> None:
         self._counted = counted
-        self._texts: dict[str, list[str]] = {}
+        self._texts: dict[str, StringIO] = {}
         self._details: list[dict[str, Any]] = []
-        self._further: list[list[str]] = []
+        self._further: list[StringIO] = []
         """Further pieces of the text of each detail."""
-        self._thinking: list[str] = []
+        self._thinking = StringIO()
 
     def add(self, message: Mapping[str, Any], *, is_piece: bool) -> None:
         """Take in what a message, or a piece of one, holds."""
         for key in _TEXTS:
             if text := message.get(key):
-                self._texts.setdefault(key, []).append(self._counted(text))
+                self._texts.setdefault(key, StringIO()).write(self._counted(text))
         for detail in message.get(_DETAILS) or ():
             if not (is_piece and self._continued(detail)):
+                if len(self._details) >= MAX_ITEMS:
+                    raise ReplyMalformed(f"a reply with more than {MAX_ITEMS} thoughts")
                 self._counted(json.dumps(detail))
                 self._details.append(dict(detail))
-                self._further.append([])
+                self._further.append(StringIO())
 
     def _continued(self, piece: Mapping[str, Any]) -> bool:
         """True if the piece was joined to the one before it: a signature is valid for the whole text only."""
@@ -210,7 +213,7 @@ class ReasoningBuilder:
             return False
         if not isinstance(before.get(field) or "", str):
             raise TypeError("text is expected here")
-        self._further[-1].append(self._counted(piece.get(field) or ""))
+        self._further[-1].write(self._counted(piece.get(field) or ""))
         # What every piece says again is not counted again: it is most of a stream of single words.
         changed = {key: value for key, value in piece.items() if value not in (None, before.get(key)) and key != field}
         if changed:
@@ -222,7 +225,7 @@ class ReasoningBuilder:
         """Take in a content part of Mistral's, whose text may come in parts again."""
         texts = part.get("thinking") or ()
         for text in [texts] if isinstance(texts, str) else texts:
-            self._thinking.append(self._counted(text if isinstance(text, str) else text.get("text") or ""))
+            self._thinking.write(self._counted(text if isinstance(text, str) else text.get("text") or ""))
 
     def serialized(
         self, made_by: str, thought: str = "", extras: Mapping[str, object] | None = None
@@ -231,22 +234,22 @@ class ReasoningBuilder:
 
         `thought`: what the model wrote between tags, for servers that tell nothing apart. `extras`: fields of calls.
         """
-        texts = self._texts or ({_CONTENT: [thought]} if thought else {})
-        blocks: list[dict[str, Any]] = [{key: "".join(pieces)} for key, pieces in texts.items()][:1]
+        texts = {key: text.getvalue() for key, text in self._texts.items()} or ({_CONTENT: thought} if thought else {})
+        blocks: list[dict[str, Any]] = [{key: text} for key, text in texts.items()][:1]
         if self._details:
             blocks = [{_DETAILS: [_joined(*one) for one in zip(self._details, self._further, strict=True)]}]
-        elif self._thinking:
-            blocks = [{_THINKING: [{"type": "text", "text": "".join(self._thinking)}]}]
+        elif thinking := self._thinking.getvalue():
+            blocks = [{_THINKING: [{"type": "text", "text": thinking}]}]
         if extras:
             blocks.append({_EXTRAS: extras})
         return serialized_reasoning(made_by, blocks) if blocks else None
 
 
-def _joined(detail: Mapping[str, Any], further: Sequence[str]) -> Mapping[str, Any]:
-    if not further:
+def _joined(detail: Mapping[str, Any], further: StringIO) -> Mapping[str, Any]:
+    if not (text := further.getvalue()):
         return detail
     field = _IN_PIECES[detail["type"]]
-    return {**detail, field: (detail.get(field) or "") + "".join(further)}
+    return {**detail, field: (detail.get(field) or "") + text}
 
 
 def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[str]) -> None:

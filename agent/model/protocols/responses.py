@@ -18,7 +18,7 @@ from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.http import EndpointSettings
 from agent.model.protocols.openai import OpenAIModel, RequestFault, add_options
-from agent.model.replies import ReplyBuilder, serialized_reasoning
+from agent.model.replies import MAX_ITEMS, ReplyBuilder, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ReplyMalformed
@@ -160,7 +160,14 @@ class ResponsesReplyBuilder(ReplyBuilder):
             case "":
                 self._end(event, event["status"])
 
+    def _check(self, index: object) -> None:
+        if index is not None and not isinstance(index, int):
+            raise TypeError("an item's index is a number")
+        if max(len(self._done), len(self._streamed)) > MAX_ITEMS:
+            raise ReplyMalformed(f"a reply with more than {MAX_ITEMS} items")
+
     def _add_message_text(self, index: object, text: object) -> None:
+        self._check(index)
         if index not in self._streamed:
             if self._streamed:
                 self.add_text("\n\n")
@@ -170,6 +177,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
         self.add_text(text)
 
     def _add_item(self, index: object, item: Mapping[str, Any]) -> None:
+        self._check(index)
         if index in self._done:
             return
         self._done.add(index)

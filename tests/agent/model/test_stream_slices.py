@@ -6,7 +6,8 @@ import time
 import pytest
 
 from agent.model.base import ChatModel
-from agent.model.http import SLICE_SECONDS, EndpointSettings, checkpoint
+from agent.model.bodies import SLICE_SECONDS, checkpoint
+from agent.model.http import EndpointSettings
 from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.responses import ResponsesModel

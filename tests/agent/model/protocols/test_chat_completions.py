@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from agent.model.base import FinishReason
+from agent.model.bodies import MAX_BODY_BYTES
 from agent.model.errors import sentence_for
 from agent.model.errors.classifier import status_error
-from agent.model.http import MAX_BODY_BYTES
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from hermes_state.errors import (

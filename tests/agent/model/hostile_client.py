@@ -1,0 +1,75 @@
+"""Client of a hostile provider, as a process: asks for each kind of answer once, and tells how much memory that took.
+
+python -m tests.agent.model.hostile_client PROTOCOL ADDRESS [KIND …]
+
+For each kind a line of JSON: the error that was raised, and megabytes of memory in use when idle and at the peak.
+"""
+
+import asyncio
+import json
+import re
+import sys
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import structlog
+
+from agent.model.errors import sentence_for
+from agent.model.http import EndpointSettings
+from agent.model.transcription import TranscriptionModel
+from hermes_state.errors import ModelError
+from tests.agent.model.asking import request
+from tests.agent.model.ways import WAYS
+from tests.fakes.hostile_provider import address, kinds
+
+
+def memory_mb(name: str) -> float:
+    """`VmRSS` is what is in use, `VmHWM` the most since it was reset."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1_000
+
+
+def reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+async def try_all(protocol: str, url: str, chosen: list[str]) -> None:
+    idle = None
+    for kind in chosen[:1] + chosen:  # the first twice: what is loaded on demand is no reply's
+        reset_peak()
+        began = time.perf_counter()
+        raised, said = await asyncio.wait_for(_failure(protocol, address(url, kind)), 60)
+        peak = memory_mb("VmHWM")
+        if idle is None:
+            idle = memory_mb("VmRSS")
+            continue
+        took = time.perf_counter() - began
+        row = {"kind": kind, "error": raised, "said": said, "idle": idle, "peak": peak, "seconds": took}
+        print(json.dumps(row), flush=True)
+
+
+async def _failure(protocol: str, url: str) -> tuple[str, str]:
+    """Name of the error that a call raises, and what is said of it."""
+    waits = {"read_seconds": 2.0, "first_piece_seconds": 2.0}
+    way = next((way for way in WAYS if way.protocol == protocol), None)
+    async with AsyncExitStack() as stack:
+        try:
+            if way is None:
+                model = TranscriptionModel(EndpointSettings(model="lab", api_key="lab-key", base_url=url, **waits))
+                stack.push_async_callback(model.close)
+                await model.transcribe(b"sound", "voice.ogg")
+            else:
+                chat_model = await stack.enter_async_context(way.dialled(url, **waits))
+                await chat_model.fetch_limits()
+                await chat_model.complete(request(), lambda text: None)
+        except ModelError as error:
+            return type(error).__name__, sentence_for(error)
+    return "", ""
+
+
+if __name__ == "__main__":
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    name, root, *only = sys.argv[1:]
+    asyncio.run(try_all(name, root, only or list(kinds(name))))
