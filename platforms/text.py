@@ -1,4 +1,11 @@
-"""Lengths of text as chat services count them: in UTF-16 code units."""
+"""Text as chat services send it, and its length as they count it: in UTF-16 code units."""
+
+import json
+from typing import Any, Final
+
+import orjson
+
+from hermes_state.text import well_formed
 
 
 def utf16_units(text: str) -> int:
@@ -16,3 +23,22 @@ def longest_prefix(text: str, max_units: int) -> str:
     while (excess := utf16_units(head) - max_units) > 0:
         head = head[: len(head) - (excess + 1) // 2]
     return head
+
+
+UNREADABLE: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError, RecursionError)
+"""Exceptions of reading a shape that neither an SDK nor we expect; times beyond the calendar raise three of them."""
+
+
+def parsed_json(text: Any) -> Any:  # JSON, and where it comes from text or bytes of any kind
+    """The value of a JSON text, with replacements for halves of characters and whole numbers of at most 400 digits.
+
+    Services may send others, and one must not hide whatever comes in the same answer. Raises one of `UNREADABLE`.
+
+    >>> parsed_json('{"text": "half of \\ud83d"}')
+    {'text': 'half of \ufffd'}
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        value = json.loads(text, parse_int=lambda digits: int(digits[:400]))
+        return json.loads(well_formed(json.dumps(value, ensure_ascii=False)))

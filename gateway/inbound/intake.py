@@ -46,6 +46,9 @@ log = structlog.get_logger()
 MEMORY_SECONDS = 0.7
 """Seconds after which a command that is not stored yet runs from memory: people must be answered within a second."""
 
+MAX_AHEAD_MS = 86_400_000
+"""Furthest that a platform's clock is believed to be ahead of ours, in milliseconds: every later view has the time."""
+
 NO_ACCESS = "You have no access to this bot. Whoever runs it can give it to you."
 AFTER_THIS_ANSWER = "After this answer; /stop ends it now."
 STEERED = "Noted: I take it into account in the answer I am working on."
@@ -72,6 +75,9 @@ class GatewayIntake:
         self.waiting = WaitNoticeSender(commands=self.commands)
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
+        now = self.clock.now()
+        if not 0 <= event.sent_at <= now + MAX_AHEAD_MS:
+            event = replace(event, sent_at=now)
         match event:
             case InboundMessage():
                 await self._accept_message(event, cursor)

@@ -59,8 +59,7 @@ class HistoryReader:
             kept = found[:messages]
             bound = kept[-1].id if len(found) > len(kept) else floor + 1
             skipped = await self._read(channel, seen, bound, LOOK_BACK) if bound > seen + 1 else []
-        read = self.client.reader.message
-        arrived = [MessageEvent(channel_ref, message.id, read(message)) for message in reversed(kept)]
+        arrived = [MessageEvent(channel_ref, message.id, self.client.read(message)) for message in reversed(kept)]
         if skipped:
             await self._report(channel_ref, skipped)
             arrived.insert(0, MessageEvent(channel_ref, skipped[0].id, None))
@@ -82,7 +81,7 @@ class HistoryReader:
         return [message async for message in history]
 
     async def _report(self, channel_ref: str, skipped: Sequence[discord.Message]) -> None:
-        events = [event for message in skipped if (event := self.client.reader.message(message)) is not None]
+        events = [event for message in skipped if (event := self.client.read(message)) is not None]
         waiting = sum(event.is_addressed and not event.sender.is_bot for event in events)
         log.warning("discord.messages_skipped", channel_ref=channel_ref, at_least=len(skipped), addressed=waiting)
         if not waiting:

@@ -6,19 +6,27 @@ call, so that two clients in one process may talk to two servers and nothing is 
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import discord
+import structlog
 import yarl
 from discord.gateway import DiscordWebSocket
 from discord.http import HTTPClient, Route
+from discord.state import ConnectionState
 
 from hermes_state.errors import PlatformUnavailable
-from hermes_state.values import Clock
+from hermes_state.values import Clock, InboundMessage
 from platforms.discord.event_queue import ChangeEvent, ChannelsEvent, ConnectedEvent, EventQueue, MessageEvent
 from platforms.discord.inbound import EventReader
 from platforms.discord.settings import DiscordSettings
+from platforms.text import UNREADABLE, parsed_json
+
+log = structlog.get_logger()
+
+discord.utils._from_json = parsed_json  # orjson, which it takes where it is installed, refuses halves of characters
 
 RATE_LIMIT_SECONDS = 10.0
 """Longest wait for a rate limit inside the SDK, in seconds; a longer one is raised: the gateway can shed previews."""
@@ -56,6 +64,34 @@ class RestClient(HTTPClient):
         return await super().ws_connect(url, compress=compress)
 
 
+class TolerantState(ConnectionState[Any]):
+    """State of a connection that puts aside what it cannot read: an error would end the connection, and come again."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for event in self.parsers.keys() - {"READY", "RESUMED"}:  # without these there is no session
+            self.parsers[event] = partial(self._read, self.parsers[event])
+
+    def _read(self, parse: Callable[[Any], None], data: Any) -> None:
+        try:
+            parse(data)
+        except UNREADABLE as error:
+            _log_skipped(data, error)
+
+    def create_message(self, *, channel: Any, data: Any) -> Any:
+        """A message of the history; only its id where it cannot be read."""
+        try:
+            return super().create_message(channel=channel, data=data)
+        except UNREADABLE as error:
+            _log_skipped(data, error)
+            return discord.Object(data["id"])
+
+
+def _log_skipped(data: Any, error: Exception) -> None:
+    update_id = data.get("id") if isinstance(data, dict) else None
+    log.warning("update.skipped", update_id=update_id, error=type(error).__name__)
+
+
 class GatewayClient(discord.Client):
     """Connection to Discord's gateway; hands every event to an `EventQueue`, in order, without waiting."""
 
@@ -78,6 +114,11 @@ class GatewayClient(discord.Client):
         self.had_session = asyncio.Event()
         """Set by the first READY."""
 
+    def _get_state(self, **options: Any) -> ConnectionState[Any]:
+        return TolerantState(
+            dispatch=self.dispatch, handlers=self._handlers, hooks=self._hooks, http=self.http, **options
+        )
+
     def silence_seconds(self) -> float | None:
         """Seconds since the last answered heartbeat; None before the first connection."""
         # There is no public name for it: `latency` stays at its last value when answers stop.
@@ -93,7 +134,15 @@ class GatewayClient(discord.Client):
     # its own, and only the order in which they start is the order in which Discord sent them.
 
     async def on_message(self, message: discord.Message) -> None:
-        self._events.put(MessageEvent(str(message.channel.id), message.id, self.reader.message(message)))
+        self._events.put(MessageEvent(str(message.channel.id), message.id, self.read(message)))
+
+    def read(self, message: discord.Message | discord.Object) -> InboundMessage | None:
+        """Read a message; None also for what cannot be read."""
+        try:
+            return self.reader.message(message) if isinstance(message, discord.Message) else None
+        except UNREADABLE as error:
+            _log_skipped({"id": message.id}, error)
+            return None
 
     async def on_raw_message_edit(self, payload: discord.RawMessageUpdateEvent) -> None:
         if (edit := self.reader.edit(payload)) is not None:

@@ -113,7 +113,7 @@ class Poller:
         )
         if not isinstance(updates, list):
             raise NetworkError("getUpdates did not answer with a list")
-        return updates
+        return [one for one in updates if isinstance(one, dict) and isinstance(one.get("update_id"), int)]
 
     async def _recover(self, error: TelegramError | TimeoutError) -> None:
         """Recover from an error: tell it, renew the connection where that helps, and back off."""

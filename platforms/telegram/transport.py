@@ -16,6 +16,8 @@ import orjson
 from telegram.error import NetworkError, TelegramError
 from telegram.request import BaseRequest, RequestData
 
+from platforms.text import UNREADABLE, parsed_json
+
 RETRY_AFTER_SECONDS = 5.0
 """Seconds to wait after a 429 that does not say how long: what Telegram asks for when it asks for little."""
 
@@ -121,8 +123,8 @@ class BotApiRequest(BaseRequest):
     def parse_json_payload(payload: bytes) -> dict[str, Any]:  # Any: the SDK's own type of an answer
         """The answer as the SDK wants it; the body is not logged, it may be somebody's message."""
         try:
-            answer = orjson.loads(payload)
-        except orjson.JSONDecodeError:
+            answer = parsed_json(payload)
+        except UNREADABLE:
             raise TelegramError("the server's answer is not JSON") from None
         if not isinstance(answer, dict):
             raise TelegramError("the server's answer is not an object")

@@ -16,6 +16,7 @@ from hermes_state.values import Clock, EditEvent, InboundMessage
 from platforms.base import Intake
 from platforms.buttons import ButtonCommands
 from platforms.telegram.inbound import PLATFORM, UpdateReader, read_migration
+from platforms.text import UNREADABLE
 
 log = structlog.get_logger(__name__)
 
@@ -23,9 +24,6 @@ AnswerPress = Callable[[CallbackQuery, str | None], None]
 """Stops the button's spinner, with a text for the person or without; must not block."""
 
 Received: TypeAlias = InboundMessage | EditEvent | None
-
-_UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""Exceptions of reading a shape that neither the SDK nor we expect."""
 
 MAX_ALBUMS = 64
 """Albums remembered; the pieces of one arrive within a second or two."""
@@ -58,18 +56,15 @@ class UpdateHandler:
         """
         try:
             update = Update.de_json(raw, self.sdk)
-            received = self._with_its_album(update, self.reader.read(update))
-        except _UNREADABLE as error:
+            await self._store(update, self._with_its_album(update, self.reader.read(update)))
+        except UNREADABLE as error:
             log.warning("update.skipped", update_id=raw.get("update_id"), error=type(error).__name__)
-            return
-        try:
-            await self._store(update, received)
         except StoreUnavailable as error:
             raise NotStoredError(f"an update could not be stored and will be asked for again: {error}") from error
 
     async def overhear(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
         """Look at an update that has to wait for its turn: see `Intake.overhear`. What cannot be read is left alone."""
-        with suppress(*_UNREADABLE):
+        with suppress(*UNREADABLE):
             received = self.reader.read(Update.de_json(raw, self.sdk))
             if isinstance(received, InboundMessage):
                 await self.intake.overhear(received)

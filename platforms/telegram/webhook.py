@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from urllib.parse import urlsplit
 
-import orjson
 import structlog
 import telegram
 from aiohttp import web
@@ -19,6 +18,7 @@ from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import ALLOWED_UPDATES
 from platforms.telegram.settings import TelegramSettings, WebhookSettings
 from platforms.telegram.updates import UpdateHandler
+from platforms.text import UNREADABLE, parsed_json
 
 log = structlog.get_logger(__name__)
 
@@ -57,8 +57,8 @@ async def _receive(secret: bytes, updates: UpdateHandler, health: HealthState, r
         log.warning("webhook.refused")
         return web.Response(status=403)
     try:
-        raw = orjson.loads(await request.read())
-    except orjson.JSONDecodeError:
+        raw = parsed_json(await request.read())
+    except UNREADABLE:
         raw = None
     if not isinstance(raw, dict):
         return web.Response(status=400)

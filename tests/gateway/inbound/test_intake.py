@@ -42,6 +42,21 @@ async def hanging(gateway: TestGateway, text: str = "q", chat: ChatKey = DIRECT)
     return hang
 
 
+# ---- times
+
+
+@pytest.mark.parametrize("at", [253_402_300_799_000, 10**30, -1, -62_135_596_800_000], ids=str)
+async def test_a_time_that_cannot_be_is_replaced_before_it_breaks_every_later_turn(
+    store: Store, tmp_path: Path, at: int
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        began = gateway.clock.now()
+        for text in ("first", "second"):
+            assert await gateway.ask(text, at=at)
+        [(earliest, latest)] = await gateway.rows("SELECT min(sent_at), max(sent_at) FROM inbox")
+        assert began <= earliest <= latest <= gateway.clock.now()
+
+
 # ---- who is let in
 
 

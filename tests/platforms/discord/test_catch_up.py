@@ -6,6 +6,7 @@ from pathlib import Path
 
 import discord
 import pytest
+from structlog.testing import capture_logs
 
 from hermes_state.aio import Backoff
 from hermes_state.errors import PlatformUnavailable
@@ -355,3 +356,39 @@ async def test_an_overflow_ends_the_connection_and_leaves_no_hole(
     async with running(harness.adapter, intake):
         await intake.wait_for(12)
     assert texts(intake) == [f"message {number}" for number in range(12)]
+
+
+async def test_what_cannot_be_read_is_put_aside_and_hides_nothing_around_it(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await seen_once(harness, intake)
+    refs = [await harness.write(text) for text in ("before", "no time", "half of \ud83d", "after")]
+    harness.discord.messages[harness.direct_chat.chat_ref][refs[1]]["edited_timestamp"] = "99999-13-01T00:00:00+00:00"
+    with capture_logs() as logs:
+        async with running(harness.adapter, intake):
+            await intake.wait_for(3)
+            await harness.write("live")
+            await intake.wait_for(4)
+        async with running(harness.adapter, intake):
+            await harness.write("later")
+            await intake.wait_for(5)
+    assert texts(intake) == ["before", "half of \ufffd", "after", "live", "later"]
+    assert {line["update_id"] for line in logs if line["event"] == "update.skipped"} == {refs[1]}
+
+
+async def test_an_event_that_cannot_be_read_ends_no_connection(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    async with running(harness.adapter, intake):
+        await harness.write("before")
+        await intake.wait_for(1)
+        read = harness.discord.message(harness.direct_chat.chat_ref, intake.messages[0].message_ref)
+        with capture_logs() as logs:
+            for change in ({"edited_timestamp": "99999-13-01"}, {"author": None}, {"mentions": 7}, {"id": "none"}):
+                await harness.post("event", {"t": "MESSAGE_CREATE", "d": {**read, **change}})
+            half = {**read, "id": f"{int(read['id']) + 1}", "content": "\ud83d!"}
+            await harness.post("event", {"t": "MESSAGE_CREATE", "d": half})
+            await harness.write("after")
+            await intake.wait_for(3)
+    assert texts(intake) == ["before", "\ufffd!", "after"]
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == ["update.skipped"] * 4

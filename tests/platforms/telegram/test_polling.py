@@ -96,6 +96,35 @@ async def test_an_update_that_cannot_be_read_does_not_block_those_behind_it(
     assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["update.skipped"]
 
 
+def written(text: str, **more: object) -> dict[str, object]:
+    who = {"id": PERSON, "type": "private", "is_bot": False, "first_name": "Ada"}
+    return {"message_id": 77, "date": 1_700_000_000, "chat": who, "from": who, "text": text, **more}
+
+
+@pytest.mark.parametrize("date", [10**18, -(10**18), 10**400, 1e300], ids=range(4))
+async def test_an_update_of_no_possible_time_is_put_aside_and_logged_once(
+    telegram: TelegramHarness, intake: RecordingIntake, date: float
+) -> None:
+    async with running(telegram.adapter, intake):
+        with capture_logs() as logs:
+            await telegram.post("update", {"update": {"message": written("poison", date=date)}})
+            await telegram.write("after the strange one")
+            await intake.wait_for(1)
+    assert [message.text for message in intake.messages] == ["after the strange one"]
+    assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["update.skipped"]
+
+
+async def test_half_of_a_character_in_one_update_hides_none_of_its_batch(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    await telegram.write("before")
+    await telegram.post("update", {"update": {"message": written("half of \ud83d and whole \ud83d\ude00")}})
+    await telegram.write("after")
+    async with running(telegram.adapter, intake):
+        await intake.wait_for(3)
+    assert [message.text for message in intake.messages] == ["before", "half of \ufffd and whole 😀", "after"]
+
+
 async def test_an_album_is_meant_for_whom_its_caption_is_meant_for(
     telegram: TelegramHarness, intake: RecordingIntake
 ) -> None:

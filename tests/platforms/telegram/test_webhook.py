@@ -1,6 +1,7 @@
 """Webhook mode: only Telegram is heard, and 200 means stored."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -85,6 +86,16 @@ async def test_200_comes_after_the_commit(
         intake.gate.set()
         assert await posting == 200
     assert [message.text for message in intake.messages] == ["hello"]
+
+
+async def test_half_of_a_character_is_no_reason_to_be_sent_an_update_again(
+    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+) -> None:
+    body = json.dumps(UPDATE).replace("hello", "half of \\ud83d")
+    sent = client.post(webhook.url, data=body, headers={HEADER: SECRET})
+    async with running(telegram.adapter, intake), sent as answer:
+        assert answer.status == 200
+    assert [message.text for message in intake.messages] == ["half of \ufffd"]
 
 
 async def test_what_could_not_be_stored_is_refused_and_comes_again(
