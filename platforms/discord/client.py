@@ -49,7 +49,8 @@ class RestClient(HTTPClient):
     async def request(self, route: Route, **options: Any) -> Any:  # Any: discord.py's own signature
         route.url = self._base + route.url.removeprefix(Route.BASE)
         try:
-            return await super().request(route, **options)
+            # Discord redirects nobody: another server would be told what was said.
+            return await super().request(route, allow_redirects=False, **options)
         except RuntimeError as error:
             if not self._client.is_closed():
                 raise

@@ -21,6 +21,9 @@ from platforms.text import UNREADABLE, parsed_json
 RETRY_AFTER_SECONDS = 5.0
 """Seconds to wait after a 429 that does not say how long: what Telegram asks for when it asks for little."""
 
+MAX_BODY_BYTES = 16_000_000
+"""Longest answer, in bytes; a batch of updates has a tenth of it."""
+
 CLOSE_SECONDS = 5
 """Longest closing of connections, in seconds: a black-holed peer never answers the goodbye."""
 
@@ -100,10 +103,14 @@ class BotApiRequest(BaseRequest):
         data = request_data.json_parameters if request_data is not None else None
         silent_seconds = read_timeout if isinstance(read_timeout, int | float) else self._request_seconds
         async with self._open(method, url, silent_seconds, data=data) as response:
-            body = await response.read()
+            body = bytearray()
+            async for piece in response.content.iter_chunked(65_536):
+                body += piece
+                if len(body) > MAX_BODY_BYTES:
+                    raise AmbiguousRequestError("the Bot API's answer does not end")
             if response.status == HTTPStatus.TOO_MANY_REQUESTS:
                 raise FloodControl(_retry_after(body, response.headers.get("Retry-After")))
-            if response.status >= HTTPStatus.BAD_REQUEST and not _is_from_bot_api(body):
+            if response.status >= HTTPStatus.MULTIPLE_CHOICES and not _is_from_bot_api(body):
                 # A proxy's or a starting server's word: to the SDK any 404 would be a rejected token, which is fatal.
                 problem = f"something other than the Bot API answered {response.status}"
                 raise (
@@ -111,7 +118,7 @@ class BotApiRequest(BaseRequest):
                     if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR
                     else NotSentError(problem)
                 )
-            return response.status, body
+            return response.status, bytes(body)
 
     @asynccontextmanager
     async def stream(self, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -141,7 +148,10 @@ class BotApiRequest(BaseRequest):
         )
         # Only the kind of a failure is told: the texts of aiohttp's errors may hold the address, and so the token.
         try:
-            async with self._session.request(method, url, data=data, timeout=timeout) as response:
+            # The Bot API redirects nobody: another server would be told what was said, and the token.
+            async with self._session.request(
+                method, url, data=data, timeout=timeout, allow_redirects=False
+            ) as response:
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
             raise NotSentError(f"no connection to the Bot API ({type(error).__name__})") from None
@@ -149,7 +159,7 @@ class BotApiRequest(BaseRequest):
             raise AmbiguousRequestError(f"the connection to the Bot API broke ({type(error).__name__})") from None
 
 
-def _is_from_bot_api(body: bytes) -> bool:
+def _is_from_bot_api(body: bytearray) -> bool:
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -157,7 +167,7 @@ def _is_from_bot_api(body: bytes) -> bool:
     return isinstance(answer, dict) and "ok" in answer
 
 
-def _retry_after(body: bytes, header: str | None) -> float:
+def _retry_after(body: bytearray, header: str | None) -> float:
     """Seconds to wait, from the body, else from the header, else a guess."""
     try:
         return float(orjson.loads(body)["parameters"]["retry_after"])
