@@ -8,6 +8,7 @@ from bench import (
     compression_bench,
     estimate_bench,
     gateway_bench,
+    hostile_bench,
     import_bench,
     model_bench,
     store_bench,
@@ -24,6 +25,7 @@ def main() -> None:
     print(f"Python {platform.python_version()}, {platform.machine()}; ratios are within this run\n")
     measures = [*estimate_bench.run(), *compression_bench.run(quick), *turn_bench.run(quick), *store_bench.run(quick)]
     measures += [*import_bench.run(quick), *asyncio.run(model_bench.run(quick))]
+    measures += asyncio.run(hostile_bench.run(quick))
     measures += asyncio.run(gateway_bench.run(quick=quick))
     print(table(measures))
     raise SystemExit(0 if all(measure.holds for measure in measures) else 1)

@@ -158,15 +158,15 @@ def _piece(index: int, **delta: object) -> Mapping[str, Any]:
 FUNCTION = {"name": "look", "arguments": "{"}
 STREAMS: Mapping[str, Mapping[str, Callable[[], Iterator[bytes]]]] = {
     "chat_completions": {
-        "text": events(then=lambda _: _chat(content=[WIDE] * 1_000)),
-        "halves of characters": events(then=lambda _: _chat(content=["\ud83d"] * 1_000)),
-        "reasoning": events(then=lambda _: _chat(content=[{"type": "thinking", "thinking": [WIDE] * 1_000}])),
+        "text": events(then=lambda _: _chat(content=[WIDE * 4] * 500)),
+        "halves of characters": events(then=lambda _: _chat(content=["a\ud83d"] * 500)),
+        "reasoning": events(then=lambda _: _chat(content=[{"type": "thinking", "thinking": [WIDE * 4] * 500}])),
         "details": events(then=lambda _: _chat(reasoning_details=[{"": {}}] * 10)),
-        "thoughts in tags": events(_chat(content="<think>"), then=lambda _: _chat(content=[WIDE] * 1_000)),
+        "thoughts in tags": events(_chat(content="<think>"), then=lambda _: _chat(content=[WIDE * 4] * 500)),
         "tags": events(then=lambda _: _chat(content="<think></think>" * 10_000)),
         "arguments": events(
             _chat(tool_calls=[{"index": 0, "id": "c", "function": FUNCTION}]),
-            then=lambda _: _chat(tool_calls=[{"index": 0, "function": {"arguments": WIDE}}] * 1_000),
+            then=lambda _: _chat(tool_calls=[{"index": 0, "function": {"arguments": WIDE * 4}}] * 500),
         ),
     },
     "responses": {
@@ -230,7 +230,7 @@ async def hostile_provider(protocol: str) -> AsyncIterator[str]:
     answers = kinds(protocol)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             path = head.split(" ", 2)[1]
             if (length := re.search(r"content-length: (\d+)", head, re.IGNORECASE)) is not None:
