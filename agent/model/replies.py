@@ -23,7 +23,7 @@ MAX_CHARACTERS: Final = 1_000_000
 
 MAX_CALLS: Final = 128
 """Most tool calls in one reply."""
-MAX_ITEMS: Final = 1_000
+MAX_ITEMS: Final = 5_000
 """Most other parts that a reply is made of."""
 
 _EAGER_CHARACTERS = 65_536

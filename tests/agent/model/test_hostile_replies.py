@@ -11,7 +11,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agent.model.bodies import MAX_REDIRECTS
-from hermes_state.errors import AuthRejected, ModelNotFound
+from agent.model.http import MAX_WAYS
+from hermes_state.errors import AuthRejected, ModelNotFound, OutputCapTooLarge
 from tests.agent.model.asking import ask, request
 from tests.agent.model.ways import WAYS, Way
 from tests.fakes.hostile_provider import hostile_provider, kinds
@@ -98,5 +99,26 @@ async def test_a_few_redirects_at_the_same_address_are_followed(way: Way, hops: 
             with pytest.raises(raised):
                 await model.complete(request(), lambda text: None)
         assert len(seen) == MAX_REDIRECTS + 1
+    finally:
+        await server.close()
+
+
+async def test_a_provider_that_finds_ever_new_faults_is_not_asked_for_ever() -> None:
+    limit = 30_000
+
+    def refused(asked: web.Request) -> web.Response:
+        nonlocal limit
+        limit -= 1
+        message = f"max_tokens: {limit + 1} > {limit}, which is the maximum allowed number of output tokens"
+        return web.json_response({"type": "error", "error": {"message": message}}, status=400)
+
+    server, seen = await served(refused)
+    way = next(way for way in WAYS if way.protocol == "anthropic")
+    try:
+        async with way.dialled(str(server.make_url("")).rstrip("/")) as model:
+            with pytest.raises(OutputCapTooLarge) as raised:
+                await ask(model, request(max_output_tokens=None))
+        assert len(seen) == MAX_WAYS + 1
+        assert len(raised.value.refused) == MAX_WAYS, "and each of them has its row in the ledger"
     finally:
         await server.close()
