@@ -11,15 +11,18 @@ message that follows.
 """
 
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import orjson
 
 from agent.handoff import framed
+from agent.model.lookalikes import begins_like_ours, closes_block
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import Message, MessageRole, Origin, ToolCall, Transcript, TurnId, recall_id
 
@@ -271,7 +274,9 @@ def _from_gateway(origin: Origin, text: str) -> str:
 
 def _escaped(text: str) -> str:
     """The text with lines that cannot be taken for a stamp, a notice or a handoff."""
-    return _LOOKS_LIKE_OURS.sub(r"\\", text) if "[" in text else text
+    if text.isascii() and "[" not in text:
+        return text
+    return _LINE.sub(lambda line: "\\" * begins_like_ours(text, *line.span()) + line[0], text)
 
 
 def _is_personal(row: Message) -> bool:
@@ -282,9 +287,13 @@ def _is_personal(row: Message) -> bool:
 def _stamp(row: Message, style: WireSettings) -> str:
     stamp = f"[{_minute(row.created_at // 60_000, style.zone)}] "
     if style.is_shared and row.sender_name is not None:  # a name can neither end its brackets nor start a line
-        name = " ".join(row.sender_name.replace("[", "(").replace("]", ")").split())
-        stamp += f"[{name[:64] or '?'}] "
+        stamp += f"[{_shown_name(row.sender_name)}] "
     return stamp
+
+
+@lru_cache(maxsize=1_024)  # of every row on every call
+def _shown_name(name: str) -> str:
+    return _one_line(name, _NAME_SIGNS)[:64] or "?"
 
 
 @lru_cache(maxsize=8_192)  # a long transcript is stamped anew on every call
@@ -294,14 +303,13 @@ def _minute(minutes: int, zone: tzinfo) -> str:
 
 _NOTHING = "(no text)"
 _UNSEEN_IMAGE = "An image was sent here that you cannot see."
-_BREAK = r"\r\v\f\x1c-\x1e\x85\u2028\u2029"  # what a model may take for the end of a line, besides \n
-_UNSEEN = r" \t\xa0\xad\u1680\u2000-\u200f\u202a-\u202f\u205f-\u2064\u3000\ufeff"
-_LOOKS_LIKE_OURS = re.compile(
-    rf"(?:^|(?<=[{_BREAK}]))(?=[{_UNSEEN}]*\[(?:\d{{4}}-\d\d-\d\d \d\d:\d\d\]|gateway[{_UNSEEN}]+notice[{_UNSEEN}]*\]"
-    rf"|(?:END[{_UNSEEN}]+OF[{_UNSEEN}]+)?CONTEXT[{_UNSEEN}]+(?:COMPACTION|SUMMARY)))",
-    re.MULTILINE | re.IGNORECASE,
-)
-_CLOSES_BLOCK = re.compile(r"<(?=/(?:quoted_message|document)\b)", re.IGNORECASE)
+_LINE = re.compile(r"[^\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029]+")
+"""Line as a model may see it: any control character but a tab, and any separator, may end one."""
+_ANGLE = re.compile(r"<(?!/?(?:[a-ce-pr-z0-9]|d[a-np-z]|q[a-tv-z]))|[^\w\s\x00-\x7f]", re.IGNORECASE)
+"""Possible beginning of the end of a block; most tags are none, by their first letters."""
+_JOINERS = "\u200c\u200d"  # emoji and several scripts need them
+_NAME_SIGNS = {"[": "(", "]": ")", "Ps": "(", "Pe": ")"}
+_ATTRIBUTE_SIGNS = {'"': "'", "<": "(", ">": ")"}
 
 
 def _human_text(row: Message) -> str:
@@ -313,20 +321,34 @@ def _human_text(row: Message) -> str:
     pieces = [text] if text else []
     if body.quote is not None:
         author = "this assistant" if body.quote.is_from_bot else _attribute(body.quote.author)
-        pieces.append(f'<quoted_message author="{author}">\n{_enclosed(body.quote.text)}\n</quoted_message>')
+        quoted = _enclosed(_escaped(body.quote.text))
+        pieces.append(f'<quoted_message author="{author}">\n{quoted}\n</quoted_message>')
     for document in body.documents:
         cut = ' truncated="yes"' if document.was_truncated else ""
         pieces.append(f'<document name="{_attribute(document.name)}"{cut}>\n{_enclosed(document.text)}\n</document>')
-    pieces += [f"{NOTICE} {note}" for note in body.notes]
+    pieces += [f"{NOTICE} {_one_line(note)}" for note in body.notes]
     return "\n".join(pieces) or _NOTHING
 
 
 def _attribute(value: str) -> str:
-    return " ".join(value.replace('"', "'").replace("<", "(").replace(">", ")").split())[:128]
+    return _one_line(value, _ATTRIBUTE_SIGNS)[:128]
+
+
+def _one_line(text: str, signs: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The text on one line, without characters that reorder or hide, and with other signs for those in `signs`."""
+    kept: list[str] = []
+    for character in text:
+        category = unicodedata.category(character)
+        plain = " " if category == "Cc" else signs.get(unicodedata.normalize("NFKC", character), signs.get(category))
+        if plain is not None or category != "Cf" or character in _JOINERS:
+            kept.append(character if plain is None else plain)
+    return " ".join("".join(kept).split())
 
 
 def _enclosed(text: str) -> str:
-    return _CLOSES_BLOCK.sub(r"<\\", text) if "</" in text else text
+    if text.isascii() and "<" not in text:
+        return text
+    return _ANGLE.sub(lambda found: found[0] + "\\" * closes_block(text, found.start()), text)
 
 
 def _image_parts(row: Message, style: WireSettings) -> Iterator[str | _Part]:
