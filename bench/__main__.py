@@ -11,6 +11,7 @@ from bench import (
     hostile_bench,
     import_bench,
     model_bench,
+    rendering_bench,
     store_bench,
     turn_bench,
 )
@@ -24,7 +25,7 @@ def main() -> None:
     quick = parser.parse_args().quick
     print(f"Python {platform.python_version()}, {platform.machine()}; ratios are within this run\n")
     measures = [*estimate_bench.run(), *compression_bench.run(quick), *turn_bench.run(quick), *store_bench.run(quick)]
-    measures += [*import_bench.run(quick), *asyncio.run(model_bench.run(quick))]
+    measures += [*import_bench.run(quick), *rendering_bench.run(quick), *asyncio.run(model_bench.run(quick))]
     measures += asyncio.run(hostile_bench.run(quick))
     measures += asyncio.run(gateway_bench.run(quick=quick))
     print(table(measures))

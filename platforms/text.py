@@ -1,4 +1,4 @@
-"""Text as chat services send it, and its length as they count it: in UTF-16 code units."""
+"""Text as chat services send it, its length as they count it, in UTF-16 code units, and lines as parsers do."""
 
 import json
 from typing import Any, Final
@@ -23,6 +23,16 @@ def longest_prefix(text: str, max_units: int) -> str:
     while (excess := utf16_units(head) - max_units) > 0:
         head = head[: len(head) - (excess + 1) // 2]
     return head
+
+
+def is_within(text: str, start: int, max_units: int) -> bool:
+    """Tell if what follows `start` has at most `max_units`, at a cost that grows with `max_units` only."""
+    return len(text) - start <= max_units and utf16_units(text[start:]) <= max_units
+
+
+def with_newlines(text: str) -> str:
+    """`text` with a newline character at the end of each line, the way a parser of Markdown counts them."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 UNREADABLE: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError, RecursionError)

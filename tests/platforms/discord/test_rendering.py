@@ -18,7 +18,7 @@ from tests.platforms.discord.harness import DiscordHarness, chat
 from tests.sampling import sample
 
 ANSWERS = sample(250, 2_000)
-_PARSER = MarkdownIt("commonmark").enable("table")
+_PARSER = MarkdownIt("commonmark", {"html": False})  # without tables, of which it would hide cells
 
 _SAMPLE = (
     "the gateway keeps every message 世界 を守る привет 👋🏽 👨‍👩‍👧 naïve café `code` **bold** *it* _under_ ~~gone~~ "
@@ -38,7 +38,7 @@ def shown_words(text: str) -> list[str]:
     for token in _PARSER.parse(text):
         if token.type == "fence":
             shown.append(re.sub(r"^[A-Za-z0-9_+.#-]{1,20}($|(?= [\w-]+=| \{))", "", token.info.strip()))
-        if token.type in ("fence", "code_block", "inline", "html_block"):
+        if token.type in ("fence", "code_block", "inline"):
             shown.append(token.content)
     return re.findall(r"[^\W_]", "\n".join(shown).replace("\u200b", ""))
 

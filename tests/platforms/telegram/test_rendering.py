@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from hermes_state.values import OutboundPart
 from platforms.telegram.rendering import (
-    MAX_FENCES,
     PART_ENTITIES,
     PART_UNITS,
     marked_as_repeat,
@@ -307,12 +306,11 @@ def test_empty_code_blocks_cost_work_in_proportion_to_their_number(fence: str, l
         check(part)
 
 
-def test_beyond_a_number_of_code_blocks_an_answer_is_plain_and_whole() -> None:
-    blocks = [f"```\nx = {number}\n```" for number in range(MAX_FENCES // 2 + 1)]
+def test_a_thousand_code_blocks_are_all_shown_as_code() -> None:
+    blocks = [f"```\nx = {number}\n```" for number in range(1_000)]
     parts = render("\n".join(blocks))
-    assert all(not part.markup for part in parts)
-    assert "\n".join(part.text for part in parts) == "\n".join(blocks)
-    assert all(part.markup for part in render("\n".join(blocks[:-1])))
+    code = [covered(part, entity) for part in parts for entity in entities_of(part) if entity["type"] == "pre"]
+    assert code == [f"x = {number}" for number in range(1_000)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,212 @@
+"""Markdown as models write it, parsed so that no word is lost, at a cost that grows with its length and no faster.
+
+CommonMark with tables and strikethrough, where HTML is text. What the standard hides or drops is shown: cells beyond
+those of a table's head, definitions that no link uses, quotes and lists too deep to be told apart. A pipe in code parts
+no cells.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+
+from markdown_it import MarkdownIt
+from markdown_it.helpers import parseLinkDestination, parseLinkTitle
+from markdown_it.rules_block import StateBlock, blockquote, list_block, reference, table
+from markdown_it.rules_core import StateCore
+from markdown_it.rules_inline import StateInline
+from markdown_it.token import Token
+
+MAX_QUOTES = 8
+"""Most quotes in one another; what is deeper is text. The library drops what stands 20 levels deep."""
+MAX_LISTS = 8
+"""Most lists in one another, each of two levels."""
+MAX_OPEN_BRACKETS = 6
+"""Most brackets open at once in the text of a link: each is looked through for its end."""
+MAX_TABLE_GROWTH = 4
+"""Longest table with aligned columns, as a multiple of its cells' length."""
+
+_LANGUAGE = re.compile(r"[A-Za-z0-9_+\-.#]{1,20}")
+_ATTRIBUTE = re.compile(r"[\w-]+=|\{")
+"""Beginning of what some write behind a language, such as `title="a.py"` or `{1,3-5}`."""
+_CELL_MARKS = re.compile(r"(\\\||`+|\|)")
+_TOO_MANY_BRACKETS = re.compile(rf"(?:\[[^\[\]]*+){{{MAX_OPEN_BRACKETS + 1}}}")
+_MARKS = re.compile(r"[*_`\\&~]")
+_BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
+
+_INLINE = MarkdownIt("commonmark", {"html": False})
+
+
+def parser() -> MarkdownIt:
+    """Parser of answers.
+
+    A table is one token, `table`, with the source of its cells as `meta["rows"]`, and as `meta["alignments"]` for each
+    column of the head `center`, `right` or nothing.
+    """
+    markdown = MarkdownIt("commonmark", {"html": False}).disable(["html_block", "html_inline"])
+    markdown.enable(["table", "strikethrough"])
+    rules = markdown.block.ruler
+    rules.at("table", _table, {"alt": ["paragraph", "reference"]})
+    rules.at("reference", _definition)
+    rules.at(
+        "blockquote", _not_too_deep(blockquote, MAX_QUOTES), {"alt": ["paragraph", "reference", "blockquote", "list"]}
+    )
+    rules.at("list", _not_too_deep(list_block, MAX_LISTS * 2), {"alt": ["paragraph", "reference", "blockquote"]})
+    markdown.helpers = SimpleNamespace(  # type: ignore[assignment]  # the library reads these three by name
+        parseLinkLabel=_label_end, parseLinkDestination=parseLinkDestination, parseLinkTitle=parseLinkTitle
+    )
+    markdown.core.ruler.push("tasks", _show_tasks)
+    return markdown
+
+
+def code_of(token: Token) -> tuple[str, list[str]]:
+    """Language and lines of a code block. Words behind the language, which nobody would show, are the first line."""
+    lines = token.content.removesuffix("\n").split("\n")
+    info = token.info.strip()
+    first, _, rest = info.partition(" ")
+    if _LANGUAGE.fullmatch(first) is None or (rest and _ATTRIBUTE.match(rest) is None):
+        first, rest = "", info
+    return first, [rest.strip(), *lines] if rest else lines
+
+
+def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table in a fixed-width font, its columns aligned unless that made it several times as long."""
+    shown = [[_plain_cell(cell) for cell in row] for row in rows]
+    widths: list[int] = []
+    for row in shown:
+        widths += [0] * (len(row) - len(widths))
+        for column, cell in enumerate(row):
+            widths[column] = max(widths[column], _columns(cell))
+    units = sum(len(cell) + 3 for row in shown for cell in row)
+    if sum(sum(widths[: len(row)]) for row in shown) > 2_000 + MAX_TABLE_GROWTH * units:
+        widths = [1] * len(widths)
+    for number, row in enumerate(shown):
+        padded = (cell + " " * (width - _columns(cell)) for cell, width in zip(row, widths, strict=False))
+        yield " | ".join(padded).rstrip()
+        if number == 0:
+            yield "-+-".join("-" * width for width in widths)
+
+
+def _plain_cell(cell: str) -> str:
+    """Text of a cell without emphasis, which code does not show. What may hold a link stays as written."""
+    if _MARKS.search(cell) and "[" not in cell and "<" not in cell:
+        cell = "".join(child.content for child in _INLINE.parseInline(cell)[0].children or ())
+    return " ".join(cell.split())
+
+
+def _columns(text: str) -> int:
+    """Width in a fixed-width font: Han, kana, Hangul and emoji take two columns, combining marks none."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        for character in text
+    )
+
+
+# --- rules that stand in for the library's
+
+
+_BlockRule = Callable[[StateBlock, int, int, bool], bool]
+
+
+def _not_too_deep(rule: _BlockRule, levels: int) -> _BlockRule:
+    return lambda state, start, end, silent: state.level < levels and rule(state, start, end, silent)
+
+
+def _table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """Read what the library takes for a table, which drops cells beyond those of the head and fills up missing ones."""
+    if not table(state, start, end, True):
+        return False
+    if silent:
+        return True
+    ends = state.md.block.ruler.getRules("blockquote")  # what ends a quote ends a table, too
+    parent_type, state.parentType = state.parentType, "table"
+    rows = [_cells(_line(state, start)), _cells(_line(state, start + 1))]
+    line = start + 2
+    while line < end and state.sCount[line] >= state.blkIndent and not state.is_code_block(line):
+        row = _line(state, line)
+        if not row or (row[0] != "|" and any(rule(state, line, end, True) for rule in ends)):
+            break
+        rows.append(_cells(row))
+        line += 1
+    token = state.push("table", "", 0)
+    token.map = [start, line]
+    delimiters = rows.pop(1)
+    token.meta = {"rows": rows, "alignments": [_alignment(delimiter) for delimiter in delimiters]}
+    state.parentType, state.line = parent_type, line
+    return True
+
+
+def _alignment(delimiter: str) -> str:
+    return "" if not delimiter.endswith(":") else "center" if delimiter.startswith(":") else "right"
+
+
+def _line(state: StateBlock, line: int) -> str:
+    return state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]].strip()
+
+
+def _cells(row: str) -> list[str]:
+    """Cells of a row, parted by each pipe that is neither escaped nor in code."""
+    if "`" not in row and "\\" not in row:
+        return [cell.strip() for cell in row.removeprefix("|").removesuffix("|").split("|")]
+    pieces = _CELL_MARKS.split(row)
+    last_at = {piece: at for at, piece in enumerate(pieces)}
+    cells: list[list[str]] = [[]]
+    fence = ""
+    for at, piece in enumerate(pieces):
+        if piece == "|" and not fence:
+            cells.append([])
+            continue
+        if piece.startswith("`") and fence in ("", piece):
+            fence = piece if not fence and last_at[piece] > at else ""
+        cells[-1].append("|" if piece == r"\|" else piece)
+    found = ["".join(cell) for cell in cells]
+    return [cell.strip() for cell in found[found[0] == "" : len(found) - (found[-1] == "")]]
+
+
+def _label_end(state: StateInline, start: int, disable_nested: bool = False) -> int:
+    """Index of the bracket that closes the one at `start`; -1 where none does, or too many are open."""
+    if _TOO_MANY_BRACKETS.match(state.src, start):
+        return -1
+    before, state.pos = state.pos, start + 1
+    level, end = 1, -1
+    while state.pos < state.posMax and level <= MAX_OPEN_BRACKETS:
+        at, character = state.pos, state.src[state.pos]
+        level -= character == "]"
+        if level == 0:
+            end = at
+            break
+        state.md.inline.skipToken(state)
+        if character == "[":
+            if state.pos == at + 1:  # text, and no part of a link
+                level += 1
+            elif disable_nested:
+                break
+    state.pos = before
+    return end
+
+
+def _definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """Keep a definition in sight, whether a link uses it or none does."""
+    if not reference(state, start, end, silent):
+        return False
+    text = state.getLines(start, state.line, state.blkIndent, False).strip()
+    state.push("paragraph_open", "p", 1).map = [start, state.line]
+    state.push("inline", "", 0).content = text
+    state.push("paragraph_close", "p", -1)
+    return True
+
+
+def _show_tasks(state: StateCore) -> None:
+    """Show boxes for what begins with `[ ]` or `[x]` in a list, as everywhere where models learned to write it."""
+    for item, _, inline in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
+        if item.type != "list_item_open" or not inline.children:
+            continue
+        first = inline.children[0]
+        if first.type == "text" and first.content[:4] in _BOXES:
+            first.content = _BOXES[first.content[:4]] + first.content[4:]
+
+
+BLOCKS = parser().disable(["inline", "lheading", "reference"])
+"""Parser of blocks only, for what stays Markdown."""

@@ -1,0 +1,133 @@
+"""Parts: a long text in pieces that a chat service takes, cut where it hurts least."""
+
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+from platforms.text import is_within, longest_prefix, utf16_units
+
+_SENTENCE_ENDS = (". ", "! ", "? ", "\u3002", "\uff01", "\uff1f")
+_JOINERS = frozenset("\u200d\ufe0e\ufe0f")
+
+
+class PartWriter:
+    """Writer of parts of at most `limit` units, filled line by line. Code that is cut ends and begins anew there."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parts: list[str] = []
+        self._lines: list[str] = []
+        self._units = 0
+
+    def finish(self) -> list[str]:
+        self._flush()
+        return self._parts
+
+    def add_prose(self, lines: Sequence[str]) -> None:
+        for paragraph in _paragraphs(lines):
+            if not self._fits(paragraph) and self._cost(paragraph) <= self._limit:
+                self._flush()
+            for line in paragraph:
+                self._add_prose_line(line)
+
+    def add_code(self, opening: str, lines: Sequence[str], closing: str) -> None:
+        """Add code that begins and ends with these lines; its own are cut wherever they must."""
+        whole = [opening, *lines, closing]
+        units = self._cost(whole)
+        if self._units + units <= self._limit:
+            self._extend(whole)
+            return
+        if units <= self._limit or not self._fits([opening, "x" * 200, closing]):
+            self._flush()
+        self._split_code(opening, lines, closing)
+
+    def _split_code(self, opening: str, lines: Sequence[str], closing: str) -> None:
+        frame_units = self._cost([opening, "", closing])
+        held: list[str] = []
+        units = frame_units
+        for piece in (piece for line in lines for piece in _cut(line, self._limit - frame_units, is_prose=False)):
+            piece_units = utf16_units(piece) + 1
+            if self._units + units + piece_units - 1 > self._limit:
+                if held:
+                    self._extend([opening, *held, closing])
+                self._flush()
+                held, units = [], frame_units
+            held.append(piece)
+            units += piece_units
+        self._extend([opening, *held, closing])
+
+    def _add_prose_line(self, line: str) -> None:
+        if self._fits([line]):
+            self._extend([line])
+            return
+        self._flush()
+        for piece in _cut(line, self._limit, is_prose=True):
+            if not self._fits([piece]):
+                self._flush()
+            self._extend([piece])
+
+    def _cost(self, lines: Sequence[str]) -> int:
+        return sum(utf16_units(line) + 1 for line in lines) - 1
+
+    def _fits(self, lines: Sequence[str]) -> bool:
+        return self._units + self._cost(lines) <= self._limit
+
+    def _extend(self, lines: Sequence[str]) -> None:
+        self._lines.extend(lines)
+        self._units += self._cost(lines) + 1
+
+    def _flush(self) -> None:
+        part = "\n".join(self._lines).strip("\n")
+        if part:
+            self._parts.append(part)
+        self._lines, self._units = [], 0
+
+
+def _paragraphs(lines: Sequence[str]) -> Iterator[list[str]]:
+    """Groups of lines, each with the blank lines that follow it."""
+    group: list[str] = []
+    was_blank = False
+    for line in lines:
+        is_empty = not line.strip()
+        if group and was_blank and not is_empty:
+            yield group
+            group = []
+        group.append(line)
+        was_blank = is_empty
+    if group:
+        yield group
+
+
+def _cut(line: str, limit: int, *, is_prose: bool) -> Iterator[str]:
+    """Pieces of a line; white space where prose is cut goes away."""
+    start = 0
+    while not is_within(line, start, limit):
+        head = _head(line, start, limit)
+        head = head[: _kind_cut(head)] if is_prose else head
+        yield (is_prose and head.rstrip()) or head
+        start += len(head)
+        while is_prose and line.startswith(" ", start):
+            start += 1
+    yield line[start:]
+
+
+def _kind_cut(head: str) -> int:
+    """Index to cut at: after a sentence, else at a space, not inside inline code, never before half of it."""
+    min_cut = len(head) // 2
+    if head.count("`") % 2 and (tick := head.rfind("`")) > min_cut:
+        head = head[:tick]
+    sentence = max(head.rfind(end) + len(end) for end in _SENTENCE_ENDS)
+    if sentence > min_cut:
+        return sentence
+    space = head.rfind(" ") + 1
+    return space if space > min_cut else len(head)
+
+
+def _head(line: str, start: int, limit: int) -> str:
+    """Longest stretch from `start` within `limit` units that does not part a character from its marks."""
+    end = cut = start + len(longest_prefix(line[start : start + limit], limit))
+    min_cut = max(start + 1, end - 16)
+    while cut > min_cut and (
+        line[cut] in _JOINERS or line[cut - 1] == "\u200d" or line[cut - 1] == "\\" or unicodedata.combining(line[cut])
+    ):
+        cut -= 1
+    return line[start:cut] if cut > min_cut else line[start:end]

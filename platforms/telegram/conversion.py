@@ -1,0 +1,225 @@
+"""Conversion: Markdown as plain text and the entities over it, offsets in UTF-16 units."""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from markdown_it.rules_inline import StateInline
+from markdown_it.token import Token
+from telegramify_markdown import MessageEntity
+from telegramify_markdown.latex_escape.helper import LatexToUnicodeHelper
+
+from platforms.markdown import code_of, parser, table_lines
+from platforms.text import utf16_units
+
+EXPANDABLE_UNITS = 200
+"""Longest quote that is shown whole, in UTF-16 units; a longer one people unfold."""
+MAX_FORMULA_CHARACTERS = 1_000
+"""Longest formula that is shown without its LaTeX."""
+MAX_DOUBLINGS = 4
+"""Most doublings in such a formula."""
+
+_URL = re.compile(r"(?:https?|tg|mailto|tel|ftp)://?\S", re.IGNORECASE)
+_FORMULA = re.compile(
+    r"\$\$(?P<display>[^$]++)\$\$"
+    r"|\$(?!\s)(?P<inline>[^$\n]++)(?<!\s)\$(?!\d)"  # `$5 or $10` are prices
+    r"|\\\[(?P<long>(?:[^\\]++|\\[^()\[\]])*+)\\\]|\\\((?P<short>(?:[^\\]++|\\[^()\[\]])*+)\\\)"
+)
+_IS_LATEX = re.compile(r"\\[A-Za-z]|[\^_]")
+_DOUBLING = re.compile(r"\\(?:sqrt|overline|underline|underbar|overbrace|underbrace|[bx]?cancel|sout)")
+"""LaTeX that is shown by a mark on every character, marks included: each nesting doubles the text."""
+_COMMAND = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}(?:\{[lcr|]+\})?|\\[A-Za-z]+")
+_ROOTS = str.maketrans({"∛": "3", "∜": "4"})
+
+_STYLES = {"strong": "bold", "em": "italic", "s": "strikethrough"}
+_HEADINGS = {"h1": ("bold", "underline"), "h2": ("bold", "underline"), "h3": ("bold",), "h4": ("bold",)}
+_BOXES = ("☐ ", "☑ ")
+_RULE = "————————"
+
+_LATEX = LatexToUnicodeHelper()
+
+
+def convert(source: str) -> tuple[str, list[MessageEntity]]:
+    """Text and entities that show `source`, whose lines end with a newline character."""
+    writer = _EntityWriter(source.split("\n"))
+    for token in _PARSER.parse(source):
+        writer.add(token)
+    return "".join(writer.pieces), writer.entities
+
+
+class _EntityWriter:
+    """Writer of blocks, each on a line of its own, behind a blank one where the source has that."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.pieces: list[str] = []
+        self.entities: list[MessageEntity] = []
+        self._lines = lines
+        self._units = self._newlines = 0
+        self._begun: list[MessageEntity] = []
+        self._titles: list[str] = []
+        self._numbers: list[int | None] = []
+        """Number of the next item of each list that is open, None where items have none."""
+        self._marker = ""
+        """Mark of an item that has no text yet."""
+
+    def add(self, token: Token) -> None:
+        match token.type:
+            case "inline":
+                self._add_inline(token.children or ())
+            case "paragraph_open":
+                self._begin_block(token)
+            case "heading_open" | "heading_close":
+                self._add_heading(token)
+            case "bullet_list_open" | "ordered_list_open":
+                self._numbers.append(int(token.attrs.get("start", 1)) if token.tag == "ol" else None)
+            case "bullet_list_close" | "ordered_list_close":
+                self._numbers.pop()
+            case "list_item_open":
+                self._begin_item(token)
+            case "list_item_close":
+                self._write_marker()
+            case "blockquote_open":
+                self._begin_block(token, is_below_marker=True)
+                self._begin("blockquote")
+            case "blockquote_close":
+                self._end()
+            case "fence" | "code_block":
+                language, lines = code_of(token)
+                self._add_code(token, lines, language)
+            case "table":
+                self._add_code(token, [*table_lines(token.meta["rows"])])
+            case "hr":
+                self._begin_block(token, is_below_marker=True)
+                self._write(_RULE)
+
+    def _add_heading(self, token: Token) -> None:
+        if token.nesting > 0:
+            self._begin_block(token)
+            self._write_marker()
+        for style in _HEADINGS.get(token.tag, ("italic",)):
+            if token.nesting > 0:
+                self._begin(style)
+            else:
+                self._end()
+
+    def _begin_item(self, token: Token) -> None:
+        self._begin_block(token, is_below_marker=True)
+        number = self._numbers[-1]
+        if number is not None:
+            self._numbers[-1] = number + 1
+        self._marker = "  " * (len(self._numbers) - 1) + ("• " if number is None else f"{number}. ")
+
+    def _add_code(self, token: Token, lines: Sequence[str], language: str = "") -> None:
+        self._begin_block(token, is_below_marker=True)
+        self._add_marked("pre", "\n".join(lines), language or None)
+
+    def _add_inline(self, tokens: Sequence[Token]) -> None:
+        if self._marker and tokens and tokens[0].content.startswith(_BOXES):
+            self._marker = " " * (len(self._marker) - len(self._marker.lstrip()))  # the box is mark enough
+        self._write_marker()
+        for token in tokens:
+            match token.type:
+                case "softbreak" | "hardbreak":
+                    self._write("\n")
+                case "code_inline":
+                    self._add_marked("code", token.content)
+                case "formula":
+                    self._add_marked("pre" if token.block else "code", token.content)
+                case "image":
+                    self._begin_link(token)
+                    self._add_inline(token.children or ())
+                    self._end_link()
+                case "link_open":
+                    self._begin_link(token)
+                case "link_close":
+                    self._end_link()
+                case _ if token.tag in _STYLES:
+                    if token.nesting > 0:
+                        self._begin(_STYLES[token.tag])
+                    else:
+                        self._end()
+                case _:
+                    self._write(token.content)
+
+    def _begin_block(self, token: Token, *, is_below_marker: bool = False) -> None:
+        if self._marker and not is_below_marker:
+            return
+        self._write_marker()
+        if self._units:
+            is_item = bool(self._numbers) and token.type in ("paragraph_open", "list_item_open")
+            start = token.map[0] if token.map else 0
+            is_apart = not is_item and start > 0 and not self._lines[start - 1].strip(" \t>")
+            self._write("\n" * (1 + is_apart - self._newlines))
+
+    def _begin_link(self, token: Token) -> None:
+        self._begin("text_link", url=str(token.attrs.get("href") or token.attrs.get("src") or ""))
+        self._titles.append(str(token.attrs.get("title", "")))
+
+    def _end_link(self) -> None:
+        self._end()
+        if title := self._titles.pop():
+            self._write(f" ({title})")
+
+    def _add_marked(self, style: str, text: str, language: str | None = None) -> None:
+        self._begin(style, language=language)
+        self._write(text)
+        self._end()
+
+    def _begin(self, style: str, *, url: str | None = None, language: str | None = None) -> None:
+        self._begun.append(MessageEntity(style, self._units, 0, url=url, language=language))
+
+    def _end(self) -> None:
+        """End what was begun last. Telegram takes no empty entity, no quote in a quote, and no link without a host."""
+        entity = self._begun.pop()
+        entity.length = self._units - entity.offset
+        if entity.type == "blockquote":
+            if any(outer.type == "blockquote" for outer in self._begun):
+                return
+            entity.type = "expandable_blockquote" if entity.length > EXPANDABLE_UNITS else "blockquote"
+        if entity.length and (entity.url is None or _URL.match(entity.url)):
+            self.entities.append(entity)
+
+    def _write_marker(self) -> None:
+        marker, self._marker = self._marker, ""
+        self._write(marker)
+
+    def _write(self, text: str) -> None:
+        if text:
+            self.pieces.append(text)
+            self._units += utf16_units(text)
+            ends = len(text) - len(text.rstrip("\n"))
+            self._newlines = ends + (self._newlines if ends == len(text) else 0)
+
+
+def _formula(state: StateInline, silent: bool) -> bool:
+    """Inline rule for formulas between `$`, `$$`, `\\(` and `\\)`, `\\[` and `\\]`."""
+    if state.src[state.pos] not in "$\\":
+        return False
+    found = _FORMULA.match(state.src, state.pos, state.posMax)
+    if found is None or found.lastgroup is None:
+        return False
+    content = found[found.lastgroup]
+    if found.lastgroup in ("long", "short") and not _IS_LATEX.search(content):
+        return False  # brackets that are no markup
+    if not silent:
+        token = state.push("formula", "", 0)
+        token.content = _without_latex(content)
+        token.block = found.lastgroup in ("display", "long")
+    state.pos = found.end()
+    return True
+
+
+def _without_latex(formula: str) -> str:
+    """The formula in Unicode; as it is where that would lose a letter or cost too much."""
+    if len(formula) > MAX_FORMULA_CHARACTERS or len(_DOUBLING.findall(formula)) > MAX_DOUBLINGS:
+        return formula
+    if not _IS_LATEX.search(formula):
+        return formula
+    shown: str = _LATEX.convert(formula).strip()  # type: ignore[no-untyped-call]  # the library types its Markdown only
+    letters = iter(unicodedata.normalize("NFKD", shown.translate(_ROOTS)))
+    wanted = unicodedata.normalize("NFKD", _COMMAND.sub("", formula))
+    return shown if all(letter in letters for letter in wanted if letter.isalnum()) else formula
+
+
+_PARSER = parser()
+_PARSER.inline.ruler.before("escape", "formula", _formula)

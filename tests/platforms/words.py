@@ -1,0 +1,107 @@
+"""Oracle of what a reader must see of Markdown: every run of letters and digits that is no markup, in order."""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from html.parser import HTMLParser
+from urllib.parse import unquote
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from hermes_state.values import OutboundPart
+from platforms.local.markdown import split_parts, to_html
+
+_HIDDEN = (
+    re.compile(r"&(#?\w+);"),
+    re.compile(r"(?<![^\s>*+-])(\d{1,9})[.)](?!\S)"),  # number of a list's item
+    re.compile(r"\[([xX])\](?!\S)"),  # box of a task
+    re.compile(r"(?<=\])\[([^\]]*)\]"),  # name of a link's target
+    re.compile(r"\\(?:begin|end)\{(\w+)\*?\}(?:\{(\w+)\})?"),  # LaTeX
+    re.compile(r"\\([A-Za-z]+)"),
+)
+_REOPENING = 80
+"""Most letters between the ends of two parts."""
+_STOCK = MarkdownIt("commonmark", {"html": False})
+
+
+def lost_words(source: str, shown: str, hidden: Iterable[str] = ()) -> list[str]:
+    """Runs of `source` that do not come out in `shown`, in order, though no markup, entity, or part of `hidden`."""
+    letters = "".join(_runs(shown))
+    found = (match for pattern in _HIDDEN for match in pattern.finditer(source))
+    markup = {run for match in found for group in match.groups() if group for run in _runs(group)}
+    markup |= {run for text in hidden for run in (*_runs(text), *_runs(unquote(text)))}
+    lost, position = [], 0
+    for run in _runs(source):
+        if run in markup:
+            continue
+        end = _end_of(run, letters, position)
+        lost += [run] if end is None else []
+        position = end or position
+    return lost
+
+
+def _end_of(run: str, letters: str, position: int) -> int | None:
+    """Index behind `run` in `letters`; what a code block begins anew with may stand inside, where a part ends there."""
+    if (at := letters.find(run, position)) >= 0:
+        return at + len(run)
+    for cut in range(1, len(run)):
+        first = letters.find(run[:cut], position)
+        second = letters.find(run[cut:], first + cut, first + len(run) + _REOPENING) if first >= 0 else -1
+        if second >= 0:
+            return second + len(run) - cut
+    return None
+
+
+def _runs(text: str) -> list[str]:
+    plain = "".join(
+        character for character in unicodedata.normalize("NFKD", text) if not unicodedata.combining(character)
+    )
+    return re.findall(r"[^\W_]+", plain)
+
+
+def _unseen(tokens: Iterable[Token]) -> Iterable[str]:
+    """Targets of inline links and images, wherever they lead, and languages of code."""
+    for token in tokens:
+        yield from (str(token.attrs[name]) for name in ("href", "src") if name in token.attrs)
+        yield from re.findall(r"^[\w+#.-]{1,20}(?=$| [\w-]+=| \{)", token.info.strip())
+        yield from _unseen(token.children or ())
+
+
+def lost_on_telegram(source: str, parts: Iterable[OutboundPart]) -> list[str]:
+    return lost_words(source, "\n".join(part.text for part in parts), _unseen(_STOCK.parse(source)))
+
+
+def lost_on_discord(source: str, parts: Iterable[OutboundPart]) -> list[str]:
+    return lost_words(source, "\n".join(part.text for part in parts))
+
+
+def lost_on_the_web(source: str, max_units: int = 100_000) -> list[str]:
+    page = _Page()
+    for part in split_parts(source, max_units):
+        page.feed(to_html(part))
+    page.close()
+    return lost_words(source, page.text, page.links)
+
+
+class _Page(HTMLParser):
+    """Text of a page, with the titles that links have under a pointer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+        self.links: list[str] = []
+        self._titles: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        if tag == "a":
+            self.links.append(attributes.get("href") or "")
+            self._titles.append(attributes.get("title") or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "a":
+            self.text += f" {self._titles.pop()} "
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
