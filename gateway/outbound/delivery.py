@@ -46,8 +46,8 @@ STORE_BROKEN = (
     "My database is damaged or gone, so I cannot go on here. What you write now waits, and is answered once whoever "
     "runs me has mended that."
 )
-RENDERED_AT_ONCE = 4_000
-"""Longest reply that is rendered on the event loop, in characters: a hop to a thread would cost more."""
+RENDERED_AT_ONCE = 500
+"""Longest reply that is rendered on the event loop, in characters: the worst of that length takes ten milliseconds."""
 
 
 class Delivery:
@@ -260,7 +260,7 @@ def _load(db: Connection, chat_id: ChatId) -> tuple[Chat, list[OutboxRow]]:
 async def _render(adapter: PlatformAdapter, written: outbox.WrittenReply) -> Sequence[OutboundPart]:
     """Render a reply into parts; its buttons hang under the last one."""
     try:
-        # A long answer can take a second: not on the loop, where every other chat would wait for it.
+        # A long answer can take seconds: not on the loop, where every other chat would wait for it.
         text, is_long = written.markdown, len(written.markdown) > RENDERED_AT_ONCE
         parts = list(await asyncio.to_thread(adapter.render, text) if is_long else adapter.render(text))
     except Exception:  # a converter's bug would come back with every attempt, and hold up all that follows

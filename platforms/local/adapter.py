@@ -25,8 +25,8 @@ from platforms.local.uploads import UploadStore
 
 log = structlog.get_logger()
 
-_MAX_INLINE_CHARACTERS = 4_000
-"""Longest text whose HTML is made on the event loop, in characters."""
+_MAX_INLINE_CHARACTERS = 500
+"""Longest text whose HTML is made on the event loop, in characters: the worst of that length takes ten milliseconds."""
 
 _SHUTDOWN_SECONDS = 1.0
 """Seconds for requests under way, and for saving recent entries; streams end at once by themselves."""
@@ -193,7 +193,7 @@ class LocalAdapter:
     async def show(self, preview: Preview) -> str | None:
         chat = await self._live_chat(preview.chat)
         ref = preview.ref or f"t-{preview.number}"
-        text = split_parts(preview.text, self._settings.max_part_units)[0]
+        text = (await asyncio.to_thread(split_parts, preview.text, self._settings.max_part_units))[0]
         entry = Entry(ref=ref, kind=EntryKind.PREVIEW, at=self._clock.now(), text=text)
         await self._render_ahead(chat, entry)
         chat.show_preview(entry)
@@ -202,10 +202,11 @@ class LocalAdapter:
     async def show_typing(self, chat: ChatKey) -> None:
         (await self._live_chat(chat)).show_typing()
 
-    async def _render_ahead(self, chat: LiveChat, entry: Entry) -> None:
-        """Make the HTML of a long text beside the event loop: it can take a second, at every step of a preview."""
-        if chat.stream.is_watched and len(entry.text) > _MAX_INLINE_CHARACTERS and not entry.is_plain:
-            await asyncio.to_thread(to_html, entry.text)
+    async def _render_ahead(self, chat: LiveChat, *entries: Entry) -> None:
+        """Make the HTML of long texts beside the event loop: it can take a second, at every step of a preview."""
+        for entry in entries:
+            if chat.stream.is_watched and len(entry.text) > _MAX_INLINE_CHARACTERS and not entry.is_plain:
+                await asyncio.to_thread(to_html, entry.text)
 
     async def _live_chat(self, key: ChatKey) -> LiveChat:
         """Chat of this key, with the tool calls of the running turn shown on its pages.
@@ -218,7 +219,9 @@ class LocalAdapter:
         chat = self._chats.of(key.chat_ref)
         if chat.stream.is_watched:
             try:
-                chat.show_tools(await self._store.read(load_tool_lines, key))
+                entries = await self._store.read(load_tool_lines, key)
+                await self._render_ahead(chat, *entries)
+                chat.show_tools(entries)
             except StateError as error:
                 log.debug("local.steps_hidden", error=type(error).__name__)
         return chat

@@ -12,6 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.outbound.adapters import AdapterRegistry
+from gateway.outbound.delivery import RENDERED_AT_ONCE
 from hermes_state import outbox
 from hermes_state.chats import ensure_chat, load_chat
 from hermes_state.errors import (
@@ -91,8 +92,8 @@ class ThreadNotingAdapter(MemoryAdapter):
 async def test_a_long_answer_is_rendered_beside_the_event_loop(store: Store, tmp_path: Path) -> None:
     adapter = ThreadNotingAdapter()
     async with serving(store, tmp_path, adapter=adapter) as gateway:
-        await owe(gateway, "x" * 10_000)
-        await gateway.replies(3)
+        await owe(gateway, "x" * (RENDERED_AT_ONCE + 1))
+        await gateway.replies(1)
         assert adapter.rendered_in is not threading.current_thread()
 
 
