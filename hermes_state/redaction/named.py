@@ -1,0 +1,176 @@
+"""Values that the text itself calls a secret, by a name in front of them: `DB_PASS=…`, `"api_key": "…"`, `Cookie: …`.
+
+Most of a text is no secret, so everything is looked for from a word that is quickly found.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+from hermes_state.redaction.patterns import Span, expression, stored
+from hermes_state.redaction.shapes import MARK
+
+# Inside of JSON that is a text in JSON, quotes stand behind backslashes.
+_QUOTE = r"""\\{0,3}["'`]?"""
+_GIVEN = rf"""{_QUOTE}\]?(?:\s{{0,3}}(?:=>|:=|[=!]==?|[:=\uff1a])|(?<=["']),(?=\s?["'])|>(?=[^<\s]{{1,80}}</))"""
+_VALUE = re.compile(
+    r"""\s{0,3}\\{0,3}(?:[bru@]{0,2}(["'])([^"'\r\n]+?)\\{0,3}\1|`([^"'`\s]+)`|((?:[^\s"'`&,;<>()\[\]{}\\]+|\\(?![nrt"'\\]))+))"""
+)
+# The word comes first: a search that begins with what is not in front of it takes many times as long.
+_SCHEMES = tuple(
+    (word, re.compile(rf"{word}(?<![a-z0-9]{word})\s+([a-z0-9+/_.~=-]{{16,}})"))
+    for word in ("bearer", "basic", "bot", "token")
+)
+_HEADERS = tuple(
+    (word, re.compile(rf"""{word}{_QUOTE}\]?{given}\s{{0,3}}\\{{0,3}}(["'`]?)"""))
+    for word, given in (("cookie", r"(?:\s{0,3}:|(?<=--cookie)[ =])"), ("authorization", r"\s{0,3}[:=]"))
+)
+MAX_HEADER_CHARS = 4_000
+"""Characters of a header that are taken out, at most: browsers send no longer cookie."""
+_COOKIE = re.compile(r"[^\s=;]{1,200}=[^\s;]")
+_CURL_USER = re.compile(r"""(?:-u|--user)[ \t=]{1,3}["']?[^\s:"'$]{0,80}:["']?([^\s"'$\[{<][^\s"']{2,200})""")
+_FIRST = re.compile(r"""[^\s"'`]{1,1000}""")
+_SCHEME = re.compile(r"(?:[A-Za-z][A-Za-z-]{1,20}|\S{0,20}HMAC\S{0,20})[ \t]{1,3}(?=\S)")
+_NAME_CHARS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
+_MAX_NAME_CHARS = 40
+"""Characters in front of a name's last word that may tell what it names."""
+_LONG_VALUE_CHARS = 12
+_MIN_VALUE_CHARS = 6
+_MIN_ASSIGNED_CHARS = 3
+_SETTER = re.compile(r"""(?:define|env|default|header|set|append)\(\s?["'][\w.-]{1,40}$""", re.IGNORECASE)
+_PUBLIC_KEYS = ("PUBLIC_KEY", "PRIMARY_KEY", "FOREIGN_KEY", "CACHE_KEY", "SORT_KEY", "PARTITION_KEY", "IDEMPOTENCY_KEY")
+_RANDOM = re.compile(r"(?=\D{0,80}\d)(?=[^A-Za-z]{0,80}[A-Za-z])[\w+/=.~-]{16,}")
+
+
+@cache
+def _ends() -> tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...]:
+    """Last words of names, and what must stand in front of one. To look for a word is quick, for several is not."""
+    names = stored()["names"]
+    fronts = dict.fromkeys(names["ends"], ()) | {word: tuple(behind) for word, behind in names["behind"].items()}
+    return tuple((word, re.compile(word + _GIVEN), front) for word, front in fronts.items())
+
+
+@cache
+def _words() -> frozenset[str]:
+    return frozenset(stored()["names"]["words"].split())
+
+
+def is_secret_name(name: str) -> bool:
+    """True for names of fields that hold a secret (`api_key`, `telegram_token`); `max_tokens` does not."""
+    lower = name.lower()
+    return any(lower.endswith(word) and _is_front(lower[: -len(word)], fronts) for word, _, fronts in _ends())
+
+
+def is_reference(value: str) -> bool:
+    """True for what stands for a value that is elsewhere: a variable, a part of an object, a file."""
+    return expression("names", "reference").fullmatch(value) is not None
+
+
+def _is_front(before: str, fronts: tuple[str, ...]) -> bool:
+    stem = before.rstrip(" _.-")
+    return not fronts or stem.endswith(fronts) or ("^" in fronts and not (stem == before and before[-1:].isalpha()))
+
+
+def _is_environment_key(name: str) -> bool:
+    return name.endswith("_KEY") and not name.endswith(_PUBLIC_KEYS)
+
+
+def trigger_words() -> Iterator[str]:
+    """Words, one of which is in every text that names a secret."""
+    yield "curl"
+    for words in (_SCHEMES, _HEADERS, _ends()):
+        yield from (found[0] for found in words)
+
+
+def named_secrets(text: str, lower: str) -> Iterator[Span]:
+    """Spans of values whose names say that they are secret. `lower` is `text` in lower case, of the same length."""
+    yield from _headers(text, lower)
+    if "curl" in lower:
+        users = _CURL_USER.finditer(text)
+        yield from (user.span(1) for user in users if user[1].lower() not in _words() and MARK not in user[1])
+    for word, scheme in _SCHEMES:
+        if word in lower:
+            yield from (match.span(1) for match in scheme.finditer(lower))
+    ends = [(*match.span(), *end) for end in _ends() if end[0] in lower for match in end[1].finditer(lower)]
+    looked = 0
+    for start, end, word, _, fronts in sorted(ends, key=lambda found: found[0]):
+        if start < looked:  # no name reaches over what ends another
+            continue
+        looked = end
+        name = text[max(0, start - _MAX_NAME_CHARS) : start + len(word)]
+        is_secret = _is_front(name[: -len(word)].lower(), fronts)
+        value = _VALUE.match(text, end) if is_secret or (word == "key" and _is_environment_key(name)) else None
+        if value is None:
+            continue
+        looked, span = value.end(), value.span(value.lastindex or 0)
+        if (_is_secret if is_secret else _is_random)(text, name, text[start + len(word) : span[0]], span):
+            yield span
+
+
+def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
+    """Tell a secret from prose (`password: required`) and code (`token: string`, `password=password)`)."""
+    value, behind = text[slice(*span)], text[span[1] : span[1] + 1]
+    if value.startswith(MARK[:-1]) or value.lower() in _words() or is_reference(value):
+        return False
+    if ("==" in given or "!=" in given) and given[-1] not in "\"'":  # a comparison with something else
+        return False
+    if "," in given and _SETTER.search(name) is None:
+        return False
+    if behind == "(" or (value.startswith("/") and name.lower().endswith("pwd")):  # a call, the working directory
+        return False
+    if given != "=" and value.isdigit() and name.lower().endswith("pass"):  # a count
+        return False
+    if len(value) >= _MIN_VALUE_CHARS and _looks_secret(value):
+        return True
+    whole = name[len(name.rstrip(_NAME_CHARS)) :]
+    before = name[: -len(whole)][-1:]
+    is_assigned = given == "=" or (given.strip() == "=" and whole.isupper() and not before.strip())
+    if not is_assigned or value.lower() in whole.lower():
+        return given.endswith(">") or (
+            given[-1:] in "\"'`" and len(value) > _MIN_ASSIGNED_CHARS and _looks_secret(value)
+        )
+    if before in ("?", "&") or behind == "&":
+        return True
+    return len(value) >= _MIN_ASSIGNED_CHARS and not behind.strip().strip("\"'`;|\\")
+
+
+def _is_random(text: str, name: str, given: str, span: Span) -> bool:
+    """Tell the value of any `…_KEY` by what it is made of."""
+    return not is_reference(text[slice(*span)]) and _RANDOM.fullmatch(text[slice(*span)]) is not None
+
+
+def _looks_secret(value: str) -> bool:
+    """True for values with a digit, and long ones."""
+    return any(character.isdigit() for character in value) or len(value) >= _LONG_VALUE_CHARS
+
+
+def _headers(text: str, lower: str) -> Iterator[Span]:
+    """Values of headers that tell who asks: all of a line or quoted text, but the scheme."""
+    for word, header in _HEADERS:
+        looked = 0
+        for match in header.finditer(lower) if word in lower else ():
+            start = match.end()
+            if match.start() < looked:
+                continue
+            if word == "authorization":
+                scheme = _SCHEME.match(text, start)
+                start = scheme.end() if scheme is not None else start
+                first = _FIRST.match(text, start)
+                looked, value = (first.end(), first[0].rstrip(".,;)")) if first is not None else (start, "")
+                is_list = "=" in value.rstrip("=") or (value.endswith("=") and text[looked : looked + 1] == '"')
+                if not is_list:
+                    if len(value) >= _MIN_VALUE_CHARS and _looks_secret(value) and not is_reference(value):
+                        yield start, start + len(value)
+                    continue
+            elif _COOKIE.match(text, start) is None:
+                continue
+            before = lower[max(0, match.start() - 7) : match.start()].removesuffix("set-").removesuffix("proxy-")[-1:]
+            quote = match[1] or (before if before in ("'", '"', "`") else "")
+            end = _header_end(quote).search(text, start, start + MAX_HEADER_CHARS)
+            looked = end.start() if end is not None else min(len(text), start + MAX_HEADER_CHARS)
+            yield start, looked
+
+
+@cache
+def _header_end(quote: str) -> re.Pattern[str]:
+    return re.compile(rf"\\{{0,3}}[{quote}\r\n]")

@@ -1,0 +1,109 @@
+"""What callers use: redaction of a text, with or without the configured secrets, and places where one may be cut."""
+
+import json
+import re
+from collections.abc import Iterable
+from functools import cache
+from urllib.parse import quote
+
+from hermes_state.redaction.named import MAX_HEADER_CHARS, named_secrets, trigger_words
+from hermes_state.redaction.patterns import Span
+from hermes_state.redaction.shapes import MARK, without_shapes
+from hermes_state.redaction.speech import card_numbers, nouns, told_secrets
+
+MIN_SECRET_CHARS = 8
+"""Shorter configured values (`ollama`, `none`) are ordinary words; taking them out would shred the text."""
+
+_SHORT_CHARS = 300
+"""Characters up to which one search for any of many words is quicker than one for each."""
+_URL_PASSWORD = re.compile(r"(?<=://)([^\s/:@\"'<>]*):([^\s/@\"'<>]+)(?=@)")
+_URL_TOKEN = re.compile(r"(?<=://)(?=[^\s/:@]{0,80}[0-9])[A-Za-z0-9_~=-]{16,}(?=:?@|:[a-z-]{1,20}@)")
+# Behind the last letters of `Bearer`, `password` and the like, or behind a sign, a secret may follow.
+_SEAM = re.compile(r"""(?<=[^\srctnydeRCTNYDE"'\\:=>])\s""")
+_QUOTE_ENDS = "\"'\r\n"
+_QUOTE_END = re.compile(f"[{_QUOTE_ENDS}]")
+_REACH_CHARS = 250
+"""More characters than any secret with a space in it has with its name, but for headers and quoted values."""
+_SEAM_TRIES = 50
+
+
+def redact(text: str) -> str:
+    """`text` without anything that looks like a secret; see `Redactor` for one that also knows the configured ones."""
+    text = without_shapes(text)
+    if "://" in text and "@" in text:
+        text = _URL_PASSWORD.sub(rf"\1:{MARK}", _URL_TOKEN.sub(MARK, text))
+    lower = text.replace("\u0130", "I").lower()  # the one letter that is two in lower case
+    spans = list(card_numbers(text, lower))
+    if len(text) > _SHORT_CHARS or _triggers().search(lower) is not None:
+        spans += (*named_secrets(text, lower), *told_secrets(text, lower))
+    return _marked(text, sorted(spans)) if spans else text
+
+
+@cache
+def _triggers() -> re.Pattern[str]:
+    """Any word that has to be there before a secret is named or told."""
+    return re.compile("|".join(map(re.escape, {*trigger_words(), *nouns()})))
+
+
+def _marked(text: str, spans: Iterable[Span]) -> str:
+    """`text` with a mark in place of each span, and one for those that overlap."""
+    kept: list[str] = []
+    done = 0
+    for start, end in spans:
+        if start >= done:
+            kept += (text[done:start], MARK)
+        done = max(done, end)
+    return "".join((*kept, text[done:]))
+
+
+def seam(text: str, start: int, end: int) -> int | None:
+    """The first index between `start` and `end` at which `text` can be cut: nothing that is taken out reaches over it.
+
+    A space or line break, with the pieces in front of it and from it on redacted by themselves.
+    """
+    if "-----BEGIN" in text:
+        return None
+    looked, quote, tries = 0, -1, _SEAM_TRIES
+    while (found := _SEAM.search(text, start, end)) is not None:
+        index = found.start()
+        quote = max(quote, *(text.rfind(mark, looked, index) for mark in _QUOTE_ENDS))
+        if quote < 0 or not _may_open_value(text, quote):
+            if _is_apart(text, index):
+                return index
+            if (tries := tries - 1) == 0:
+                return None
+            start = index + 1
+            continue
+        behind = _QUOTE_END.search(text, index, end)
+        if behind is None:
+            return None
+        looked, start = index, behind.end()
+    return None
+
+
+def _is_apart(text: str, index: int) -> bool:
+    """True when nothing around `index` but a quoted value, which may be longer, reaches over it."""
+    line = text.rfind("\n", max(0, index - MAX_HEADER_CHARS), index)
+    start, end = min(line + 1 if line >= 0 else index, max(0, index - _REACH_CHARS)), index + _REACH_CHARS
+    return redact(text[start:index]) + redact(text[index:end]) == redact(text[start:end])
+
+
+def _may_open_value(text: str, index: int) -> bool:
+    return text[index] in "\"'" and text[max(0, index - 7) : index].rstrip("\\").rstrip().endswith((":", "=", ">"))
+
+
+class Redactor:
+    """Takes out the configured secrets exactly (plain, URL-encoded, JSON-escaped), then whatever `redact` finds."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        known = {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}
+        whole = {form for secret in known for form in (secret, quote(secret, safe=""), json.dumps(secret)[1:-1])}
+        # A text may be cut at a seam inside of one (the lines of a key, say): each piece is a secret, too.
+        pieces = {piece for form in whole for piece in _SEAM.split(form) if len(piece) >= MIN_SECRET_CHARS}
+        self._forms = sorted(whole | pieces, key=lambda form: (-len(form), form))  # the longest first
+        self._exact = re.compile("|".join(map(re.escape, self._forms))) if self._forms else None
+
+    def __call__(self, text: str) -> str:
+        if self._exact is not None and any(form in text for form in self._forms):
+            text = self._exact.sub(MARK, text)
+        return redact(text)
