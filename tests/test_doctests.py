@@ -28,6 +28,7 @@ MODULES = (
     "hermes_state",
     "hermes_state.admin",
     "hermes_state.aio",
+    "hermes_state.redaction",
     "hermes_state.search",
     "hermes_state.store",
     "hermes_state.store.sql",

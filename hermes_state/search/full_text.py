@@ -6,11 +6,12 @@ Rows that were made only for a view are not indexed, so what was said is found o
 import re
 import sqlite3
 import unicodedata
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from hermes_state.search.query import parse_query
+from hermes_state.search.query import Query, one_line, parse_query
 from hermes_state.sessions import LINEAGE_KEY
 from hermes_state.store.segment import INDEXED_CHARACTERS
 from hermes_state.store.sql import columns, select
@@ -20,6 +21,9 @@ RANKED_HITS = 1_000
 """Newest matches that are ranked: ranking every match of a common word takes a second per million rows."""
 
 SNIPPET_CHARACTERS = 200
+
+COMPARED_HITS = 100
+"""Rows with all words side by side that are compared with a query that excludes one of these."""
 
 SHOWN_TERMS = 8
 SHOWN_PIECES = 4
@@ -99,11 +103,34 @@ def search(
         for token, narrows in ((f"c{chat_id}", chat_id), (f"l{lineage_id}", lineage_id), (f"r{role}", role))
         if narrows is not None
     ]
-    match = " AND ".join([f"text:({parsed.expression})", *scope])
-    parameters = {"match": match, "ranked": RANKED_HITS, "since": since, "limit": limit}
-    hits = select(db, FoundMessage, _BEST if order == "best" else _NEWEST, parameters)
+
+    def found(expression: str | None, limit: int) -> list[FoundMessage]:
+        if expression is None:
+            return []
+        match = " AND ".join([f"text:({expression})", *scope])
+        parameters = {"match": match, "ranked": RANKED_HITS, "since": since, "limit": limit}
+        return select(db, FoundMessage, _BEST if order == "best" else _NEWEST, parameters)
+
+    hits = _merged(_pasted(parsed, found, limit), found(parsed.expression, limit), order)[:limit]
     pattern = _pattern(parsed.wanted)
     return [msgspec.structs.replace(hit, snippet=_snippet(hit.text, pattern)) for hit in hits]
+
+
+def _pasted(parsed: Query, found: Callable[[str | None, int], list[FoundMessage]], limit: int) -> list[FoundMessage]:
+    """Rows with all words of the query side by side. One of them may be excluded (`red -door`), unless its dash stands
+    there, too (`find . -name foo`)."""
+    if not parsed.has_exclusions:
+        return found(parsed.whole, limit)
+    hits = found(parsed.whole, max(limit, COMPARED_HITS))
+    return [hit for hit in hits if parsed.text in one_line(hit.text[:INDEXED_CHARACTERS])][:limit]
+
+
+def _merged(pasted: list[FoundMessage], others: list[FoundMessage], order: Order) -> list[FoundMessage]:
+    """Both, each row once: the pasted ones before all others, unless the newest come first."""
+    best = max((hit.score for hit in others), default=0.0) if order == "best" else 0.0
+    rows = {hit.message_id: hit for hit in others}
+    rows |= {hit.message_id: msgspec.structs.replace(hit, score=hit.score + best) for hit in pasted}
+    return sorted(rows.values(), key=lambda hit: (hit.score, hit.message_id), reverse=True)
 
 
 def snippet_of(text: str, query: str) -> str:

@@ -2,6 +2,9 @@
 
 FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so nothing of the text reaches it unquoted. Kept are
 `"a phrase"`, `prefix*`, `-without`, parentheses, and `AND`, `OR`, `NOT` in capitals; what makes no sense is dropped.
+
+What people paste looks like that, too (`find . -name foo`, `IS NOT NULL`). So a query is also looked for as a whole,
+its words side by side, and options of commands (`--rm`, `-rf`) exclude nothing.
 """
 
 import re
@@ -22,30 +25,58 @@ MAX_DEPTH = 20
 """Depth of parentheses that counts; FTS5's own parser gives up at 256."""
 
 _PIECE = re.compile(r'"(?P<phrase>[^"]*)"?(?P<phrase_star>\*)?|(?P<bracket>[()])|(?P<word>[^\s"()]+)')
+_DASHES = {ord(dash): "-" for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"} | {0x2014: "--"}
 _OPERATORS = frozenset({"AND", "OR", "NOT"})
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """A parsed query, or one term of it: the FTS5 expression, and what a match contains (to show where it matched)."""
+class Term:
+    """A word or phrase of a query: its FTS5 expression, and what a match contains."""
 
     expression: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A parsed query: its FTS5 expression, and what a match contains (to show where it matched)."""
+
+    expression: str | None
+    """None when nothing but exclusions is left."""
     wanted: tuple[str, ...]
+    whole: str | None
+    """Expression of all words side by side; None for less than two."""
+    text: str
+    """What was typed, in one line and small letters: all of it stands in a row that was pasted from."""
+    has_exclusions: bool
 
 
 def parse_query(text: str) -> Query | None:
     """The query that `text` stands for; None if nothing in it can be looked for. Never raises.
 
-    Words side by side must all occur. A query of nothing but exclusions (`-this`) is None: it would match all the rest.
+    Words side by side must all occur. A lone exclusion (`-this`) is None: it would match all the rest.
     """
     # Half an emoji and NUL cannot reach SQLite.
     clean = text[:MAX_CHARACTERS].encode("utf-8", "replace").decode("utf-8").replace("\0", " ")
+    items = _limited(_items(clean))
+    has_exclusions, has_words = "NOT" in items, sum(isinstance(item, Term) for item in items) > 1
+    words = clean.split()[:MAX_TERMS]
     wanted: list[str] = []
-    expression = _any(_limited(_items(clean)), wanted)
-    return None if expression is None else Query(expression, tuple(wanted))
+    expression = _any(items, wanted)
+    if expression is None and not has_words:
+        return None
+    text = " ".join(words)
+    return Query(
+        expression, tuple(wanted or words), phrase(text) if has_words else None, one_line(text), has_exclusions
+    )
 
 
-def _items(text: str) -> Iterator[str | Query]:
+def one_line(text: str) -> str:
+    """`text` as whole queries are compared: in one line and small letters, every dash the same."""
+    return " ".join(text.translate(_DASHES).lower().split())
+
+
+def _items(text: str) -> Iterator[str | Term]:
     """Operators and brackets as they are, everything else that holds a token as a term."""
     for match in _PIECE.finditer(text):
         if match["bracket"]:
@@ -58,20 +89,21 @@ def _items(text: str) -> Iterator[str | Query]:
             yield from _word(match["word"])
 
 
-def _word(word: str) -> Iterator[str | Query]:
-    is_excluded = word.startswith("-") and len(word) > 1
-    bare = word.removeprefix("-") if is_excluded else word
+def _word(word: str) -> Iterator[str | Term]:
+    bare = word.lstrip("-")
+    is_option = word.startswith("--") or (len(bare) <= 2 and segment_query(bare) == bare)
+    is_excluded = word.startswith("-") and not is_option
     for term in _term(bare.rstrip("*"), is_prefix=bare.endswith("*")):
         if is_excluded:
             yield "NOT"
         yield term
 
 
-def _term(text: str, *, is_prefix: bool) -> Iterator[Query]:
+def _term(text: str, *, is_prefix: bool) -> Iterator[Term]:
     if _has_token(text):
         expression = phrase(text)
         star = "*" if is_prefix and not expression.endswith("*") else ""
-        yield Query(expression + star, (text,))
+        yield Term(expression + star, text)
 
 
 def _has_token(text: str) -> bool:
@@ -80,11 +112,11 @@ def _has_token(text: str) -> bool:
     return any(category[0] in "LN" or category == "Co" for category in categories)
 
 
-def _limited(items: Iterator[str | Query]) -> deque[str | Query]:
-    kept: deque[str | Query] = deque()
+def _limited(items: Iterator[str | Term]) -> deque[str | Term]:
+    kept: deque[str | Term] = deque()
     terms = 0
     for item in items:
-        terms += isinstance(item, Query)
+        terms += isinstance(item, Term)
         if terms > MAX_TERMS:
             break
         kept.append(item)
@@ -95,7 +127,7 @@ def _limited(items: Iterator[str | Query]) -> deque[str | Query]:
 # any = all { OR all } ;  all = { [NOT] (term | "(" any ")") | AND }
 
 
-def _any(items: deque[str | Query], wanted: list[str], depth: int = 0) -> str | None:
+def _any(items: deque[str | Term], wanted: list[str], depth: int = 0) -> str | None:
     """Expression of what stands in front of `items`, which is taken away; `wanted` gets the terms of a match."""
     parts = [_all(items, wanted, depth)]
     while items and items[0] == "OR":
@@ -104,7 +136,7 @@ def _any(items: deque[str | Query], wanted: list[str], depth: int = 0) -> str | 
     return _joined(" OR ", [part for part in parts if part])
 
 
-def _all(items: deque[str | Query], wanted: list[str], depth: int) -> str | None:
+def _all(items: deque[str | Term], wanted: list[str], depth: int) -> str | None:
     included: list[str] = []
     excluded: list[str] = []
     is_negated = False
@@ -122,9 +154,9 @@ def _all(items: deque[str | Query], wanted: list[str], depth: int) -> str | None
     return expression
 
 
-def _operand(item: str | Query, items: deque[str | Query], wanted: list[str], depth: int) -> str | None:
-    if isinstance(item, Query):
-        wanted.extend(item.wanted)
+def _operand(item: str | Term, items: deque[str | Term], wanted: list[str], depth: int) -> str | None:
+    if isinstance(item, Term):
+        wanted.append(item.text)
         return item.expression
     if depth >= MAX_DEPTH:
         return None

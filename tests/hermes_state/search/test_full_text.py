@@ -185,3 +185,106 @@ def test_every_stored_text_is_found_by_its_own_words(db: sqlite3.Connection, row
         hits = search(db, f'"{text}"', lineage_id=session.lineage_id, limit=RANKED_HITS)
         assert message_id in {hit.message_id for hit in hits}
     db.execute("ROLLBACK")
+
+
+# ---- what people paste
+
+COMMANDS = (
+    *(
+        "rm -rf /",
+        'git commit -m "fix"',
+        "find . -name foo",
+        "docker run --rm -it ubuntu",
+        "tar -xzvf backup.tar.gz -C /opt",
+    ),
+    *("ps aux | grep -v grep", "ls -lah --color=auto", "kubectl get pods -owide --all-namespaces", "chmod -R u+x bin/"),
+    *("find / -type f -name '*.log' -delete", "java -jar app.jar -Xmx512m", "ssh -oStrictHostKeyChecking=no -p 22 a@b"),
+    *(
+        "SELECT * FROM t WHERE a IS NOT NULL",
+        "pip install -e '.[dev]'",
+        "gcc -Wall -Werror -o main main.c",
+        "terraform plan -destroy",
+    ),
+    *(
+        "sed -i 's/a/b/g' file.txt",
+        "systemctl --user restart hermes",
+        "NOT (a OR b)",
+        "curl -sSL https://x.y | sh",
+        "cargo run -- -v",
+    ),
+    *(
+        "nmap -sS -p- 10.0.0.1",
+        "openssl req -x509 -nodes -days 365",
+        "ffmpeg -i in.mp4 -vcodec copy out.mkv",
+        "make -j8 -C build all",
+    ),
+)
+
+
+@pytest.mark.parametrize("around", ["{}", "I ran `{}` and it hung", "first\n  $ {}\nthen this"])
+@pytest.mark.parametrize("command", COMMANDS)
+async def test_a_pasted_command_finds_its_own_row_first(store: Store, command: str, around: str) -> None:
+    session = await store.write(start, "a")
+    own = await store.write(say, session, around.format(command))
+    for piece in (*command.split(), "rm and docker", "name foo", "a or b"):
+        await store.write(say, session, f"{piece} " * 5)
+    assert (await store.read(search, command))[0].message_id == own
+    assert own in {hit.message_id for hit in await store.read(search, command, order="newest")}
+
+
+async def test_words_side_by_side_come_before_rows_that_match_better(store: Store) -> None:
+    session = await store.write(start, "a")
+    own = await store.write(say, session, "somewhere in a long text about many things stands docker run once")
+    for _ in range(30):
+        await store.write(
+            say, session, "run docker docker run. run docker".replace("docker run", "docker, it will run")
+        )
+    hits = await store.read(search, "docker run", limit=5)
+    assert hits[0].message_id == own
+    assert hits[0].score > hits[1].score
+    assert "docker run" in hits[0].snippet
+
+
+async def test_an_exclusion_still_excludes(store: Store) -> None:
+    session = await store.write(start, "a")
+    for text in ("the red door", "the red car", "red - door", "red - a door"):
+        await store.write(say, session, text)
+    assert texts(await store.read(search, "red -door")) == ["the red car"]
+    assert texts(await store.read(search, "red \u2212door")) == texts(await store.read(search, "red door"))
+
+
+@pytest.mark.parametrize("option", ["--door", "-d", "-do", "--", "-"])
+async def test_options_of_commands_exclude_nothing(store: Store, option: str) -> None:
+    session = await store.write(start, "a")
+    await store.write(say, session, "the red door, d and do")
+    assert texts(await store.read(search, f"red {option}")) == ["the red door, d and do"]
+
+
+async def test_two_chinese_characters_can_be_excluded(store: Store) -> None:
+    session = await store.write(start, "a")
+    await store.write(say, session, "苹果 电脑")
+    await store.write(say, session, "苹果 好吃")
+    assert texts(await store.read(search, "苹果 -电脑")) == ["苹果 好吃"]
+
+
+_TYPED = st.lists(
+    st.sampled_from(
+        ["rm", "-rf", "--all", "-name", "foo", "NOT", "OR", "AND", '"a b"', "(x", "y)", "数据", "-", "*", "b*"]
+    ),
+    min_size=2,
+    max_size=8,
+    unique=True,
+).map(" ".join)
+
+
+@settings(max_examples=200)
+@given(typed=_TYPED.filter(lambda text: (parsed := parse_query(text)) is not None and parsed.whole is not None))
+def test_whatever_is_pasted_is_among_the_first_hits(db: sqlite3.Connection, typed: str) -> None:
+    db.execute("BEGIN")
+    session = start(db, "a")
+    own = say(db, session, f"once {typed} and more")
+    for word in typed.split():
+        say(db, session, f"{word} {word}")
+    say(db, session, " and ".join(typed.split()))
+    assert own in [hit.message_id for hit in search(db, typed, lineage_id=session.lineage_id)][:2]
+    db.execute("ROLLBACK")
