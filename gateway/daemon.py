@@ -53,6 +53,7 @@ from hermes_state.admin.pairings import UserRole
 from hermes_state.aio import run_until
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.redaction import Redactor
+from hermes_state.search.upkeep import keep_index
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, SystemClock
 
@@ -239,6 +240,7 @@ class _Daemon:
     async def _serve_until_stopped(self) -> None:
         tasks = self._adapters.start(self._intake, self._group)
         tasks.append(self._group.create_task(self._heartbeat.run(), name="heartbeat"))
+        tasks.append(self._group.create_task(keep_index(self._store), name="search"))
         tasks.append(self._group.create_task(self._access.follow(self._reloaded), name="access"))
         tasks.append(self._group.create_task(self._reload_when_asked(), name="reload"))
         self._schedules.start()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.answers import ask_or_read
-from gateway.cli.output import Json, show, table
+from gateway.cli.output import Json, echo, show, table
 from gateway.config import load_config, process_environment
 from gateway.operator.lookups import MAX_HITS, MAX_LINKS, MAX_PAGE_ROWS, Row, look_up_at_rest
 from gateway.times import format_time, parse_time
@@ -84,6 +84,8 @@ def search(
             "limit": limit,
         },
     )
+    for row in _look_up("search_index", {}):
+        echo(row["note"], err=True)
     show(rows, _hit_lines(rows) if rows else ["Nothing matches."], as_json=as_json)
 
 

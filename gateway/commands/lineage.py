@@ -10,7 +10,7 @@ from sqlite3 import Connection
 
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.fields import secrets_of
-from gateway.operator.lookups import Redact, SearchRequest, find_place, load_links, redacted_texts
+from gateway.operator.lookups import Redact, SearchRequest, find_place, incompleteness, load_links, redacted_texts
 from gateway.times import format_time, parse_time
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LookupResult, SessionLink, short_key
@@ -89,16 +89,17 @@ async def search(request: CommandRequest) -> CommandResult:
     store = request.context.store
     try:
         found = await store.read_within(SEARCH_SECONDS, lookup.find, request.reachable_chat)
+        notes = list(filter(None, [await store.read(incompleteness)]))
     except StoreUnavailable as error:
         raise CommandError("The search took too long or could not read; rarer words are found faster.") from error
     if not found:
-        return say("Nothing matches.")
+        return say(" ".join(["Nothing matches.", *notes]))
     lines = await asyncio.to_thread(_hit_lines, found, lookup.words, _redactor(request))
     buttons = [
         Button(label=f"Open {name}", command=f"/session {name}")
         for name in (recall_id(one.message_id) for one in found)
     ]
-    return say("\n\n".join(lines), *buttons)
+    return say("\n\n".join([*notes, *lines]), *buttons)
 
 
 _OPTIONS = {"chat": "chat, such as `telegram:42`,", "role": "role (user, assistant or tool)", "since": "date"}

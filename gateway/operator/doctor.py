@@ -36,6 +36,7 @@ from gateway.operator.probes import UnlistedModelError, probe_discord, probe_mod
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import load_overview, open_resting, quick_check
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError
+from hermes_state.search.index import find_fault, load_progress
 from hermes_state.store.connections import check_engine
 from hermes_state.store.lock import holder
 
@@ -176,6 +177,7 @@ def _resting_database(state: StateDirectory) -> Iterator[CheckResult]:
         with open_resting(state.database) as db:
             if db is not None:
                 yield check_database(db)
+                yield check_index(state.database, load_progress(db))
             elif state.database.exists():
                 text = "The database is still empty: a start failed before it had made the tables. "
                 yield skipped("database", f"{text}The next start makes them.")
@@ -196,6 +198,21 @@ def check_database(db: sqlite3.Connection) -> CheckResult:
         f"The database is sound: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
         f"{seen.messages} messages, {seen.waiting} waiting, {seen.undelivered} undelivered.",
     )
+
+
+def check_index(path: Path, percent: int | None) -> CheckResult:
+    """Check the search index against the messages; `percent` is how far it is made, if it is being made."""
+    if percent is not None:
+        text = f"The search index is being made anew while the gateway runs ({percent} % done)"
+        return warning("search", f"{text}: search may miss older messages.")
+    try:
+        fault = find_fault(path)
+    except sqlite3.Error as error:
+        return failed("search", f"The search index cannot be read: {error}.")
+    if fault is None:
+        return fine("search", "The search index is sound.")
+    text = f"The search index has to be made anew: {fault.reason}. "
+    return warning("search", f"{text}The gateway does that as soon as it runs; no message is lost.")
 
 
 def _access(loaded: LoadedConfig) -> Iterator[CheckResult]:

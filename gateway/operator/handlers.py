@@ -1,5 +1,6 @@
 """Handlers of the control socket: answers of the running daemon to the command line."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,15 @@ from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.models.pricing import cap_limits
 from gateway.models.selection import Runtime
-from gateway.operator.doctor import CheckResult, check_context, check_database, failed, warning
+from gateway.operator.doctor import (
+    CheckResult,
+    CheckStatus,
+    check_context,
+    check_database,
+    check_index,
+    failed,
+    warning,
+)
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up
 from gateway.operator.socket import Handler
 from gateway.operator.spending import REPORTS, report
@@ -26,6 +35,7 @@ from gateway.turns.lanes import LaneRegistry
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
+from hermes_state.search.index import load_progress
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis, UserRef
 from platforms.base import AdapterHealth
@@ -125,15 +135,19 @@ class OperatorHandler:
         model, context = self.runtime.models.configured, self.runtime.agent.context
         engine = context.engine.name if context.engine.name != BUILT_IN else None
         window_check = check_context(self.runtime.config, await model.load_limits(), model.window_from, engine=engine)
-        return [await self._examine_database(), window_check, *circuits]
+        return [*await self._examine_database(), window_check, *circuits]
 
-    async def _examine_database(self) -> CheckResult:
+    async def _examine_database(self) -> list[CheckResult]:
         if (trouble := self.store.trouble) is not None:
-            return failed("database", trouble)
+            return [failed("database", trouble)]
         try:
-            return await self.store.read(check_database)
+            checked = await self.store.read(check_database)
+            index = await asyncio.to_thread(check_index, self.store.path, await self.store.read(load_progress))
         except StoreUnavailable as error:
-            return failed("database", str(error))
+            return [failed("database", str(error))]
+        if index.verdict is not CheckStatus.FINE:
+            self.store.index_failed.set()  # found before a search or a message came upon it
+        return [checked, index]
 
     async def back_up(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Copy the database to the new `file`, an absolute path; answers with its size."""

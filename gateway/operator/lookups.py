@@ -17,6 +17,7 @@ from hermes_state.admin.lineage_queries import LookupResult, SessionLink
 from hermes_state.chats import load_chat
 from hermes_state.errors import CommandError, LookupFailed, LookupReason
 from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of
+from hermes_state.search.index import load_progress
 from hermes_state.sessions import Session, list_conversations, load_active, load_session
 from hermes_state.store.segment import INDEXED_CHARACTERS
 from hermes_state.store.writer import Store
@@ -117,6 +118,14 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return search(db, self.words, chat_id=chat_id, role=self.role, since=since, order=self.order, limit=limit)
 
 
+def incompleteness(db: Connection) -> str | None:
+    """A sentence for people while a search may miss something."""
+    percent = load_progress(db)
+    if percent is None:
+        return None
+    return f"The search index is being made anew ({percent} % done): older messages may be missing here."
+
+
 def redacted_texts(text: str, words: str, redact: Redact) -> dict[str, str]:
     """`text` and `snippet` of a hit as they may be shown.
 
@@ -124,6 +133,13 @@ def redacted_texts(text: str, words: str, redact: Redact) -> dict[str, str]:
     """
     safe = redact(text[:INDEXED_CHARACTERS])
     return {"text": safe[:MAX_HIT_CHARS], "snippet": snippet_of(safe, words)}
+
+
+class SearchIndexRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A sentence, in a row of its own, while a search may miss something."""
+
+    def read(self, db: Connection) -> list[Row]:
+        return [{"note": note} for note in [incompleteness(db)] if note is not None]
 
 
 class HistoryRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -214,11 +230,12 @@ class SessionsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return rows
 
 
-LookupRequest: TypeAlias = LineageRequest | SearchRequest | HistoryRequest | SessionsRequest
+LookupRequest: TypeAlias = LineageRequest | SearchRequest | SearchIndexRequest | HistoryRequest | SessionsRequest
 
 LOOKUPS: Mapping[str, type[LookupRequest]] = {
     "lineage": LineageRequest,
     "search": SearchRequest,
+    "search_index": SearchIndexRequest,
     "history": HistoryRequest,
     "sessions": SessionsRequest,
 }

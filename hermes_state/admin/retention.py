@@ -9,6 +9,7 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+from hermes_state.search.index import serving_index
 from hermes_state.store.connections import unavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
@@ -77,8 +78,8 @@ async def maintain(store: Store) -> WalState:
 
 def merge_index(db: sqlite3.Connection) -> bool:
     """Merge a few pages of the search index; True when there may be more to merge."""
-    before = db.total_changes
-    db.execute("INSERT INTO messages_fts (messages_fts, rank) VALUES ('merge', ?)", (_MERGE_PAGES,))
+    before, index = db.total_changes, serving_index(db)
+    db.execute(f"INSERT INTO {index} ({index}, rank) VALUES ('merge', ?)", (_MERGE_PAGES,))
     return db.total_changes - before >= 2  # documented: fewer changes mean that nothing was left to do
 
 

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from hermes_state.search.index import serving_index
 from hermes_state.search.query import Query, one_line, parse_query
 from hermes_state.sessions import LINEAGE_KEY
 from hermes_state.store.segment import INDEXED_CHARACTERS
@@ -38,7 +39,7 @@ _NAMES = "JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_i
 
 _BEST = f"""
 WITH hit AS MATERIALIZED (
-  SELECT rowid AS id, bm25(messages_fts, 1.0, 0.0) AS rank FROM messages_fts WHERE messages_fts MATCH :match
+  SELECT rowid AS id, bm25({{0}}, 1.0, 0.0) AS rank FROM {{0}} WHERE {{0}} MATCH :match
   ORDER BY rowid DESC LIMIT :ranked),
 best AS (
   SELECT id, rank FROM hit
@@ -51,7 +52,7 @@ FROM best JOIN messages m ON m.id = best.id {_NAMES} ORDER BY best.rank, m.id DE
 
 _NEWEST = f"""
 WITH hit AS MATERIALIZED (
-  SELECT rowid AS id FROM messages_fts WHERE messages_fts MATCH :match ORDER BY rowid DESC LIMIT :limit)
+  SELECT rowid AS id FROM {{0}} WHERE {{0}} MATCH :match ORDER BY rowid DESC LIMIT :limit)
 SELECT {_COLUMNS}, 0.0 AS score
 FROM hit JOIN messages m ON m.id = hit.id {_NAMES} WHERE :since IS NULL OR m.created_at >= :since ORDER BY m.id DESC
 """
@@ -104,12 +105,14 @@ def search(
         if narrows is not None
     ]
 
+    query_of_index = (_BEST if order == "best" else _NEWEST).format(serving_index(db))
+
     def found(expression: str | None, limit: int) -> list[FoundMessage]:
         if expression is None:
             return []
         match = " AND ".join([f"text:({expression})", *scope])
         parameters = {"match": match, "ranked": RANKED_HITS, "since": since, "limit": limit}
-        return select(db, FoundMessage, _BEST if order == "best" else _NEWEST, parameters)
+        return select(db, FoundMessage, query_of_index, parameters)
 
     hits = _merged(_pasted(parsed, found, limit), found(parsed.expression, limit), order)[:limit]
     pattern = _pattern(parsed.wanted)

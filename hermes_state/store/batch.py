@@ -10,6 +10,7 @@ from typing import Any
 
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.connections import is_trouble
+from hermes_state.store.index import is_index_trouble
 from hermes_state.store.sql import nested
 
 _BROKEN_OFF = "the transaction broke off inside a function; nothing was stored"
@@ -38,7 +39,7 @@ class WriteRequest:
                 self.result = self.fn(db, *self.args, **self.kwargs)
             self.error = None
         except BaseException as error:  # whatever it is, it belongs to the caller who waits
-            if is_trouble(error):
+            if is_trouble(error) or is_index_trouble(error):
                 raise
             if not db.in_transaction:
                 raise StoreUnavailable(_BROKEN_OFF) from error

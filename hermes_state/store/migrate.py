@@ -23,7 +23,6 @@ APPLICATION_ID = 0x48475759
 """The letters HGWY, written into the head of every database of ours."""
 
 _COMMENT = re.compile(r"--[^\n]*")
-_SEGMENT_NOTE = "segment_version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +58,8 @@ def newest_schema() -> int:
 def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] | None = None) -> None:
     """Apply to `db`, the open database at `path`, every migration it has not seen.
 
-    A database that holds something is first copied to `backups/` beside it. When the segmenter has changed, the search
-    index is rebuilt (about 65,000 rows a second). Must be the only writer, and in no transaction.
+    A database that holds something is first copied to `backups/` beside it. Must be the only writer, and in no
+    transaction.
 
     Raises `SchemaTooNew` if a newer version wrote the file, `DatabaseRejected` if an applied migration was another one,
     and whatever SQLite says about a migration that fails, which leaves the file at the version before it.
@@ -81,7 +80,8 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
         copy_into(db, copy)  # nobody else writes: it needs no snapshot
     for migration in pending:
         _apply(db, migration)
-    _ensure_segmented(db)
+    if not version:
+        save_note(db, "segment_version", str(SEGMENT_VERSION))
 
 
 def statements(sql: str) -> Iterator[str]:
@@ -124,16 +124,3 @@ def _check_applied(db: sqlite3.Connection, path: Path, applied: Sequence[Migrati
                 f"{path} was made with another {migration.name} than the one of this version (an unreleased build?): "
                 "move the file away, or run the version that made it"
             )
-
-
-def _ensure_segmented(db: sqlite3.Connection) -> None:
-    if load_note(db, _SEGMENT_NOTE) == str(SEGMENT_VERSION):
-        return
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        db.execute("INSERT INTO messages_fts (messages_fts) VALUES ('rebuild')")
-        save_note(db, _SEGMENT_NOTE, str(SEGMENT_VERSION))
-        db.execute("COMMIT")
-    finally:
-        if db.in_transaction:
-            db.execute("ROLLBACK")

@@ -10,7 +10,7 @@ together.
 import re
 
 SEGMENT_VERSION = 1
-"""Raise it when `segment` gives other output for any text: opening a database then rebuilds its index."""
+"""Raise it when `segment` gives other output for any text: the index is then made anew in the background."""
 
 INDEXED_CHARACTERS = 200_000
 """Only the first so many characters of a row are searchable: long tool output would cost more than it helps."""

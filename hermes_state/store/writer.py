@@ -21,6 +21,7 @@ from hermes_state.store import connections
 from hermes_state.store.backup import copy_into
 from hermes_state.store.batch import WriteRequest, run_batch
 from hermes_state.store.filesystem import refuse_network_disk
+from hermes_state.store.index import detach_index, is_index_trouble
 from hermes_state.store.lock import FileLock, refuse_held
 from hermes_state.store.migrate import migrate
 from hermes_state.store.presence import FileWatch, has_content, leave_marker, refuse_empty, refuse_loss
@@ -104,6 +105,8 @@ class Store:
         self._arrived = asyncio.Event()
         self._running: list[WriteRequest] = []
         self._last_commit_seconds = 0.0
+        self.index_failed = asyncio.Event()
+        """Set when a write or a search has met an error that a damaged search index may have caused."""
         self._is_open = True
         self._closed_at = 0.0
         self._shutdown: asyncio.Task[None] | None = None
@@ -224,9 +227,11 @@ class Store:
                 reader.connection, reader.run, seconds, lambda db: fn(db, *args, **kwargs)
             )
         except sqlite3.Error as error:
-            if connections.is_trouble(error):
-                raise self._unavailable(error) from error
-            raise
+            if is_index_trouble(error):
+                self.index_failed.set()
+            elif not connections.is_trouble(error):
+                raise
+            raise self._unavailable(error) from error
         finally:
             reader.pending -= 1
 
@@ -337,6 +342,9 @@ class Store:
             try:
                 await connections.on_thread(self._writer, run_batch, batch)
             except sqlite3.Error as error:
+                if is_index_trouble(error) and await connections.on_thread(self._writer, detach_index):
+                    self.index_failed.set()
+                    continue  # the index is derived: what people say is stored without it
                 begun = started if self._is_open else min(started, self._closed_at)
                 if connections.is_busy(error) and time.monotonic() < begun + self._busy_seconds:
                     await asyncio.sleep(_BUSY_PAUSE_SECONDS)  # another process's lock: no event tells its end

@@ -1,10 +1,12 @@
 """What people meet when something is wrong: one helpful sentence, and nothing lost."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import signal
+import sqlite3
 import time
 from pathlib import Path
 
@@ -32,6 +34,27 @@ async def test_a_twenty_second_lock_by_another_process_delays_and_loses_nothing(
     assert [text.count(f"while locked {number}") for number in range(3)] == [1, 1, 1]
     assert world.query("SELECT count(*) FROM inbox WHERE state <> 'done'") == [(0,)]
     assert world.query("SELECT count(*), count(DISTINCT inbox_id) FROM messages WHERE role = 'user'") == [(4, 4)]
+
+
+@pytest.mark.parametrize("is_running", [True, False], ids=["while it runs", "while it rests"])
+async def test_a_damaged_search_index_stops_nobody_and_is_made_anew(world: World, is_running: bool) -> None:
+    await world.gateway.start()
+    await world.converse("the harbour before")
+    if not is_running:
+        await world.gateway.stop()
+    with contextlib.closing(sqlite3.connect(world.home / "state.db")) as db, db:
+        db.execute("UPDATE messages_fts_data SET block = x'ff'")
+    if not is_running:
+        await world.gateway.start()
+    await world.say("the harbour after")
+    assert await world.replies(1, match="the harbour after", wait=20)
+    await world.gateway.wait_for_log("search.rebuilt", seconds=20)
+    code, text = await world.command_line("search", "harbour", "--role", "user")
+    assert code == 0
+    assert "harbour before" in text
+    assert "harbour after" in text
+    code, text = await world.command_line("doctor")
+    assert "The search index is sound." in text
 
 
 @pytest.mark.parametrize("before", [[], ["an ordinary message first"]])

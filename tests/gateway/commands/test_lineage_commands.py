@@ -8,6 +8,7 @@ import pytest
 
 from hermes_state.chats import find_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, plan_undo, split, undo_compression
+from hermes_state.search.index import begin_index, extend_index
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import ChatKey, MessageRole, Millis, Origin
@@ -170,6 +171,18 @@ async def test_a_long_session_is_read_page_by_page_without_a_gap(store: Store, t
             back += 1
         assert 1 < back <= 5
         assert "\nword0\n" in pages[-1]
+
+
+async def test_a_search_says_that_its_index_is_being_made(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("door door door")
+        await store.write(begin_index, keeps_old=False)
+        assert "0 % done" in await ask_boss(gateway, "/search door")
+        while not await store.write(extend_index):
+            pass
+        found = await ask_boss(gateway, "/search door")
+    assert "door door door" in found
+    assert "% done" not in found
 
 
 async def test_a_search_is_narrowed_and_ordered_as_on_the_command_line(store: Store, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from hermes_state.store.writer import Store
 from tests.agent.engines.test_loader import ENGINE
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
+from tests.hermes_state.search.test_full_text import say, start
 
 TELEGRAM_TOKEN = "123456:LABTOKEN"
 
@@ -495,3 +496,18 @@ def test_a_context_engine_that_nobody_has_is_told(environ: dict[str, str]) -> No
     texts = [finding.text for finding in run_checks(environ, is_online=False) if finding.verdict is CheckStatus.FAILED]
     assert len(texts) == 1
     assert "compressor" in texts[0]
+
+
+async def test_the_search_index_is_checked_against_the_messages(environ: dict[str, str], home: Path) -> None:
+    store = await Store.open(home / "state.db")
+    try:
+        session = await store.write(start, "a")
+        await store.write(say, session, "the door")
+    finally:
+        await store.close()
+    assert (await examined(environ))["search"].verdict is CheckStatus.FINE
+    with contextlib.closing(sqlite3.connect(home / "state.db")) as db, db:
+        db.execute("DELETE FROM messages_fts_docsize")
+    found = (await examined(environ))["search"]
+    assert found.verdict is CheckStatus.WARNING
+    assert "made anew" in found.text

@@ -128,23 +128,6 @@ def test_better_comments_do_not_make_another_migration(db: sqlite3.Connection, p
     migrate(db, path, further("-- What it is for.\nCREATE TABLE further\n  (id INTEGER);  -- The key."))
 
 
-def test_a_changed_segmenter_rebuilds_the_index(db: sqlite3.Connection, path: Path) -> None:
-    migrate(db, path)
-    db.execute("INSERT INTO chats VALUES (1, 'local', 'local', 'a', '', '', 'local', NULL, '{}', NULL, 0, 0)")
-    db.execute("INSERT INTO sessions (id, key, chat_id, lineage_id, started_at) VALUES (1, 'k', 1, 1, 0)")
-    # What an older segmenter would have left: nothing of this row in the index.
-    db.create_function("fts_text", 1, lambda text: "", deterministic=True)
-    insert = "INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, created_at)"
-    db.execute(f"{insert} VALUES (1, 1, 1, 1, 'user', 'human', 'findable', 0)")
-    register_functions(db)
-    save_note(db, "segment_version", "0")
-    found = "SELECT rowid FROM messages_fts WHERE messages_fts MATCH 'findable'"
-    assert db.execute(found).fetchall() == []
-    migrate(db, path)
-    assert db.execute(found).fetchall() == [(1,)]
-    db.execute("INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)")
-
-
 def test_shipped_migrations_are_numbered_without_gaps() -> None:
     assert [migration.number for migration in SHIPPED] == list(range(1, len(SHIPPED) + 1))
 

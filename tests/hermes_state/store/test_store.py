@@ -583,4 +583,4 @@ def test_only_one_function_commits_what_is_acknowledged() -> None:
         for line in file.read_text().splitlines()
         if '"COMMIT"' in line or ".commit()" in line
     ]
-    assert places == ["batch.py", "migrate.py", "migrate.py"]
+    assert places == ["batch.py", "migrate.py"]

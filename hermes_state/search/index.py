@@ -1,0 +1,211 @@
+"""The search index: how it is defined, whether it is sound, and how it is made: in the background, block by block.
+
+A new index is filled beside the one that serves, from the newest message back to the oldest; a note tells from which
+message on it is complete, and from there its triggers keep it so. A restart goes on where the note stands. When it is
+complete, it takes the place of the old one. A damaged index is removed at once, and the new one serves while it grows.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes_state.store.connections import register_functions
+from hermes_state.store.index import SERVING, index_triggers, is_index_trouble
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.segment import INDEXED_CHARACTERS, SEGMENT_VERSION, phrase
+from hermes_state.store.sql import scalar, scalar_or_none
+
+MAKING = f"{SERVING}_next"
+BLOCK_ROWS = 500
+BLOCK_CHARACTERS = 500_000
+"""Most text of one block, beyond its first row: about 30 ms of the writer's time."""
+SAMPLED_ROWS = 100
+_SAMPLED_CHARACTERS = 100
+
+_VERSION_NOTE = "segment_version"
+_FLOOR_NOTE = "search_floor"
+"""Id of the oldest message that the index in the making holds."""
+_MADE_NOTE = "search_making_version"
+
+_TABLE = """CREATE VIRTUAL TABLE {0} USING fts5(text, scope, content='messages_search', content_rowid='id',
+  tokenize='unicode61 remove_diacritics 2')"""
+_CHANGES = (
+    ("ai", "AFTER INSERT", "new"),
+    ("ad", "AFTER DELETE", "old"),
+    ("bu", "BEFORE UPDATE OF text, indexed, role, chat_id, lineage_id", "old"),
+    ("au", "AFTER UPDATE OF text, indexed, role, chat_id, lineage_id", "new"),
+)
+_COVERED = f" AND {{0}}.id >= (SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{_FLOOR_NOTE}')"
+
+# Purpose: the newest rows below the floor; long output counts as far as it is indexed.
+_BLOCK = f"""SELECT id, min(length(coalesce(text, '')), {INDEXED_CHARACTERS}) FROM messages
+WHERE indexed = 1 AND id < ? ORDER BY id DESC LIMIT {BLOCK_ROWS}"""
+# Purpose: rows without an entry, and entries without a row.
+_STRAY = f"""SELECT (SELECT count(*) FROM messages m WHERE m.indexed = 1 AND NOT EXISTS (
+    SELECT 1 FROM {SERVING}_docsize d WHERE d.id = m.id))
+  + (SELECT count(*) FROM {SERVING}_docsize d WHERE NOT EXISTS (
+    SELECT 1 FROM messages m WHERE m.id = d.id AND m.indexed = 1))"""
+# Purpose: the newest rows, and others spread over all.
+_SAMPLE = f"""SELECT id, substr(text, 1, {_SAMPLED_CHARACTERS + 1}) FROM messages WHERE indexed = 1
+AND (id > :top - {SAMPLED_ROWS // 2} OR id % (1 + :top / {SAMPLED_ROWS // 2}) = 0) LIMIT {SAMPLED_ROWS}"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexFault:
+    """Reason why an index has to be made anew, and whether the old one can serve until then."""
+
+    reason: str
+    can_serve: bool
+
+
+def serving_index(db: sqlite3.Connection) -> str:
+    """Table that searches look into: the one in the making while there is no other."""
+    return SERVING if _has_table(db, SERVING) else MAKING
+
+
+def load_progress(db: sqlite3.Connection) -> int | None:
+    """Share of the messages that the index in the making holds, in percent; None when none is being made."""
+    floor = load_note(db, _FLOOR_NOTE)
+    if floor is None or len(index_triggers(db, MAKING)) < len(_CHANGES):
+        return None if index_triggers(db, SERVING) else 0
+    top = _newest(db)
+    return 100 * (top - max(0, int(floor) - 1)) // max(1, top)
+
+
+def find_fault(path: Path) -> IndexFault | None:
+    """What is wrong with the index of the database at `path`. Reads all of it, on a connection of its own: seconds per
+    million messages. FTS5's own check would keep everybody from writing meanwhile.
+
+    Raises `sqlite3.Error` if the database cannot be read.
+    """
+    with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        register_functions(db)
+        db.execute("BEGIN")
+        if not _has_table(db, SERVING) or len(index_triggers(db, SERVING)) < len(_CHANGES):
+            return IndexFault(reason="it was taken off the messages because it failed", can_serve=False)
+        try:
+            reason = _damage(db)
+        except sqlite3.DatabaseError as error:
+            if not is_index_trouble(error):
+                raise
+            reason = str(error)
+        if reason is not None:
+            return IndexFault(reason=reason, can_serve=False)
+        if load_note(db, _VERSION_NOTE) != str(SEGMENT_VERSION):
+            return IndexFault(reason="this version cuts text into other words", can_serve=True)
+        return None
+
+
+def _damage(db: sqlite3.Connection) -> str | None:
+    if stray := scalar(db, int, _STRAY):
+        return f"{stray} messages are in it and should not be, or the other way round"
+    db.execute(f"CREATE VIRTUAL TABLE temp.terms USING fts5vocab(main, {SERVING}, 'col')")
+    kept = dict(db.execute("SELECT col, sum(cnt) FROM temp.terms GROUP BY col"))
+    words = [0, 0]
+    for (sizes,) in db.execute(f"SELECT sz FROM {SERVING}_docsize"):
+        for column, size in enumerate(_varints(sizes)):
+            words[column] += size
+    if words != [kept.get("text", 0), kept.get("scope", 0)]:
+        return f"it holds {sum(kept.values())} words of {sum(words)}"
+    if load_note(db, _VERSION_NOTE) != str(SEGMENT_VERSION):
+        return None  # the words of the rows are others now
+    for row_id, text in db.execute(_SAMPLE, {"top": _newest(db)}).fetchall():
+        start = text.rpartition(" ")[0] if text and len(text) > _SAMPLED_CHARACTERS else text
+        if start and start.isascii() and any(map(str.isalnum, start)):
+            match = (f"text:({phrase(start)})", row_id)
+            if scalar_or_none(db, int, f"SELECT 1 FROM {SERVING} WHERE {SERVING} MATCH ? AND rowid = ?", match) is None:
+                return f"it does not hold the words of message {row_id}"
+    return None
+
+
+def _varints(blob: bytes) -> Iterator[int]:
+    value = 0
+    for byte in blob:
+        value = value << 7 | byte & 0x7F
+        if byte < 0x80:
+            yield value
+            value = 0
+
+
+def begin_index(db: sqlite3.Connection, *, keeps_old: bool) -> None:
+    """Begin to make a new index; without `keeps_old` the one that served is removed."""
+    for index in (MAKING,) if keeps_old else (MAKING, SERVING):
+        _drop(db, index)
+    save_note(db, _FLOOR_NOTE, str(_newest(db) + 1))
+    save_note(db, _MADE_NOTE, str(SEGMENT_VERSION))
+    db.execute(_TABLE.format(MAKING))
+    db.execute(f"INSERT INTO {MAKING}({MAKING}, rank) VALUES ('automerge', 8)")
+    _create_triggers(db, MAKING, _COVERED)
+
+
+def is_being_made(db: sqlite3.Connection) -> bool:
+    """True when what was begun, by this process or an earlier one, can be gone on with."""
+    is_ours = load_note(db, _MADE_NOTE) == str(SEGMENT_VERSION)
+    return is_ours and _has_table(db, MAKING) and len(index_triggers(db, MAKING)) == len(_CHANGES)
+
+
+def extend_index(db: sqlite3.Connection) -> bool:
+    """Take the next block of messages into the index in the making; True when that was all, and it serves now."""
+    floor = int(load_note(db, _FLOOR_NOTE) or 0)
+    low, room = None, BLOCK_CHARACTERS
+    for row_id, length in db.execute(_BLOCK, (floor,)):
+        room -= length
+        if room < 0 and low is not None:
+            break
+        low = row_id
+    if low is None:
+        _finish(db)
+        return True
+    copy = f"INSERT INTO {MAKING}(rowid, text, scope) SELECT id, text, scope FROM messages_search"
+    db.execute(f"{copy} WHERE id >= ? AND id < ? ORDER BY id", (low, floor))
+    save_note(db, _FLOOR_NOTE, str(low))
+    return False
+
+
+def _finish(db: sqlite3.Connection) -> None:
+    _drop(db, SERVING)
+    _drop_triggers(db, MAKING)
+    db.execute(f"ALTER TABLE {MAKING} RENAME TO {SERVING}")
+    _create_triggers(db, SERVING, "")
+    save_note(db, _VERSION_NOTE, str(SEGMENT_VERSION))
+    db.execute("DELETE FROM meta WHERE key IN (?, ?)", (_FLOOR_NOTE, _MADE_NOTE))
+
+
+def _create_triggers(db: sqlite3.Connection, index: str, covered: str) -> None:
+    for name, change, row in _CHANGES:
+        scope = f"'c' || {row}.chat_id || ' l' || {row}.lineage_id || ' r' || {row}.role"
+        head, first = ("", "") if row == "new" else (f"{index}, ", "'delete', ")
+        db.execute(
+            f"CREATE TRIGGER {index}_{name} {change} ON messages WHEN {row}.indexed = 1{covered.format(row)} BEGIN\n"
+            f"  INSERT INTO {index}({head}rowid, text, scope) "
+            f"VALUES ({first}{row}.id, fts_text({row}.text), {scope});\n"
+            "END"
+        )
+
+
+def _drop_triggers(db: sqlite3.Connection, index: str) -> None:
+    for name in index_triggers(db, index):
+        db.execute(f"DROP TRIGGER {name}")
+
+
+def _drop(db: sqlite3.Connection, index: str) -> None:
+    """Remove an index, however damaged: what SQLite cannot open, it cannot drop as a whole."""
+    _drop_triggers(db, index)
+    try:
+        db.execute(f"DROP TABLE IF EXISTS {index}")
+    except sqlite3.DatabaseError:
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("DELETE FROM sqlite_schema WHERE type = 'table' AND name = ?", (index,))
+        db.execute("PRAGMA writable_schema = RESET")
+        for part in ("data", "idx", "content", "docsize", "config"):
+            db.execute(f"DROP TABLE IF EXISTS {index}_{part}")
+
+
+def _has_table(db: sqlite3.Connection, name: str) -> bool:
+    return scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?)", (name,))
+
+
+def _newest(db: sqlite3.Connection) -> int:
+    return scalar(db, int, "SELECT coalesce(max(id), 0) FROM messages")

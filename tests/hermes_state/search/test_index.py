@@ -1,0 +1,232 @@
+"""A damaged, an outdated and a missing search index: messages go on, search says so, and a new one is made."""
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from hermes_state.admin.retention import merge_index
+from hermes_state.search import index as index_module
+from hermes_state.search.full_text import search
+from hermes_state.search.index import begin_index, extend_index, find_fault, is_being_made, load_progress
+from hermes_state.search.upkeep import keep_index, mend_index
+from hermes_state.store.connections import register_functions
+from hermes_state.store.meta import save_note
+from hermes_state.store.writer import Store
+from hermes_state.values import MessageId
+from tests.hermes_state.search.test_full_text import say, start
+
+Damage = Callable[[sqlite3.Connection], object]
+
+DAMAGES: dict[str, Damage] = {
+    "leaves gone": lambda db: db.execute("DELETE FROM messages_fts_data WHERE id > 10"),
+    "leaves overwritten": lambda db: db.execute("UPDATE messages_fts_data SET block = zeroblob(60) WHERE id > 10"),
+    "everything overwritten": lambda db: db.execute("UPDATE messages_fts_data SET block = x'ff'"),
+    "structure gone": lambda db: db.execute("DELETE FROM messages_fts_data"),
+    "sizes gone": lambda db: db.execute("DELETE FROM messages_fts_docsize"),
+    "settings gone": lambda db: db.execute("DELETE FROM messages_fts_config"),
+    "a table gone": lambda db: db.execute("DROP TABLE messages_fts_idx"),
+    "emptied": lambda db: db.execute("INSERT INTO messages_fts (messages_fts) VALUES ('delete-all')"),
+    "a row missing": lambda db: db.execute(
+        "INSERT INTO messages_fts (messages_fts, rowid, text, scope) "
+        "SELECT 'delete', id, text, scope FROM messages_search WHERE id = 2"
+    ),
+    "a row's words others": lambda db: db.execute(
+        "INSERT INTO messages_fts (messages_fts, rowid, text, scope) "
+        "SELECT 'delete', id, 'door of somebody', scope FROM messages_search WHERE id = 2"
+    ),
+    "triggers gone": lambda db: db.execute("DROP TRIGGER messages_fts_ai"),
+}
+
+
+def spoil(path: Path, damage: Damage) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.create_function("fts_text", 1, lambda text: text, deterministic=True)
+        damage(db)
+
+
+async def fill(store: Store, rows: int = 40) -> list[MessageId]:
+    session = await store.write(start, "a")
+    return [await store.write(say, session, f"door number {number} of the house") for number in range(rows)]
+
+
+@pytest.fixture(params=DAMAGES)
+async def spoiled(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """A store whose index was damaged while nobody had it open."""
+    path = tmp_path / "state.db"
+    store = await Store.open(path)
+    await fill(store)
+    await store.close()
+    spoil(path, DAMAGES[request.param])
+    store = await Store.open(path)
+    yield store
+    await store.close()
+
+
+async def found(store: Store) -> int:
+    return len(await store.read(search, "door", limit=200))
+
+
+async def test_damage_is_found_and_mended(spoiled: Store) -> None:
+    fault = find_fault(spoiled.path)
+    assert fault is not None
+    assert not fault.can_serve
+    await mend_index(spoiled)
+    assert find_fault(spoiled.path) is None
+    assert await found(spoiled) == 40
+    await spoiled.write(
+        lambda db: db.execute("INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)")
+    )
+
+
+async def test_messages_are_stored_whatever_the_index_is_like(spoiled: Store) -> None:
+    session = await spoiled.write(start, "a")
+    for number in range(200):  # enough for the index to look at its older parts
+        await spoiled.write(say, session, f"door {number} " + "and many other words " * 20)
+    assert await spoiled.read(lambda db: db.execute("SELECT count(*) FROM messages").fetchone()[0]) == 240
+    await mend_index(spoiled)
+    assert await found(spoiled) == 200
+    assert find_fault(spoiled.path) is None
+
+
+async def test_a_sound_index_is_left_alone(store: Store) -> None:
+    await fill(store)
+    assert find_fault(store.path) is None
+    before = await store.read(lambda db: db.execute("SELECT * FROM sqlite_schema").fetchall())
+    await mend_index(store)
+    assert await store.read(lambda db: db.execute("SELECT * FROM sqlite_schema").fetchall()) == before
+
+
+async def test_an_index_that_fails_is_mended_while_the_store_is_open(store: Store) -> None:
+    await fill(store)
+    keeping = asyncio.create_task(keep_index(store))
+    try:
+        await store.write(DAMAGES["everything overwritten"])
+        session = await store.write(start, "a")
+        await store.write(say, session, "the door after it")
+        assert store.index_failed.is_set() or await store.read(load_progress) is not None
+        async with asyncio.timeout(20):
+            while await store.read(load_progress) is not None or store.index_failed.is_set():  # noqa: ASYNC110 - the
+                await asyncio.sleep(0.01)  # task says only to the log when it is done
+        assert await found(store) == 41
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+
+async def test_the_old_index_serves_until_the_new_one_is_complete(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "_BLOCK", index_module._BLOCK.replace("LIMIT 500", "LIMIT 10"))
+    ids = await fill(store)
+    await store.write(save_note, "segment_version", "0")
+    fault = find_fault(store.path)
+    assert fault is not None
+    assert fault.can_serve
+    await store.write(begin_index, keeps_old=True)
+    assert await store.read(load_progress) == 0
+    shown = []
+    while not await store.write(extend_index):
+        shown.append(await store.read(load_progress))
+        assert await found(store) == 40
+    assert shown == [25, 50, 75, 100]
+    assert await store.read(load_progress) is None
+    assert find_fault(store.path) is None
+    assert len(ids) == await found(store)
+
+
+async def test_a_changed_segmenter_makes_the_index_anew(store: Store) -> None:
+    def insert_as_before(db: sqlite3.Connection) -> None:
+        """What an older segmenter would have left: nothing of this row in the index."""
+        db.create_function("fts_text", 1, lambda text: "", deterministic=True)
+        say(db, start(db, "a"), "findable")
+        register_functions(db)
+        save_note(db, "segment_version", "0")
+
+    await store.write(insert_as_before)
+    assert await store.read(search, "findable") == []
+    await mend_index(store)
+    assert len(await store.read(search, "findable")) == 1
+
+
+async def test_a_new_index_keeps_up_with_what_changes_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_BLOCK", index_module._BLOCK.replace("LIMIT 500", "LIMIT 10"))
+    ids = await fill(store)
+    await store.write(begin_index, keeps_old=False)
+    assert await found(store) == 0
+    session = await store.write(start, "a")
+    for step in range(100):
+        old, new = ids[step % 5], ids[-1 - step % 5]
+        await store.write(
+            lambda db, old=old: db.execute("UPDATE messages SET text = text || ' old' WHERE id = ?", (old,))
+        )
+        await store.write(
+            lambda db, new=new: db.execute("UPDATE messages SET text = text || ' new' WHERE id = ?", (new,))
+        )
+        await store.write(say, session, f"door {step} said meanwhile")
+        if await store.write(extend_index):
+            break
+    assert find_fault(store.path) is None
+    assert await found(store) == 40 + step + 1
+    await store.write(
+        lambda db: db.execute("INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)")
+    )
+
+
+async def test_a_restart_goes_on_where_the_last_process_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "_BLOCK", index_module._BLOCK.replace("LIMIT 500", "LIMIT 10"))
+    path = tmp_path / "state.db"
+    store = await Store.open(path)
+    await fill(store)
+    await store.write(begin_index, keeps_old=False)
+    await store.write(extend_index)
+    await store.close()
+    store = await Store.open(path)
+    try:
+        assert await store.read(is_being_made)
+        assert await store.read(load_progress) == 25
+        assert await found(store) == 10
+        await mend_index(store)
+        assert await found(store) == 40
+        assert find_fault(path) is None
+    finally:
+        await store.close()
+
+
+async def test_other_damage_is_not_blamed_on_the_index(store: Store) -> None:
+    await fill(store)
+
+    def fail(db: sqlite3.Connection) -> None:
+        db.execute("INSERT INTO meta (key, value) VALUES (NULL, NULL)")
+
+    with pytest.raises(sqlite3.IntegrityError):
+        await store.write(fail)
+    assert not store.index_failed.is_set()
+    assert find_fault(store.path) is None
+
+
+async def test_merging_goes_on_while_an_index_is_made(store: Store) -> None:
+    await fill(store)
+    await store.write(begin_index, keeps_old=False)
+    await store.write(merge_index)
+    assert await store.read(load_progress) == 0
+
+
+async def test_a_remade_index_is_defined_as_the_first_one(store: Store) -> None:
+    def definitions(db: sqlite3.Connection) -> list[str]:
+        query = "SELECT sql FROM sqlite_schema WHERE sql LIKE '%messages_fts%' ORDER BY name"
+        return [
+            " ".join(sql.replace('"', "").replace("'messages_fts_", "messages_fts_").replace("'(", "(").split())
+            for (sql,) in db.execute(query)
+        ]
+
+    before = await store.read(definitions)
+    await store.write(begin_index, keeps_old=True)
+    while not await store.write(extend_index):
+        pass
+    assert await store.read(definitions) == before
