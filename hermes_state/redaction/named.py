@@ -28,7 +28,9 @@ _HEADERS = tuple(
 MAX_HEADER_CHARS = 4_000
 """Characters of a header that are taken out, at most: browsers send no longer cookie."""
 _COOKIE = re.compile(r"[^\s=;]{1,200}=[^\s;]")
-_CURL_USER = re.compile(r"""(?:-u|--user)[ \t=]{1,3}["']?[^\s:"'$]{0,80}:["']?([^\s"'$\[{<][^\s"']{2,200})""")
+_CURL_USER = re.compile(
+    r"""curl (?:[^\n]|\\\n){0,200}?(?:-u|--user)[ \t=]{1,3}["']?[^\s:"'$]{0,80}:["']?([^\s"'$\[{<][^\s"']{2,200})"""
+)
 _FIRST = re.compile(r"""[^\s"'`]{1,1000}""")
 _SCHEME = re.compile(r"(?:[A-Za-z][A-Za-z-]{1,20}|\S{0,20}HMAC\S{0,20})[ \t]{1,3}(?=\S)")
 _NAME_CHARS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
@@ -124,7 +126,7 @@ def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
         return True
     whole = name[len(name.rstrip(_NAME_CHARS)) :]
     before = name[: -len(whole)][-1:]
-    is_assigned = given == "=" or (given.strip() == "=" and whole.isupper() and not before.strip())
+    is_assigned = given == "=" or (given.strip(" \"'") == "=" and whole.isupper() and not before.strip())
     if not is_assigned or value.lower() in whole.lower():
         return given.endswith(">") or (
             given[-1:] in "\"'`" and len(value) > _MIN_ASSIGNED_CHARS and _looks_secret(value)

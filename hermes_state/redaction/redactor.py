@@ -17,12 +17,14 @@ MIN_SECRET_CHARS = 8
 _SHORT_CHARS = 300
 """Characters up to which one search for any of many words is quicker than one for each."""
 _URL_PASSWORD = re.compile(r"(?<=://)([^\s/:@\"'<>]*):([^\s/@\"'<>]+)(?=@)")
-_URL_TOKEN = re.compile(r"(?<=://)(?=[^\s/:@]{0,80}[0-9])[A-Za-z0-9_~=-]{16,}(?=:?@|:[a-z-]{1,20}@)")
+_URL_TOKEN = re.compile(
+    r"(?:(?<=http://)|(?<=https://)|(?<=://)(?=[A-Za-z0-9_~=-]{16}))(?=[^\s/:@]{0,80}[0-9])[A-Za-z0-9_~=-]{6,500}(?=:?@|:[a-z-]{1,20}@)"
+)
 # Behind the last letters of `Bearer`, `password` and the like, or behind a sign, a secret may follow.
 _SEAM = re.compile(r"""(?<=[^\srctnydeRCTNYDE"'\\:=>])\s""")
 _QUOTE_ENDS = "\"'\r\n"
 _QUOTE_END = re.compile(f"[{_QUOTE_ENDS}]")
-_REACH_CHARS = 250
+_REACH_CHARS = 600
 """More characters than any secret with a space in it has with its name, but for headers and quoted values."""
 _SEAM_TRIES = 50
 

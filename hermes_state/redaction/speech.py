@@ -71,7 +71,11 @@ def _told_behind(text: str, lower: str, start: int, reach: int, *, is_number: bo
         is_beside = not match[0][: at[0] - match.start()].strip(_BEFORE_VALUE)
         if is_number or value.isdigit():
             has_unit = expression("speech", "units").match(sentence.lower(), at[0] + len(value)) is not None
-            is_told = _TOLD_NUMBER.fullmatch(value) is not None and not has_unit and (is_number or not is_beside)
+            is_told = (
+                _TOLD_NUMBER.fullmatch(value) is not None
+                and not has_unit
+                and (is_number or not is_beside or len(value) > 4)
+            )
         else:
             is_told = _looks_told(value, is_beside=is_beside, is_quoted=quoted)
         if is_told:
