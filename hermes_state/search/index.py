@@ -14,6 +14,7 @@ from pathlib import Path
 from hermes_state.store.connections import register_functions
 from hermes_state.store.index import SERVING, index_triggers, is_index_trouble
 from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.migrate import statements
 from hermes_state.store.segment import INDEXED_CHARACTERS, SEGMENT_VERSION, phrase
 from hermes_state.store.sql import scalar, scalar_or_none
 
@@ -21,23 +22,16 @@ MAKING = f"{SERVING}_next"
 BLOCK_ROWS = 500
 BLOCK_CHARACTERS = 500_000
 """Most text of one block, beyond its first row: about 30 ms of the writer's time."""
-SAMPLED_ROWS = 100
-_SAMPLED_CHARACTERS = 100
+SAMPLED_ROWS = 60
+_SAMPLED_CHARACTERS = 60
 
 _VERSION_NOTE = "segment_version"
 _FLOOR_NOTE = "search_floor"
 """Id of the oldest message that the index in the making holds."""
 _MADE_NOTE = "search_making_version"
 
-_TABLE = """CREATE VIRTUAL TABLE {0} USING fts5(text, scope, content='messages_search', content_rowid='id',
-  tokenize='unicode61 remove_diacritics 2')"""
-_CHANGES = (
-    ("ai", "AFTER INSERT", "new"),
-    ("ad", "AFTER DELETE", "old"),
-    ("bu", "BEFORE UPDATE OF text, indexed, role, chat_id, lineage_id", "old"),
-    ("au", "AFTER UPDATE OF text, indexed, role, chat_id, lineage_id", "new"),
-)
-_COVERED = f" AND {{0}}.id >= (SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{_FLOOR_NOTE}')"
+_TRIGGERS = 4
+_COVERED = f" AND {{}}.id >= (SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{_FLOOR_NOTE}')"
 
 # Purpose: the newest rows below the floor; long output counts as far as it is indexed.
 _BLOCK = f"""SELECT id, min(length(coalesce(text, '')), {INDEXED_CHARACTERS}) FROM messages
@@ -68,7 +62,7 @@ def serving_index(db: sqlite3.Connection) -> str:
 def load_progress(db: sqlite3.Connection) -> int | None:
     """Share of the messages that the index in the making holds, in percent; None when none is being made."""
     floor = load_note(db, _FLOOR_NOTE)
-    if floor is None or len(index_triggers(db, MAKING)) < len(_CHANGES):
+    if floor is None or len(index_triggers(db, MAKING)) < _TRIGGERS:
         return None if index_triggers(db, SERVING) else 0
     top = _newest(db)
     return 100 * (top - max(0, int(floor) - 1)) // max(1, top)
@@ -83,7 +77,7 @@ def find_fault(path: Path) -> IndexFault | None:
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
         register_functions(db)
         db.execute("BEGIN")
-        if not _has_table(db, SERVING) or len(index_triggers(db, SERVING)) < len(_CHANGES):
+        if not _has_table(db, SERVING) or len(index_triggers(db, SERVING)) < _TRIGGERS:
             return IndexFault(reason="it was taken off the messages because it failed", can_serve=False)
         try:
             reason = _damage(db)
@@ -135,15 +129,13 @@ def begin_index(db: sqlite3.Connection, *, keeps_old: bool) -> None:
         _drop(db, index)
     save_note(db, _FLOOR_NOTE, str(_newest(db) + 1))
     save_note(db, _MADE_NOTE, str(SEGMENT_VERSION))
-    db.execute(_TABLE.format(MAKING))
-    db.execute(f"INSERT INTO {MAKING}({MAKING}, rank) VALUES ('automerge', 8)")
-    _create_triggers(db, MAKING, _COVERED)
+    _define(db, MAKING, _COVERED)
 
 
 def is_being_made(db: sqlite3.Connection) -> bool:
     """True when what was begun, by this process or an earlier one, can be gone on with."""
     is_ours = load_note(db, _MADE_NOTE) == str(SEGMENT_VERSION)
-    return is_ours and _has_table(db, MAKING) and len(index_triggers(db, MAKING)) == len(_CHANGES)
+    return is_ours and _has_table(db, MAKING) and len(index_triggers(db, MAKING)) == _TRIGGERS
 
 
 def extend_index(db: sqlite3.Connection) -> bool:
@@ -168,21 +160,16 @@ def _finish(db: sqlite3.Connection) -> None:
     _drop(db, SERVING)
     _drop_triggers(db, MAKING)
     db.execute(f"ALTER TABLE {MAKING} RENAME TO {SERVING}")
-    _create_triggers(db, SERVING, "")
+    _define(db, SERVING, "", only="CREATE TRIGGER")
     save_note(db, _VERSION_NOTE, str(SEGMENT_VERSION))
     db.execute("DELETE FROM meta WHERE key IN (?, ?)", (_FLOOR_NOTE, _MADE_NOTE))
 
 
-def _create_triggers(db: sqlite3.Connection, index: str, covered: str) -> None:
-    for name, change, row in _CHANGES:
-        scope = f"'c' || {row}.chat_id || ' l' || {row}.lineage_id || ' r' || {row}.role"
-        head, first = ("", "") if row == "new" else (f"{index}, ", "'delete', ")
-        db.execute(
-            f"CREATE TRIGGER {index}_{name} {change} ON messages WHEN {row}.indexed = 1{covered.format(row)} BEGIN\n"
-            f"  INSERT INTO {index}({head}rowid, text, scope) "
-            f"VALUES ({first}{row}.id, fts_text({row}.text), {scope});\n"
-            "END"
-        )
+def _define(db: sqlite3.Connection, index: str, covered: str, only: str = "") -> None:
+    sql = Path(__file__).with_name("index.sql").read_text(encoding="utf-8")
+    for statement in statements(sql.format(index=index, new=covered.format("new"), old=covered.format("old"))):
+        if only in statement:
+            db.execute(statement)
 
 
 def _drop_triggers(db: sqlite3.Connection, index: str) -> None:
