@@ -113,7 +113,14 @@ class _Daemon:
         self._group = asyncio.TaskGroup()
         self._adapters = AdapterRegistry(make_adapters(loaded, store, REGISTRY.menu(), clock, _announce))
         gates = GateRegistry()
-        self._delivery = Delivery(store=store, adapters=self._adapters, gates=gates, clock=clock, group=self._group)
+        self._delivery = Delivery(
+            store=store,
+            adapters=self._adapters,
+            gates=gates,
+            clock=clock,
+            group=self._group,
+            max_parts=lambda: self._loaded.config.delivery.max_parts,
+        )
         self._notices = NoticeWriter(
             store=store,
             settings=lambda: self._loaded.config.notices,

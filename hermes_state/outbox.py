@@ -13,7 +13,7 @@ from sqlite3 import Connection
 import msgspec
 
 from hermes_state.store.sql import scalar_or_none, scalars, select
-from hermes_state.values import Button, ChatId, MessageId, Millis, OutboundPart, OutboxId, TurnId
+from hermes_state.values import Button, ChatId, InboxId, MessageId, Millis, OutboundPart, OutboxId, TurnId, UserRef
 
 
 class OutboxKind(StrEnum):
@@ -53,6 +53,8 @@ class Reply:
     ticket: str | None = None
     replaces: str | None = None
     buttons: tuple[Button, ...] = ()
+    is_urgent: bool = False
+    """Due before whatever else is owed to the chat."""
 
 
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +85,7 @@ _encode = msgspec.json.Encoder().encode
 _INSERT = """
 INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, kind, payload, reply_to, ticket, replaces, next_at,
   created_at)
-VALUES (:chat_id, :turn_id, :message_id, :dedupe_key, :kind, :payload, :reply_to, :ticket, :replaces, :now, :now)
+VALUES (:chat_id, :turn_id, :message_id, :dedupe_key, :kind, :payload, :reply_to, :ticket, :replaces, :next_at, :now)
 ON CONFLICT (dedupe_key, part) DO NOTHING
 """
 # Purpose: the later parts of a reply, placed behind its first one.
@@ -94,17 +96,19 @@ SELECT chat_id, turn_id, message_id, dedupe_key, ?, kind, ?, 1, next_at, created
 _COLUMNS = """id, chat_id, message_id, dedupe_key, part, kind, reply_to, ticket, replaces, state, attempts, next_at,
 first_tried_at,
 CASE WHEN rendered THEN NULL ELSE payload END AS written, CASE WHEN rendered THEN payload END AS rendered"""
-# Purpose: what a chat is still owed. Parts stand together even when another reply was stored meanwhile.
+# Purpose: what a chat is still owed, first what is urgent (due at 0). Parts stand together even when another reply was
+# stored meanwhile.
 _OPEN = f"""
 SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND state IN ('pending','sending','ambiguous')
-ORDER BY (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?
+ORDER BY next_at > 0, (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?
 """
 
 
 def enqueue(db: Connection, reply: Reply, now: Millis) -> bool:
     """Store a reply; False when the same `dedupe_key` was stored before."""
     payload = _encode(WrittenReply(markdown=reply.markdown, buttons=reply.buttons)).decode()
-    return db.execute(_INSERT, asdict(reply) | {"payload": payload, "now": now}).rowcount == 1
+    values = asdict(reply) | {"payload": payload, "next_at": 0 if reply.is_urgent else now, "now": now}
+    return db.execute(_INSERT, values).rowcount == 1
 
 
 def find_recipient(db: Connection, dedupe_key: str) -> ChatId | None:
@@ -134,17 +138,21 @@ def mark_interrupted(db: Connection) -> int:
     return db.execute("UPDATE outbox SET state = 'ambiguous' WHERE state = 'sending'").rowcount
 
 
-def begin_send(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, now: Millis) -> None:
-    """Commit that a send begins. `parts`, for a row that was not rendered yet, are stored with it."""
-    if parts is not None:
+def begin_send(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, now: Millis) -> bool:
+    """Commit that a send begins; False where the row was settled meanwhile, and nothing is to be sent.
+
+    `parts`, for a row that was not rendered yet, are stored with it.
+    """
+    cursor = db.execute(
+        """UPDATE outbox SET state = 'sending', attempts = attempts + 1, first_tried_at = coalesce(first_tried_at, ?)
+        WHERE id = ? AND settled_at IS NULL""",
+        (now, row_id),
+    )
+    if cursor.rowcount and parts is not None:
         db.execute("UPDATE outbox SET payload = ?, rendered = 1 WHERE id = ?", (_encode(parts[0]).decode(), row_id))
         for number, part in enumerate(parts[1:], start=1):
             db.execute(_INSERT_PART, (number, _encode(part).decode(), row_id))
-    db.execute(
-        """UPDATE outbox SET state = 'sending', attempts = attempts + 1, first_tried_at = coalesce(first_tried_at, ?)
-        WHERE id = ?""",
-        (now, row_id),
-    )
+    return cursor.rowcount == 1
 
 
 def mark_sent(db: Connection, row_id: OutboxId, platform_ref: str, now: Millis) -> None:
@@ -161,14 +169,34 @@ def mark_sent(db: Connection, row_id: OutboxId, platform_ref: str, now: Millis) 
 
 
 def mark_retry(db: Connection, row_id: OutboxId, is_ambiguous: bool, error: str, next_at: Millis) -> None:
-    """Note a failed attempt; `next_at` is when the next one is due.
+    """Note a failed attempt; `next_at` is when the next one is due. There is none where the row was settled meanwhile.
 
     `is_ambiguous`: this or an earlier attempt may have been seen by people.
     """
     state = OutboxState.AMBIGUOUS if is_ambiguous else OutboxState.PENDING
-    db.execute("UPDATE outbox SET state = ?, error = ?, next_at = ? WHERE id = ?", (state, error, next_at, row_id))
+    query = "UPDATE outbox SET state = ?, error = ?, next_at = ? WHERE id = ? AND settled_at IS NULL"
+    db.execute(query, (state, error, next_at, row_id))
 
 
 def mark_dead(db: Connection, row_id: OutboxId, error: str, now: Millis) -> None:
     """Give up a row that can never be delivered (a dead letter). The payload stays for the operator."""
     db.execute("UPDATE outbox SET state = 'dead', error = ?, settled_at = ? WHERE id = ?", (error, now, row_id))
+
+
+# Purpose: give up answers that are not delivered yet, and what follows a first part; for a person, only their own.
+_STOP = """
+UPDATE outbox SET state = 'dead', error = 'stopped by the person', settled_at = :now
+WHERE chat_id = :chat_id AND settled_at IS NULL AND (kind = 'final' OR part > 0)
+AND (turn_id IS NULL OR (SELECT min(i.id) FROM inbox i WHERE i.turn_id = outbox.turn_id) < :before)
+AND (:person IS NULL OR (SELECT started_by FROM turns WHERE id = turn_id) = :person)
+"""
+
+
+def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, before: InboxId, now: Millis) -> bool:
+    """Give up what of the chat's answers is not delivered; False when nothing was left of them.
+
+    `person`: only answers of turns that they started. `before`: only of turns that an earlier inbox row began. A part
+    whose request is under way may still arrive.
+    """
+    values = {"chat_id": chat_id, "person": person, "before": before, "now": now}
+    return db.execute(_STOP, values).rowcount > 0

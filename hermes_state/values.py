@@ -230,13 +230,15 @@ class OutboundPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """One rendered platform message: stored before the first send, so that a retry sends the same bytes.
 
     `markup` is opaque to everyone but the adapter that rendered it (entities for Telegram). `plain` is
-    what is sent when the platform rejects the marked-up form.
+    what is sent when the platform rejects the marked-up form, or the file.
     """
 
     text: str
     plain: str
     markup: str = ""
     buttons: tuple[Button, ...] = ()
+    file: str = ""
+    """Markdown that goes along as a file; empty: no file does."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

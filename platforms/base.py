@@ -10,7 +10,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from hermes_state.values import ChatKey, Cursor, InboundEvent, IncomingAttachment, Millis, OutboundPart
+from hermes_state.values import ChatKey, Cursor, InboundEvent, InboundMessage, IncomingAttachment, Millis, OutboundPart
+
+FILE_NAME = "reply.md"
+"""Name of the file that a part carries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,8 @@ class Capabilities:
     has_buttons: bool
     typing_seconds: float | None
     """Seconds for which one typing signal is visible; None where there is none."""
+    has_files: bool = False
+    """A part may carry a file."""
     preview_seconds: float | None = None
     """Seconds for which a preview without a placeholder is visible unless shown again; None: for good."""
 

@@ -50,6 +50,8 @@ class CommandReply:
     """Another chat that the command's transaction owes something to."""
     on_commit: Callable[[], None] | None = None
     """Step behind the transaction that has stored the reply."""
+    is_urgent: bool = False
+    """Goes out before what is owed to the chat already."""
 
 
 Apply: TypeAlias = Callable[[Connection, Millis], "CommandReply | str | RunningTurn"]
@@ -141,6 +143,7 @@ def reply_to(row: InboxRow, chat: Chat, reply: CommandReply, dedupe_key: str) ->
         reply_to=row.message_ref if chat.kind.is_shared else None,
         ticket=row.payload.ticket,
         buttons=reply.buttons,
+        is_urgent=reply.is_urgent,
     )
 
 

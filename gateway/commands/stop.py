@@ -1,12 +1,12 @@
-"""`/stop`: ends the running turn, what a command is busy with, and on request what waits."""
+"""`/stop`: ends the running turn, what a command is busy with, the delivery of answers, and on request what waits."""
 
 from functools import partial
 from sqlite3 import Connection
 
-from gateway.commands.registry import CommandRequest, CommandResult
+from gateway.commands.registry import CommandReply, CommandRequest, CommandResult
 from gateway.turns.lanes import ActiveTurn
 from gateway.turns.runner import STOPPED_NOTICE
-from hermes_state import inbox, journal
+from hermes_state import inbox, journal, outbox
 from hermes_state.errors import CommandError
 from hermes_state.journal import RunningTurn
 from hermes_state.text import counted
@@ -67,8 +67,10 @@ def _stop(
     has_ended_task: bool,
     db: Connection,
     now: Millis,
-) -> str:
-    chat_id = request.chat.id
+) -> CommandReply:
+    chat_id, sender = request.chat.id, None if request.is_in_charge else request.row.sender_ref
+    # Before the turn ends: its partial answer is new, and kept.
+    has_stopped_delivery = outbox.stop_delivery(db, chat_id, sender, request.row.id, now)
     turn = journal.find_open_turn(db, chat_id)
     if turn is not None and _is_meant(request, turn):
         _check_may_stop(request, turn.started_by, "started", "turn")
@@ -80,15 +82,16 @@ def _stop(
         has_stopped = has_ended_task or stopping is not None or was_stopped
     dropped = 0
     if is_all:
-        sender = None if request.is_in_charge else request.row.sender_ref
         dropped = inbox.drop_waiting(db, chat_id, sender, now)
     waiting = sum(row.kind is inbox.InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
-    text = "Stopped." if has_stopped else "Nothing was running."
+    text = "Stopped." if has_stopped or has_stopped_delivery else "Nothing was running."
+    if has_stopped_delivery:
+        text += " What I had not sent yet of my answer is not sent any more; /history has it."
     if dropped:
         text += f" Dropped {counted(dropped, 'waiting message')}."
     elif waiting:
         text += f" {counted(waiting, 'message')} still waiting: /stop all drops what waits."
-    return text
+    return CommandReply(markdown=text, is_urgent=True)
 
 
 def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:

@@ -216,6 +216,14 @@ class AttachmentConfig(BaseConfig):
     max_bytes: int = setting(20_971_520, ge=1_024, le=2_147_483_648, unit="bytes", restart=True)
     """Largest file that is fetched."""
     max_text_chars: int = setting(50_000, ge=100, le=10_000_000, unit="characters")
+class DeliveryConfig(BaseConfig):
+    """Sending what is owed to a chat."""
+
+    max_parts: int = setting(20, ge=2, le=1_000, unit="messages")
+    """Most messages that one reply takes. The last one of a longer reply carries all of it as a file, where the
+    platform has files."""
+
+
     """Longest part of a text document that is read into the turn."""
     total_bytes: int = setting(2_147_483_648, ge=1_048_576, le=10_995_116_277_760, unit="bytes")
     """Room for stored files; beyond it the oldest go."""
@@ -291,6 +299,7 @@ class Config(BaseConfig):
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     lifecycle: LifecycleConfig = Field(default_factory=LifecycleConfig)
 
+    delivery: DeliveryConfig = Field(default_factory=DeliveryConfig)
     @model_validator(mode="after")
     def _is_safe(self) -> "Config":
         if self.local.enabled and not self.local.is_loopback and not self.access.names_somebody:

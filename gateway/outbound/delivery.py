@@ -8,7 +8,7 @@ known to be one.
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from sqlite3 import Connection
 
@@ -49,13 +49,28 @@ STORE_BROKEN = (
 RENDERED_AT_ONCE = 500
 """Longest reply that is rendered on the event loop, in characters: the worst of that length takes ten milliseconds."""
 
+REST_IN_FILE = "The rest is in this file, which has all of the reply."
+REST_LEFT_OUT = (
+    "The rest is too long to be sent as messages, and here I cannot attach a file. It is kept, and I can give it to "
+    "you in smaller pieces; whoever runs this bot reads it with `hermes-gateway history`."
+)
+
 
 class Delivery:
     """Owner of a sender task for every chat that is owed something."""
 
     def __init__(
-        self, *, store: Store, adapters: AdapterRegistry, gates: GateRegistry, clock: Clock, group: asyncio.TaskGroup
+        self,
+        *,
+        store: Store,
+        adapters: AdapterRegistry,
+        gates: GateRegistry,
+        clock: Clock,
+        group: asyncio.TaskGroup,
+        max_parts: Callable[[], int],
     ) -> None:
+        """`max_parts`: most messages that a reply takes; with more, the last one carries all of it as a file."""
+        self._max_parts = max_parts
         self._store = store
         self._adapters = adapters
         self._gates = gates
@@ -113,7 +128,8 @@ class Delivery:
         flood = self._gates.flood_of(chat)
         digest = hashlib.sha256(event_ref.encode()).hexdigest()[:16]
         try:
-            for number, part in enumerate(await _render(adapter, outbox.WrittenReply(markdown=markdown))):
+            parts = await _render(adapter, outbox.WrittenReply(markdown=markdown), self._max_parts())
+            for number, part in enumerate(parts):
                 request = SendRequest(chat=chat, part=part, key=f"u{digest}.{number}", reply_to=reply_to, ticket=ticket)
                 with flood.obeyed():
                     await self._send_or_plain(adapter, request)
@@ -194,12 +210,14 @@ class Delivery:
         return self._due[row.id] - time.monotonic()
 
     async def _send(self, chat: Chat, row: OutboxRow, adapter: PlatformAdapter, flood: FloodControl) -> None:
-        parts = None if row.written is None else await _render(adapter, row.written)
+        parts = None if row.written is None else await _render(adapter, row.written, self._max_parts())
         part = row.rendered if parts is None else parts[0]
         assert part is not None, "a row is either written or rendered"
         now = self._clock.now()
-        await self._store.write(outbox.begin_send, row.id, parts, now)
+        is_owed = await self._store.write(outbox.begin_send, row.id, parts, now)
         self._due.pop(row.id, None)
+        if not is_owed:
+            return  # stopped meanwhile
         is_repeat = row.state in (OutboxState.AMBIGUOUS, OutboxState.SENDING)
         request = SendRequest(
             chat=chat.key,
@@ -240,10 +258,12 @@ class Delivery:
             await self._store.write_with_retry(outbox.mark_sent, row.id, ref, self._clock.now())
 
     async def _send_or_plain(self, adapter: PlatformAdapter, request: SendRequest) -> str:
-        """Send; a part whose marked-up form is rejected goes out as plain text."""
+        """Send; a part whose marked-up form or file is rejected goes out as plain text."""
         try:
             return await adapter.send(request)
-        except MessageRejected as error:
+        except (MessageRejected, ChatUnreachable) as error:
+            if isinstance(error, ChatUnreachable) and not request.part.file:  # else only files may be forbidden
+                raise
             log.warning("delivery.sent_plain", detail=str(error))
         return await adapter.send(replace(request, is_plain=True))
 
@@ -257,8 +277,8 @@ def _load(db: Connection, chat_id: ChatId) -> tuple[Chat, list[OutboxRow]]:
     return load_chat(db, chat_id), outbox.load_open(db, chat_id, 1)
 
 
-async def _render(adapter: PlatformAdapter, written: outbox.WrittenReply) -> Sequence[OutboundPart]:
-    """Render a reply into parts; its buttons hang under the last one."""
+async def _render(adapter: PlatformAdapter, written: outbox.WrittenReply, max_parts: int) -> Sequence[OutboundPart]:
+    """Render a reply into parts, at most `max_parts` where files can be sent; its buttons hang under the last one."""
     try:
         # A long answer can take seconds: not on the loop, where every other chat would wait for it.
         text, is_long = written.markdown, len(written.markdown) > RENDERED_AT_ONCE
@@ -266,6 +286,8 @@ async def _render(adapter: PlatformAdapter, written: outbox.WrittenReply) -> Seq
     except Exception:  # a converter's bug would come back with every attempt, and hold up all that follows
         log.exception("delivery.rendered_plain")
         parts = _plain_parts(written.markdown, adapter.capabilities.max_part_units // 2)
+    if len(parts) > max_parts and adapter.capabilities.has_files:
+        parts[max_parts - 1 :] = [OutboundPart(text=REST_IN_FILE, plain=REST_LEFT_OUT, file=written.markdown)]
     if written.buttons and adapter.capabilities.has_buttons:
         parts[-1] = msgspec.structs.replace(parts[-1], buttons=written.buttons)
     return parts

@@ -51,6 +51,7 @@ class DiscordAdapter:
         shared_preview_interval_seconds=1.5,
         has_buttons=True,
         typing_seconds=10.0,
+        has_files=True,
     )
 
     def __init__(

@@ -12,13 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import discord
+import msgspec
 import structlog
 from discord.http import Route
 
 from hermes_state.aio import wait_until
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable, SendAmbiguous
 from hermes_state.values import Clock, Millis
-from platforms.base import Preview, SendRequest
+from platforms.base import FILE_NAME, Preview, SendRequest
 from platforms.buttons import ButtonCommands
 from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketRejected, rest_errors
 from platforms.discord.inbound import snowflake_at
@@ -101,6 +102,8 @@ class DiscordSender:
                 log.info("discord.placeholder_gone", reason=str(error))
         if request.is_repeat and (found := await self._find_earlier(request, str(payload["content"]))):
             return found
+        if request.part.file and not request.is_plain:
+            return await self._post(channel_ref, payload, request.key, request.part.file)
         try:
             return await self._reply(channel_ref, payload, request.key, request.reply_to)
         except ChatUnreachable:
@@ -145,11 +148,11 @@ class DiscordSender:
 
     # Ordinary messages
 
-    async def _post(self, channel_ref: str, payload: Mapping[str, object], key: str) -> str:
+    async def _post(self, channel_ref: str, payload: Mapping[str, object], key: str, file: str = "") -> str:
         body = {**payload, "nonce": self._nonce(channel_ref, key), "enforce_nonce": True}
         route = Route("POST", "/channels/{channel_id}/messages", channel_id=channel_ref)
         try:
-            return _id_of(await self._request(route, body))
+            return _id_of(await self._request(route, body, file))
         except (MessageNotFound, TicketRejected) as error:
             raise MessageRejected(str(error)) from error
 
@@ -196,14 +199,21 @@ class DiscordSender:
         """24 characters that depend on the key, the channel and the database; Discord takes 25."""
         return hashlib.blake2s(f"{self.salt}:{channel_ref}:{key}".encode(), digest_size=12).hexdigest()
 
-    async def _request(self, route: Route, payload: Mapping[str, object] | None = None) -> object:
+    async def _request(self, route: Route, payload: Mapping[str, object] | None = None, file: str = "") -> object:
         if self.client.is_closed():
             raise PlatformUnavailable("not connected to Discord")
         with rest_errors():
             async with asyncio.timeout(self.request_seconds):
                 if payload is None:
                     return await self.client.http.request(route)
-                return await self.client.http.request(route, json={**payload, "allowed_mentions": NO_MENTIONS})
+                body = {**payload, "allowed_mentions": NO_MENTIONS}
+                if not file:
+                    return await self.client.http.request(route, json=body)
+                form: list[dict[str, object]] = [
+                    {"name": "payload_json", "value": msgspec.json.encode(body).decode()},
+                    {"name": "files[0]", "value": file.encode(), "filename": FILE_NAME},
+                ]
+                return await self.client.http.request(route, form=form)
 
 
 def _message_route(method: str, channel_ref: str, message_ref: str) -> Route:

@@ -45,6 +45,7 @@ class TelegramAdapter:
         shared_preview_interval_seconds=3.5,  # groups allow 20 messages a minute, edits counted
         has_buttons=True,
         typing_seconds=5.0,
+        has_files=True,
         preview_seconds=30.0,  # then the apps take a draft away
     )
 

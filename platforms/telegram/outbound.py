@@ -16,7 +16,7 @@ from telegram.error import BadRequest, InvalidToken, TelegramError
 from hermes_state.errors import PlatformError, SendAmbiguous
 from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatKey, OutboundPart
-from platforms.base import Preview, SendRequest
+from platforms.base import FILE_NAME, Preview, SendRequest
 from platforms.buttons import ButtonCommands
 from platforms.telegram.errors import NOT_EDITABLE, NOT_MODIFIED, TOPIC_GONE, is_refused, translated
 from platforms.telegram.rendering import marked_as_repeat, render
@@ -58,7 +58,9 @@ class TelegramSender:
     async def send(self, request: SendRequest) -> str:
         """Deliver one part: into the placeholder where there is one, else as a message of its own."""
         keyboard = await self._keyboard(request.part.buttons)
-        part = replace(request.part, text=request.part.plain, markup="") if request.is_plain else request.part
+        part = request.part
+        if request.is_plain:
+            part = replace(part, text=part.plain, markup="", file="")
         if request.replaces is not None:
             if await self._edit(request.chat, request.replaces, part, keyboard):
                 return request.replaces
@@ -126,6 +128,16 @@ class TelegramSender:
             reply = ReplyParameters(message_id=int(reply_to), allow_sending_without_reply=True)
 
         def attempt(thread: int | None) -> Awaitable[Message]:
+            if part.file:
+                return self._sdk.send_document(
+                    chat_id=int(chat.chat_ref),
+                    document=part.file.encode(),
+                    filename=FILE_NAME,
+                    caption=part.text,
+                    message_thread_id=thread,
+                    reply_parameters=reply,
+                    reply_markup=keyboard,
+                )
             return self._sdk.send_message(
                 chat_id=int(chat.chat_ref),
                 text=part.text,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+import msgspec
 import orjson
 from telegramify_markdown import MessageEntity
 
@@ -59,12 +60,8 @@ def marked_as_repeat(part: OutboundPart) -> OutboundPart:
     entities = orjson.loads(part.markup) if part.markup else []
     for entity in entities:
         entity["offset"] += len(REPEAT_MARK)  # ASCII: characters are units
-    return OutboundPart(
-        text=REPEAT_MARK + part.text,
-        plain=REPEAT_MARK + part.plain,
-        markup=orjson.dumps(entities).decode() if entities else "",
-        buttons=part.buttons,
-    )
+    markup = orjson.dumps(entities).decode() if entities else ""
+    return msgspec.structs.replace(part, text=REPEAT_MARK + part.text, plain=REPEAT_MARK + part.plain, markup=markup)
 
 
 # Splitting

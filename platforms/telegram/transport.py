@@ -100,7 +100,7 @@ class BotApiRequest(BaseRequest):
 
         Of the timeouts only `read_timeout` is heeded, and only as a number: the others are fixed for the pool.
         """
-        data = request_data.json_parameters if request_data is not None else None
+        data = _form(request_data) if request_data is not None else None
         silent_seconds = read_timeout if isinstance(read_timeout, int | float) else self._request_seconds
         async with self._open(method, url, silent_seconds, data=data) as response:
             body = bytearray()
@@ -139,7 +139,7 @@ class BotApiRequest(BaseRequest):
 
     @asynccontextmanager
     async def _open(
-        self, method: str, url: str, silent_seconds: float, data: dict[str, str] | None = None
+        self, method: str, url: str, silent_seconds: float, data: aiohttp.FormData | dict[str, str] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
             raise NotSentError("the adapter is shutting down")
@@ -165,6 +165,16 @@ def _is_from_bot_api(body: bytearray) -> bool:
     except orjson.JSONDecodeError:
         return False
     return isinstance(answer, dict) and "ok" in answer
+
+
+def _form(request: RequestData) -> aiohttp.FormData | dict[str, str]:
+    """Fields of a request, and the files that go along."""
+    if not request.contains_files:
+        return request.json_parameters
+    form = aiohttp.FormData(request.json_parameters)
+    for name, (filename, content, mime) in request.multipart_data.items():
+        form.add_field(name, content, filename=filename, content_type=mime)
+    return form
 
 
 def _retry_after(body: bytearray, header: str | None) -> float:

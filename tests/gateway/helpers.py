@@ -348,7 +348,9 @@ class TestGateway:
         self.gates = GateRegistry()
         self.adapters = AdapterRegistry({self.adapter.name: self.adapter})
         self.access = AccessControl(store, live)
-        self.delivery = Delivery(store=store, adapters=self.adapters, gates=self.gates, clock=clock, group=group)
+        self.delivery = Delivery(
+            store=store, adapters=self.adapters, gates=self.gates, clock=clock, group=group, max_parts=lambda: 20
+        )
         self.notices = NoticeWriter(
             store=store, settings=lambda: live.config.notices, deliver=self.delivery.wake, clock=clock
         )

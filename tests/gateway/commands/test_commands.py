@@ -533,8 +533,8 @@ async def test_a_command_stored_before_a_crash_is_carried_out_at_the_start(store
     async with serving(store, tmp_path, adapter=gateway.adapter) as again:
         await again.quiet()
         texts = again.adapter.texts()
-        assert texts[0] == AFTER_THIS_ANSWER
-        assert "Stopped." in texts
+        assert texts[0] == "Stopped."
+        assert AFTER_THIS_ANSWER in texts
         assert "Started a new conversation." in texts[-1]
         assert await again.turns_of() == [("stopped", "q")]
 
