@@ -146,6 +146,7 @@ def gateway_environ(here: Lab, folder: Path) -> dict[str, str]:
         "HERMES_LOGGING__FILE": "false",
         "HERMES_ACCESS__ALLOW_ALL": "true",
         "HERMES_SESSIONS__MERGE_SECONDS": "0",
+        "HERMES_SESSIONS__MESSAGES_PER_MINUTE": "0",  # one writes as much as many people
     }
 
 

@@ -44,6 +44,7 @@ class CommandMenuItem:
     description: str
     argument: str | None
     """Argument that may follow the name, for people (`[title]`), or None."""
+    is_admin_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +120,12 @@ class Intake(Protocol):
         Acts on what people must be heard with at once (`/stop`) and stores nothing: the event comes again through
         `accept`.
         """
+
+    def refusal(self, event: InboundMessage) -> str | None:
+        """Sentence that refuses a slash command or a button, of which nothing is kept then; None: accept it."""
+
+    async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
+        """Ids of the platform's admins; waits while they are `known`."""
 
     async def mark_seen(self, cursor: Cursor) -> None:
         """Move a channel's cursor over something that is no event for us. Raises `StoreUnavailable`."""

@@ -45,7 +45,8 @@ def offer_pairing(
         text = OFFER.format(code=code, minutes=minutes)
         return refuse(db, message, message.chat, _offer_key(code), text, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
-        moment = now // MIN_NOTICE_INTERVAL_MS
+        # A slash command is answered in its own place each time, or its sender sees it hang.
+        moment = message.event_ref if message.ticket is not None else now // MIN_NOTICE_INTERVAL_MS
         return refuse(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
     if cursor is not None:
         inbox.advance_cursor(db, cursor)

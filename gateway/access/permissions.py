@@ -22,7 +22,7 @@ LOCAL_OWNER = UserRef("local:owner")
 """Person who holds the local web chat's cookie."""
 
 
-class AccessDecision(StrEnum):
+class AccessResult(StrEnum):
     ADMITTED = "admitted"
     UNADDRESSED = "unaddressed"
     """Message in a shared chat that is not meant for us."""
@@ -41,7 +41,9 @@ class AccessControl:
         self._runtime = runtime
         self._paired: dict[UserRef, UserRole] = {}
         self._loading = asyncio.Lock()
-        self.counts: dict[AccessDecision, int] = dict.fromkeys(AccessDecision, 0)
+        self._changed = asyncio.Event()
+        """Set by the next load, and then replaced."""
+        self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
         """Read the pairings, and keep steers of people who have no access any more out of the turns that run.
@@ -53,6 +55,8 @@ class AccessControl:
                 try:
                     self._paired = await self._store.read(load_roles)
                     await self._store.write(queue_steers, lambda ref: self.role_of(ref) is not None)
+                    self._changed.set()
+                    self._changed = asyncio.Event()
                     return
                 except StoreUnavailable as error:
                     log.warning("access.stale", retry_seconds=pause, error=str(error))
@@ -72,23 +76,38 @@ class AccessControl:
             return UserRole.ADMIN
         if ref in self._paired:
             return self._paired[ref]
-        return UserRole.USER if access.allow_all or ref in access.allow else None
+        return UserRole.USER if access.allow_all or ref in access.allow or ref in access.moderators else None
 
-    def judge(self, message: InboundMessage) -> AccessDecision:
-        """Judge a message, before anything is stored, and count the decision."""
-        decision = self._judge(message)
-        self.counts[decision] += 1
-        return decision
+    def may_moderate(self, ref: UserRef) -> bool:
+        """True for people who may change the conversation of a chat that others share."""
+        return self.role_of(ref) is UserRole.ADMIN or ref in self._runtime.config.access.moderators
+
+    async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
+        """Ids of a platform's admins; waits while they are `known`."""
+        while True:
+            changed = self._changed
+            paired = (ref for ref, role in self._paired.items() if role is UserRole.ADMIN)
+            people = (ref.partition(":") for ref in (*self._runtime.config.access.admins, *paired))
+            admins = frozenset(ident for name, _, ident in people if name == platform)
+            if admins != known:
+                return admins
+            await changed.wait()
+
+    def judge(self, message: InboundMessage) -> AccessResult:
+        """Judge a message, before anything is stored, and count the result."""
+        result = self._judge(message)
+        self.counts[result] += 1
+        return result
 
     def admits(self, message: InboundMessage) -> bool:
         """True for a message that would be admitted; it is counted when it comes to be stored."""
-        return self._judge(message) is AccessDecision.ADMITTED
+        return self._judge(message) is AccessResult.ADMITTED
 
-    def _judge(self, message: InboundMessage) -> AccessDecision:
+    def _judge(self, message: InboundMessage) -> AccessResult:
         if message.sender.is_bot:
-            return AccessDecision.BOT
+            return AccessResult.BOT
         if message.chat_kind.is_shared and not message.is_addressed:
-            return AccessDecision.UNADDRESSED
+            return AccessResult.UNADDRESSED
         if self.role_of(message.sender.ref) is not None:
-            return AccessDecision.ADMITTED
-        return AccessDecision.DENIED if message.chat_kind.is_shared else AccessDecision.STRANGER
+            return AccessResult.ADMITTED
+        return AccessResult.DENIED if message.chat_kind.is_shared else AccessResult.STRANGER

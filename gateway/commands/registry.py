@@ -21,7 +21,7 @@ from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import Session
 from hermes_state.store.writer import Store
 from hermes_state.text import closest
-from hermes_state.values import Button, ChatId, ChatKey, Clock, ConversationRef, Millis, SessionId
+from hermes_state.values import Button, ChatId, ChatKey, ChatKind, Clock, ConversationRef, Millis, SessionId, UserRef
 from platforms.base import AdapterHealth, CommandMenuItem
 
 T = TypeVar("T")
@@ -162,6 +162,8 @@ class Command:
     _: KW_ONLY
     aliases: tuple[str, ...] = ()
     is_admin_only: bool = False
+    moderated: str | None = None
+    """Regular expression of arguments with which it is, in a chat of several people, for admins and moderators."""
     unstored: Callable[[CommandContext, ChatKey], str] | None = None
     """Answer from memory while nothing can be stored; None: the command waits until something can."""
 
@@ -172,6 +174,19 @@ class Command:
     @property
     def argument(self) -> str | None:
         return self.syntax.partition(" ")[2] or None
+
+    def refusal(
+        self, argument: str, access: AccessControl, person: UserRef, chat: ChatKey, kind: ChatKind
+    ) -> str | None:
+        """Sentence for a person who may not give this command in a chat; None for one who may."""
+        if self.is_admin_only and access.role_of(person) is not UserRole.ADMIN:
+            return f"/{self.name} is for admins."
+        is_for_all = kind.is_shared and not chat.user_ref
+        if self.moderated is None or not is_for_all or access.may_moderate(person):
+            return None
+        if re.fullmatch(self.moderated, argument, re.IGNORECASE | re.DOTALL) is None:
+            return None
+        return f"Others share this conversation: /{self.name} is for admins here, and for `access.moderators`."
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,15 +249,15 @@ class CommandRegistry:
         return closest(name, self._by_name)
 
     def menu(self) -> list[CommandMenuItem]:
-        """Entries for the platforms' menus: everything that is not for admins alone."""
+        """Entries for the platforms' menus."""
         return [
             CommandMenuItem(
                 name=command.name,
                 description=command.description.replace("`", ""),  # menus show plain text
                 argument=command.argument,
+                is_admin_only=command.is_admin_only,
             )
             for command in self.commands
-            if not command.is_admin_only
         ]
 
     def help(self, role: UserRole) -> str:

@@ -21,7 +21,6 @@ from gateway.commands.registry import (
 )
 from gateway.outbound.delivery import Delivery
 from hermes_state import inbox, outbox
-from hermes_state.admin.pairings import UserRole
 from hermes_state.aio import cancel_all, track
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StateError, StoreUnavailable
@@ -133,8 +132,9 @@ class CommandRunner:
             meant = self._context.registry.closest(parsed.name)
             hint = f" Did you mean /{meant}?" if meant is not None else ""
             return say(f"I do not know /{parsed.name}.{hint} /help lists what I know.")
-        if command.is_admin_only and role is not UserRole.ADMIN:
-            return say(f"/{command.name} is for admins.")
+        access, kind = self._context.access, chat.kind
+        if (refusal := command.refusal(parsed.argument, access, row.sender_ref, chat.key, kind)) is not None:
+            return say(refusal)
         request = CommandRequest(context=self._context, row=row, chat=chat, role=role, argument=parsed.argument)
         try:
             return await command.handler(request)

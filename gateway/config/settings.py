@@ -173,10 +173,13 @@ class AccessConfig(BaseConfig):
     """People with the role user, as stable ids."""
     admins: People = ()
     """People with the role admin, as stable ids; they need no other entry."""
+    moderators: People = ()
+    """People who, beside admins, may use `/new`, `/resume`, `/undo`, `/model <name>` and `/compress undo` in a chat of
+    several people, as stable ids; they have the role user and need no other entry."""
 
     @property
     def names_somebody(self) -> bool:
-        return self.allow_all or bool(self.allow) or bool(self.admins)
+        return self.allow_all or bool(self.allow) or bool(self.admins) or bool(self.moderators)
 
 
 class PairingConfig(BaseConfig):
@@ -206,16 +209,13 @@ class SessionConfig(BaseConfig):
     """Turns running at one time, over all chats."""
     max_waiting: int = setting(100, ge=1, le=10_000, unit="messages")
     """Messages of one sender that may wait; one sentence refuses the next."""
+    messages_per_minute: int = setting(60, ge=0, le=10_000, unit="messages")
+    """Messages of one person that are taken within a minute; one sentence refuses the next, and what follows until the
+    minute is over. 0: as many as come."""
     idle_reset_hours: OffOrNumber = setting(None, ge=0.1, le=8_760, unit="hours", default_text="off")
     """Silence after which a chat starts a new conversation."""
 
 
-class AttachmentConfig(BaseConfig):
-    """Files that people send."""
-
-    max_bytes: int = setting(20_971_520, ge=1_024, le=2_147_483_648, unit="bytes", restart=True)
-    """Largest file that is fetched."""
-    max_text_chars: int = setting(50_000, ge=100, le=10_000_000, unit="characters")
 class DeliveryConfig(BaseConfig):
     """Sending what is owed to a chat."""
 
@@ -224,6 +224,12 @@ class DeliveryConfig(BaseConfig):
     platform has files."""
 
 
+class AttachmentConfig(BaseConfig):
+    """Files that people send."""
+
+    max_bytes: int = setting(20_971_520, ge=1_024, le=2_147_483_648, unit="bytes", restart=True)
+    """Largest file that is fetched."""
+    max_text_chars: int = setting(50_000, ge=100, le=10_000_000, unit="characters")
     """Longest part of a text document that is read into the turn."""
     total_bytes: int = setting(2_147_483_648, ge=1_048_576, le=10_995_116_277_760, unit="bytes")
     """Room for stored files; beyond it the oldest go."""
@@ -293,13 +299,13 @@ class Config(BaseConfig):
     context: ContextEngineConfig = Field(default_factory=ContextEngineConfig)
     notices: NoticeConfig = Field(default_factory=NoticeConfig)
     costs: CostConfig = Field(default_factory=CostConfig)
+    delivery: DeliveryConfig = Field(default_factory=DeliveryConfig)
     attachments: AttachmentConfig = Field(default_factory=AttachmentConfig)
     transcription: TranscriptionConfig = Field(default_factory=TranscriptionConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     lifecycle: LifecycleConfig = Field(default_factory=LifecycleConfig)
 
-    delivery: DeliveryConfig = Field(default_factory=DeliveryConfig)
     @model_validator(mode="after")
     def _is_safe(self) -> "Config":
         if self.local.enabled and not self.local.is_loopback and not self.access.names_somebody:

@@ -5,18 +5,20 @@ a busy chat, and wakes whoever works on it.
 """
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 
-from gateway.access.pairing import offer_pairing, refuse
-from gateway.access.permissions import AccessControl, AccessDecision
+from gateway.access.pairing import STILL_WAITING, offer_pairing, refuse
+from gateway.access.permissions import AccessControl, AccessResult
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand
 from gateway.commands.runner import CommandRunner
 from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, apply_deletion, apply_edit
 from gateway.inbound.offline_commands import OfflineCommandRunner
-from gateway.inbound.rate_limit import TOO_FAST, CommandRateLimiter
+from gateway.inbound.rate_limit import COMMANDS_PER_MINUTE, MINUTE_MS, TOO_FAST, TOO_MANY, RateLimiter
 from gateway.inbound.waiting import WaitNoticeSender
 from gateway.models.selection import Runtime
 from gateway.outbound.delivery import Delivery
@@ -49,6 +51,10 @@ MEMORY_SECONDS = 0.7
 MAX_AHEAD_MS = 86_400_000
 """Furthest that a platform's clock is believed to be ahead of ours, in milliseconds: every later view has the time."""
 
+STRANGER_MS = 300_000
+STRANGER_ANSWERS = 3
+"""Interactions of somebody without access that lead to an answer of their own in the chat, within five minutes."""
+
 NO_ACCESS = "You have no access to this bot. Whoever runs it can give it to you."
 AFTER_THIS_ANSWER = "After this answer; /stop ends it now."
 STEERED = "Noted: I take it into account in the answer I am working on."
@@ -66,7 +72,9 @@ class GatewayIntake:
     commands: CommandRunner
     delivery: Delivery
     clock: Clock
-    _rate_limiter: CommandRateLimiter = field(default_factory=CommandRateLimiter, init=False)
+    _command_limiter: RateLimiter = field(default_factory=RateLimiter, init=False)
+    _message_limiter: RateLimiter = field(default_factory=RateLimiter, init=False)
+    _stranger_limiter: RateLimiter = field(default_factory=partial(RateLimiter, STRANGER_MS), init=False)
     _offline: OfflineCommandRunner = field(init=False)
     waiting: WaitNoticeSender = field(init=False)
 
@@ -99,9 +107,29 @@ class GatewayIntake:
         if command.name == "stop":
             if self.lanes.running_in(key) is None:
                 return  # what it is about may wait in front of it: it is overheard again when its turn comes
-        elif not self._rate_limiter.admits(event):
+        elif self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return
         self._offline.run(event, key, command)
+
+    def refusal(self, event: InboundMessage) -> str | None:
+        parsed, command = self.registry.resolve(event.text)
+        key = self._key_of(event.chat, event.chat_kind, event.sender)
+        if self.access.role_of(event.sender.ref) is None:
+            has_pairing = self.runtime.config.pairing.enabled and not event.chat_kind.is_shared
+            if has_pairing and self._stranger_limiter.full_since(event, STRANGER_ANSWERS) is None:
+                return None  # an offer of access, or what became of it
+            self.access.judge(event)
+            return STILL_WAITING if has_pairing else NO_ACCESS
+        if command is None or parsed is None:
+            return None
+        if command.name == "stop" and self.lanes.running_in(key) is not None:
+            return None
+        if self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
+            return TOO_FAST
+        return command.refusal(parsed.argument, self.access, event.sender.ref, key, event.chat_kind)
+
+    async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
+        return await self.access.next_admins(platform, known)
 
     async def mark_seen(self, cursor: Cursor) -> None:
         await self.store.write(inbox.advance_cursor, cursor)
@@ -122,11 +150,11 @@ class GatewayIntake:
         parsed, command = self.registry.resolve(message.text)
         if message.is_bare_command and command is None:
             message = replace(message, is_addressed=False)  # for another bot of the group
-        decision = self.access.judge(message)
-        if decision is AccessDecision.ADMITTED:
+        result = self.access.judge(message)
+        if result is AccessResult.ADMITTED:
             await self._admit(message, parsed, command, cursor)
-        elif decision is AccessDecision.STRANGER or (decision is AccessDecision.DENIED and message.ticket is not None):
-            await self._answer_denied(message, decision, cursor)
+        elif result is AccessResult.STRANGER or (result is AccessResult.DENIED and message.ticket is not None):
+            await self._answer_denied(message, result, cursor)
         elif cursor is not None:
             await self.mark_seen(cursor)
 
@@ -137,8 +165,7 @@ class GatewayIntake:
         running = self.lanes.running_in(key)
         admission = self._admission(message, key, parsed, command, running, cursor)
         is_stop = command is not None and command.name == "stop"
-        if admission.runs_at_once and not self._rate_limiter.admits(message) and not (is_stop and running is not None):
-            await self._refuse_too_fast(admission)
+        if not (is_stop and running is not None) and await self._is_refused(admission):
             return
         if command is not None:
             admitted = await self._store_command(admission, command)
@@ -156,15 +183,23 @@ class GatewayIntake:
         if running is not None and self._interrupts(admission, running):
             self.lanes.interrupt(admitted.chat_id, running.id)
 
-    async def _refuse_too_fast(self, admission: AcceptedEvent) -> None:
-        """Refuse a command of somebody who gives too many; say so once a minute, but in every slash command's place."""
-        message, now = admission.message, self.clock.now()
-        log.info("command.refused", chat=admission.key.name, sender=message.sender.ref)
-        moment = message.event_ref if message.ticket is not None else now // 60_000
-        reason = f"too-fast:{message.sender.ref}:{moment}"
-        chat_id = await self.store.write(refuse, message, admission.key, reason, TOO_FAST, admission.cursor, now)
+    async def _is_refused(self, admission: AcceptedEvent) -> bool:
+        """Refuse what somebody sends too much of; say so once, but in every slash command's place."""
+        message, who, now = admission.message, admission.message.sender.ref, self.clock.now()
+        is_command, limit = admission.runs_at_once, self.runtime.config.sessions.messages_per_minute
+        limiter = self._command_limiter if is_command else self._message_limiter
+        since = limiter.full_since(message, COMMANDS_PER_MINUTE if is_command else limit)
+        if since is None:
+            return False
+        log.info("command.refused" if is_command else "message.refused", chat=admission.key.name, sender=who)
+        once = since if message.ticket is None else message.event_ref
+        reason = f"{'too-fast' if is_command else 'too-many'}:{admission.key.name}:{who}:{once}"
+        seconds = math.ceil((since + MINUTE_MS - message.sent_at) / 1_000)
+        text = TOO_FAST if is_command else TOO_MANY.format(limit=limit, seconds=seconds)
+        chat_id = await self.store.write(refuse, message, admission.key, reason, text, admission.cursor, now)
         if chat_id is not None:
             self.delivery.wake(chat_id)
+        return True
 
     def _admission(
         self,
@@ -199,6 +234,9 @@ class GatewayIntake:
                 queued_notice=AFTER_THIS_ANSWER,
             )
         is_queued = command is not None and command.kind is CommandKind.CHANGE
+        if command is not None and is_queued:
+            refusal = command.refusal(parsed.argument, self.access, message.sender.ref, key, message.chat_kind)
+            is_queued = refusal is None  # a refusal waits for nothing
         notice = AFTER_THIS_ANSWER if is_queued else None
         limit = admission.max_waiting if is_queued else None
         return replace(admission, kind=InboxKind.COMMAND, max_waiting=limit, queued_notice=notice)
@@ -260,9 +298,9 @@ class GatewayIntake:
 
     # ---- strangers, edits --------------------------------------------------------------------------------------
 
-    async def _answer_denied(self, message: InboundMessage, decision: AccessDecision, cursor: Cursor | None) -> None:
+    async def _answer_denied(self, message: InboundMessage, result: AccessResult, cursor: Cursor | None) -> None:
         pairing, now = self.runtime.config.pairing, self.clock.now()
-        if decision is AccessDecision.STRANGER and pairing.enabled:
+        if result is AccessResult.STRANGER and pairing.enabled:
             code = pairings.new_code()
             chat_id = await self.store.write(offer_pairing, message, code, pairing, cursor, now)
         else:

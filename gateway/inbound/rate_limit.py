@@ -1,11 +1,9 @@
-"""Rate limit of one person's commands that run at once: they wait behind nothing that would slow them down."""
-
-from collections import deque
+"""Rate limits: how much of one person is taken within a minute or so."""
 
 from hermes_state.values import InboundMessage, Millis, UserRef
 
 COMMANDS_PER_MINUTE = 30
-"""Most commands of one person within a minute.
+"""Most commands of one person within a minute, of those that run at once and so wait behind nothing.
 
 Far more than people type; few enough that neither the database nor a platform's flood control suffers.
 """
@@ -14,32 +12,41 @@ TOO_FAST = (
     f"That is more than {COMMANDS_PER_MINUTE} commands within a minute, so I did not take this one; please wait a "
     "little. /stop still ends a running turn."
 )
+TOO_MANY = (
+    "That is more than {limit} messages within a minute: I did not take this one, and take none of yours for the next "
+    "{seconds} seconds. Nothing of what you send until then is kept; please send it again afterwards."
+)
 
-_WINDOW_MS = 60_000
+MINUTE_MS = 60_000
 _MAX_SENDERS = 1_000
-"""People remembered; of those whose last command is longest ago nothing is known."""
+"""People remembered; of those whose last event is longest ago nothing is known."""
 
 
-class CommandRateLimiter:
-    """Sliding window over each person's commands.
+class RateLimiter:
+    """Counts each person's events in windows of one length; the first event behind a window opens the next one.
 
     By the platform's time: what comes late, after an outage, was not written fast.
     """
 
-    def __init__(self) -> None:
-        self._recent: dict[UserRef, deque[tuple[str, Millis]]] = {}
-        """Event and time of each person's newest commands; whoever gave one last is at the end."""
+    def __init__(self, window_ms: int = MINUTE_MS) -> None:
+        self._window_ms = window_ms
+        self._windows: dict[UserRef, tuple[Millis, set[str]]] = {}
+        """Beginning of each person's window and the events in it; whoever sent one last is at the end."""
 
-    def admits(self, message: InboundMessage) -> bool:
-        """Tell whether the command may run; one that ran before, and comes again, may."""
-        sender = message.sender.ref
-        recent = self._recent.pop(sender, None) or deque(maxlen=COMMANDS_PER_MINUTE)
-        self._recent[sender] = recent
-        if len(self._recent) > _MAX_SENDERS:
-            del self._recent[next(iter(self._recent))]
-        if any(event_ref == message.event_ref for event_ref, _ in recent):
-            return True
-        if len(recent) == COMMANDS_PER_MINUTE and abs(message.sent_at - recent[0][1]) < _WINDOW_MS:
-            return False
-        recent.append((message.event_ref, message.sent_at))
-        return True
+    def full_since(self, message: InboundMessage, limit: int) -> Millis | None:
+        """Beginning of a window that has `limit` events already (0: it may have any number); None: the message passes.
+
+        One that has passed, and comes again, passes again.
+        """
+        if not limit:
+            return None
+        begun, events = self._windows.pop(message.sender.ref, (message.sent_at, set()))
+        if abs(message.sent_at - begun) >= self._window_ms:
+            begun, events = message.sent_at, set()
+        self._windows[message.sender.ref] = begun, events
+        if len(self._windows) > _MAX_SENDERS:
+            del self._windows[next(iter(self._windows))]
+        if len(events) >= limit and message.event_ref not in events:
+            return begun
+        events.add(message.event_ref)
+        return None

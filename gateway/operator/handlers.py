@@ -11,7 +11,7 @@ import structlog
 
 from agent.engines.loader import BUILT_IN
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_rows, pairing_row, revoke_pairing
-from gateway.access.permissions import AccessControl, AccessDecision
+from gateway.access.permissions import AccessControl, AccessResult
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.models.pricing import cap_limits
@@ -85,9 +85,9 @@ class OperatorHandler:
             "vitals": self.heartbeat.vitals(),
             "platforms": {name: _health_row(health) for name, health in self.adapters.health().items()},
             "not_stored": {
-                decision.value: count
-                for decision, count in self.access.counts.items()
-                if decision is not AccessDecision.ADMITTED
+                result.value: count
+                for result, count in self.access.counts.items()
+                if result is not AccessResult.ADMITTED
             },
         }
 

@@ -137,7 +137,7 @@ class DiscordAdapter:
         events = EventQueue(intake, settings, clock=self._clock)
         client = GatewayClient(events, settings, clock=self._clock)
         # The SDK takes a handler by its name: `on_interaction`.
-        client.event(InteractionHandler(client, events, self._tickets, self._buttons).on_interaction)
+        client.event(InteractionHandler(client, events, intake, self._tickets, self._buttons).on_interaction)
         sender = DiscordSender(
             client, self._tickets, self._buttons, clock=self._clock, salt=salt, request_seconds=settings.request_seconds
         )

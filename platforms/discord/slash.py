@@ -5,7 +5,7 @@ import hashlib
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import discord
@@ -17,7 +17,7 @@ from hermes_state.errors import PlatformError, StoreUnavailable
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import Button, InputKind
-from platforms.base import CommandMenuItem
+from platforms.base import CommandMenuItem, Intake
 from platforms.buttons import ButtonCommands
 from platforms.discord.client import GatewayClient
 from platforms.discord.errors import rest_errors
@@ -36,9 +36,17 @@ CUSTOM_ID_LENGTH = 100
 BUTTONS_A_ROW = 5
 MAX_ROWS = 5
 
+MESSAGE = 4
 DEFERRED_MESSAGE = 5
 DEFERRED_UPDATE = 6
-"""Interaction callback types: "an answer follows" and "seen, nothing to show"."""
+CHOICES = 8
+"""Interaction callback types: an answer, "an answer follows", "seen, nothing to show", what an argument may be."""
+
+EPHEMERAL = 64
+"""Flag of a message that only its addressee sees, and nothing keeps."""
+
+FOLLOW_UP = "/webhooks/{webhook_id}/{webhook_token}"
+NOT_HERE = "I cannot be asked here."
 
 STRING_OPTION = 3
 ACTION_ROW, BUTTON, SECONDARY = 1, 2, 2
@@ -55,7 +63,7 @@ async def publish_menu(http: HTTPClient, store: Store, application_id: int, menu
         {
             "name": item.name.lower(),
             "type": 1,
-            "description": _short(item.description, DESCRIPTION_LENGTH) or item.name,
+            "description": _description(item),
             "contexts": [0, 1],  # servers and the chat with the bot
             "options": [] if item.argument is None else [_option(item.argument)],
         }
@@ -73,6 +81,12 @@ async def publish_menu(http: HTTPClient, store: Store, application_id: int, menu
         log.warning("discord.menu_unpublished", error=type(error).__name__)
     else:
         log.info("discord.menu_published", commands=len(payload))
+
+
+def _description(item: CommandMenuItem) -> str:
+    """Description of a command. Everybody sees every command: Discord shows none by people's roles with us."""
+    mark = " (admins)" if item.is_admin_only else ""
+    return _short(item.description or item.name, DESCRIPTION_LENGTH - len(mark)) + mark
 
 
 def _option(argument: str) -> dict[str, object]:
@@ -151,17 +165,35 @@ class TicketRegistry:
             self._tickets[str(interaction.id)] = ticket
             while len(self._tickets) > MAX_TICKETS:
                 self._tickets.popitem(last=False)
-        address = "/interactions/{webhook_id}/{webhook_token}/callback"
-        route = Route("POST", address, webhook_id=interaction.id, webhook_token=interaction.token)
         try:
-            with rest_errors():
-                async with asyncio.timeout(DEFER_SECONDS):
-                    await http.request(route, json={"type": DEFERRED_MESSAGE if is_command else DEFERRED_UPDATE})
-        except PlatformError as error:
-            ticket.is_valid = False  # the command runs all the same, its answer is an ordinary message
-            log.warning("discord.interaction_unacknowledged", error=type(error).__name__)
+            # Without it the command runs all the same, its answer is an ordinary message.
+            ticket.is_valid = await _acknowledge(http, interaction, DEFERRED_MESSAGE if is_command else DEFERRED_UPDATE)
         finally:
             ticket.deferred.set()
+
+
+async def _acknowledge(
+    http: HTTPClient, interaction: discord.Interaction, kind: int, data: Mapping[str, object] | None = None
+) -> bool:
+    """Acknowledge an interaction, which Discord wants within three seconds; False, and logged, when it fails."""
+    address = "/interactions/{webhook_id}/{webhook_token}/callback"
+    route = Route("POST", address, webhook_id=interaction.id, webhook_token=interaction.token)
+    return await _request(http, route, {"type": kind} if data is None else {"type": kind, "data": data})
+
+
+async def _request(http: HTTPClient, route: Route, payload: Mapping[str, object]) -> bool:
+    try:
+        with rest_errors():
+            async with asyncio.timeout(DEFER_SECONDS):
+                await http.request(route, json=payload)
+    except PlatformError as error:
+        log.warning("discord.interaction_unacknowledged", error=type(error).__name__)
+        return False
+    return True
+
+
+def _ephemeral(text: str) -> dict[str, object]:
+    return {"content": text, "flags": EPHEMERAL, "allowed_mentions": {"parse": []}}
 
 
 @dataclass(frozen=True, repr=False, slots=True)
@@ -170,27 +202,51 @@ class InteractionHandler:
 
     client: GatewayClient
     events: EventQueue
+    intake: Intake
     tickets: TicketRegistry
     buttons: ButtonCommands
 
     async def on_interaction(self, interaction: discord.Interaction) -> None:
-        """Take an interaction. A command is handed over before anything is awaited; a button has to look up its own."""
-        if interaction.type is discord.InteractionType.application_command:
-            self._hand_over(interaction, _command_line(interaction), InputKind.SLASH)
-        elif interaction.type is not discord.InteractionType.component:
-            return
-        await self.tickets.defer(self.client.http, interaction)
-        if interaction.type is discord.InteractionType.component:
-            custom_id = str(_data(interaction).get("custom_id", ""))
-            try:
-                self._hand_over(interaction, await self.buttons.command_of(custom_id), InputKind.BUTTON)
-            except StoreUnavailable:
-                log.warning("discord.button_lost")
+        """Take an interaction. A command is handed over before anything is awaited; a button has to look up its own.
 
-    def _hand_over(self, interaction: discord.Interaction, text: str | None, via: InputKind) -> None:
-        event = self.client.reader.interaction(interaction, text, via) if text is not None else None
-        if event is not None:
+        What is refused is told only to whoever asked, and nothing is kept of it.
+        """
+        match interaction.type:
+            case discord.InteractionType.application_command:
+                refusal = self._take(interaction, _command_line(interaction), InputKind.SLASH)
+                if refusal is None:
+                    await self.tickets.defer(self.client.http, interaction)
+                else:
+                    await _acknowledge(self.client.http, interaction, MESSAGE, _ephemeral(refusal))
+            case discord.InteractionType.component:
+                await self.tickets.defer(self.client.http, interaction)
+                await self._press(interaction)
+            case discord.InteractionType.autocomplete:
+                await _acknowledge(self.client.http, interaction, CHOICES, {"choices": []})
+            case _:  # we open no forms
+                await _acknowledge(self.client.http, interaction, MESSAGE, _ephemeral(NOT_HERE))
+
+    async def _press(self, interaction: discord.Interaction) -> None:
+        try:
+            text = await self.buttons.command_of(str(_data(interaction).get("custom_id", "")))
+        except StoreUnavailable:
+            log.warning("discord.button_lost")
+            return
+        refusal = self._take(interaction, text, InputKind.BUTTON) if text is not None else None
+        if refusal is not None:
+            application = interaction.application_id
+            route = Route("POST", FOLLOW_UP, webhook_id=application, webhook_token=interaction.token)
+            await _request(self.client.http, route, _ephemeral(refusal))
+
+    def _take(self, interaction: discord.Interaction, text: str, via: InputKind) -> str | None:
+        """Hand a command over; a sentence where it is refused instead."""
+        event = self.client.reader.interaction(interaction, text, via)
+        if event is None:
+            return NOT_HERE
+        refusal = self.intake.refusal(event)
+        if refusal is None:
             self.events.put(event)
+        return refusal
 
 
 def _data(interaction: discord.Interaction) -> dict[str, object]:

@@ -151,3 +151,105 @@ async def test_a_mention_in_a_channel_is_answered_and_other_talk_is_not(discord_
     [reply] = await sent(world, 1)
     assert "hello bot" in reply
     assert world.query("SELECT count(*) FROM inbox") == [(1,)]
+
+
+ADMIN_COMMANDS = {"insights", "lineage", "search", "session", "pair"}
+BOB = 100000000000000002
+EPHEMERAL = 64
+
+
+async def pick(world: World, name: str, user_id: int = ALICE, **more: object) -> Any:
+    """A person picks a slash command, in a channel unless told otherwise."""
+    place = {} if "dm_user_id" in more else {"channel": "general"}
+    return await world.dc.post("interaction", {"name": name, "user_id": user_id, **place, **more})
+
+
+async def answers(world: World, count: int, action: str = "interaction_reply") -> list[dict[str, Any]]:
+    """Answers to interactions; waits for `count` of them."""
+    rows: list[dict[str, Any]] = await world.dc.get("sent", action=action, wait=10, count=count)
+    return rows
+
+
+async def all_acknowledged(world: World, count: int) -> bool:
+    rows = await world.dc.get("interactions")
+    return len(rows) == count and all(row["acked"] and row["ack_after"] < 3 for row in rows)
+
+
+async def test_commands_for_admins_are_slash_commands_and_others_are_refused_by_themselves(
+    discord_world: World,
+) -> None:
+    world = discord_world
+    await ready(world, HERMES_ACCESS__ADMINS=f"discord:{BOB}")
+    await world.gateway.wait_for_log("discord.menu_published")
+    menu = {row["name"]: row for row in (await world.dc.get("state"))["commands"][""]}
+    assert menu.keys() >= ADMIN_COMMANDS
+    assert all(menu[name]["description"].endswith(" (admins)") for name in ADMIN_COMMANDS)
+    for number, name in enumerate(sorted(ADMIN_COMMANDS) * 2, start=1):
+        await pick(world, name, options={menu[name]["options"][0]["name"]: "x"})
+        rows = await answers(world, number)
+        assert rows[-1]["text"] == f"/{name} is for admins."
+        assert rows[-1]["ephemeral"], name
+    assert world.query("SELECT (SELECT count(*) FROM inbox), (SELECT count(*) FROM outbox)") == [(0, 0)]
+    await pick(world, "insights", BOB)
+    [row] = await answers(world, 1, "interaction_edit")
+    assert "No model was asked" in row["text"]
+    assert await all_acknowledged(world, 11)
+
+
+async def test_strangers_are_told_so_by_themselves_and_nothing_is_kept(discord_world: World) -> None:
+    world = discord_world
+    await ready(world, HERMES_ACCESS__ALLOW="telegram:42")
+    await world.gateway.wait_for_log("discord.menu_published")
+    for number in range(1, 6):
+        await pick(world, "help")
+        rows = await answers(world, number)
+        assert "no access" in rows[-1]["text"]
+        assert rows[-1]["ephemeral"]
+    assert world.query("SELECT (SELECT count(*) FROM chats), (SELECT count(*) FROM outbox)") == [(0, 0)]
+    for _ in range(3):
+        await pick(world, "help", dm_user_id=ALICE)
+    offers = await answers(world, 3, "interaction_edit")
+    assert "pairing code" in offers[0]["text"]
+    assert "still waits" in offers[2]["text"]
+    for number in range(6, 9):
+        await pick(world, "help", dm_user_id=ALICE)
+        rows = await answers(world, number)
+        assert "still waits" in rows[-1]["text"]
+        assert rows[-1]["ephemeral"]
+    assert world.query("SELECT count(*) FROM outbox") == [(3,)]
+    assert await all_acknowledged(world, 11)
+
+
+async def test_a_button_that_somebody_may_not_press_is_refused_by_itself(discord_world: World) -> None:
+    world = discord_world
+    people = {"HERMES_ACCESS__ALLOW": f"discord:{ALICE}", "HERMES_ACCESS__ADMINS": f"discord:{BOB}"}
+    await ready(world, **people)
+    await world.gateway.wait_for_log("discord.menu_published")
+    await say(world, "first", channel="general", mention=True)
+    await sent(world, 1)
+    await pick(world, "new", BOB)
+    await answers(world, 1, "interaction_edit")
+    await pick(world, "sessions", ALICE)
+    [listed] = await world.dc.get("sent", action="interaction_edit", match="Conversations", wait=10, count=1)
+    custom_id = listed["components"][0]["components"][0]["custom_id"]
+    press = {"custom_id": custom_id, "message_id": listed["message_id"], "channel": "general"}
+    await world.dc.post("interaction", {**press, "user_id": ALICE})
+    [row] = await answers(world, 1, "interaction_followup")
+    assert row["text"].startswith("Others share this conversation")
+    assert row["ephemeral"]
+    await world.dc.post("interaction", {**press, "user_id": BOB})
+    assert await world.dc.get("sent", action="send", match="Back in conversation", wait=10, count=1)
+    assert await all_acknowledged(world, 4)
+
+
+async def test_more_commands_than_are_taken_are_refused_by_themselves(discord_world: World) -> None:
+    world = discord_world
+    await ready(world)
+    await world.gateway.wait_for_log("discord.menu_published")
+    for _ in range(33):
+        await pick(world, "whoami")
+    refused = await answers(world, 3)
+    assert all(row["ephemeral"] and "more than 30 commands" in row["text"] for row in refused)
+    assert len(await answers(world, 30, "interaction_edit")) == 30
+    assert world.query("SELECT count(*) FROM inbox") == [(30,)]
+    assert await all_acknowledged(world, 33)

@@ -26,6 +26,8 @@ from tests.fakes.fake_llm import LLM_KEY
 
 LEAST_COMPRESSIONS = 10
 ALICE = 100000000000000001
+UNHURRIED = {"HERMES_SESSIONS__MESSAGES_PER_MINUTE": "0"}
+"""A month is said in a minute or two."""
 TALK = (
     "We looked at the harbour and wrote down what each boat costs. ",
     "港口的每一条船都记在登记簿里，价格以前天的为准。",
@@ -80,7 +82,7 @@ class Telegram:
         self._since = 0
 
     async def start(self, **changes: str) -> None:
-        await self._world.gateway.start(**changes)
+        await self._world.gateway.start(**UNHURRIED, **changes)
 
     async def say(self, text: str) -> None:
         await self._world.say(text)
@@ -101,7 +103,7 @@ class Discord:
 
     async def start(self, **changes: str) -> None:
         await self._world.dc.post("config", {"rate_limits": False})
-        await self._world.gateway.start(**changes)
+        await self._world.gateway.start(**UNHURRIED, **changes)
         await self._world.gateway.wait_for_log("discord running")
 
     async def say(self, text: str) -> None:

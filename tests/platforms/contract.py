@@ -75,6 +75,10 @@ class RecordingIntake:
         """`event_ref` of every call, duplicates and refused ones too."""
         self.cursors: dict[str, str] = {}
         self.moves: list[tuple[str, str]] = []
+        self.refused: dict[str, str] = {}
+        """Sentences for slash commands and buttons that are refused at once, by their command lines."""
+        self.admins: frozenset[str] = frozenset()
+        self.admins_changed = asyncio.Event()
         self.refusals = 0
         """How many of the next calls fail as a database that cannot be written does."""
         self.gate = asyncio.Event()
@@ -94,6 +98,15 @@ class RecordingIntake:
 
     async def overhear(self, event: InboundEvent) -> None:
         self.overheard.append(event)
+
+    def refusal(self, event: InboundMessage) -> str | None:
+        return self.refused.get(event.text)
+
+    async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
+        while self.admins == known:
+            await self.admins_changed.wait()
+            self.admins_changed.clear()
+        return self.admins
 
     async def mark_seen(self, cursor: Cursor) -> None:
         self._refuse_if_told()

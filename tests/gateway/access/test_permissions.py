@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.access.permissions import LOCAL_OWNER, AccessControl, AccessDecision
+from gateway.access.permissions import LOCAL_OWNER, AccessControl, AccessResult
 from gateway.models.selection import Runtime
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
@@ -70,33 +70,33 @@ BOT = replace(ANN, is_bot=True)
 
 
 @pytest.mark.parametrize(
-    ("sender", "kind", "is_addressed", "decision"),
+    ("sender", "kind", "is_addressed", "result"),
     [
-        (ANN, ChatKind.DIRECT, True, AccessDecision.ADMITTED),
-        (EVE, ChatKind.DIRECT, True, AccessDecision.STRANGER),
-        (ANN, ChatKind.GROUP, True, AccessDecision.ADMITTED),
-        (ANN, ChatKind.GROUP, False, AccessDecision.UNADDRESSED),
-        (EVE, ChatKind.GROUP, True, AccessDecision.DENIED),
-        (EVE, ChatKind.GROUP, False, AccessDecision.UNADDRESSED),
-        (EVE, ChatKind.CHANNEL, True, AccessDecision.DENIED),
-        (EVE, ChatKind.THREAD, True, AccessDecision.DENIED),
-        (BOT, ChatKind.DIRECT, True, AccessDecision.BOT),
-        (BOT, ChatKind.GROUP, True, AccessDecision.BOT),
+        (ANN, ChatKind.DIRECT, True, AccessResult.ADMITTED),
+        (EVE, ChatKind.DIRECT, True, AccessResult.STRANGER),
+        (ANN, ChatKind.GROUP, True, AccessResult.ADMITTED),
+        (ANN, ChatKind.GROUP, False, AccessResult.UNADDRESSED),
+        (EVE, ChatKind.GROUP, True, AccessResult.DENIED),
+        (EVE, ChatKind.GROUP, False, AccessResult.UNADDRESSED),
+        (EVE, ChatKind.CHANNEL, True, AccessResult.DENIED),
+        (EVE, ChatKind.THREAD, True, AccessResult.DENIED),
+        (BOT, ChatKind.DIRECT, True, AccessResult.BOT),
+        (BOT, ChatKind.GROUP, True, AccessResult.BOT),
     ],
 )
 async def test_what_becomes_of_a_message(
-    store: Store, tmp_path: Path, sender: Sender, kind: ChatKind, is_addressed: bool, decision: AccessDecision
+    store: Store, tmp_path: Path, sender: Sender, kind: ChatKind, is_addressed: bool, result: AccessResult
 ) -> None:
     access = access_of(store)
-    assert access.judge(await message(store, tmp_path, sender, kind, is_addressed)) is decision
-    assert access.counts[decision] == 1
+    assert access.judge(await message(store, tmp_path, sender, kind, is_addressed)) is result
+    assert access.counts[result] == 1
     assert sum(access.counts.values()) == 1
 
 
 async def test_a_name_never_gives_access(store: Store, tmp_path: Path) -> None:
     access = access_of(store)
     impostor = Sender(platform="telegram", id="666", name=ANN.ref)
-    assert access.judge(await message(store, tmp_path, impostor, ChatKind.DIRECT, True)) is AccessDecision.STRANGER
+    assert access.judge(await message(store, tmp_path, impostor, ChatKind.DIRECT, True)) is AccessResult.STRANGER
 
 
 async def test_of_two_looks_at_the_pairings_the_later_one_counts(store: Store) -> None:

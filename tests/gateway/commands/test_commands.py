@@ -58,13 +58,14 @@ def test_names_and_aliases_are_unique_and_every_command_is_described() -> None:
     assert all(command.description for command in REGISTRY.commands)
 
 
-def test_help_and_menus_come_from_the_table_and_hide_what_is_for_admins() -> None:
+def test_help_and_menus_come_from_the_table_and_tell_what_is_for_admins() -> None:
     assert "/pair" in REGISTRY.help(UserRole.ADMIN)
     assert "/pair" not in REGISTRY.help(UserRole.USER)
     assert "`/reset`" in REGISTRY.help(UserRole.USER)
-    menu = {item.name for item in REGISTRY.menu()}
-    assert "new" in menu
-    assert not {"pair", "reset"} & menu
+    menu = {item.name: item.is_admin_only for item in REGISTRY.menu()}
+    assert not menu["new"]
+    assert menu["pair"]
+    assert "reset" not in menu
     assert not any("`" in item.description for item in REGISTRY.menu())
 
 
@@ -445,7 +446,7 @@ async def test_an_admin_lets_a_stranger_in_and_out(store: Store, tmp_path: Path)
 async def test_a_command_that_waited_while_access_was_taken_is_refused(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = await hanging(gateway, "q", chat=GROUP)
-        await gateway.say("/new", chat=GROUP, sender=BOB)
+        await gateway.say("/title Ours", chat=GROUP, sender=BOB)
         gateway.live.config = gateway.live.config.model_copy(
             update={"access": gateway.live.config.access.model_copy(update={"allow": ("telegram:1",)})}
         )

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.inbound.rate_limit import COMMANDS_PER_MINUTE, TOO_FAST, CommandRateLimiter
+from gateway.inbound.rate_limit import COMMANDS_PER_MINUTE, TOO_FAST, RateLimiter
 from hermes_state.store.writer import Store
 from hermes_state.values import Cursor, InboundMessage, Millis
 from tests.gateway.helpers import BOB, GROUP, PLATFORM, Hang, eventually, serving
@@ -22,22 +22,25 @@ def commands(count: int, *, every: int, first: int = 0) -> list[InboundMessage]:
 
 
 def test_the_limit_holds_for_a_minute_of_the_platforms_time() -> None:
-    pace = CommandRateLimiter()
+    pace = RateLimiter()
     flood = commands(COMMANDS_PER_MINUTE + 1, every=100)
-    assert [pace.admits(one) for one in flood] == [True] * COMMANDS_PER_MINUTE + [False]
+    assert [pace.full_since(one, COMMANDS_PER_MINUTE) is None for one in flood] == [True] * COMMANDS_PER_MINUTE + [
+        False
+    ]
     later = replace(message(1_000, "/help"), sent_at=Millis(START + MINUTE))
-    assert pace.admits(later)
+    assert pace.full_since(later, COMMANDS_PER_MINUTE) is None
 
 
 def test_what_was_written_slowly_is_taken_however_late_it_arrives() -> None:
-    pace = CommandRateLimiter()
-    assert all(pace.admits(one) for one in commands(200, every=MINUTE // COMMANDS_PER_MINUTE))
+    pace = RateLimiter()
+    slow = commands(200, every=MINUTE // COMMANDS_PER_MINUTE)
+    assert all(pace.full_since(one, COMMANDS_PER_MINUTE) is None for one in slow)
 
 
 def test_an_event_that_comes_again_is_neither_counted_nor_refused() -> None:
-    pace = CommandRateLimiter()
+    pace = RateLimiter()
     flood = commands(COMMANDS_PER_MINUTE, every=0)
-    assert all(pace.admits(one) for one in flood * 3)
+    assert all(pace.full_since(one, COMMANDS_PER_MINUTE) is None for one in flood * 3)
 
 
 async def test_a_flood_of_commands_is_refused_with_one_sentence_and_others_are_heard(
