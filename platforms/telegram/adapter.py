@@ -22,7 +22,7 @@ from platforms.telegram.errors import translated
 from platforms.telegram.files import fetch
 from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, UpdateReader
-from platforms.telegram.menu import publish_menu
+from platforms.telegram.menu import keep_menus
 from platforms.telegram.outbound import TelegramSender, button_commands
 from platforms.telegram.polling import Poller
 from platforms.telegram.settings import TelegramSettings
@@ -60,6 +60,7 @@ class TelegramAdapter:
         self._settings = settings
         self._menu = menu
         self._clock = clock
+        self._store = store
         self.name = PLATFORM
         self._buttons = button_commands(store)
         self._health = HealthState(clock, settings.stall_seconds)
@@ -80,7 +81,7 @@ class TelegramAdapter:
                 reader = await client.sign_in()
                 self._sender = TelegramSender(client.sdk, self._buttons)
                 log.info("telegram.signed_in", bot=reader.username)
-                client.spawn(publish_menu(client.sdk, self._menu), "telegram.menu")
+                client.spawn(keep_menus(client.sdk, self._menu, intake, self._store), "telegram.menu")
                 updates = UpdateHandler(
                     intake=intake,
                     reader=reader,

@@ -1,35 +1,77 @@
-"""Command menu: the list that Telegram shows beside the input field."""
+"""Command menus: the list that Telegram shows beside the input field, and the longer one for each admin."""
 
+import asyncio
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 
 import structlog
 import telegram
-from telegram import BotCommand
+from telegram import BotCommand, BotCommandScope, BotCommandScopeChat
 from telegram.error import TelegramError
 
-from platforms.base import CommandMenuItem
+from hermes_state.errors import StoreUnavailable
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.writer import Store
+from platforms.base import CommandMenuItem, Intake
+from platforms.telegram.inbound import PLATFORM
 
 log = structlog.get_logger(__name__)
 
 DESCRIPTION_CHARACTERS = 256
 
+RETRY_SECONDS = 600.0
+"""Seconds after which a menu that could not be set for an admin is tried again."""
+
 _NAME = re.compile(r"[a-z0-9_]{1,32}")
 
 
-async def publish_menu(sdk: telegram.Bot, items: Sequence[CommandMenuItem]) -> None:
-    """Set the command menu if Telegram shows another one. A menu that cannot be set is logged, nothing more."""
-    wanted = commands(items)
-    if not wanted:
+async def keep_menus(sdk: telegram.Bot, items: Sequence[CommandMenuItem], intake: Intake, store: Store) -> None:
+    """Keep the menus as they should be, until cancelled: every admin has one with all commands in the direct chat."""
+    if not items:
         return  # nothing to offer; a menu that the operator made by hand stays
+    await publish_menu(sdk, [item for item in items if not item.is_admin_only])
+    key, admins, shown = f"{PLATFORM}.menu.{sdk.id}", None, frozenset[str]()
+    while True:
+        # Whoever has never written to the bot can have no menu yet.
+        is_done = admins is None or shown == admins
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if is_done else RETRY_SECONDS):
+                admins = await intake.next_admins(PLATFORM, admins)
+        try:
+            shown = await _publish_for(sdk, items, admins or frozenset(), store, key)
+        except StoreUnavailable as error:
+            log.warning("telegram.menu_failed", error=type(error).__name__)
+
+
+async def _publish_for(
+    sdk: telegram.Bot, items: Sequence[CommandMenuItem], admins: frozenset[str], store: Store, key: str
+) -> frozenset[str]:
+    """Give each of these their menu, and take it from whoever had one before; returns who has it now."""
+    before = (await store.read(load_note, key) or "").split()
+    shown = frozenset([one for one in admins if await publish_menu(sdk, items, BotCommandScopeChat(int(one)))])
+    for one in before:
+        if one not in admins:
+            with suppress(TelegramError):  # a menu that stays permits nothing
+                await sdk.delete_my_commands(BotCommandScopeChat(int(one)))
+    await store.write(save_note, key, " ".join(sorted(shown)))
+    return shown
+
+
+async def publish_menu(
+    sdk: telegram.Bot, items: Sequence[CommandMenuItem], scope: BotCommandScope | None = None
+) -> bool:
+    """Set a menu if Telegram shows another one; False, and logged, where it cannot be set."""
+    wanted = commands(items)
     try:
-        if await sdk.get_my_commands() == tuple(wanted):
-            return
-        await sdk.set_my_commands(wanted)
+        if await sdk.get_my_commands(scope) == tuple(wanted):
+            return True
+        await sdk.set_my_commands(wanted, scope)
     except TelegramError as error:
         log.warning("telegram.menu_failed", error=type(error).__name__)
-        return
+        return False
     log.info("telegram.menu_published", commands=len(wanted))
+    return True
 
 
 def commands(items: Sequence[CommandMenuItem]) -> list[BotCommand]:

@@ -1,8 +1,12 @@
 """The command menu is published when it changed, and only then."""
 
+import json
 from pathlib import Path
 
+import pytest
+
 from platforms.base import CommandMenuItem
+from platforms.telegram import menu
 from platforms.telegram.menu import commands
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.telegram.harness import TelegramHarness
@@ -21,9 +25,9 @@ async def test_the_menu_is_set_once_for_many_starts(tmp_path: Path, intake: Reco
                 assert await telegram.calls("setMyCommands", wait=5)
         [call] = await telegram.calls("setMyCommands")
         [bot] = (await telegram.get("state"))["bots"]
-        [menu] = bot["commands"].values()
+        [shown] = bot["commands"].values()
     assert call["ok"]
-    assert menu == [
+    assert shown == [
         {"command": "new", "description": "Start a new conversation"},
         {"command": "title", "description": "[title] Name this conversation"},
     ]
@@ -45,3 +49,48 @@ def test_names_that_telegram_refuses_are_left_out() -> None:
     ]
     [command] = commands(items)
     assert (command.command, len(command.description)) == ("ok_1", 256)
+
+
+ADMIN_ITEM = CommandMenuItem(name="pair", description="Let people in", argument=None, is_admin_only=True)
+
+
+async def menus(telegram: TelegramHarness) -> dict[str, list[str]]:
+    """Names of the commands by the chat whose menu they are; of the menu for all, by nothing."""
+    [bot] = (await telegram.get("state"))["bots"]
+    scopes = {key: json.loads(key)[0] for key in bot["commands"]}
+    return {
+        str(scopes[key].get("chat_id", "")): [row["command"] for row in rows]
+        for key, rows in bot["commands"].items()
+        if rows
+    }
+
+
+async def test_every_admin_has_a_menu_with_what_is_for_admins(tmp_path: Path, intake: RecordingIntake) -> None:
+    everybody, admins = ["new", "title"], ["new", "title", "pair"]
+    intake.admins = frozenset({"42", "43"})
+    async with TelegramHarness(tmp_path, menu=(*MENU, ADMIN_ITEM)) as telegram:
+        async with running(telegram.adapter, intake):
+            await telegram.calls("setMyCommands", wait=5, count=3)
+            assert await menus(telegram) == {"": everybody, "42": admins, "43": admins}
+            intake.admins = frozenset({"43", "44"})
+            intake.admins_changed.set()
+            await telegram.calls("setMyCommands", wait=5, count=4)
+            await telegram.calls("deleteMyCommands", wait=5, count=1)
+            assert await menus(telegram) == {"": everybody, "43": admins, "44": admins}
+        intake.admins = frozenset()
+        async with running(telegram.adapter, intake):
+            await telegram.calls("deleteMyCommands", wait=5, count=3)
+            assert await menus(telegram) == {"": everybody}
+
+
+async def test_an_admin_who_has_no_chat_with_the_bot_yet_is_tried_again(
+    tmp_path: Path, intake: RecordingIntake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(menu, "RETRY_SECONDS", 0.1)
+    intake.admins = frozenset({"42"})
+    async with TelegramHarness(tmp_path, menu=(*MENU, ADMIN_ITEM)) as telegram:
+        where = {"scope": {"type": "chat", "chat_id": 42}}
+        await telegram.fault(match="getMyCommands", kind="400", description="Bad Request: chat not found", where=where)
+        async with running(telegram.adapter, intake):
+            await telegram.calls("setMyCommands", wait=5, count=2)
+            assert (await menus(telegram))["42"] == ["new", "title", "pair"]
