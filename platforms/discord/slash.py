@@ -39,8 +39,7 @@ MAX_ROWS = 5
 MESSAGE = 4
 DEFERRED_MESSAGE = 5
 DEFERRED_UPDATE = 6
-CHOICES = 8
-"""Interaction callback types: an answer, "an answer follows", "seen, nothing to show", what an argument may be."""
+"""Interaction callback types: an answer, "an answer follows" and "seen, nothing to show"."""
 
 EPHEMERAL = 64
 """Flag of a message that only its addressee sees, and nothing keeps."""
@@ -211,20 +210,17 @@ class InteractionHandler:
 
         What is refused is told only to whoever asked, and nothing is kept of it.
         """
-        match interaction.type:
-            case discord.InteractionType.application_command:
-                refusal = self._take(interaction, _command_line(interaction), InputKind.SLASH)
-                if refusal is None:
-                    await self.tickets.defer(self.client.http, interaction)
-                else:
-                    await _acknowledge(self.client.http, interaction, MESSAGE, _ephemeral(refusal))
-            case discord.InteractionType.component:
-                await self.tickets.defer(self.client.http, interaction)
-                await self._press(interaction)
-            case discord.InteractionType.autocomplete:
-                await _acknowledge(self.client.http, interaction, CHOICES, {"choices": []})
-            case _:  # we open no forms
-                await _acknowledge(self.client.http, interaction, MESSAGE, _ephemeral(NOT_HERE))
+        http, refusal = self.client.http, None
+        if interaction.type is discord.InteractionType.application_command:
+            refusal = self._take(interaction, _command_line(interaction), InputKind.SLASH)
+        elif interaction.type is not discord.InteractionType.component:
+            return
+        if refusal is not None:
+            await _acknowledge(http, interaction, MESSAGE, _ephemeral(refusal))
+            return
+        await self.tickets.defer(http, interaction)
+        if interaction.type is discord.InteractionType.component:
+            await self._press(interaction)
 
     async def _press(self, interaction: discord.Interaction) -> None:
         try:

@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 DESCRIPTION_CHARACTERS = 256
 
-RETRY_SECONDS = 600.0
+RETRY_SECONDS = 3_600.0
 """Seconds after which a menu that could not be set for an admin is tried again."""
 
 _NAME = re.compile(r"[a-z0-9_]{1,32}")

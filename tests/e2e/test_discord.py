@@ -249,7 +249,7 @@ async def test_more_commands_than_are_taken_are_refused_by_themselves(discord_wo
     for _ in range(33):
         await pick(world, "whoami")
     refused = await answers(world, 3)
-    assert all(row["ephemeral"] and "more than 30 commands" in row["text"] for row in refused)
+    assert [row["ephemeral"] and "more than 30 commands" in row["text"] for row in refused] == [True] * 3
     assert len(await answers(world, 30, "interaction_edit")) == 30
     assert world.query("SELECT count(*) FROM inbox") == [(30,)]
     assert await all_acknowledged(world, 33)

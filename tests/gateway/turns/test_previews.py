@@ -215,7 +215,7 @@ async def test_a_preview_that_shows_nothing_which_is_kept_reads_stopped(store: S
         [(turn_id,)] = await gateway.rows("SELECT id FROM turns")
         await store.write(journal.note_preview, turn_id, "p1")
         await gateway.say("/stop")
-        assert await gateway.replies(2) == ["(stopped)", "Stopped."]
+        assert await gateway.replies(2) == ["Stopped.", "(stopped)"]
 
 
 async def test_a_resumed_turn_goes_on_in_the_same_place(store: Store, tmp_path: Path) -> None:
