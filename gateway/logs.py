@@ -7,6 +7,7 @@ redactor over every value is the net beneath that rule.
 import contextlib
 import logging
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from logging.handlers import RotatingFileHandler
@@ -24,6 +25,9 @@ from hermes_state.text import printable
 FILE_BYTES = 10_000_000
 """Size at which `logs/gateway.log` is rotated, in bytes."""
 FILES_KEPT = 5
+
+ACCEPT_ERROR_SECONDS = 60.0
+"""Seconds between two lines about connections that cannot be accepted."""
 
 QUIET_LOGGERS = (
     *("telegram", "httpx", "httpcore", "discord", "openai", "anthropic", "httpx2", "httpcore2"),
@@ -63,6 +67,7 @@ def configure_logging(
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("discord.client").addFilter(_is_no_noise)
+    logging.getLogger("asyncio").addFilter(_ACCEPT_ERRORS)
     logging.getLogger().setLevel(settings.level.upper())
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, *_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
@@ -86,6 +91,22 @@ def update_logging(level: str, secrets: Iterable[str]) -> None:
 def _is_no_noise(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_NOISE)
 
+
+class _AcceptErrorFilter(logging.Filter):
+    """Filter that lets one line a minute pass about connections that cannot be accepted: asyncio has one a second."""
+
+    _quiet_until = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.getMessage().startswith("socket.accept()"):
+            return True
+        is_due = time.monotonic() >= self._quiet_until
+        if is_due:
+            self._quiet_until = time.monotonic() + ACCEPT_ERROR_SECONDS
+        return is_due
+
+
+_ACCEPT_ERRORS = _AcceptErrorFilter()
 
 _SHARED: list[Processor] = [
     structlog.contextvars.merge_contextvars,

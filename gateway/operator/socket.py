@@ -34,6 +34,9 @@ _MAX_PATH_BYTES = 100
 _LOOK_SECONDS = 1.0
 """Time between two looks at whether the socket is still there, in seconds."""
 
+_BACKLOG = 100
+"""Clients that may wait to be accepted."""
+
 _IDLE_SECONDS = 60.0
 """Longest silence of a client before it is let go, in seconds."""
 
@@ -64,7 +67,9 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
             writer.close()
 
     async def listen() -> None:
-        servers.append(await asyncio.start_unix_server(connected, sock=_bound(path), limit=MAX_LINE_BYTES))
+        bound = _bound(path)
+        servers.append(await asyncio.start_unix_server(connected, sock=bound, limit=MAX_LINE_BYTES, backlog=1))
+        bound.listen(_BACKLOG)  # asyncio itself accepts `backlog` times in a row, also when that fails
         ours.append(os.stat(path))
 
     async def keep_listening() -> None:

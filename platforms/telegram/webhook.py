@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -14,6 +14,7 @@ from telegram.error import BadRequest, InvalidToken, NetworkError, TelegramError
 
 from hermes_state.errors import PlatformUnavailable, TokenRejected
 from platforms.base import AdapterState
+from platforms.http_server import http_server
 from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import ALLOWED_UPDATES
 from platforms.telegram.settings import TelegramSettings, WebhookSettings
@@ -37,17 +38,14 @@ async def webhook_server(webhook: WebhookSettings, updates: UpdateHandler, healt
     """
     app = web.Application(client_max_size=UPDATE_BYTES)
     app.router.add_post(urlsplit(webhook.url).path or "/", partial(_receive, webhook.secret.encode(), updates, health))
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_SECONDS)
-    await runner.setup()
-    try:
+    async with AsyncExitStack() as stack:
+        server = http_server(app, webhook.host, webhook.port, stop_seconds=STOP_SECONDS)
         try:
-            await web.TCPSite(runner, webhook.host, webhook.port).start()
+            await stack.enter_async_context(server)
         except OSError as error:
             where = f"{webhook.host}:{webhook.port}"
             raise PlatformUnavailable(f"the webhook cannot listen on {where}: {error.strerror}") from error
         yield
-    finally:
-        await runner.cleanup()
 
 
 async def _receive(secret: bytes, updates: UpdateHandler, health: HealthState, request: web.Request) -> web.Response:

@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import structlog
 from structlog.contextvars import bound_contextvars
 
+from gateway import logs
 from gateway.config.settings import LoggingConfig
 from gateway.logs import configure_logging, update_logging
 
@@ -216,3 +218,20 @@ def test_values_that_json_cannot_carry_become_text(lines: Lines) -> None:
     structlog.get_logger("x").info("thing.happened", big=2**80, path=Path("/a"), nothing=None, ratio=0.5, kind=sys)
     line = lines()[0]
     assert (line["big"], line["path"], line["nothing"], line["ratio"]) == (str(2**80), "/a", None, 0.5)
+
+
+def test_connections_that_cannot_be_accepted_are_one_line_a_minute(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "ACCEPT_ERROR_SECONDS", 0.2)
+    log = logging.getLogger("asyncio")
+    for _ in range(100):
+        log.error("socket.accept() out of system resource\nsocket: <…>")
+    log.error("Task exception was never retrieved")
+    time.sleep(0.2)
+    log.error("socket.accept() out of system resource\nsocket: <…>")
+    assert [line["event"].partition("\n")[0] for line in lines()] == [
+        "socket.accept() out of system resource",
+        "Task exception was never retrieved",
+        "socket.accept() out of system resource",
+    ]

@@ -1,0 +1,121 @@
+"""HTTP server of an adapter, with bounds on its connections: in number, and in the time that a request takes to arrive.
+
+A connection that asks for nothing gives way to a new one: nobody is kept out by those who only hold connections open.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+MAX_CONNECTIONS = 128
+MAX_CONNECTIONS_OF_ADDRESS = 64
+"""Most connections from one address: a browser opens six, and a proxy in front of us is one address, too."""
+
+IDLE_SECONDS = 15.0
+"""Seconds in which the headers of a request have to arrive, and after which a connection between two is closed."""
+
+BACKLOG = 128
+"""Connections that may wait to be accepted."""
+
+_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+@asynccontextmanager
+async def http_server(app: web.Application, host: str, port: int, *, stop_seconds: float) -> AsyncIterator[int]:
+    """Serve `app` within the block; yields the port, which the system chooses where 0 is given.
+
+    Raises `OSError` on entering when the port cannot be had. Requests under way get `stop_seconds` to end.
+    """
+    limiter = _ConnectionLimiter()
+    app.middlewares.insert(0, limiter.hold)
+    app.on_response_prepare.append(_drop_server_header)
+    runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=stop_seconds)
+    await runner.setup()
+    try:
+        manager = runner.server
+        assert manager is not None, "made by the set-up"
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: _Connection(manager, limiter), host, port, backlog=1
+        )
+        try:
+            for bound in listener.sockets:
+                with bound.dup() as same:
+                    same.listen(BACKLOG)  # asyncio itself accepts `backlog` times in a row, also when that fails
+            yield listener.sockets[0].getsockname()[1]
+        finally:
+            listener.close()
+    finally:
+        await runner.cleanup()
+
+
+class _ConnectionLimiter:
+    """Bound on the number of a server's connections."""
+
+    def __init__(self) -> None:
+        self._busy: set[asyncio.BaseTransport | None] = set()
+
+    @web.middleware
+    async def hold(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Hold on to the connection of a request while it is being answered."""
+        transport = request.transport
+        self._busy.add(transport)
+        try:
+            return await handler(request)
+        finally:
+            self._busy.discard(transport)
+
+    def admits(self, transport: asyncio.BaseTransport, manager: web.Server) -> bool:
+        """Tell whether a new connection may stay; where there are too many, the oldest idle one makes room for it."""
+        held = [one for one in manager.connections if one.transport is not None]
+        neighbours = [one for one in held if _address_of(one.transport) == _address_of(transport)]
+        if len(neighbours) >= MAX_CONNECTIONS_OF_ADDRESS:
+            crowd = neighbours
+        elif len(held) >= MAX_CONNECTIONS:
+            crowd = held
+        else:
+            return True
+        idle = next((one for one in crowd if one.transport not in self._busy), None)
+        if idle is not None:
+            idle.force_close()
+        return idle is not None
+
+
+class _Connection(web.RequestHandler):
+    """One connection of a client."""
+
+    def __init__(self, manager: web.Server, limiter: _ConnectionLimiter) -> None:
+        super().__init__(manager, loop=asyncio.get_running_loop(), keepalive_timeout=IDLE_SECONDS)
+        self._server, self._limiter = manager, limiter
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._limiter.admits(transport, self._server):
+            super().connection_made(transport)
+        else:
+            transport.close()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what is no HTTP in a word, without the traceback in the log that anybody could fill it with."""
+        if status < 500 and self.transport is not None:
+            self.transport.write(_BAD_REQUEST)
+        if status < 500 or isinstance(exc, ConnectionError):
+            raise ConnectionError("nobody is left to answer")
+        return super().handle_error(request, status, exc, message)
+
+
+def _address_of(transport: asyncio.BaseTransport | None) -> object:
+    peer = None if transport is None else transport.get_extra_info("peername")
+    return peer[0] if peer else None
+
+
+async def _drop_server_header(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.pop("Server", None)
