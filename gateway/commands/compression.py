@@ -70,7 +70,7 @@ def _settle(
     context: ContextController, notices: NoticeConfig, result: CompressionResult, db: Connection, now: Millis
 ) -> CommandReply:
     outcome = context.settle(db, result, now)
-    accuracy = accuracy_sentence(outcome, notices) if isinstance(outcome, Compressed) else None
+    accuracy = accuracy_sentence(outcome.compressions, notices) if isinstance(outcome, Compressed) else None
     text = _outcome_text(outcome) + (f"\n{accuracy}" if accuracy is not None else "")
     return CommandReply(markdown=text, on_commit=partial(log_outcome, result, outcome))
 

@@ -208,6 +208,6 @@ class NoticeConfig(BaseConfig):
     pressure: bool = True
     """At 85 % of the threshold, once each time it is crossed."""
     accuracy: bool = True
-    """From the second compression on: that details may have been lost."""
+    """At the second compression, then at every tenth: how often, and that details may have been lost."""
     waiting: bool = True
     """After 5 seconds of waiting for a compression that nobody asked for."""

@@ -20,8 +20,9 @@ from hermes_state.values import ChatId, Clock, ConversationRef, Millis, UserRef
 WAITING = "This conversation has grown long: I am compressing it before I go on, which takes a moment."
 
 ACCURACY_FROM = 2
-"""Compressions from which on accuracy is spoken of: in a summary of a summary details begin to go."""
-
+"""Compressions after which accuracy is first spoken of: in a summary of a summary details begin to go."""
+ACCURACY_EVERY = 10
+"""Compressions between two later mentions: a sentence that comes each time is not read."""
 
 _DEDUPE_WORDS: Final[Mapping[type[ContextEvent], str]] = {
     Compressed: "compressed",
@@ -106,19 +107,16 @@ class NoticeWriter:
                 f"{prepared.summarised:,} messages are represented by a list of what could be found in them; all of "
                 "them are kept, and I can look them up."
             )
-        if (accuracy := accuracy_sentence(event, self.settings())) is not None:
+        if (accuracy := accuracy_sentence(event.compressions, self.settings())) is not None:
             sentences.append(accuracy)
         return " ".join(sentences) or None
 
 
-def accuracy_sentence(event: Compressed, settings: NoticeConfig) -> str | None:
-    """Sentence, from the second compression on, that a summary of a summary is not the conversation."""
-    if event.compressions < ACCURACY_FROM or not settings.accuracy:
+def accuracy_sentence(count: int, settings: NoticeConfig) -> str | None:
+    """Sentence, at the second compression and every tenth, that a summary of a summary is not the conversation."""
+    if not settings.accuracy or count == 0 or (count != ACCURACY_FROM and count % ACCURACY_EVERY):
         return None
-    return (
-        f"This conversation has been compressed {event.compressions} times; details may get lost. /new starts a fresh "
-        "one."
-    )
+    return f"This conversation has been compressed {count} times; details may get lost. /new starts a fresh one."
 
 
 def pressure_sentence(pressure: PressureEvent) -> str:

@@ -8,6 +8,8 @@ import pytest
 
 from agent.context.cuts import CutSettings
 from agent.context.model_handle import CompressorSettings, ContextSettings
+from gateway.config.context_settings import NoticeConfig
+from gateway.outbound.notices import accuracy_sentence
 from hermes_state.errors import AuthRejected
 from hermes_state.sessions import set_context_state
 from hermes_state.store.writer import Store
@@ -124,7 +126,7 @@ async def test_thoughts_and_answers_are_no_pressure(store: Store, tmp_path: Path
 # ---- compressions
 
 
-async def test_from_the_second_compression_on_people_are_told_how_often(store: Store, tmp_path: Path) -> None:
+async def test_at_the_second_compression_people_are_told_how_often(store: Store, tmp_path: Path) -> None:
     model = CountingModel()
     async with talking(store, tmp_path, model, length=8_192, notices={"pressure": False}) as gateway:
         events = "SELECT count(*) FROM compressions WHERE outcome = 'compressed'"
@@ -135,11 +137,17 @@ async def test_from_the_second_compression_on_people_are_told_how_often(store: S
             [(now_done,)] = await gateway.rows(events)
             assert now_done <= done + 1
             done = now_done
-            assert len(notices(gateway, OFTEN)) == max(0, done - 1)
-        assert notices(gateway, OFTEN)[-1] == (
-            "This conversation has been compressed 3 times; details may get lost. /new starts a fresh one."
-        )
+            assert len(notices(gateway, OFTEN)) == (done >= 2)
+        assert notices(gateway, OFTEN) == [
+            "This conversation has been compressed 2 times; details may get lost. /new starts a fresh one."
+        ]
         assert OFTEN not in read_by_the_model(model)
+
+
+def test_after_the_second_compression_every_tenth_is_told_with_its_count() -> None:
+    told = [count for count in range(40) if accuracy_sentence(count, NoticeConfig()) is not None]
+    assert told == [2, 10, 20, 30]
+    assert "compressed 30 times" in (accuracy_sentence(30, NoticeConfig()) or "")
 
 
 async def test_a_second_compression_by_hand_says_it_in_its_own_reply(store: Store, tmp_path: Path) -> None:
