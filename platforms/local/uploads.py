@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiohttp import BodyPartReader, MultipartReader, web
+from aiohttp import BodyPartReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from hermes_state.errors import FileTooLarge, MessageRejected
 from hermes_state.values import AttachmentKind, IncomingAttachment
@@ -24,6 +25,8 @@ MAX_AGE_SECONDS = 7 * 24 * 3600
 
 _SWEEP_SECONDS = 3600.0
 _FIELD_BYTES = 4 * 1024 * 1024
+_FIELDS = ("client_id", "text", "command")
+_NOT_A_MESSAGE = "That was not a message."
 _REF = re.compile(r"[0-9a-f]{32}")
 _KINDS = {
     "image": AttachmentKind.IMAGE,
@@ -116,10 +119,9 @@ async def read_form(request: web.Request, uploads: UploadStore, *, max_character
     try:
         if request.content_type == "multipart/form-data":
             try:
-                reader = await request.multipart()
-            except ValueError as error:
-                raise FormError(400, "That was not a message.") from error
-            await _read_parts(reader, uploads, fields, files)
+                await _read_parts(request, total, uploads, fields, files)
+            except (ValueError, RuntimeError, HttpProcessingError) as error:  # what aiohttp makes of broken parts
+                raise FormError(400, _NOT_A_MESSAGE) from error
         else:
             form = await request.post()
             fields.update({name: value for name, value in form.items() if isinstance(value, str)})
@@ -130,11 +132,14 @@ async def read_form(request: web.Request, uploads: UploadStore, *, max_character
 
 
 async def _read_parts(
-    reader: MultipartReader, uploads: UploadStore, fields: dict[str, str], files: list[IncomingAttachment]
+    request: web.Request, total: int, uploads: UploadStore, fields: dict[str, str], files: list[IncomingAttachment]
 ) -> None:
+    reader = await request.multipart()
     while (part := await reader.next()) is not None:
-        if not isinstance(part, BodyPartReader) or part.name is None:
-            raise FormError(400, "That was not a message.")
+        if not isinstance(part, BodyPartReader) or part.name not in (*_FIELDS, "files") or part.name in fields:
+            raise FormError(400, _NOT_A_MESSAGE)
+        if request.content.total_bytes > total:
+            raise FormError(413, f"A message may have at most {readable_size(uploads.max_file_bytes)} of files.")
         if part.filename is None:
             fields[part.name] = await _read_field(part)
         elif part.filename:
