@@ -111,7 +111,8 @@ class _Daemon:
         self._clients: list[ClientRegistry] = []
         self._agents: list[Agent] = []
         self._group = asyncio.TaskGroup()
-        self._adapters = AdapterRegistry(make_adapters(loaded, store, REGISTRY.menu(), clock, _announce))
+        announce = partial(_announce, environ)
+        self._adapters = AdapterRegistry(make_adapters(loaded, store, REGISTRY.menu(), clock, announce))
         gates = GateRegistry()
         self._delivery = Delivery(
             store=store,
@@ -385,6 +386,10 @@ def _freeze_memory() -> None:
     gc.collect()  # tells the collector how little is left to walk: it waits for a quarter more than that
 
 
-def _announce(url: str) -> None:
-    """The web chat is up: people read this line to open it."""
-    print(f"\n  Open {url}\n" if sys.stdout.isatty() else f"Open {url}", flush=True)
+def _announce(environ: Mapping[str, str], url: str) -> None:
+    """The web chat is up: people read this line to open it. A journal keeps what is printed, so no token goes there."""
+    is_terminal = sys.stdout.isatty()
+    if not is_terminal and "INVOCATION_ID" in environ:  # systemd started us
+        print("The web chat is up: `hermes-gateway url` prints its address.", flush=True)
+    else:
+        print(f"\n  Open {url}\n" if is_terminal else f"Open {url}", flush=True)

@@ -147,6 +147,8 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     body: MessageBody | None
     turn_id: TurnId | None
     tool_call_id: str | None
+    tool_state: str | None
+    """State of the run whose result it is, as the journal has it."""
     created_at: Millis
     ref: str | None
     """The platform's id of the message, of its first part if it has several."""
@@ -166,6 +168,8 @@ ORDER BY id DESC
 # Purpose: what was said in one session, newest first.
 _HISTORY = """
 SELECT m.id, m.lineage_id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_call_id, m.created_at,
+  (SELECT r.state FROM tool_runs r WHERE r.turn_id = m.turn_id AND r.tool_call_id = m.tool_call_id
+    ORDER BY r.id DESC LIMIT 1) AS tool_state,
   (SELECT p.ref FROM platform_messages p WHERE p.message_id = m.id ORDER BY p.part LIMIT 1) AS ref,
   EXISTS (SELECT 1 FROM outbox o WHERE o.message_id = m.id AND o.state IN ('pending','sending','ambiguous')) AS is_owed,
   EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL) AS is_undone,

@@ -64,6 +64,8 @@ class SendRequest:
     first_tried_at: Millis | None = None
     is_plain: bool = False
     """The marked-up form was rejected: send `part.plain`."""
+    is_notice: bool = False
+    """Words of the gateway, such as a command's reply or an error, not of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

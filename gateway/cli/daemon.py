@@ -6,12 +6,13 @@ import msgspec
 import typer
 
 from gateway.cli.database import repair
-from gateway.cli.output import Json, echo, print_json, show, tree
+from gateway.cli.output import Json, echo, print_json, show, table, tree
 from gateway.config import process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import load_overview, open_resting
 from hermes_state.errors import CommandError
+from hermes_state.text import counted
 
 EXIT_NOT_RUNNING = 3
 
@@ -51,12 +52,30 @@ def status(as_json: Json = False) -> None:
         raise typer.Exit(EXIT_NOT_RUNNING)
 
 
-def url() -> None:
+def url(
+    browser: Annotated[str, typer.Argument(metavar="[ID]", help="With --revoke: only this browser.")] = "",
+    is_list: Annotated[bool, typer.Option("--list", help="List the browsers that are signed in.")] = False,
+    is_revoked: Annotated[
+        bool, typer.Option("--revoke", help="Sign out all browsers, or the one with this ID.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Print a fresh address of the web chat; it signs one browser in, once."""
-    answer = ask(find_state(process_environment()).control_socket, "local.url")
-    if answer["url"] is None:
-        raise CommandError("the web chat is switched off (local.enabled)")
-    echo(answer["url"])
+    socket = find_state(process_environment()).control_socket
+    if is_revoked:
+        count = ask(socket, "local.revoke", {"id": browser} if browser else {})["signed_out"]
+        if browser and not count:
+            raise CommandError(f"no browser {browser} is signed in; `hermes-gateway url --list` shows them")
+        show({"signed_out": count}, [f"Signed out: {counted(count, 'browser')}."], as_json=as_json)
+    elif is_list:
+        found = ask(socket, "local.browsers")
+        rows = [(one["id"], one["since"], one["agent"]) for one in found]
+        lines = table(("ID", "SIGNED IN", "BROWSER"), rows) if rows else ["No browser is signed in."]
+        show(found, lines, as_json=as_json)
+    elif (address := ask(socket, "local.url")["url"]) is None:
+        raise CommandError("the web chat is not being served right now; `hermes-gateway status` says why")
+    else:
+        show({"url": address}, [address], as_json=as_json)
 
 
 def doctor(

@@ -67,6 +67,8 @@ class OperatorHandler:
             "pair.approve": self.approve,
             "pair.revoke": self.revoke,
             "local.url": self.mint_local_url,
+            "local.browsers": self.list_browsers,
+            "local.revoke": self.revoke_browsers,
             "doctor": self.examine,
             "backup": self.back_up,
             **{name: partial(self.look_up, name) for name in LOOKUPS},
@@ -168,10 +170,23 @@ class OperatorHandler:
         return await self.store.read_within(LOOKUP_SECONDS, report, name, caps, now, args)
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Address that signs one browser in to the web chat."""
+        """Address that signs one browser in to the web chat; None while it is not served."""
+        return {"url": self._local().mint_url()}
+
+    async def list_browsers(self, _args: Mapping[str, Any]) -> list[Mapping[str, str]]:
+        """Browsers that are signed in to the web chat, the newest first."""
+        found = reversed(self._local().browsers())
+        return [{"id": one.id, "since": format_time(Millis(one.since)), "agent": one.agent or ""} for one in found]
+
+    async def revoke_browsers(self, args: Mapping[str, Any]) -> Mapping[str, int]:
+        """Sign out the browser `id`, or all without one."""
+        return {"signed_out": await self._local().revoke(args.get("id"))}
+
+    def _local(self) -> LocalAdapter:
         local = self.adapters.supervised.get("local")
-        adapter = local.adapter if local is not None else None
-        return {"url": adapter.mint_url() if isinstance(adapter, LocalAdapter) else None}
+        if local is None or not isinstance(local.adapter, LocalAdapter):
+            raise CommandError("the web chat is switched off (local.enabled)")
+        return local.adapter
 
 
 def _health_row(health: AdapterHealth) -> Mapping[str, Any]:

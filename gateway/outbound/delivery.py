@@ -30,7 +30,7 @@ from hermes_state.errors import (
     SendAmbiguous,
     StateError,
 )
-from hermes_state.outbox import OutboxRow, OutboxState
+from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart, OutboxId
 from platforms.base import AdapterState, PlatformAdapter, SendRequest
@@ -130,7 +130,14 @@ class Delivery:
         try:
             parts = await _render(adapter, outbox.WrittenReply(markdown=markdown), self._max_parts())
             for number, part in enumerate(parts):
-                request = SendRequest(chat=chat, part=part, key=f"u{digest}.{number}", reply_to=reply_to, ticket=ticket)
+                request = SendRequest(
+                    chat=chat,
+                    part=part,
+                    key=f"u{digest}.{number}",
+                    reply_to=reply_to,
+                    ticket=ticket,
+                    is_notice=True,
+                )
                 with flood.obeyed():
                     await self._send_or_plain(adapter, request)
         except PlatformError as error:
@@ -228,6 +235,7 @@ class Delivery:
             ticket=row.ticket,
             is_repeat=is_repeat,
             first_tried_at=row.first_tried_at or now,
+            is_notice=row.kind is not OutboxKind.FINAL,
         )
         try:
             with own_cancellation(), flood.obeyed():

@@ -1,8 +1,9 @@
-"""Access to the page: a token that works once, exchanged for a cookie.
+"""Access to the page: a token that works once, exchanged for a cookie and a key.
 
-The address printed at start carries the token; a browser that opens it gets a cookie and never needs the token again.
-Tokens and cookies are random, and only their SHA-256 is kept, that of cookies in the database, so that a browser
-stays signed in over a restart.
+The address that the gateway gives carries the token; a browser that opens it never needs it again. Browsers send a
+cookie to every port of its host, whoever listens there, so the cookie alone opens nothing: every request names the key
+too, which only the page has, in the storage of its origin. All are random; the database keeps a SHA-256 of cookie and
+key together, so that a browser stays signed in over a restart.
 """
 
 import hashlib
@@ -23,10 +24,17 @@ TOKEN_MS = 24 * 3600 * 1000
 COOKIE_SECONDS = 90 * 24 * 3600
 """Seconds for which a browser stays signed in."""
 
-MAX_COOKIES = 20
+KEY_HEADER = "Hermes-Key"
+"""Header by which a page names its key."""
+
+TOKEN_HEADER = "Hermes-Token"
+"""Header by which a page names the token of its address: there is no body to wait for."""
+
+MAX_BROWSERS = 20
 """Most browsers that are signed in at the same time; the oldest gives way."""
 
 MAX_TOKENS = 5
+MAX_AGENT_CHARACTERS = 200
 
 _NOTE = "local.cookies"
 
@@ -46,23 +54,40 @@ HEADERS = {
 }
 
 
-class _CookieRow(msgspec.Struct, frozen=True):
+class Credentials(msgspec.Struct, frozen=True):
+    """Cookie and key of one browser: worth nothing without each other."""
+
+    cookie: str
+    key: str
+
+
+class SignedInBrowser(msgspec.Struct, frozen=True):
+    """One browser that is signed in."""
+
     digest: str
     since: int
+    """Time at which it was signed in, in UTC milliseconds."""
+    agent: str | None = None
+    """Name that it gave itself; None for one that was signed in before there were keys, and is not any more."""
+
+    @property
+    def id(self) -> str:
+        """Id for people; nothing opens with it."""
+        return self.digest[:8]
 
 
 class BrowserAccessControl:
-    """Open tokens and valid cookies."""
+    """Open tokens, and the browsers that are signed in."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._tokens: dict[str, Millis] = {}
-        self._cookies: Sequence[_CookieRow] = ()
+        self._browsers: Sequence[SignedInBrowser] = ()
 
     async def load(self) -> None:
-        """Read which cookies are valid. Raises `StoreUnavailable`."""
-        self._cookies = await self._store.read(_load)
+        """Read which browsers are signed in. Raises `StoreUnavailable`."""
+        self._browsers = await self._store.read(_load)
 
     def mint(self) -> str:
         """Make a new token; the oldest unused one gives way when there are too many."""
@@ -72,8 +97,8 @@ class BrowserAccessControl:
             del self._tokens[next(iter(self._tokens))]
         return token
 
-    async def exchange(self, token: str) -> str | None:
-        """Exchange a token, which is used up, for a cookie; None when it is unknown, used or too old.
+    async def exchange(self, token: str, agent: str) -> Credentials | None:
+        """Exchange a token, which is used up; None when it is unknown, used or too old. `agent` names the browser.
 
         Raises `StoreUnavailable`; the token stays open then.
         """
@@ -81,18 +106,32 @@ class BrowserAccessControl:
         minted_at = self._tokens.pop(digest, None)
         if minted_at is None or abs(self._clock.now() - minted_at) > TOKEN_MS:
             return None
-        cookie = secrets.token_urlsafe(32)
+        made = Credentials(cookie=secrets.token_urlsafe(32), key=secrets.token_urlsafe(32))
+        shown = "".join(character for character in agent if character.isprintable())[:MAX_AGENT_CHARACTERS]
+        browser = SignedInBrowser(_digest(made.cookie + made.key), self._clock.now(), shown)
         try:
-            self._cookies = await self._store.write(_add, _CookieRow(_digest(cookie), self._clock.now()))
+            self._browsers = await self._store.write(_add, browser)
         except BaseException:
             self._tokens[digest] = minted_at
             raise
-        return cookie
+        return made
 
-    def admits(self, cookie: str | None) -> bool:
-        """Tell whether this cookie opens the page."""
-        digest, oldest = _digest(cookie or ""), self._clock.now() - COOKIE_SECONDS * 1000
-        return any(row.digest == digest and row.since >= oldest for row in self._cookies)
+    def admits(self, given: Credentials) -> bool:
+        """Tell whether cookie and key open the page."""
+        digest = _digest(given.cookie + given.key)
+        return any(browser.digest == digest for browser in self.browsers)
+
+    @property
+    def browsers(self) -> Sequence[SignedInBrowser]:
+        """Browsers that are signed in, the newest last."""
+        oldest = self._clock.now() - COOKIE_SECONDS * 1000
+        return [browser for browser in self._browsers if browser.since >= oldest]
+
+    async def revoke(self, browser_id: str | None) -> int:
+        """Sign out one browser, or all when `browser_id` is None, at once; returns how many."""
+        before = len(self.browsers)
+        self._browsers = await self._store.write(_remove, browser_id)
+        return before - len(self.browsers)
 
 
 def is_same_origin(headers: Mapping[str, str], method: str, hosts: Sequence[str]) -> bool:
@@ -137,15 +176,23 @@ def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _load(db: Connection) -> list[_CookieRow]:
+def _load(db: Connection) -> list[SignedInBrowser]:
     note = load_note(db, _NOTE)
-    return msgspec.json.decode(note, type=list[_CookieRow]) if note else []
+    stored = msgspec.json.decode(note, type=list[SignedInBrowser]) if note else []
+    return [browser for browser in stored if browser.agent is not None]
 
 
-def _add(db: Connection, cookie: _CookieRow) -> list[_CookieRow]:
-    """Keep a new cookie, and the newest of those that still count."""
-    oldest = cookie.since - COOKIE_SECONDS * 1000
+def _add(db: Connection, browser: SignedInBrowser) -> list[SignedInBrowser]:
+    """Keep a new browser, and the newest of those that still count."""
+    oldest = browser.since - COOKIE_SECONDS * 1000
     kept = [one for one in _load(db) if one.since >= oldest]
-    kept = [*kept[1 - MAX_COOKIES :], cookie]
-    save_note(db, _NOTE, msgspec.json.encode(kept).decode())
-    return kept
+    return _save(db, [*kept[1 - MAX_BROWSERS :], browser])
+
+
+def _remove(db: Connection, browser_id: str | None) -> list[SignedInBrowser]:
+    return _save(db, [one for one in _load(db) if browser_id is not None and one.id != browser_id])
+
+
+def _save(db: Connection, browsers: list[SignedInBrowser]) -> list[SignedInBrowser]:
+    save_note(db, _NOTE, msgspec.json.encode(browsers).decode())
+    return browsers

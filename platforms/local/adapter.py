@@ -3,21 +3,22 @@
 import asyncio
 import errno
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
-from aiohttp import web
 from yarl import URL
 
 from hermes_state.errors import PlatformUnavailable, StateError
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, CommandMenuItem, Intake, Preview, SendRequest
-from platforms.local.access import BrowserAccessControl, address, host_names
+from platforms.http_server import http_server
+from platforms.local.access import BrowserAccessControl, SignedInBrowser, address, host_names
 from platforms.local.chats import ChatRegistry, LiveChat, load_recent, save_recent
 from platforms.local.entries import Entry, EntryKind
-from platforms.local.history import load_tool_lines
+from platforms.local.history import chat_key, load_progress
 from platforms.local.markdown import split_parts, to_html
 from platforms.local.pages import PageRenderer
 from platforms.local.routes import RouteHandler
@@ -93,6 +94,14 @@ class LocalAdapter:
         """Address with a new token that signs one browser in; None while it is not served."""
         return None if self.url is None else str(URL(self.url).with_query(token=self._access.mint()))
 
+    def browsers(self) -> Sequence[SignedInBrowser]:
+        """Browsers that are signed in, the newest last."""
+        return self._access.browsers
+
+    async def revoke(self, browser_id: str | None) -> int:
+        """Sign out one browser, or all when `browser_id` is None; returns how many. Raises `StoreUnavailable`."""
+        return await self._access.revoke(browser_id)
+
     def health(self) -> AdapterHealth:
         if self._port is None:
             return AdapterHealth(state=AdapterState.STARTING, last_progress_at=None)
@@ -118,39 +127,34 @@ class LocalAdapter:
             uploads=self._uploads,
             max_characters=self._settings.max_characters,
         )
-        runner = web.AppRunner(
-            routes.application(), handle_signals=False, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS
-        )
-        await runner.setup()
-        try:
-            await self._serve(runner, routes)
-        finally:
-            self._port = None
-            self._chats.close()
-            await runner.cleanup()
-            await self._save_recent()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._save_recent)
+            self._port = await self._listen(stack, routes)
+            stack.callback(self._chats.close)
+            await self._serve(routes, self._port)
 
-    async def _serve(self, runner: web.AppRunner, routes: RouteHandler) -> None:
-        settings = self._settings
-        await self._listen(runner)
-        port: int = runner.addresses[0][1]
-        routes.hosts = host_names(settings.host, port)
-        routes.cookie_name = f"hermes_local_{port}"  # browsers share cookies between the ports of a host
-        self._port = port
-        log.info("local.served", host=settings.host, port=port)
+    async def _serve(self, routes: RouteHandler, port: int) -> None:
+        routes.hosts = host_names(self._settings.host, port)
+        routes.cookie_name = f"hermes_local_{port}"
+        log.info("local.served", host=self._settings.host, port=port)
         url = self.mint_url()
         if self._on_ready is not None and url is not None:
             self._on_ready(url)
-        await asyncio.Event().wait()  # until cancelled
+        try:
+            await asyncio.Event().wait()  # until cancelled
+        finally:
+            self._port = None
 
-    async def _listen(self, runner: web.AppRunner) -> None:
-        """Open the port, or the next free one."""
+    async def _listen(self, stack: AsyncExitStack, routes: RouteHandler) -> int:
+        """Open the port, or the next free one; returns it."""
         settings = self._settings
-        for port in range(settings.port, settings.port + settings.port_tries):
+        host, last = settings.host.strip("[]"), settings.port + settings.port_tries - 1
+        for port in range(settings.port, last + 1):
+            server = http_server(routes.application(), host, port, stop_seconds=_SHUTDOWN_SECONDS)
             try:
-                await web.TCPSite(runner, settings.host.strip("[]"), port).start()
+                opened = await stack.enter_async_context(server)
             except OSError as error:
-                if error.errno == errno.EADDRINUSE and port + 1 < settings.port + settings.port_tries:
+                if error.errno == errno.EADDRINUSE and port < last:
                     continue
                 reason = (error.strerror or str(error)).rpartition(": ")[2]  # asyncio puts the address in front again
                 raise PlatformUnavailable(
@@ -158,7 +162,8 @@ class LocalAdapter:
                 ) from error
             if port != settings.port:
                 log.warning("local.port_taken", port=settings.port, instead=port, hint="local.port chooses another")
-            return
+            return opened
+        raise AssertionError("the last port was opened or raised")
 
     async def _save_recent(self) -> None:
         try:
@@ -174,24 +179,24 @@ class LocalAdapter:
 
     async def send(self, request: SendRequest) -> str:
         """Show a part on every open page; the transcript shows it to those that open later."""
-        chat = await self._live_chat(request.chat)
+        chat = self._live_chat(request.chat)
         ref = request.replaces or f"k-{request.key}"
         known = chat.find(ref)
-        is_new = known is None or known.kind is EntryKind.PREVIEW
         entry = Entry(
             ref=ref,
-            kind=EntryKind.ANSWER,
-            at=self._clock.now() if known is None or is_new else known.at,
+            kind=EntryKind.NOTICE if request.is_notice else EntryKind.ANSWER,
+            at=self._clock.now() if known is None else known.at,
             text=request.part.plain if request.is_plain else request.part.text,
             is_plain=request.is_plain,
             buttons=request.part.buttons,
         )
         await self._render_ahead(chat, entry)
         chat.add(entry)
+        await self._show_progress(chat)
         return ref
 
     async def show(self, preview: Preview) -> str | None:
-        chat = await self._live_chat(preview.chat)
+        chat = await self._show_progress(self._live_chat(preview.chat))
         ref = preview.ref or f"t-{preview.number}"
         text = (await asyncio.to_thread(split_parts, preview.text, self._settings.max_part_units))[0]
         entry = Entry(ref=ref, kind=EntryKind.PREVIEW, at=self._clock.now(), text=text)
@@ -200,7 +205,7 @@ class LocalAdapter:
         return ref
 
     async def show_typing(self, chat: ChatKey) -> None:
-        (await self._live_chat(chat)).show_typing()
+        (await self._show_progress(self._live_chat(chat))).show_typing()
 
     async def _render_ahead(self, chat: LiveChat, *entries: Entry) -> None:
         """Make the HTML of long texts beside the event loop: it can take a second, at every step of a preview."""
@@ -208,22 +213,26 @@ class LocalAdapter:
             if chat.stream.is_watched and len(entry.text) > _MAX_INLINE_CHARACTERS and not entry.is_plain:
                 await asyncio.to_thread(to_html, entry.text)
 
-    async def _live_chat(self, key: ChatKey) -> LiveChat:
-        """Chat of this key, with the tool calls of the running turn shown on its pages.
-
-        Trouble with the store hides the calls until a reload, no more. Raises `PlatformUnavailable` while no page is
-        served.
-        """
+    def _live_chat(self, key: ChatKey) -> LiveChat:
+        """Chat of this key. Raises `PlatformUnavailable` while no page is served."""
         if self._port is None:
             raise PlatformUnavailable("the web chat is not being served")
-        chat = self._chats.of(key.chat_ref)
-        if chat.stream.is_watched:
+        return self._chats.of(key.chat_ref)
+
+    async def _show_progress(self, chat: LiveChat) -> LiveChat:
+        """Show the tool calls of the running turn, and what waits no longer for its end; returns the chat.
+
+        Trouble with the store hides them until a reload, no more.
+        """
+        if chat.stream.is_watched or chat.has_waiting:
             try:
-                entries = await self._store.read(load_tool_lines, key)
-                await self._render_ahead(chat, *entries)
-                chat.show_tools(entries)
+                lines, waiting = await self._store.read(load_progress, chat_key(chat.name))
             except StateError as error:
                 log.debug("local.steps_hidden", error=type(error).__name__)
+            else:
+                await self._render_ahead(chat, *lines)
+                chat.show_tools(lines)
+                chat.show_waiting(waiting, self._clock.now())
         return chat
 
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:

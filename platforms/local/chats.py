@@ -7,11 +7,13 @@ was killed has those of its last orderly stop.
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from sqlite3 import Connection
 
 import msgspec
 
 from hermes_state.store.meta import load_note, save_note
+from hermes_state.values import Millis
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import chat_key, load_known_refs
 from platforms.local.pages import PageRenderer
@@ -46,6 +48,11 @@ class LiveChat:
     def shown(self) -> list[Entry]:
         """The newest entries and the answer being written."""
         return [*self._recent.values(), *([self._preview] if self._preview else [])]
+
+    @property
+    def has_waiting(self) -> bool:
+        """True while something was sent that waits for an answer to end."""
+        return any(entry.is_waiting for entry in self._recent.values())
 
     def restore(self, entries: Sequence[Entry]) -> None:
         """Take over the recent entries of an earlier process."""
@@ -92,6 +99,12 @@ class LiveChat:
                 self.stream.forget(_PREVIEW)
                 self.stream.publish(lambda: self._pages.removal(preview.ref))
             self.stream.publish(lambda: self._pages.upsert(self.name, changed, is_writing=None))
+
+    def show_waiting(self, waiting: frozenset[str], now: Millis) -> None:
+        """Show that of what was sent only `waiting` still waits; the rest has its place from `now` on."""
+        for entry in self.recent:
+            if entry.is_waiting and entry.ref not in waiting:
+                self.add(replace(entry, is_waiting=False, not_before=now))
 
 
 class ChatRegistry:

@@ -6,6 +6,10 @@ from enum import StrEnum
 
 from hermes_state.values import Button, Millis, ToolCall
 
+BEGINNING = Millis(0)
+_WAITING_MS = 10**14
+"""Milliseconds by which what waits is placed behind everything that has a time."""
+
 
 class EntryKind(StrEnum):
     PERSON = "person"
@@ -16,6 +20,7 @@ class EntryKind(StrEnum):
     """Text of the model beside its tool calls."""
     TOOL = "tool"
     NOTICE = "notice"
+    """Words of the gateway: the reply to a command, a notice, an error."""
     DIVIDER = "divider"
     """Beginning of a new conversation."""
 
@@ -33,10 +38,21 @@ class Entry:
     files: tuple[str, ...] = ()
     buttons: tuple[Button, ...] = ()
     call: ToolCall | None = None
+    state: str = ""
+    """State of the tool call: `running`, `done`, `failed`, `stopped` or `unknown`."""
     result: str | None = None
-    """Result of the tool call; None while it runs."""
+    """Result of the tool call, if it has one."""
     is_undone: bool = False
     was_interrupted: bool = False
+    is_waiting: bool = False
+    """It was sent during an answer, and stands below whatever belongs to that."""
+    not_before: Millis = BEGINNING
+    """Time before which it was not its turn, although it may be older."""
+
+    @property
+    def order(self) -> int:
+        """Place on the page, by which entries are sorted."""
+        return max(self.at, self.not_before) + (_WAITING_MS if self.is_waiting else 0)
 
 
 def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[Entry], since: Millis) -> list[Entry]:
@@ -54,4 +70,4 @@ def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[
         else entry
         for entry in stored
     ]
-    return sorted([*whole, *fresh], key=lambda entry: entry.at)
+    return sorted([*whole, *fresh], key=lambda entry: entry.order)

@@ -4,19 +4,22 @@ Nothing here writes. A page shows a chat through all its conversations, newest l
 than what the model sees: undone messages stay, marked.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from sqlite3 import Connection
 
 from hermes_state import chats
 from hermes_state.chats import HistoryRow, find_chat
 from hermes_state.inbox import load_waiting
-from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Millis, Origin
-from platforms.local.entries import Entry, EntryKind, merge
+from hermes_state.journal import find_open_turn
+from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Origin
+from platforms.local.entries import BEGINNING, Entry, EntryKind, merge
 
 RESULT_CHARACTERS = 4_000
 """Most characters of a tool's result that a page shows; the model and `history_open` have all of it."""
 
-_BEGINNING = Millis(0)
+PROGRESS_ROWS = 60
+"""Newest rows of a chat among which a running turn's tool calls are looked for."""
 
 
 def chat_key(name: str) -> ChatKey:
@@ -34,13 +37,14 @@ def load_history(
     """
     chat = find_chat(db, key)
     if chat is None:
-        return merge((), frozenset(), recent, _BEGINNING), None
+        return merge((), frozenset(), recent, BEGINNING), None
     rows = chats.load_history(db, chat.id, limit, before)
     is_all = len(rows) < limit
     waiting = [] if before is not None else _waiting(db, chat.id)
     known_refs = chats.known_refs(db, chat.id, [entry.ref for entry in recent]) | {entry.ref for entry in waiting}
-    since = _BEGINNING if is_all else min(row.created_at for row in rows)
-    return merge([*_with_dividers(rows), *waiting], known_refs, recent, since), None if is_all else rows[0].id
+    since = BEGINNING if is_all else min(row.created_at for row in rows)
+    entries = merge([*_in_order(_with_dividers(rows)), *waiting], known_refs, recent, since)
+    return entries, None if is_all else rows[0].id
 
 
 def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozenset[str]:
@@ -49,18 +53,20 @@ def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozen
     return frozenset() if chat is None else chats.known_refs(db, chat.id, refs)
 
 
-def load_tool_lines(db: Connection, key: ChatKey, limit: int = 60) -> list[Entry]:
-    """Load the newest tool calls of a chat, oldest first: what a running turn does."""
+def load_progress(db: Connection, key: ChatKey) -> tuple[list[Entry], frozenset[str]]:
+    """Load the newest tool calls of a chat, oldest first, and the refs of the messages that wait for its answer."""
     chat = find_chat(db, key)
     if chat is None:
-        return []
-    rows = chats.load_history(db, chat.id, limit)
+        return [], frozenset()
+    rows = chats.load_history(db, chat.id, PROGRESS_ROWS)
     lines = [entry for row in rows for entry in _entries(row, _results(rows))]
-    return [entry for entry in lines if entry.kind in (EntryKind.TOOL, EntryKind.ASIDE)]
+    waiting = frozenset(entry.ref for entry in _waiting(db, chat.id) if entry.is_waiting)
+    return [entry for entry in lines if entry.kind in (EntryKind.TOOL, EntryKind.ASIDE)], waiting
 
 
 def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
-    """Load what was accepted and no turn has claimed yet."""
+    """Load what was accepted and no turn has claimed yet; it waits where a turn is open."""
+    is_waiting = find_open_turn(db, chat_id) is not None
     return [
         Entry(
             ref=row.message_ref,
@@ -68,6 +74,7 @@ def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
             at=row.sent_at,
             text=row.payload.text,
             files=tuple(attachment.name for attachment in row.payload.attachments),
+            is_waiting=is_waiting,
         )
         for row in load_waiting(db, chat_id)
     ]
@@ -83,12 +90,20 @@ def _with_dividers(rows: Sequence[HistoryRow]) -> Iterator[Entry]:
         yield from _entries(row, results)
 
 
-def _results(rows: Sequence[HistoryRow]) -> Mapping[tuple[int | None, str], str]:
+def _in_order(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Stored entries where they came up: what waited for an answer was written before that was."""
+    latest = BEGINNING
+    for entry in entries:
+        latest = max(latest, entry.at)
+        yield replace(entry, not_before=latest)
+
+
+def _results(rows: Sequence[HistoryRow]) -> Mapping[tuple[int | None, str], HistoryRow]:
     """Results of tool calls by turn and call."""
-    return {(row.turn_id, row.tool_call_id): row.text or "" for row in rows if row.tool_call_id is not None}
+    return {(row.turn_id, row.tool_call_id): row for row in rows if row.tool_call_id is not None}
 
 
-def _entries(row: HistoryRow, results: Mapping[tuple[int | None, str], str]) -> Iterator[Entry]:
+def _entries(row: HistoryRow, results: Mapping[tuple[int | None, str], HistoryRow]) -> Iterator[Entry]:
     if row.role == MessageRole.TOOL or (row.is_owed and row.role == MessageRole.ASSISTANT):
         return
     body = row.body or MessageBody()
@@ -104,12 +119,14 @@ def _entries(row: HistoryRow, results: Mapping[tuple[int | None, str], str]) -> 
             was_interrupted=body.was_interrupted,
         )
     for number, call in enumerate(body.calls):
+        result = results.get((row.turn_id, call.id))
         yield Entry(
             ref=f"{row.id}.{number}",
             kind=EntryKind.TOOL,
             at=row.created_at,
             call=call,
-            result=_shortened(results.get((row.turn_id, call.id))),
+            state="running" if result is None else result.tool_state or "done",
+            result=None if result is None else _shortened(result.text or ""),
             is_undone=row.is_undone,
         )
 
@@ -122,7 +139,7 @@ def _kind(row: HistoryRow, *, has_calls: bool) -> EntryKind:
     return EntryKind.NOTICE
 
 
-def _shortened(result: str | None) -> str | None:
-    if result is None or len(result) <= RESULT_CHARACTERS:
+def _shortened(result: str) -> str:
+    if len(result) <= RESULT_CHARACTERS:
         return result
     return f"{result[:RESULT_CHARACTERS]}\n… ({len(result):,} characters in all)"

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
-from hermes_state.values import Millis
 from platforms.base import CommandMenuItem
+from platforms.local import names
 from platforms.local.entries import Entry
 from platforms.local.markdown import to_html
 
@@ -26,6 +25,11 @@ class ChatView:
     position: str
     """Event id that the stream continues after."""
 
+    @property
+    def title(self) -> str | None:
+        """Title of the conversation that the chat is in."""
+        return dict(self.chats).get(self.name)
+
 
 class PageRenderer:
     """Writer of pages from templates; knows no request and no store."""
@@ -39,34 +43,26 @@ class PageRenderer:
             undefined=jinja2.StrictUndefined,
         )
         environment.filters["markdown"] = to_html
-        environment.filters["clock"] = _clock
-        environment.filters["iso"] = _iso
+        environment.filters["shown"] = names.shown
         environment.globals["menu"] = tuple(menu)
         environment.globals["can_stop"] = any(item.name == "stop" for item in menu)
         environment.globals["max_file_bytes"] = max_file_bytes
         self._environment = environment
         self._fragments = environment.get_template("fragments.html").module
 
-    def chat(self, view: ChatView) -> str:
-        """Render the whole page."""
-        return self._environment.get_template("chat.html").render(view=view)
+    def chat(self, name: str) -> str:
+        """Render the page of a chat without anything of its content."""
+        return self._environment.get_template("chat.html").render(name=name)
 
-    def locked(self) -> str:
-        """Render the page for somebody without access: where the address is found, and nothing of what is inside."""
+    def entrance(self) -> str:
+        """Render the page that takes a token to the gateway."""
         return self._environment.get_template("plain.html").render(
-            title="This chat is locked",
-            lines=(
-                "Open the address that the gateway printed in its terminal or log when it started. "
-                "It carries a token that works once, for one browser.",
-                Markup(
-                    "If it was used already, <code>hermes-gateway url</code> gives a new one while the gateway runs."
-                ),
-            ),
+            title="Signing in", line="One moment …", script="enter.js"
         )
 
-    def problem(self, title: str, *lines: str) -> str:
+    def problem(self, title: str, line: str) -> str:
         """Render a page that says in a sentence or two what is wrong."""
-        return self._environment.get_template("plain.html").render(title=title, lines=lines)
+        return self._environment.get_template("plain.html").render(title=title, line=line, script=None)
 
     def upsert(self, name: str, entries: Sequence[Entry], *, is_writing: bool | None) -> str:
         """Show `entries`, each instead of what has its `ref`, else anew; None leaves the typing sign alone."""
@@ -77,7 +73,7 @@ class PageRenderer:
         return self._fragment("removal", ref)
 
     def whole_log(self, view: ChatView) -> str:
-        """Render everything anew, for a page that missed too much."""
+        """Render all content, for a page that has none or missed too much."""
         return self._fragment("whole_log", view)
 
     def earlier(self, view: ChatView) -> str:
@@ -91,11 +87,3 @@ class PageRenderer:
     def _fragment(self, macro: str, *values: object) -> str:
         made: Markup = getattr(self._fragments, macro)(*values)
         return made.strip()
-
-
-def _clock(at: Millis) -> str:
-    return datetime.fromtimestamp(at / 1000).astimezone().strftime("%H:%M")
-
-
-def _iso(at: Millis) -> str:
-    return datetime.fromtimestamp(at / 1000).astimezone().isoformat(timespec="seconds")

@@ -2,12 +2,12 @@
 
 import asyncio
 import hashlib
-import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import quote
 
 import structlog
 from aiohttp import web
@@ -17,10 +17,20 @@ from hermes_state.errors import StateError
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKind, Clock, InboundMessage, InputKind, Sender
 from platforms.base import Intake
-from platforms.local.access import COOKIE_SECONDS, HEADERS, BrowserAccessControl, host_names, is_same_origin
+from platforms.local import names
+from platforms.local.access import (
+    COOKIE_SECONDS,
+    HEADERS,
+    KEY_HEADER,
+    TOKEN_HEADER,
+    BrowserAccessControl,
+    Credentials,
+    host_names,
+    is_same_origin,
+)
 from platforms.local.chats import ChatRegistry, LiveChat
 from platforms.local.entries import Entry, EntryKind
-from platforms.local.history import chat_key, load_history
+from platforms.local.history import chat_key, load_history, load_progress
 from platforms.local.pages import ChatView, PageRenderer
 from platforms.local.stream import encode
 from platforms.local.uploads import FormError, SubmittedMessage, UploadStore, read_form
@@ -40,7 +50,6 @@ PING_SECONDS = 15.0
 
 OWNER = Sender(platform="local", id="owner", name="Owner")
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
 _ERROR_SENTENCES = {404: "There is no such page here.", 413: "That is more than fits into one message."}
 _NOT_READ = "The gateway cannot use its database right now: try again in a moment."
@@ -62,6 +71,7 @@ class RouteHandler:
     hosts: tuple[str, ...] = field(default=(), init=False)
     """`Host` headers that mean us; known once the port is bound."""
     cookie_name: str = field(default="hermes_local", init=False)
+    """Cookie of this port: browsers share cookies between the ports of a host."""
     _static: dict[str, tuple[bytes, str]] = field(init=False)
     """Files of the page itself by name, each with its entity tag: no path from outside reaches the disk."""
 
@@ -76,11 +86,12 @@ class RouteHandler:
         app.add_routes(
             [
                 web.get("/", self._enter),
+                web.post("/sign-in", self._sign_in),
                 web.get("/open", self._open),
                 web.get("/chat/{name}", self._page),
-                web.get("/chat/{name}/earlier", self._earlier),
-                web.get("/chat/{name}/stream", self._stream),
-                web.post("/chat/{name}/messages", self._post),
+                web.get("/chat/{name}/earlier", self._for_owner(self._earlier)),
+                web.get("/chat/{name}/stream", self._for_owner(self._stream)),
+                web.post("/chat/{name}/messages", self._for_owner(self._post)),
                 web.get("/static/{file}", self._static_file),
             ]
         )
@@ -88,12 +99,9 @@ class RouteHandler:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse other origins, show strangers a friendly page without content, and make sentences of errors."""
+        """Refuse other origins, and make sentences of errors."""
         if not is_same_origin(request.headers, request.method, (*self.hosts, *_reached_at(request))):
             return web.Response(status=403)
-        is_open = request.path.startswith("/static/") or (request.path == "/" and "token" in request.query)
-        if not is_open and not self.access.admits(request.cookies.get(self.cookie_name)):
-            return self._locked(request)
         try:
             return await handler(request)
         except FormError as refused:
@@ -107,11 +115,17 @@ class RouteHandler:
                 request, error.status, _ERROR_SENTENCES.get(error.status, "That did not make sense here.")
             )
 
-    def _locked(self, request: web.Request) -> web.Response:
-        if _is_htmx(request):
-            sentence = "This browser is not signed in any more. Open the address that the gateway prints at its start."
-            return _html(self.pages.complaint(sentence), status=401)
-        return _html(self.pages.locked(), status=401)
+    def _for_owner(self, handler: Handler) -> Handler:
+        """Let only signed-in browsers at a handler: pages are empty until they get their content from it."""
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            return await handler(request) if self._is_signed_in(request) else _html("", status=401)
+
+        return guarded
+
+    def _is_signed_in(self, request: web.Request) -> bool:
+        cookie, key = request.cookies.get(self.cookie_name, ""), request.headers.get(KEY_HEADER, "")
+        return self.access.admits(Credentials(cookie, key))
 
     def _complain(self, request: web.Request, status: int, sentence: str) -> web.Response:
         page = (
@@ -120,26 +134,32 @@ class RouteHandler:
         return _html(page, status=status)
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
-        """Exchange a token for the cookie; without one, on to the chat."""
-        token = request.query.get("token")
-        response = web.HTTPSeeOther("/chat/main")
-        if token is not None and not self.access.admits(request.cookies.get(self.cookie_name)):
-            cookie = await self.access.exchange(token)
-            if cookie is None:
-                return self._locked(request)
-            response.set_cookie(
-                self.cookie_name, cookie, max_age=COOKIE_SECONDS, path="/", httponly=True, samesite="Strict"
-            )
-        raise response
+        """Show the page that exchanges a token; without one, on to the chat. A look at it uses nothing up."""
+        if "token" not in request.query:
+            raise web.HTTPSeeOther("/chat/main")
+        return _html(self.pages.entrance())
+
+    async def _sign_in(self, request: web.Request) -> web.StreamResponse:
+        """Exchange a token for the cookie and the key that the page keeps; whoever is signed in needs neither."""
+        if self._is_signed_in(request):
+            return web.Response(status=204)
+        made = await self.access.exchange(request.headers.get(TOKEN_HEADER, ""), request.headers.get("User-Agent", ""))
+        if made is None:
+            raise web.HTTPUnauthorized
+        response = web.Response(text=made.key, headers={"Cache-Control": "no-store"})
+        response.set_cookie(
+            self.cookie_name, made.cookie, max_age=COOKIE_SECONDS, path="/", httponly=True, samesite="Strict"
+        )
+        return response
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
-        """Open the chat whose name was typed into the form."""
-        name = re.sub(r"[^a-z0-9_-]+", "-", request.query.get("name", "").lower()).strip("-_")[:32]
-        raise web.HTTPSeeOther(f"/chat/{name.strip('-_') or 'main'}")
+        """Open the chat whose name was typed into the form, or a new one without a name."""
+        name = names.named_after(request.query.get("name", "")) or names.unnamed()
+        raise web.HTTPSeeOther(f"/chat/{quote(name)}")
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
-        view = await self._view(_chat_name(request))
-        return _html(await asyncio.to_thread(self.pages.chat, view))  # a page of long answers takes a while
+        """Show the page without content, which is the same for everybody; the stream brings the rest."""
+        return _html(self.pages.chat(_chat_name(request)))
 
     async def _earlier(self, request: web.Request) -> web.StreamResponse:
         before = request.query.get("before", "")
@@ -178,8 +198,6 @@ class RouteHandler:
             log.warning("local.upload_failed", error=type(error).__name__)
             raise FormError(507, "The file could not be stored. The disk may be full.") from error
         entry = await self._accept(name, submitted)
-        if not _is_htmx(request):
-            raise web.HTTPSeeOther(f"/chat/{name}")
         return _html(self.pages.upsert(name, [entry], is_writing=None) + self.pages.complaint(""))
 
     async def _accept(self, name: str, submitted: SubmittedMessage) -> Entry:
@@ -205,8 +223,10 @@ class RouteHandler:
         chat = self.chats.of(name)
         if known := chat.find(ref):
             return known
-        names = tuple(file.name for file in submitted.files)
-        entry = Entry(ref=ref, kind=EntryKind.PERSON, at=now, text=submitted.text, files=names)
+        _, waiting = await self.store.read(load_progress, message.chat)
+        files = tuple(file.name for file in submitted.files)
+        is_waiting = ref in waiting
+        entry = Entry(ref=ref, kind=EntryKind.PERSON, at=now, text=submitted.text, files=files, is_waiting=is_waiting)
         chat.add(entry)
         return entry
 
@@ -223,9 +243,9 @@ class RouteHandler:
 
     async def _send_events(self, chat: LiveChat, request: web.Request, response: web.StreamResponse) -> None:
         stream = chat.stream
-        seen = request.headers.get("Last-Event-ID") or request.query.get("after", "")
+        seen = request.headers.get("Last-Event-ID", "")
         await response.write(b": hello\n\n")
-        while not stream.is_closed:
+        while not stream.is_closed and self._is_signed_in(request):
             missed = stream.after(seen)
             if missed is None:
                 view = await self._view(chat.name)
@@ -259,7 +279,7 @@ def _tagged(content: bytes) -> tuple[bytes, str]:
 
 def _chat_name(request: web.Request) -> str:
     name = request.match_info["name"]
-    if not _NAME.fullmatch(name):
+    if not names.is_name(name):
         raise web.HTTPNotFound
     return name
 

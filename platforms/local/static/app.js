@@ -28,14 +28,52 @@
   }
 
   function place(log, entry) {
-    const at = Number(entry.dataset.at);
+    const order = Number(entry.dataset.order);
     let before = log.lastElementChild;
-    while (before && (before === entry || Number(before.dataset.at) > at)) before = before.previousElementSibling;
+    while (before && (before === entry || Number(before.dataset.order) > order)) before = before.previousElementSibling;
     if (before ? before.nextElementSibling !== entry : log.firstElementChild !== entry) {
       if (before) before.after(entry); else log.prepend(entry);
     }
     return entry;
   }
+
+  // ---- times: the reader's zone and habits, a date before the first entry of each day ------------------------
+
+  const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
+  const moment = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "medium" });
+  const date = new Intl.DateTimeFormat(undefined, { weekday: "long", day: "numeric", month: "long", year: "numeric" });
+
+  function showTimes() {
+    let day = "";
+    for (const entry of find("log").querySelectorAll(".entry")) {
+      const at = new Date(Number(entry.dataset.at));
+      for (const time of entry.querySelectorAll("header > time")) {
+        time.dateTime = at.toISOString();
+        time.title = moment.format(at);
+        time.textContent = clock.format(at);
+      }
+      showDay(entry, date.format(at), day);
+      day = date.format(at);
+    }
+    for (const line of document.querySelectorAll("#log > .day")) {
+      if (!line.nextElementSibling?.classList.contains("entry")) line.remove();
+    }
+  }
+
+  function showDay(entry, day, before) {
+    let line = entry.previousElementSibling;
+    if (!line?.classList.contains("day")) line = null;
+    if (day === before) { line?.remove(); return; }
+    if (!line) {
+      line = document.createElement("p");
+      line.className = "day";
+      entry.before(line);
+    }
+    line.dataset.order = entry.dataset.order;
+    if (line.textContent !== day) line.textContent = day;
+  }
+
+  document.addEventListener("htmx:after:swap", showTimes);
 
   // ---- scrolling: stay at the end unless the reader went up ---------------------------------------------------
 
@@ -54,13 +92,20 @@
   // ---- the stream -----------------------------------------------------------------------------------------------
 
   const connection = find("connection");
-  const connected = () => { connection.hidden = true; };
+  const lock = (isLocked) => { document.body.classList.toggle("locked", isLocked); };
+  const connected = () => { connection.hidden = true; lock(false); };
   document.addEventListener("htmx:sse:after:connection", connected);
   document.addEventListener("htmx:sse:error", (event) => {
-    connection.textContent = event.detail.status === 401
-      ? "Signed out: open the address that the gateway prints at its start."
-      : "Reconnecting…";
+    if (event.detail.status === 401) lock(true);
     connection.hidden = false;
+  });
+  document.addEventListener("htmx:response:error", (event) => {
+    if (event.detail.ctx.response.status === 401) lock(true);
+  });
+
+  // Without the key a request opens nothing: unlike the cookie, it goes to no other port of this host.
+  document.addEventListener("htmx:config:request", (event) => {
+    event.detail.ctx.request.headers["Hermes-Key"] = localStorage.getItem("hermes.key") ?? "";
   });
 
   // ---- the composer ---------------------------------------------------------------------------------------------

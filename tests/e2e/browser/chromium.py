@@ -64,6 +64,10 @@ class Chromium:
         media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         await asyncio.to_thread(self._driver.execute_cdp_cmd, "Emulation.setEmulatedMedia", media)
 
+    async def live_in(self, zone: str) -> None:
+        """The time zone of whoever reads."""
+        await asyncio.to_thread(self._driver.execute_cdp_cmd, "Emulation.setTimezoneOverride", {"timezoneId": zone})
+
     async def screenshot(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         assert await asyncio.to_thread(self._driver.save_screenshot, str(path))

@@ -1,10 +1,14 @@
 """The web chat in a real browser, served by the real daemon."""
 
+import json
 import os
 import re
 import socket
 from collections.abc import AsyncIterator, Callable
+from datetime import datetime
 from pathlib import Path
+from urllib.parse import quote
+from zoneinfo import ZoneInfo
 
 import pytest
 from aiohttp import web
@@ -72,9 +76,13 @@ def echoed(*texts: str) -> Callable[[list[str]], bool]:
     return claim
 
 
+def screenshots(folder: Path) -> Path:
+    return Path(os.environ.get("HERMES_TEST_SCREENSHOTS") or folder)
+
+
 async def enter(world: World, browser: Chromium) -> None:
     await browser.open(await world.gateway.printed_url())
-    await browser.wait_for("#log", lambda found: found == [""])
+    await browser.wait_for("#chat-list", lambda found: found == ["main"])
 
 
 async def test_write_see_it_stream_start_anew_and_find_it_all_after_a_reload(world: World, browser: Chromium) -> None:
@@ -92,9 +100,9 @@ async def test_write_see_it_stream_start_anew_and_find_it_all_after_a_reload(wor
     assert await browser.texts(".preview") == [], "the answer took the preview's place"
 
     await browser.write("/new")
-    await browser.wait_for(".answer .body", lambda found: len(found) == 2)
+    await browser.wait_for(".notice .body", lambda found: len(found) == 1)
     await browser.write("And now?")
-    await browser.wait_for(".answer .body", lambda found: len(found) == 3 and found[-1].endswith("And now?"))
+    await browser.wait_for(".answer .body", lambda found: len(found) == 2 and found[-1].endswith("And now?"))
     before = await browser.texts(".person .body, .answer .body")
     await browser.reload()
     await browser.wait_for(".divider", lambda found: [line.lower() for line in found] == ["new conversation"])
@@ -142,7 +150,7 @@ async def test_the_keyboard_is_enough(world: World, browser: Chromium) -> None:
     names = await browser.wait_for("#commands li:not([hidden]) .command-name", lambda found: len(found) > 1)
     assert all(name.startswith("/st") for name in names)
     await browser.press("atus", Keys.ENTER)
-    await browser.wait_for(".answer .body", lambda found: any("Model:" in text for text in found))
+    await browser.wait_for(".notice .body", lambda found: any("Model:" in text for text in found))
     await browser.press("/he", Keys.TAB)
     assert await browser.run("return document.getElementById('text').value") == "/help"
     assert await browser.texts("#commands:not([hidden])") == []
@@ -168,7 +176,7 @@ async def test_a_chosen_file_is_read_into_the_turn(world: World, browser: Chromi
     assert "trellis" in str(asked)
     assert await browser.texts(".person .files li") == ["notes.txt"]
     await browser.reload()
-    assert await browser.texts(".person .body") == ["What is in it?"]
+    await browser.wait_for(".person .body", lambda found: found == ["What is in it?"])
 
 
 async def test_a_tool_call_is_a_line_that_opens(world: World, browser: Chromium) -> None:
@@ -198,7 +206,7 @@ async def test_code_is_selected_where_the_browser_gives_no_clipboard(world: Worl
 async def test_commands_and_their_replies_stay_over_a_restart(world: World, browser: Chromium) -> None:
     await enter(world, browser)
     await browser.write("/whoami")
-    await browser.wait_for(".answer .body", lambda found: len(found) == 1)
+    await browser.wait_for(".notice .body", lambda found: len(found) == 1)
     before = await browser.texts(".body")
     await world.gateway.stop()
     await browser.wait_for("#connection:not([hidden])", lambda found: found == ["Reconnecting…"])
@@ -280,6 +288,105 @@ async def test_a_page_from_another_origin_gets_nothing(world: World, browser: Ch
     assert world.query("SELECT count(*) FROM inbox") == [(1,)]
 
 
+async def test_a_server_on_another_port_gets_nothing_that_works(world: World, browser: Chromium) -> None:
+    """It asks our port first, takes what the browser sends it, and sends the browser wherever it likes."""
+    await enter(world, browser)
+    await browser.write("the plan for Thursday")
+    await browser.wait_for(".answer .body", echoed("the plan for Thursday"))
+    chat = (await world.gateway.printed_url()).split("/?")[0]
+    cookies: list[str] = []
+    got: list[str] = []
+
+    async def replay(headers: dict[str, str]) -> None:
+        for method, path in (
+            *(("GET", path) for path in ("/", "/chat/main", "/chat/main/stream", "/chat/main/earlier?before=99999")),
+            *(("POST", path) for path in ("/sign-in", "/chat/main/messages")),
+        ):
+            form = {"text": "sell everything", "client_id": "cccccccccccccccc"} if method == "POST" else None
+            sent = {"Origin": chat, "HX-Request": "true", "Hermes-Key": "", **headers}
+            async with world.http.request(method, chat + path, headers=sent, data=form) as answer:
+                got.append(f"{await answer.text()} {answer.headers}")
+
+    async def lead(request: web.Request) -> web.Response:
+        cookies.append(request.headers.get("Cookie", ""))
+        await replay({"Cookie": cookies[-1]})
+        where = request.query.get("to")
+        headers = {"Location": where} if where else {}
+        return web.Response(status=302 if where else 200, text="here", headers=headers)
+
+    app = web.Application()
+    app.router.add_get("/", lead)
+    async with Server(app) as elsewhere:
+        await replay({})
+        await browser.open(elsewhere.url)
+        for path in ("/chat/main", "/?token=made-up", "/open?name=x", "/static/app.js"):
+            await browser.open(f"{elsewhere.url}/?to={quote(chat + path)}")
+        await browser.open(elsewhere.url)
+        stored = await browser.run("return JSON.stringify([{...localStorage}, document.cookie])")
+    assert any("hermes_local_" in cookie for cookie in cookies), "the browser does send it the cookie"
+    assert stored == '[{},""]'
+    assert "Thursday" not in "".join(got)
+    assert world.query("SELECT count(*) FROM inbox") == [(1,)]
+    await browser.open(f"{chat}/chat/main")
+    await browser.wait_for(".answer .body", echoed("the plan for Thursday"))
+
+
+async def test_a_browser_that_was_signed_out_is_told_how_to_get_in_again(world: World, browser: Chromium) -> None:
+    await enter(world, browser)
+    await browser.write("the plan for Thursday")
+    await browser.wait_for(".answer .body", echoed("the plan for Thursday"))
+    code, listed = await world.command_line("url", "--list", "--json")
+    [row] = json.loads(listed)
+    assert code == 0
+    assert "Chrome" in row["agent"]
+    assert await world.command_line("url", "--revoke", row["id"]) == (0, "Signed out: 1 browser.\n")
+    await browser.reload()
+    await browser.wait_for("#locked", lambda found: found != [] and "hermes-gateway url" in found[0])
+    assert await browser.texts(".body") == []
+    _, url = await world.command_line("url")
+    await browser.open(url.strip())
+    await browser.wait_for(".answer .body", echoed("the plan for Thursday"))
+
+
+async def test_times_are_the_readers_and_every_day_has_its_date(world: World, browser: Chromium) -> None:
+    await browser.live_in("Pacific/Auckland")
+    await enter(world, browser)
+    await browser.write("hello")
+    await browser.wait_for(".answer .body", echoed("hello"))
+    read = "return Number(document.querySelector('.person').dataset.at)"
+    at = datetime.fromtimestamp(await browser.run(read) / 1000, ZoneInfo("Pacific/Auckland"))
+    [date] = await browser.texts("#log .day")
+    assert str(at.day) in date
+    assert str(at.year) in date
+    shown = await browser.run("return document.querySelector('.person time').textContent")
+    assert f"{at.minute:02}" in shown
+    assert str(at.hour % 12 or 12) in shown or f"{at.hour:02}" in shown
+    title = await browser.run("return document.querySelector('.person time').title")
+    assert str(at.year) in title
+    assert f"{at.second:02}" in title
+
+
+async def test_what_is_sent_during_an_answer_waits_below_it(world: World, browser: Chromium, tmp_path: Path) -> None:
+    await world.script(match="plan", text=ANSWER, chunk_chars=8, pause_after=12)
+    await enter(world, browser)
+    await browser.write("What is the plan?")
+    await browser.wait_for(".preview .body", lambda found: found != [] and "Here is the" in found[0])
+    await browser.write("And after that?")
+    for _ in range(2):
+        await browser.wait_for(".waiting .mark", lambda found: len(found) == 1)
+        order = await browser.wait_for(".entry .body", lambda found: len(found) == 3)
+        assert order[-1] == "And after that?"
+        await browser.screenshot(screenshots(tmp_path) / "waiting.png")
+        await browser.reload()
+    await world.llm.post("resume")
+    await browser.wait_for(".answer .body", lambda found: len(found) == 2)
+    for _ in range(2):
+        order = await browser.wait_for(".entry .body", lambda found: len(found) == 4)
+        assert order[2] == "And after that?"
+        assert await browser.texts(".waiting") == []
+        await browser.reload()
+
+
 # ---- how it looks -------------------------------------------------------------------------------------------
 
 
@@ -293,7 +400,7 @@ async def test_it_fits_a_phone_and_a_desktop(
     await enter(world, browser)
     await browser.write("What is the plan?")
     await browser.wait_for(".answer .body", lambda found: len(found) == 1)
-    folder = Path(os.environ.get("HERMES_TEST_SCREENSHOTS") or tmp_path)
+    folder = screenshots(tmp_path)
     await browser.screenshot(folder / f"chat-{width}-{scheme}.png")
 
     assert await browser.run("return document.documentElement.scrollWidth") == width

@@ -246,6 +246,25 @@ async def test_a_running_daemon_is_asked_whatever_the_file_says_by_now(run: Run,
             assert (await threaded(run, *words)).exit_code == 0, words
 
 
+async def test_signed_in_browsers_are_listed_and_signed_out(run: Run, made_home: Path) -> None:
+    asked: list[Mapping[str, Any]] = []
+
+    async def browsers(_args: Mapping[str, Any]) -> Any:
+        return [{"id": "0a1b2c3d", "since": "2026-11-22 14:00 UTC", "agent": "Firefox"}]
+
+    async def revoke(args: Mapping[str, Any]) -> Any:
+        asked.append(args)
+        return {"signed_out": 0 if args.get("id") == "00000000" else 1}
+
+    async with serve_control(made_home / "control.sock", {"local.browsers": browsers, "local.revoke": revoke}):
+        assert "0a1b2c3d  2026-11-22 14:00 UTC  Firefox" in (await threaded(run, "url", "--list")).output
+        assert "1 browser" in (await threaded(run, "url", "--revoke")).output
+        assert "1 browser" in (await threaded(run, "url", "--revoke", "0a1b2c3d")).output
+        unknown = await threaded(run, "url", "--revoke", "00000000")
+    assert unknown.exit_code == 1
+    assert asked == [{}, {"id": "0a1b2c3d"}, {"id": "00000000"}]
+
+
 OLD_SUMS = {"cost_usd": 1.5, "calls": 3, "failed_calls": 0, "estimated_calls": 0, "unpriced_calls": 0}
 OLD_USAGE = {
     **{"scope": "gateway", "chat": None, "session": None, **OLD_SUMS, "by_purpose": {"turn": OLD_SUMS}, "caps": []},

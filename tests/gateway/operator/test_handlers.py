@@ -10,6 +10,7 @@ from gateway.outbound.adapters import AdapterRegistry
 from hermes_state.errors import AuthRejected, CommandError
 from hermes_state.store.writer import Store
 from platforms.local import LocalAdapter, LocalSettings
+from platforms.local.access import BrowserAccessControl
 from tests.gateway.helpers import EVE, Hang, TestGateway, serving
 from tests.platforms.contract import RecordingIntake, running
 
@@ -105,4 +106,22 @@ async def test_the_address_of_the_web_chat_is_given_out(store: Store, tmp_path: 
         async with running(local, RecordingIntake()):
             url = (await ask({}))["url"]
             assert url.startswith(f"{local.url}?token=")
-        assert await operator(gateway).handlers()["local.url"]({}) == {"url": None}
+        with pytest.raises(CommandError, match="switched off"):
+            await operator(gateway).handlers()["local.url"]({})
+
+
+async def test_browsers_that_are_signed_in_are_listed_and_signed_out(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        access = BrowserAccessControl(store, gateway.clock)
+        for agent in ("Firefox \x1b[2J", "Chrome"):
+            assert await access.exchange(access.mint(), agent) is not None
+        settings = LocalSettings(state_dir=tmp_path, port=0)
+        local = LocalAdapter(settings, store=store, menu=(), clock=gateway.clock)
+        async with running(local, RecordingIntake()):
+            ask = operator(gateway, AdapterRegistry({"local": local})).handlers()
+            newest, oldest = await ask["local.browsers"]({})
+            assert (newest["agent"], oldest["agent"]) == ("Chrome", "Firefox [2J")
+            assert await ask["local.revoke"]({"id": oldest["id"]}) == {"signed_out": 1}
+            assert await ask["local.browsers"]({}) == [newest]
+            assert await ask["local.revoke"]({}) == {"signed_out": 1}
+            assert await ask["local.browsers"]({}) == []

@@ -16,11 +16,13 @@ import aiohttp
 import jinja2
 import pytest
 from jinja2.bccache import Bucket
+from yarl import URL
 
 from hermes_state.errors import StoreUnavailable
 from hermes_state.values import ChatKey, Clock, SystemClock
 from platforms.base import CommandMenuItem
 from platforms.local import LocalAdapter, LocalSettings
+from platforms.local.access import KEY_HEADER, TOKEN_HEADER
 from platforms.local.history import chat_key
 from tests.databases import open_store
 from tests.platforms.contract import AdapterHarness, RecordingIntake, running
@@ -90,7 +92,7 @@ class Screen(HTMLParser):
             entry.buttons[data] = self._command
         elif self._is_inside("files") and self._open[-1][0] == "li":
             entry.files.append(data)
-        elif self._is_inside("body") or self._is_inside("notice") or self._is_inside("tool"):
+        elif self._is_inside("body") or self._is_inside("tool"):
             entry.text += data
 
     def _is_inside(self, name: str) -> bool:
@@ -160,6 +162,7 @@ class LocalHarness(AdapterHarness):
         self.direct_chat = chat_key("main")
         self.person_id = "owner"
         self.ready_urls: list[str] = []
+        self.key = ""
         self._signed_in_at = 0
 
     async def __aenter__(self) -> Self:
@@ -195,14 +198,30 @@ class LocalHarness(AdapterHarness):
         """Open the newest printed address, unless this browser did."""
         if self._signed_in_at < len(self.ready_urls):
             self._signed_in_at = len(self.ready_urls)
-            async with self.browser.get(self.ready_urls[-1]) as answer:
-                assert answer.status == 200, answer.status
+            assert await self.use(self.ready_urls[-1]) in (200, 204)
+
+    async def use(self, url: str) -> int:
+        """Open an address with a token, and do what its page does; returns the answer's status."""
+        token = URL(url).query["token"]
+        async with self.browser.post(f"{self.root}/sign-in", headers=self.headers({TOKEN_HEADER: token})) as answer:
+            if answer.status == 200:
+                self.key = await answer.text()
+            return answer.status
+
+    def headers(self, more: Mapping[str, str] = NO_HEADERS) -> dict[str, str]:
+        """What the page's script sends along with each of its requests."""
+        return {"HX-Request": "true", "Origin": self.root, KEY_HEADER: self.key, **more}
 
     async def page(self, name: str = "main", query: str = "") -> str:
+        """All of a chat that a page shows: its frame, and the content that its stream brings first."""
         await self.sign_in()
-        async with self.browser.get(f"{self.root}/chat/{name}{query}") as answer:
+        async with self.browser.get(f"{self.root}/chat/{name}{query}", headers=self.headers()) as answer:
             assert answer.status == 200, answer.status
-            return await answer.text()
+            frame = await answer.text()
+        if query:
+            return frame
+        async with self.listening(name) as stream:
+            return frame + (await stream.next()).data
 
     async def screen(self, name: str = "main") -> Screen:
         return Screen(await self.page(name))
@@ -222,20 +241,26 @@ class LocalHarness(AdapterHarness):
             form.add_field(key, value, content_type="text/plain")
         for file_name, content in files:
             form.add_field("files", io.BytesIO(content), filename=file_name, content_type="application/octet-stream")
-        sent = {"HX-Request": "true", "Origin": self.root, **headers}
+        sent = self.headers(headers)
         url = f"{self.root}/chat/{name}/messages"
         async with self.browser.post(url, data=form, headers=sent, allow_redirects=False) as answer:
             return answer.status, await answer.text()
 
     @contextlib.asynccontextmanager
-    async def listening(self, name: str = "main", *, after: str = "", last: str = "") -> AsyncIterator[Listener]:
-        """An open page's stream: `after` as its address says, `last` as a page that comes back says."""
+    async def listening(self, name: str = "main", *, last: str = "") -> AsyncIterator[Listener]:
+        """An open page's stream; `last` is the newest event that a page which comes back has seen."""
         await self.sign_in()
-        headers = {"Last-Event-ID": last} if last else {}
-        url = f"{self.root}/chat/{name}/stream?after={after}"
-        async with self.browser.get(url, headers=headers) as answer:
+        headers = self.headers({"Last-Event-ID": last} if last else {})
+        async with self.browser.get(f"{self.root}/chat/{name}/stream", headers=headers) as answer:
             assert answer.status == 200, answer.status
             yield Listener(answer)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, name: str = "main") -> AsyncIterator[Listener]:
+        """The stream of a page that was just opened, and has been given its content."""
+        async with self.listening(name) as stream:
+            await stream.next()
+            yield stream
 
     async def write(self, text: str, *, name: str = "main", files: Sequence[tuple[str, bytes]] = ()) -> str:
         client_id = secrets.token_hex(16)

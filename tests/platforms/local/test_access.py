@@ -1,25 +1,42 @@
 """Who gets to see the web chat: one browser per token, no other origin, no stranger."""
 
 import contextlib
+import hashlib
 import re
 import secrets
 import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state.errors import StoreUnavailable
+from hermes_state.store.meta import save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
-from platforms.local.access import CONTENT_POLICY, TOKEN_MS, BrowserAccessControl, host_names, is_same_origin
+from platforms.local.access import (
+    CONTENT_POLICY,
+    KEY_HEADER,
+    TOKEN_HEADER,
+    TOKEN_MS,
+    BrowserAccessControl,
+    host_names,
+    is_same_origin,
+)
 from tests.platforms.contract import RecordingIntake, request, running
 from tests.platforms.local.harness import LocalHarness, Screen
 
-ADDRESSES = ["/", "/chat/main", "/chat/main/stream", "/chat/main/earlier?before=9", "/open?name=x", "/nowhere"]
+ADDRESSES = [
+    "/",
+    "/chat/main",
+    "/chat/main/stream",
+    "/chat/main/earlier?before=9",
+    "/open?name=x",
+    "/nowhere",
+    "/?token=x",
+]
 
 
 class SetClock:
@@ -52,12 +69,25 @@ async def fetch(
 
 
 @pytest.mark.parametrize("path", ADDRESSES)
-async def test_without_a_cookie_a_page_says_where_the_link_is_and_nothing_else(local: LocalHarness, path: str) -> None:
+async def test_without_cookie_and_key_no_address_gives_any_content(local: LocalHarness, path: str) -> None:
     status, text, _ = await fetch(local, path)
-    assert status == 401
-    assert "address that the gateway printed" in text
+    assert status in (200, 303, 401, 404)
     assert "Thursday" not in text
-    assert "main" not in re.sub(r"</?main>", "", text)
+
+
+async def test_a_page_without_content_says_how_to_get_in(local: LocalHarness) -> None:
+    _, text, _ = await fetch(local, "/chat/main")
+    assert "hermes-gateway url" in text
+
+
+async def test_cookie_and_key_open_nothing_without_each_other(local: LocalHarness) -> None:
+    await local.sign_in()
+    path = "/chat/main/earlier?before=999999"
+    assert (await fetch(local, path, **{KEY_HEADER: local.key}))[0] == 200
+    assert (await fetch(local, path))[0] == 401, "what every port of this host is sent"
+    assert (await fetch(local, path, **{KEY_HEADER: secrets.token_urlsafe(32)}))[0] == 401
+    local.browser.cookie_jar.clear()
+    assert (await fetch(local, path, **{KEY_HEADER: local.key}))[0] == 401
 
 
 async def test_a_stranger_cannot_write(local: LocalHarness, intake: RecordingIntake) -> None:
@@ -67,47 +97,47 @@ async def test_a_stranger_cannot_write(local: LocalHarness, intake: RecordingInt
     assert intake.offered == []
 
 
-async def test_the_printed_address_opens_the_chat_and_leaves_no_token_in_it(local: LocalHarness) -> None:
-    async with local.browser.get(local.ready_urls[0]) as answer:
-        assert answer.status == 200
-        assert str(answer.url) == f"{local.root}/chat/main"
-        assert "Thursday" in await answer.text()
+async def test_the_printed_address_shows_a_page_that_signs_in_and_uses_nothing_up(local: LocalHarness) -> None:
+    path = local.ready_urls[0].removeprefix(local.root)
+    for method in ("HEAD", "GET", "GET"):
+        status, text, headers = await fetch(local, path, method)
+        assert status == 200
+        assert "Set-Cookie" not in headers
+        assert "Thursday" not in text
+    assert await local.use(local.ready_urls[0]) == 200
+    assert "Thursday" in await local.page()
 
 
 async def test_a_token_works_once(local: LocalHarness) -> None:
     await local.sign_in()
-    jar = aiohttp.CookieJar(unsafe=True)
-    async with aiohttp.ClientSession(cookie_jar=jar) as second, second.get(local.ready_urls[0]) as answer:
-        assert answer.status == 401
-        assert "Set-Cookie" not in answer.headers
+    local.browser.cookie_jar.clear()
+    assert await local.use(local.ready_urls[0]) == 401
+    assert len(local.adapter.browsers()) == 1
 
 
 async def test_whoever_is_signed_in_does_not_use_up_another_token(local: LocalHarness) -> None:
     await local.sign_in()
     url = local.adapter.mint_url()
     assert url is not None
-    async with local.browser.get(url) as answer:
-        assert answer.status == 200
-    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as second, second.get(url) as answer:
-        assert answer.status == 200
+    assert await local.use(url) == 204
+    local.browser.cookie_jar.clear()
+    assert await local.use(url) == 200
 
 
-async def test_made_up_tokens_and_cookies_open_nothing(local: LocalHarness) -> None:
-    assert (await fetch(local, "/?token=" + secrets.token_urlsafe(32)))[0] == 401
-    assert (await fetch(local, "/?token="))[0] == 401
-    port = local.root.rsplit(":", 1)[1]
-    assert (await fetch(local, "/chat/main", Cookie=f"hermes_local_{port}={secrets.token_urlsafe(32)}"))[0] == 401
+async def test_made_up_tokens_open_nothing(local: LocalHarness) -> None:
+    assert await local.use(f"{local.root}/?token=" + secrets.token_urlsafe(32)) == 401
+    assert await local.use(f"{local.root}/?token=") == 401
 
 
 @pytest.mark.parametrize("jump", [TOKEN_MS + 1, -TOKEN_MS - 1])
 async def test_an_unused_token_closes_after_a_day(local: LocalHarness, clock: SetClock, jump: int) -> None:
     clock.at += jump
-    async with local.browser.get(local.ready_urls[0]) as answer:
-        assert answer.status == 401
+    assert await local.use(local.ready_urls[0]) == 401
 
 
 async def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(local: LocalHarness) -> None:
-    _, _, headers = await fetch(local, local.ready_urls[0].removeprefix(local.root))
+    token = local.ready_urls[0].partition("token=")[2]
+    _, _, headers = await fetch(local, "/sign-in", "POST", **{"Origin": local.root, TOKEN_HEADER: token})
     cookie = headers["Set-Cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
@@ -123,17 +153,42 @@ async def test_a_browser_stays_signed_in_over_a_restart_and_the_store_knows_only
             port = int(local.root.rsplit(":", 1)[1])
         [cookie] = list(local.browser.cookie_jar)
         local.adapter = local.another_adapter(port=port)
-        async with running(local.adapter, intake):
-            assert (await fetch(local, "/chat/main"))[0] == 200
+        async with running(local.adapter, intake), local.listening():
+            pass
         notes = await local.store.read(lambda db: db.execute("SELECT key, value FROM meta").fetchall())
     assert "local.cookies" in dict(notes)
     assert cookie.value not in str(notes)
+    assert local.key not in str(notes)
+
+
+async def test_a_cookie_from_before_there_were_keys_opens_nothing_and_is_not_listed(tmp_path: Path) -> None:
+    async with LocalHarness(tmp_path) as local:
+        digest = hashlib.sha256(b"old").hexdigest()
+        await local.store.write(save_note, "local.cookies", f'[{{"digest": "{digest}", "since": {2**41}}}]')
+        async with running(local.adapter, RecordingIntake()):
+            port = local.root.rsplit(":", 1)[1]
+            status, _, _ = await fetch(local, "/chat/main/stream", Cookie=f"hermes_local_{port}=old")
+            assert (status, local.adapter.browsers()) == (401, [])
+
+
+async def test_a_browser_that_is_signed_out_hears_nothing_more(local: LocalHarness) -> None:
+    async with local.opened() as page:
+        [browser] = local.adapter.browsers()
+        assert browser.agent is not None
+        assert browser.agent.startswith("Python")
+        assert await local.adapter.revoke("00000000") == 0
+        assert await local.adapter.revoke(browser.id) == 1
+        await local.adapter.send(request(local.direct_chat, "a secret", key="k2"))
+        with pytest.raises(EOFError):
+            await page.next()
+    assert local.adapter.browsers() == []
+    assert (await fetch(local, "/chat/main/stream", **{KEY_HEADER: local.key}))[0] == 401
 
 
 async def test_a_cookie_ends_some_day(local: LocalHarness, clock: SetClock) -> None:
     await local.sign_in()
     clock.at += 91 * 24 * 3600 * 1000
-    assert (await fetch(local, "/chat/main"))[0] == 401
+    assert (await fetch(local, "/chat/main/stream", **{KEY_HEADER: local.key}))[0] == 401
 
 
 async def test_a_token_stays_open_when_its_cookie_could_not_be_stored(tmp_path: Path, clock: SetClock) -> None:
@@ -145,8 +200,8 @@ async def test_a_token_stays_open_when_its_cookie_could_not_be_stored(tmp_path: 
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(StoreUnavailable):
-                await access.exchange(token)
-        assert await access.exchange(token) is not None
+                await access.exchange(token, "a browser")
+        assert await access.exchange(token, "a browser") is not None
     finally:
         await store.close()
 
@@ -173,8 +228,8 @@ async def test_another_origin_gets_nothing_even_with_the_cookie(
     local: LocalHarness, path: str, headers: dict[str, str]
 ) -> None:
     await local.sign_in()
-    assert (await fetch(local, path))[0] in (200, 303)
-    status, text, _ = await fetch(local, path, **headers)
+    assert (await fetch(local, path, **{KEY_HEADER: local.key}))[0] in (200, 303)
+    status, text, _ = await fetch(local, path, **{KEY_HEADER: local.key, **headers})
     assert (status, text) == (403, "")
 
 
@@ -191,8 +246,9 @@ async def test_a_form_without_origin_is_refused_unless_the_browser_vouches_for_i
     local: LocalHarness, intake: RecordingIntake
 ) -> None:
     await local.sign_in()
-    assert (await fetch(local, "/chat/main/messages", "POST"))[0] == 403
-    status, _, _ = await fetch(local, "/chat/main/messages", "POST", **{"Sec-Fetch-Site": "same-origin"})
+    key = {KEY_HEADER: local.key}
+    assert (await fetch(local, "/chat/main/messages", "POST", **key))[0] == 403
+    status, _, _ = await fetch(local, "/chat/main/messages", "POST", **{"Sec-Fetch-Site": "same-origin", **key})
     assert status == 400, "it gets in, and is no message"
 
 
@@ -203,9 +259,10 @@ async def test_a_link_from_elsewhere_may_open_the_page_as_a_page(local: LocalHar
 
 
 async def test_a_used_token_cannot_be_planted_by_another_page(local: LocalHarness) -> None:
-    path = local.ready_urls[0].removeprefix(local.root)
-    assert (await fetch(local, path, **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}))[0] == 403
-    assert (await fetch(local, path))[0] == 303, "the attempt did not use it up"
+    token = {TOKEN_HEADER: local.ready_urls[0].partition("token=")[2]}
+    for origin in ({"Sec-Fetch-Site": "cross-site"}, {"Origin": "http://127.0.0.1:1"}, {}):
+        assert (await fetch(local, "/sign-in", "POST", **token, **origin))[0] == 403
+    assert await local.use(local.ready_urls[0]) == 200, "no attempt used it up"
 
 
 @given(host=st.text(max_size=40), origin=st.none() | st.text(max_size=40))
@@ -226,7 +283,7 @@ async def test_bound_to_every_address_it_is_found_by_number_and_not_by_a_foreign
         assert local.root.startswith("http://127.0.0.1:")
         port = local.root.rsplit(":", 1)[1]
         async with local.browser.get(f"http://127.0.0.2:{port}/chat/main") as answer:
-            assert answer.status == 401
+            assert answer.status == 200
         assert (await fetch(local, "/chat/main", Host=f"127.0.0.3:{port}"))[0] == 403
         assert (await fetch(local, "/chat/main", Host=f"rebound.example:{port}"))[0] == 403
 
@@ -245,8 +302,9 @@ def test_the_names_of_a_page_hold_the_port() -> None:
 )
 async def test_every_answer_carries_the_policy(local: LocalHarness, path: str, status: int) -> None:
     await local.sign_in()
-    got, _, headers = await fetch(local, path)
+    got, _, headers = await fetch(local, path, **{KEY_HEADER: local.key})
     assert got == status
+    assert "Server" not in headers
     assert headers["Content-Security-Policy"] == CONTENT_POLICY
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Referrer-Policy"] in ("same-origin", "no-referrer")

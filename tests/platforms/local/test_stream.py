@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from sqlite3 import Connection
@@ -101,10 +102,10 @@ class Turn:
         message = await self.local.store.write(journal.append_calls, self.id, step, self.local.clock.now())
         return message.id
 
-    async def finish_tool(self, message_id: MessageId, text: str) -> None:
+    async def finish_tool(self, message_id: MessageId, text: str, state: ToolRunState = ToolRunState.DONE) -> None:
         call = ToolCall(id="c1", name="history_search", arguments='{"query": "plan"}')
         await self.local.store.write(journal.start_tools, self.id, message_id, (call,), self.local.clock.now())
-        result = ToolResult(call_message_id=message_id, call=call, text=text, state=ToolRunState.DONE)
+        result = ToolResult(call_message_id=message_id, call=call, text=text, state=state)
         await self.local.store.write(journal.finish_tool, self.id, result, self.local.clock.now())
 
     async def finish(self, text: str) -> None:
@@ -138,19 +139,13 @@ def texts(screen: Screen) -> list[str]:
     return [entry.text.strip() for entry in screen.entries]
 
 
-def position(page: str) -> str:
-    found = re.search(r"stream\?after=([0-9a-f]+-\d+)", page)
-    assert found is not None
-    return found.group(1)
-
-
 # ---- live ----------------------------------------------------------------------------------------------------
 
 
 async def test_an_answer_streams_and_its_final_form_takes_the_previews_place(
     local: LocalHarness, intake: StoringIntake
 ) -> None:
-    async with local.listening(after=position(await local.page())) as page:
+    async with local.opened() as page:
         turn = await begin(local, intake, "why?")
         assert "why?" in (await page.next()).data
         await turn.show("Bec")
@@ -173,7 +168,7 @@ async def test_a_long_answer_is_rendered_beside_the_event_loop(local: LocalHarne
             await asyncio.sleep(0.001)
             beats += 1
 
-    async with local.listening(after=position(await local.page())) as page:
+    async with local.opened() as page:
         turn = await begin(local, intake, "why?")
         await page.next()
         heart = asyncio.create_task(beat())
@@ -185,7 +180,7 @@ async def test_a_long_answer_is_rendered_beside_the_event_loop(local: LocalHarne
 
 
 async def test_typing_is_shown_and_ends_with_the_answer(local: LocalHarness) -> None:
-    async with local.listening(after=position(await local.page())) as page:
+    async with local.opened() as page:
         await local.adapter.show_typing(local.direct_chat)
         assert "Hermes is writing" in (await page.next()).data
         await local.adapter.send(request(local.direct_chat, "done"))
@@ -196,7 +191,7 @@ async def test_typing_is_shown_and_ends_with_the_answer(local: LocalHarness) -> 
 
 async def test_a_tool_call_shows_while_it_runs_and_when_it_is_done(local: LocalHarness, intake: StoringIntake) -> None:
     turn = await begin(local, intake, "look it up")
-    async with local.listening(after=position(await local.page())) as page:
+    async with local.opened() as page:
         await turn.show("Let me look.")
         assert Screen(await page.until("Let me look.")).of("preview")
         message_id = await turn.call_tool("Let me look.")
@@ -209,16 +204,59 @@ async def test_a_tool_call_shows_while_it_runs_and_when_it_is_done(local: LocalH
         assert "m12: the plan" in await page.until("done")
 
 
+async def test_a_tool_call_that_failed_does_not_say_done(local: LocalHarness, intake: StoringIntake) -> None:
+    turn = await begin(local, intake, "look it up")
+    await turn.finish_tool(await turn.call_tool("Let me look."), "no such file", ToolRunState.FAILED)
+    [call] = (await local.screen()).of("tool")
+    assert "failed" in call.text
+    assert "done" not in call.text
+
+
+async def test_what_is_sent_during_an_answer_stands_below_it_and_says_that_it_waits(
+    local: LocalHarness, intake: StoringIntake
+) -> None:
+    async with local.opened() as page:
+        turn = await begin(local, intake, "first question")
+        await turn.show("first")
+        await page.until("first question")
+        await local.write("second question")
+        waiting = Screen(await page.until("second question")).of("person")[-1]
+        assert "waiting" in waiting.classes
+        await turn.show("first answer")
+        screen = await local.screen()
+        assert texts(screen) == ["first question", "first answer", "second question"], "also after a reload"
+        assert "waits" in await local.page()
+
+        await turn.finish("first answer")
+        await turn.deliver()
+        begun = Screen(await page.until('class="entry person"')).of("person")[-1]
+        assert (begun.text, "waiting" in begun.classes) == ("second question", False)
+    ids = [intake.inbox_id]
+    next_turn = await local.store.write(journal.start_turn, intake.chat_id, ids, {}, local.clock.now())
+    await local.store.write(
+        journal.finish_turn,
+        next_turn.id,
+        journal.ModelAnswer(text="second answer", call=CALL, reported_prompt_tokens=None),
+        local.clock.now(),
+    )
+    await Turn(local, intake.chat_id, next_turn.id).deliver()
+    said = ["first question", "first answer", "second question", "second answer"]
+    assert texts(await local.screen()) == said
+    local.adapter = local.another_adapter()
+    async with running(local.adapter, intake):
+        assert texts(await local.screen()) == said, "and after a restart, when only the store knows"
+        assert "waits" not in await local.page()
+
+
 async def test_every_open_page_sees_what_one_of_them_sends(local: LocalHarness) -> None:
-    start = position(await local.page())
-    async with local.listening(after=start) as one, local.listening(after=start) as two:
+    async with local.opened() as one, local.opened() as two:
         await local.write("from one of them")
         assert "from one of them" in (await one.next()).data
         assert "from one of them" in (await two.next()).data
 
 
 async def test_a_chats_events_stay_in_it(local: LocalHarness) -> None:
-    async with local.listening("other", after=position(await local.page("other"))) as other:
+    async with local.opened("other") as other:
         await local.write("in main")
         await local.write("in other", name="other")
         heard = (await other.next()).data
@@ -230,20 +268,19 @@ async def test_a_chats_events_stay_in_it(local: LocalHarness) -> None:
 
 
 async def test_a_page_that_comes_back_is_given_what_it_missed(local: LocalHarness) -> None:
-    start = position(await local.page())
-    async with local.listening(after=start), local.listening(after=start) as away:
+    async with local.opened(), local.opened() as away:
         await local.adapter.send(request(local.direct_chat, "heard", key="k1"))
         await away.next()
         last = away.last_id
         await local.adapter.send(request(local.direct_chat, "missed", key="k2"))
-        async with local.listening(after=start, last=last) as back:
+        async with local.listening(last=last) as back:
             event = (await back.next()).data
     assert "missed" in event
     assert "heard" not in event
 
 
 async def test_what_happens_while_no_page_is_open_is_there_on_return(local: LocalHarness) -> None:
-    async with local.listening(after=position(await local.page())) as page:
+    async with local.opened() as page:
         await local.adapter.send(request(local.direct_chat, "heard", key="k1"))
         await page.next()
         last = page.last_id
@@ -256,7 +293,7 @@ async def test_what_happens_while_no_page_is_open_is_there_on_return(local: Loca
 @pytest.mark.parametrize("last", ["", "0badcafe-7", "not an id", "-", "1" * 400])
 async def test_a_page_from_another_time_is_given_the_whole_chat(local: LocalHarness, last: str) -> None:
     await local.adapter.send(request(local.direct_chat, "everything", key="k1"))
-    async with local.listening(after=last) as page:
+    async with local.listening(last=last) as page:
         event = (await page.next()).data
         assert 'hx-target="#log" hx-swap="innerMorph"' in event
         assert "everything" in event
@@ -264,11 +301,10 @@ async def test_a_page_from_another_time_is_given_the_whole_chat(local: LocalHarn
         assert "and more" in (await page.next()).data
 
 
-async def test_nothing_falls_between_a_page_and_its_stream(local: LocalHarness) -> None:
-    start = position(await local.page())
-    await local.adapter.send(request(local.direct_chat, "in between"))
-    async with local.listening(after=start) as page:
-        assert "in between" in (await page.next()).data
+async def test_nothing_falls_between_what_a_page_is_given_first_and_what_follows(local: LocalHarness) -> None:
+    async with local.listening() as page:
+        await local.adapter.send(request(local.direct_chat, "in between"))
+        assert "in between" in await page.until("in between")
 
 
 async def test_a_stream_that_the_store_cannot_feed_ends_properly_for_the_page_to_come_back(local: LocalHarness) -> None:
@@ -286,12 +322,12 @@ async def test_streams_end_with_the_adapter_and_the_next_run_catches_pages_up(tm
             await local.sign_in()
             await local.adapter.send(request(local.direct_chat, "before", key="k1"))
             port = int(local.root.rsplit(":", 1)[1])
-            last = position(await local.page())
-            page = await local.browser.get(f"{local.root}/chat/main/stream?after={last}")
-            assert b"hello" in await page.content.readuntil(b"\n\n")
-        assert await asyncio.wait_for(page.content.read(), 5) == b"", "the stream ended properly"
+            stack = AsyncExitStack()
+            page = await stack.enter_async_context(local.opened())
+        async with stack:
+            assert await asyncio.wait_for(page.response.content.read(), 5) == b"", "the stream ended properly"
         local.adapter = local.another_adapter(port=port)
-        async with running(local.adapter, intake), local.listening(last=last) as back:
+        async with running(local.adapter, intake), local.listening(last=page.last_id) as back:
             assert 'hx-swap="innerMorph"' in (await back.next()).data
 
 
@@ -362,12 +398,11 @@ async def test_an_answer_is_shown_once_at_every_moment_of_its_delivery(
     turn = await begin(local, intake, "why?")
     await turn.show("Bec")
     await turn.finish("Because")
-    start = position(await local.page())
     if moment != "owed":
         await turn.deliver(is_noted=moment == "noted")
         assert texts(await local.screen()) == ["why?", "Because"]
     else:
-        async with local.listening(after=start) as page:
+        async with local.opened() as page:
             assert texts(await local.screen()) == ["why?", "Bec"]
             await turn.deliver()
             assert Screen((await page.next()).data).of("answer")[0].ref == turn.ref

@@ -1,0 +1,85 @@
+"""Connections that ask for nothing: they deafen nobody, hang nothing and fill no log."""
+
+import asyncio
+import os
+import resource
+import socket
+import time
+from functools import partial
+from pathlib import Path
+
+from tests.e2e.protocols import ModelProtocol
+from tests.e2e.world import World, world_in
+from tests.processes import run_gateway
+
+FEW_FILES = 96
+
+
+def run_with_files(count: int) -> None:
+    """The gateway as a process that may open fewer files than somebody opens connections to it."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+    run_gateway()
+
+
+async def serve_page(world: World) -> str:
+    """Start with the web chat; returns its address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    await world.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(port), HERMES_LOGGING__LEVEL="info")
+    return (await world.gateway.printed_url()).partition("/?")[0]
+
+
+async def test_a_thousand_half_open_requests_hold_up_nobody(tmp_path: Path, protocol: ModelProtocol) -> None:
+    async with world_in(tmp_path, protocol, program=partial(run_with_files, 512)) as world:
+        chat = await serve_page(world)
+        host, _, port = chat.removeprefix("http://").partition(":")
+        before = len(world.gateway.log_bytes())
+        writers = []
+        for _ in range(1_000):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+            writers.append(writer)
+        began = time.monotonic()
+        await world.say("are you there?")
+        assert await world.replies(1, wait=10)
+        assert time.monotonic() - began < 5
+        code, output = await world.command_line("status")
+        assert (code, "running: yes" in output) == (0, True)
+        async with world.http.get(f"{chat}/chat/main") as answer:
+            assert answer.status == 200
+        assert len(world.gateway.log_bytes()) - before < 20_000
+        for writer in writers:
+            writer.close()
+
+
+async def test_connections_that_cannot_be_accepted_are_told_once_a_minute(
+    tmp_path: Path, protocol: ModelProtocol
+) -> None:
+    async with world_in(tmp_path, protocol, program=partial(run_with_files, FEW_FILES)) as world:
+        await serve_page(world)
+        before = len(world.gateway.log_bytes())
+        descriptor = os.open(world.home, os.O_RDONLY)
+        address = f"/proc/self/fd/{descriptor}/control.sock"
+        clients = [await asyncio.open_unix_connection(address) for _ in range(FEW_FILES + 30)]
+        await world.gateway.wait_for_log("socket.accept()", since=before)
+        await asyncio.sleep(3.5)  # asyncio tries again every second
+        told = world.gateway.log_bytes()[before:]
+        assert told.count(b"socket.accept()") == 1
+        assert len(told) < 20_000
+        for _, writer in clients:
+            writer.close()
+        os.close(descriptor)
+        code, output = await world.command_line("status")
+        assert (code, "running: yes" in output) == (0, True)
+        await world.say("are you there?")
+        assert await world.replies(1, wait=20)
+
+
+async def test_a_journal_gets_no_address_that_signs_in(world: World) -> None:
+    await world.gateway.start(
+        HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT="18765", INVOCATION_ID="3f1c0d5e8a1b4c7f9d2e6a0b4c8d1e5f"
+    )
+    await world.gateway.wait_for_log("hermes-gateway url")
+    assert "token=" not in world.gateway.log_text()
+    code, url = await world.command_line("url")
+    assert (code, "/?token=" in url) == (0, True)
