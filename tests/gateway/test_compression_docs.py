@@ -17,7 +17,7 @@ from agent.context.summary import HEADINGS
 from agent.model.sizes import DEFAULT_OUTPUT
 from agent.turn import MAX_OVERFLOWS
 from gateway.config.docs import describe_settings
-from gateway.outbound.notices import ACCURACY_FROM
+from gateway.outbound.notices import ACCURACY_EVERY, ACCURACY_FROM
 from gateway.turns.hygiene import MIN_HYGIENE_MESSAGES
 from tests.gateway.test_docs import between
 
@@ -79,7 +79,7 @@ def test_the_numbers_in_the_text_are_those_of_the_code() -> None:
         f"less than {MIN_GAIN_PERCENT} %",
         f"grown by {REARM_GROWTH_PERCENT} %",
         f"{MAX_LENGTH_PERCENT} % of the length",
-        {2: "From the second compression on"}[ACCURACY_FROM],
+        {(2, 10): "At the second compression and then at every tenth"}[ACCURACY_FROM, ACCURACY_EVERY],
         {2: "Two such passes in a row"}[STRIKES_TO_BLOCK],
     ):
         assert words.lower() in text, words
