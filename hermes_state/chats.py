@@ -150,6 +150,8 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     tool_state: str | None
     """State of the run whose result it is, as the journal has it."""
     created_at: Millis
+    taken_up_at: Millis | None
+    """Start of the turn that answers a person's message, which may have waited for it."""
     ref: str | None
     """The platform's id of the message, of its first part if it has several."""
     is_owed: bool
@@ -170,6 +172,7 @@ _HISTORY = """
 SELECT m.id, m.lineage_id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_call_id, m.created_at,
   (SELECT r.state FROM tool_runs r WHERE r.turn_id = m.turn_id AND r.tool_call_id = m.tool_call_id
     ORDER BY r.id DESC LIMIT 1) AS tool_state,
+  (SELECT t.started_at FROM turns t WHERE t.id = m.turn_id AND m.origin = 'human') AS taken_up_at,
   (SELECT p.ref FROM platform_messages p WHERE p.message_id = m.id ORDER BY p.part LIMIT 1) AS ref,
   EXISTS (SELECT 1 FROM outbox o WHERE o.message_id = m.id AND o.state IN ('pending','sending','ambiguous')) AS is_owed,
   EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL) AS is_undone,

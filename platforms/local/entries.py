@@ -47,7 +47,7 @@ class Entry:
     is_waiting: bool = False
     """It was sent during an answer, and stands below whatever belongs to that."""
     not_before: Millis = BEGINNING
-    """Time before which it was not its turn, although it may be older."""
+    """Time at which it was taken up, where that was later than it was sent."""
 
     @property
     def order(self) -> int:

@@ -4,15 +4,14 @@ Nothing here writes. A page shows a chat through all its conversations, newest l
 than what the model sees: undone messages stay, marked.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from sqlite3 import Connection
 
 from hermes_state import chats
 from hermes_state.chats import HistoryRow, find_chat
-from hermes_state.inbox import load_waiting
+from hermes_state.inbox import InboxKind, load_waiting
 from hermes_state.journal import find_open_turn
-from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Origin
+from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Millis, Origin
 from platforms.local.entries import BEGINNING, Entry, EntryKind, merge
 
 RESULT_CHARACTERS = 4_000
@@ -43,7 +42,7 @@ def load_history(
     waiting = [] if before is not None else _waiting(db, chat.id)
     known_refs = chats.known_refs(db, chat.id, [entry.ref for entry in recent]) | {entry.ref for entry in waiting}
     since = BEGINNING if is_all else min(row.created_at for row in rows)
-    entries = merge([*_in_order(_with_dividers(rows)), *waiting], known_refs, recent, since)
+    entries = merge([*_with_dividers(rows), *waiting], known_refs, recent, since)
     return entries, None if is_all else rows[0].id
 
 
@@ -65,8 +64,8 @@ def load_progress(db: Connection, key: ChatKey) -> tuple[list[Entry], frozenset[
 
 
 def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
-    """Load what was accepted and no turn has claimed yet; it waits where a turn is open."""
-    is_waiting = find_open_turn(db, chat_id) is not None
+    """Load what was accepted and no turn has claimed yet; a message waits while another turn is open."""
+    has_turn = find_open_turn(db, chat_id) is not None
     return [
         Entry(
             ref=row.message_ref,
@@ -74,7 +73,7 @@ def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
             at=row.sent_at,
             text=row.payload.text,
             files=tuple(attachment.name for attachment in row.payload.attachments),
-            is_waiting=is_waiting,
+            is_waiting=has_turn and row.kind is InboxKind.MESSAGE,
         )
         for row in load_waiting(db, chat_id)
     ]
@@ -83,19 +82,13 @@ def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
 def _with_dividers(rows: Sequence[HistoryRow]) -> Iterator[Entry]:
     results = _results(rows)
     seen: set[int] = set()
-    for row in rows:
-        if seen and row.lineage_id not in seen:
-            yield Entry(ref=f"d{row.lineage_id}", kind=EntryKind.DIVIDER, at=row.created_at)
-        seen.add(row.lineage_id)
-        yield from _entries(row, results)
-
-
-def _in_order(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Stored entries where they came up: what waited for an answer was written before that was."""
     latest = BEGINNING
-    for entry in entries:
-        latest = max(latest, entry.at)
-        yield replace(entry, not_before=latest)
+    for row in rows:
+        latest = max(latest, row.created_at, row.taken_up_at or BEGINNING)
+        if seen and row.lineage_id not in seen:
+            yield Entry(ref=f"d{row.lineage_id}", kind=EntryKind.DIVIDER, at=row.created_at, not_before=latest)
+        seen.add(row.lineage_id)
+        yield from _entries(row, results, latest)
 
 
 def _results(rows: Sequence[HistoryRow]) -> Mapping[tuple[int | None, str], HistoryRow]:
@@ -103,7 +96,9 @@ def _results(rows: Sequence[HistoryRow]) -> Mapping[tuple[int | None, str], Hist
     return {(row.turn_id, row.tool_call_id): row for row in rows if row.tool_call_id is not None}
 
 
-def _entries(row: HistoryRow, results: Mapping[tuple[int | None, str], HistoryRow]) -> Iterator[Entry]:
+def _entries(
+    row: HistoryRow, results: Mapping[tuple[int | None, str], HistoryRow], not_before: Millis = BEGINNING
+) -> Iterator[Entry]:
     if row.role == MessageRole.TOOL or (row.is_owed and row.role == MessageRole.ASSISTANT):
         return
     body = row.body or MessageBody()
@@ -117,6 +112,7 @@ def _entries(row: HistoryRow, results: Mapping[tuple[int | None, str], HistoryRo
             files=tuple(row.files.split("\n")) if row.files else (),
             is_undone=row.is_undone,
             was_interrupted=body.was_interrupted,
+            not_before=not_before,
         )
     for number, call in enumerate(body.calls):
         result = results.get((row.turn_id, call.id))
@@ -125,6 +121,7 @@ def _entries(row: HistoryRow, results: Mapping[tuple[int | None, str], HistoryRo
             kind=EntryKind.TOOL,
             at=row.created_at,
             call=call,
+            not_before=not_before,
             state="running" if result is None else result.tool_state or "done",
             result=None if result is None else _shortened(result.text or ""),
             is_undone=row.is_undone,

@@ -223,10 +223,17 @@ class RouteHandler:
         chat = self.chats.of(name)
         if known := chat.find(ref):
             return known
-        _, waiting = await self.store.read(load_progress, message.chat)
-        files = tuple(file.name for file in submitted.files)
-        is_waiting = ref in waiting
-        entry = Entry(ref=ref, kind=EntryKind.PERSON, at=now, text=submitted.text, files=files, is_waiting=is_waiting)
+        waiting: frozenset[str] = frozenset()
+        with suppress(StateError):  # it is stored, and that is what the answer is about
+            _, waiting = await self.store.read(load_progress, message.chat)
+        entry = Entry(
+            ref=ref,
+            kind=EntryKind.PERSON,
+            at=now,
+            text=submitted.text,
+            files=tuple(file.name for file in submitted.files),
+            is_waiting=ref in waiting,
+        )
         chat.add(entry)
         return entry
 

@@ -103,6 +103,9 @@
     if (event.detail.ctx.response.status === 401) lock(true);
   });
 
+  // A stream asks again with the key that it had: another tab has signed in anew.
+  window.addEventListener("storage", (event) => { if (event.key === "hermes.key") location.reload(); });
+
   // Without the key a request opens nothing: unlike the cookie, it goes to no other port of this host.
   document.addEventListener("htmx:config:request", (event) => {
     event.detail.ctx.request.headers["Hermes-Key"] = localStorage.getItem("hermes.key") ?? "";

@@ -40,21 +40,22 @@ class StoringIntake(RecordingIntake):
     """An intake that stores what it accepts, so that turns can be run by hand."""
 
     local: LocalHarness
+    kind = inbox.InboxKind.MESSAGE
 
     async def accept(self, event: InboundEvent, cursor: object = None) -> None:
         assert isinstance(event, InboundMessage)
         await super().accept(event)
-        self.chat_id, self.inbox_id = await self.local.store.write(_put, event)
+        self.chat_id, self.inbox_id = await self.local.store.write(_put, event, self.kind)
 
 
-def _put(db: Connection, event: InboundMessage) -> tuple[ChatId, InboxId]:
+def _put(db: Connection, event: InboundMessage, kind: inbox.InboxKind) -> tuple[ChatId, InboxId]:
     chat_id = ensure_chat(db, event.chat, ChatKind.LOCAL, None, event.sent_at)
     row = inbox.NewInboxRow(
         platform="local",
         account="local",
         event_ref=event.event_ref,
         chat_id=chat_id,
-        kind=inbox.InboxKind.MESSAGE,
+        kind=kind,
         mode=inbox.InboxMode.QUEUE,
         sender_ref=event.sender.ref,
         sender_name=event.sender.name,
@@ -112,11 +113,13 @@ class Turn:
         answer = journal.ModelAnswer(text=text, call=CALL, reported_prompt_tokens=None)
         await self.local.store.write(journal.finish_turn, self.id, answer, self.local.clock.now())
 
-    async def deliver(self, *, is_noted: bool = True) -> None:
+    async def deliver(self, *, is_noted: bool = True, is_notice: bool = False) -> None:
         [row] = await self.local.store.read(outbox.load_open, self.chat_id)
         assert row.written is not None
         [part] = self.local.adapter.render(row.written.markdown)
-        sent = SendRequest(chat=self.local.direct_chat, part=part, key=f"o{row.id}", replaces=row.replaces)
+        sent = SendRequest(
+            chat=self.local.direct_chat, part=part, key=f"o{row.id}", replaces=row.replaces, is_notice=is_notice
+        )
         ref = await self.local.adapter.send(sent)
         if is_noted:
             await self.local.store.write(outbox.mark_sent, row.id, ref, self.local.clock.now())
@@ -246,6 +249,29 @@ async def test_what_is_sent_during_an_answer_stands_below_it_and_says_that_it_wa
     async with running(local.adapter, intake):
         assert texts(await local.screen()) == said, "and after a restart, when only the store knows"
         assert "waits" not in await local.page()
+
+
+async def test_what_waited_stands_below_the_error_that_it_waited_for(
+    local: LocalHarness, intake: StoringIntake
+) -> None:
+    turn = await begin(local, intake, "first question")
+    await local.write("second question")
+    await local.store.write(journal.fail_turn, turn.id, "broken", "That did not work.", local.clock.now())
+    await turn.deliver(is_notice=True)
+    ids = [intake.inbox_id]
+    await local.store.write(journal.start_turn, intake.chat_id, ids, {}, local.clock.now())
+    assert texts(await local.screen()) == ["first question", "That did not work.", "second question"]
+
+
+async def test_a_command_that_runs_during_an_answer_does_not_wait(local: LocalHarness, intake: StoringIntake) -> None:
+    turn = await begin(local, intake, "first question")
+    await turn.show("first")
+    intake.kind = inbox.InboxKind.COMMAND
+    async with local.opened() as page:
+        await local.write("/status")
+        assert "waiting" not in Screen(await page.until("/status")).of("person")[-1].classes
+        await local.adapter.send(request(local.direct_chat, "All is well.", key="k9"))
+    assert texts(await local.screen())[-2:] == ["/status", "All is well."]
 
 
 async def test_every_open_page_sees_what_one_of_them_sends(local: LocalHarness) -> None:
