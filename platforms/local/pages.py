@@ -1,6 +1,6 @@
 """Pages and their fragments as HTML."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,17 +18,12 @@ class ChatView:
     """Contents of the page of one chat."""
 
     name: str
-    chats: Sequence[tuple[str, str | None]]
-    """Names and titles of all chats."""
+    chats: Mapping[str, str | None]
+    """Titles of the chats beside it, by name."""
     entries: Sequence[Entry]
     earlier_than: int | None
     position: str
     """Event id that the stream continues after."""
-
-    @property
-    def title(self) -> str | None:
-        """Title of the conversation that the chat is in."""
-        return dict(self.chats).get(self.name)
 
 
 class PageRenderer:
@@ -71,6 +66,10 @@ class PageRenderer:
     def removal(self, ref: str) -> str:
         """Take an entry off the page."""
         return self._fragment("removal", ref)
+
+    def chat_list(self, name: str, chats: Mapping[str, str | None]) -> str:
+        """Render the list of chats, and the heading of the chat `name`."""
+        return self._fragment("chat_list", name, chats)
 
     def whole_log(self, view: ChatView) -> str:
         """Render all content, for a page that has none or missed too much."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,20 +172,22 @@ class RouteHandler:
         """Load the chat as it is now; the stream continues where this look began, so that nothing falls between."""
         chat = self.chats.of(name)
         position = chat.stream.newest_id
-        key = chat_key(name)
-        listed, recent = {}, []
-        if before is None:
-            listed = dict(await self.store.read(load_recent_chats, key.platform, key.account, MAX_LISTED_CHATS))
-            recent = chat.shown
-        entries, earlier_than = await self.store.read(load_history, key, PAGE_ROWS, before, recent)
-        missing = {wanted: None for wanted in (name, "main") if wanted not in listed}
+        chats = await self._listed(name) if before is None else {}
+        recent = chat.shown if before is None else []
+        entries, earlier_than = await self.store.read(load_history, chat_key(name), PAGE_ROWS, before, recent)
         return ChatView(
             name=name,
-            chats=[*missing.items(), *listed.items()],
+            chats=chats,
             entries=entries,
             earlier_than=earlier_than,
             position=position,
         )
+
+    async def _listed(self, name: str) -> Mapping[str, str | None]:
+        """Load names and titles of the chats beside the page of chat `name`."""
+        key = chat_key(name)
+        known = dict(await self.store.read(load_recent_chats, key.platform, key.account, MAX_LISTED_CHATS))
+        return {wanted: None for wanted in (name, "main") if wanted not in known} | known
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
         """Accept a message or a pressed button: stored before it is answered, and shown on every open page."""
@@ -251,13 +253,14 @@ class RouteHandler:
     async def _send_events(self, chat: LiveChat, request: web.Request, response: web.StreamResponse) -> None:
         stream = chat.stream
         seen = request.headers.get("Last-Event-ID", "")
+        listed: Mapping[str, str | None] = {}
         await response.write(b": hello\n\n")
         while not stream.is_closed and self._is_signed_in(request):
             missed = stream.after(seen)
             if missed is None:
                 view = await self._view(chat.name)
                 log_html = await asyncio.to_thread(self.pages.whole_log, view)
-                seen = view.position
+                seen, listed = view.position, view.chats
                 await response.write(encode(log_html, seen))
                 continue
             seen = stream.newest_id
@@ -267,7 +270,10 @@ class RouteHandler:
                 async with asyncio.timeout(PING_SECONDS):
                     await stream.changed(seen)
             except TimeoutError:
-                await response.write(b": ping\n\n")
+                before, listed = listed, await self._listed(chat.name)
+                is_new = before != listed  # a conversation has got its title, or a chat was opened elsewhere
+                page = encode(self.pages.chat_list(chat.name, listed), seen) if is_new else b": ping\n\n"
+                await response.write(page)
 
     async def _static_file(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info["file"]

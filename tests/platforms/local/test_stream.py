@@ -28,6 +28,7 @@ from hermes_state.values import (
     TurnId,
 )
 from platforms.base import Preview, SendRequest
+from platforms.local import routes
 from platforms.local.routes import PAGE_ROWS
 from platforms.local.stream import MAX_EVENTS, ChatStream, encode
 from tests.platforms.contract import RecordingIntake, request, running
@@ -303,6 +304,17 @@ async def test_a_page_that_comes_back_is_given_what_it_missed(local: LocalHarnes
             event = (await back.next()).data
     assert "missed" in event
     assert "heard" not in event
+
+
+async def test_a_title_reaches_the_pages_that_are_open(
+    local: LocalHarness, intake: StoringIntake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "PING_SECONDS", 0.05)
+    await whole_turn(local, intake, "where to?", "to Rome")
+    async with local.opened() as page:
+        [(session_id,)] = await local.store.read(lambda db: db.execute("SELECT id FROM sessions").fetchall())
+        await local.store.write(sessions.set_title, session_id, "A week in Rome")
+        assert '<span class="chat-title">A week in Rome</span>' in await page.until("Rome")
 
 
 async def test_what_happens_while_no_page_is_open_is_there_on_return(local: LocalHarness) -> None:
