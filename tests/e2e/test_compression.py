@@ -14,11 +14,12 @@ import aiohttp
 import pytest
 
 from agent.context.summary import HEADINGS
+from platforms.local.access import KEY_HEADER, TOKEN_HEADER
 from tests.e2e.protocols import ModelProtocol, conversation_of, prompt_of
 from tests.e2e.test_discord import ALICE, ready
 from tests.e2e.test_discord import say as say_on_discord
 from tests.e2e.world import World, world_in
-from tests.platforms.local.harness import Screen, Shown
+from tests.platforms.local.harness import Listener, Screen, Shown
 
 FILLER = "We looked at the harbour, the old bridge and the market, and wrote down what each of them costs. " * 12
 SMALL = {
@@ -158,14 +159,15 @@ async def test_compress_as_a_slash_command_on_discord(discord_world: World) -> N
 class Page:
     """The web chat as a browser without a screen uses it."""
 
-    def __init__(self, root: str, browser: aiohttp.ClientSession) -> None:
+    def __init__(self, root: str, key: str, browser: aiohttp.ClientSession) -> None:
         self._root, self._browser = root, browser
+        self._headers = {"HX-Request": "true", "Origin": root, KEY_HEADER: key}
 
     async def write(self, text: str) -> None:
         form = aiohttp.FormData({"text": text, "client_id": secrets.token_hex(16)}, quote_fields=False)
         form.add_field("files", b"", filename="", content_type="application/octet-stream")
-        headers = {"HX-Request": "true", "Origin": self._root}
-        async with self._browser.post(f"{self._root}/chat/main/messages", data=form, headers=headers) as answer:
+        url = f"{self._root}/chat/main/messages"
+        async with self._browser.post(url, data=form, headers=self._headers) as answer:
             assert answer.status == 200, await answer.text()
 
     async def until(self, words: str, seconds: float = 20) -> None:
@@ -173,24 +175,26 @@ class Page:
         await self._until(lambda shown: any(words in entry.text for entry in shown), seconds)
 
     async def until_answered(self, count: int) -> None:
-        await self._until(lambda shown: sum(entry.kind == "answer" for entry in shown) >= count, 20)
+        await self._until(lambda shown: sum(entry.kind in ("answer", "notice") for entry in shown) >= count, 20)
 
     async def _until(self, claim: Callable[[list[Shown]], bool], seconds: float) -> None:
         async with asyncio.timeout(seconds):
             while True:
-                async with self._browser.get(f"{self._root}/chat/main") as answer:
-                    if claim(Screen(await answer.text()).entries):
+                async with self._browser.get(f"{self._root}/chat/main/stream", headers=self._headers) as answer:
+                    if claim(Screen((await Listener(answer).next()).data).entries):
                         return
                 await asyncio.sleep(0.05)  # a page of another process has no event to wait for
 
 
 @asynccontextmanager
 async def page_of(world: World) -> AsyncIterator[Page]:
-    url = await world.gateway.printed_url()
-    jar = aiohttp.CookieJar(unsafe=True)
-    async with aiohttp.ClientSession(cookie_jar=jar) as browser, browser.get(url) as answer:
-        assert answer.status == 200
-        yield Page(f"http://{answer.url.host}:{answer.url.port}", browser)
+    root, _, token = (await world.gateway.printed_url()).partition("/?token=")
+    headers = {"Origin": root, TOKEN_HEADER: token}
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
+        async with browser.post(f"{root}/sign-in", headers=headers) as answer:
+            assert answer.status == 200
+            key = await answer.text()
+        yield Page(root, key, browser)
 
 
 async def test_compress_in_the_web_chat(tmp_path: Path, protocol: ModelProtocol) -> None:
