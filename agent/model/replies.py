@@ -194,6 +194,16 @@ class ReplyBuilder(ABC):
             self._on_text(self._shown)
 
 
+def padded_json(value: object) -> str:
+    """The JSON of a value that is kept as it is, with ten blanks for each object and list: it takes more than its text.
+
+    >>> len(padded_json({"a": []}))
+    29
+    """
+    text = json.dumps(value)
+    return text + " " * (10 * (text.count("{") + text.count("[")))
+
+
 def serialized_reasoning(made_by: str, blocks: object) -> Reasoning:
     """Reasoning as it is stored.
 

@@ -161,6 +161,7 @@ STREAMS: Mapping[str, Mapping[str, Callable[[], Iterator[bytes]]]] = {
         "text": events(then=lambda _: _chat(content=[WIDE * 4] * 500)),
         "halves of characters": events(then=lambda _: _chat(content=["a\ud83d"] * 500)),
         "reasoning": events(then=lambda _: _chat(content=[{"type": "thinking", "thinking": [WIDE * 4] * 500}])),
+        "nested details": events(then=lambda _: _chat(reasoning_details=[{"a": [{"": {}}] * 1_000}])),
         "details": events(then=lambda _: _chat(reasoning_details=[{"": {}}] * 10)),
         "thoughts in tags": events(_chat(content="<think>"), then=lambda _: _chat(content=[WIDE * 4] * 500)),
         "tags": events(then=lambda _: _chat(content="<think></think>" * 10_000)),

@@ -5,7 +5,6 @@ The API itself has no place for reasoning, so servers have their own: `reasoning
 in front of the calls it led to; a block that is stored is the fields of one message.
 """
 
-import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from agent.model.caching import CacheTtl, apply_anthropic_cache_control, marks_p
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.http import EndpointSettings
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
-from agent.model.replies import MAX_ITEMS, ReplyBuilder, serialized_reasoning
+from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ModelUnavailable, ReplyMalformed
@@ -150,7 +149,7 @@ class ChatReplyBuilder(ReplyBuilder):
         name, arguments = function.get("name") or "", function.get("arguments") or ""
         place = self.add_call(index, call_id=piece.get("id") or "", name=name, arguments=arguments)
         if extras := {key: piece[key] for key in _CALL_EXTRAS if piece.get(key)}:
-            self.counted(json.dumps(extras))
+            self.counted(padded_json(extras))
             self._extras.setdefault(str(place), {}).update(extras)
 
     def finished(self) -> ModelReply:
@@ -201,7 +200,7 @@ class ReasoningBuilder:
             if not (is_piece and self._continued(detail)):
                 if len(self._details) >= MAX_ITEMS:
                     raise ReplyMalformed(f"a reply with more than {MAX_ITEMS} thoughts")
-                self._counted(json.dumps(detail))
+                self._counted(padded_json(detail))
                 self._details.append(dict(detail))
                 self._further.append(StringIO())
 
@@ -217,7 +216,7 @@ class ReasoningBuilder:
         # What every piece says again is not counted again: it is most of a stream of single words.
         changed = {key: value for key, value in piece.items() if value not in (None, before.get(key)) and key != field}
         if changed:
-            self._counted(json.dumps(changed))
+            self._counted(padded_json(changed))
             before |= changed
         return True
 

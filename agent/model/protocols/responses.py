@@ -5,7 +5,6 @@ before them.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.http import EndpointSettings
 from agent.model.protocols.openai import OpenAIModel, RequestFault, add_options
-from agent.model.replies import MAX_ITEMS, ReplyBuilder, serialized_reasoning
+from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ReplyMalformed
@@ -190,7 +189,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
                 self._outputs += 1
                 self.add_call(index, call_id=item.get("call_id") or "", name=item["name"], arguments=item["arguments"])
             case "reasoning":
-                self.counted(json.dumps(item))
+                self.counted(padded_json(item))
                 if (sent_back := replayed_item(item)) is not None:
                     self._reasoning.append((self._outputs, sent_back))
 
