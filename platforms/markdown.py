@@ -89,6 +89,8 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 def _plain_cell(cell: str) -> str:
     """Text of a cell without emphasis, which code does not show. What may hold a link stays as written."""
+    if not cell or cell.isalnum():
+        return cell
     if _MARKS.search(cell) and "[" not in cell and "<" not in cell:
         cell = "".join(child.content for child in _INLINE.parseInline(cell)[0].children or ())
     return " ".join(cell.split())

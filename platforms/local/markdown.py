@@ -91,9 +91,13 @@ def _table(token: Token) -> str:
     for number, row in enumerate(token.meta["rows"]):
         tag, scope = ("td", "") if number else ("th", ' scope="col"')
         cells = zip_longest(row, classes[: len(row)], fillvalue="")
-        shown = (f"<{tag}{scope}{style}>{_MARKDOWN.renderInline(cell)}</{tag}>" for cell, style in cells)
+        shown = (f"<{tag}{scope}{style}>{_cell(cell)}</{tag}>" for cell, style in cells)
         lines.append(f"<tr>{''.join(shown)}</tr>\n")
     return f'<div class="table"><table>\n{"".join(lines)}</table></div>\n'
+
+
+def _cell(source: str) -> str:
+    return source if not source or source.isalnum() else str(_MARKDOWN.renderInline(source))
 
 
 _RULES: Mapping[str, Callable[[Token], str]] = {
