@@ -77,23 +77,19 @@ def _is_environment_key(name: str) -> bool:
     return name.endswith("_KEY") and not name.endswith(_PUBLIC_KEYS)
 
 
-def trigger_words() -> Iterator[str]:
-    """Words, one of which is in every text that names a secret."""
-    yield "curl"
-    for words in (_SCHEMES, _HEADERS, _ends()):
-        yield from (found[0] for found in words)
+def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span]:
+    """Spans of values whose names say that they are secret.
 
-
-def named_secrets(text: str, lower: str) -> Iterator[Span]:
-    """Spans of values whose names say that they are secret. `lower` is `text` in lower case, of the same length."""
-    yield from _headers(text, lower)
-    if "curl" in lower:
+    `lower` is `text` in lower case, of the same length; `words` are those of `words_in`.
+    """
+    yield from _headers(text, lower, words)
+    if "curl" in words:
         users = _CURL_USER.finditer(text)
         yield from (user.span(1) for user in users if user[1].lower() not in _words() and MARK not in user[1])
     for word, scheme in _SCHEMES:
-        if word in lower:
+        if word in words:
             yield from (match.span(1) for match in scheme.finditer(lower))
-    ends = [(*match.span(), *end) for end in _ends() if end[0] in lower for match in end[1].finditer(lower)]
+    ends = [(*match.span(), *end) for end in _ends() if end[0] in words for match in end[1].finditer(lower)]
     looked = 0
     for start, end, word, _, fronts in sorted(ends, key=lambda found: found[0]):
         if start < looked:  # no name reaches over what ends another
@@ -146,11 +142,11 @@ def _looks_secret(value: str) -> bool:
     return any(character.isdigit() for character in value) or len(value) >= _LONG_VALUE_CHARS
 
 
-def _headers(text: str, lower: str) -> Iterator[Span]:
+def _headers(text: str, lower: str, words: frozenset[str]) -> Iterator[Span]:
     """Values of headers that tell who asks: all of a line or quoted text, but the scheme."""
     for word, header in _HEADERS:
         looked = 0
-        for match in header.finditer(lower) if word in lower else ():
+        for match in header.finditer(lower) if word in words else ():
             start = match.end()
             if match.start() < looked:
                 continue

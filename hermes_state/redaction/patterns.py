@@ -11,10 +11,38 @@ Span: TypeAlias = tuple[int, int]
 """Where a secret stands: its first index, and the one behind it."""
 
 
+_SHORT_CHARS = 300
+"""Characters up to which one search for any of many words is quicker than one for each."""
+
+
 @cache
 def stored() -> Mapping[str, Any]:  # as the file holds it; each module knows the types of its own part
     """The content of the file."""
     return tomllib.loads(Path(__file__).with_name("patterns.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _words() -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Words that have to be there before a secret is named or told, by what several of them have in common."""
+    names, speech = stored()["names"], stored()["speech"]
+    found: dict[str, list[str]] = {}
+    for word in dict.fromkeys(
+        (*names["others"], *names["ends"], *names["behind"], *speech["nouns"], *speech["numbers"])
+    ):
+        found.setdefault(next((stem for stem in names["stems"] if stem in word), word), []).append(word)
+    return tuple((stem, tuple(words)) for stem, words in found.items())
+
+
+@cache
+def _any_word() -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(stem) for stem, _ in _words()))
+
+
+def words_in(lower: str) -> frozenset[str]:
+    """The words that have to be there before a secret is named or told, and are."""
+    if len(lower) <= _SHORT_CHARS and _any_word().search(lower) is None:
+        return frozenset()
+    return frozenset(word for stem, words in _words() if stem in lower for word in words if word in lower)
 
 
 @cache

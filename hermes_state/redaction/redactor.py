@@ -3,22 +3,20 @@
 import json
 import re
 from collections.abc import Iterable
-from functools import cache
 from urllib.parse import quote
 
-from hermes_state.redaction.named import MAX_HEADER_CHARS, named_secrets, trigger_words
-from hermes_state.redaction.patterns import Span
+from hermes_state.redaction.named import MAX_HEADER_CHARS, named_secrets
+from hermes_state.redaction.patterns import Span, words_in
 from hermes_state.redaction.shapes import MARK, without_shapes
-from hermes_state.redaction.speech import card_numbers, nouns, told_secrets
+from hermes_state.redaction.speech import card_numbers, told_secrets
 
 MIN_SECRET_CHARS = 8
 """Shorter configured values (`ollama`, `none`) are ordinary words; taking them out would shred the text."""
 
-_SHORT_CHARS = 300
-"""Characters up to which one search for any of many words is quicker than one for each."""
-_URL_PASSWORD = re.compile(r"(?<=://)([^\s/:@\"'<>]*):([^\s/@\"'<>]+)(?=@)")
+_URL_PASSWORD = re.compile(r"://([^\s/:@\"'<>]*):([^\s/@\"'<>]+)(?=@)")
 _URL_TOKEN = re.compile(
-    r"(?:(?<=http://)|(?<=https://)|(?<=://)(?=[A-Za-z0-9_~=-]{16}))(?=[^\s/:@]{0,80}[0-9])[A-Za-z0-9_~=-]{6,500}(?=:?@|:[a-z-]{1,20}@)"
+    r"://(?:(?<=http://)|(?<=https://)|(?=[A-Za-z0-9_~=-]{16}))(?=[^\s/:@]{0,80}[0-9])[A-Za-z0-9_~=-]{6,500}"
+    r"(?=:?@|:[a-z-]{1,20}@)"
 )
 # Behind the last letters of `Bearer`, `password` and the like, or behind a sign, a secret may follow.
 _SEAM = re.compile(r"""(?<=[^\srctnydeRCTNYDE"'\\:=>])\s""")
@@ -33,18 +31,12 @@ def redact(text: str) -> str:
     """`text` without anything that looks like a secret; see `Redactor` for one that also knows the configured ones."""
     text = without_shapes(text)
     if "://" in text and "@" in text:
-        text = _URL_PASSWORD.sub(rf"\1:{MARK}", _URL_TOKEN.sub(MARK, text))
+        text = _URL_PASSWORD.sub(rf"://\1:{MARK}", _URL_TOKEN.sub(f"://{MARK}", text))
     lower = text.replace("\u0130", "I").lower()  # the one letter that is two in lower case
     spans = list(card_numbers(text, lower))
-    if len(text) > _SHORT_CHARS or _triggers().search(lower) is not None:
-        spans += (*named_secrets(text, lower), *told_secrets(text, lower))
+    if words := words_in(lower):
+        spans += (*named_secrets(text, lower, words), *told_secrets(text, lower, words))
     return _marked(text, sorted(spans)) if spans else text
-
-
-@cache
-def _triggers() -> re.Pattern[str]:
-    """Any word that has to be there before a secret is named or told."""
-    return re.compile("|".join(map(re.escape, {*trigger_words(), *nouns()})))
 
 
 def _marked(text: str, spans: Iterable[Span]) -> str:

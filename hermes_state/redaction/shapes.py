@@ -1,6 +1,7 @@
 """Keys that are known by their shape alone, wherever they stand."""
 
 import re
+from collections.abc import Mapping
 from functools import cache
 
 from hermes_state.redaction.patterns import stored
@@ -37,9 +38,13 @@ def _shape(begin: str, rest: str) -> re.Pattern[str]:
 
 
 @cache
-def _unmarked() -> tuple[tuple[re.Pattern[str], re.Pattern[str]], ...]:
-    """Keys that begin with nothing of their own: a part that is quickly found, and the whole."""
-    return tuple((re.compile(key["hint"]), re.compile(key["shape"], re.ASCII)) for key in stored()["unmarked"])
+def _unmarked() -> Mapping[re.Pattern[str], tuple[re.Pattern[str], ...]]:
+    """Keys that begin with nothing of their own, by a part that is quickly found."""
+    found: dict[re.Pattern[str], tuple[re.Pattern[str], ...]] = {}
+    for key in stored()["unmarked"]:
+        hint = re.compile(key["hint"])
+        found[hint] = (*found.get(hint, ()), re.compile(key["shape"], re.ASCII))
+    return found
 
 
 def without_shapes(text: str) -> str:
@@ -53,13 +58,17 @@ def without_shapes(text: str) -> str:
     runs = b" ".join([b"", *[word for word in long if not word.islower() or word.translate(None, _DIGITS) != word]])
     if not runs:
         return text
-    for hint, shape in _unmarked():
-        if hint.search(text) is not None:
-            text = shape.sub(MARK, text)
+    for hint, shapes in _unmarked().items():
+        for shape in shapes if hint.search(text) is not None else ():
+            text = shape.sub(_key_mark, text)
     for sought, begin, rest in _beginnings():
         if sought in runs:
             text = _shape(begin, rest).sub(MARK, text)
     return _TAIL.sub(_tail_mark, text) if _TAIL_HINT.search(runs) is not None else text
+
+
+def _key_mark(key: re.Match[str]) -> str:
+    return key[0].replace(key[1], MARK) if key.lastindex else MARK
 
 
 def _tail_mark(tail: re.Match[str]) -> str:

@@ -20,16 +20,14 @@ _CARD_REACH = 40
 
 
 @cache
-def _nouns(*, is_ascii: bool) -> tuple[tuple[str, re.Pattern[str], bool], ...]:
+def _nouns() -> tuple[tuple[str, re.Pattern[str], bool], ...]:
     """Words for a password: each, where it stands as a word, and whether it names a number."""
     speech = stored()["speech"]
     told = [(noun, noun in speech["numbers"]) for noun in (*speech["nouns"], *speech["numbers"])]
     # The word comes first: a search that begins with what is not in front of it takes many times as long.
     whole = "{0}(?<![^\\W_]{0})(?![^\\W_])"
     return tuple(
-        (noun, re.compile(noun if noun >= _FIRST_CJK else whole.format(noun)), counts)
-        for noun, counts in told
-        if noun.isascii() or not is_ascii
+        (noun, re.compile(noun if noun >= _FIRST_CJK else whole.format(noun)), counts) for noun, counts in told
     )
 
 
@@ -41,16 +39,14 @@ def _told() -> re.Pattern[str]:
     return re.compile(rf"(?:^|{link})(?:\s?{link})*\s?(?:{speech['quoted']}|({speech['value']}))")
 
 
-def nouns() -> Iterator[str]:
-    """Words, one of which is in every text that tells a secret."""
-    return (noun for noun, *_ in _nouns(is_ascii=False))
+def told_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span]:
+    """Spans of passwords that a sentence tells.
 
-
-def told_secrets(text: str, lower: str) -> Iterator[Span]:
-    """Spans of passwords that a sentence tells. `lower` is `text` in lower case, of the same length."""
-    for noun, pattern, is_number in _nouns(is_ascii=text.isascii()):
+    `lower` is `text` in lower case, of the same length; `words` are those of `words_in`.
+    """
+    for noun, pattern, is_number in _nouns():
         looked = 0
-        for match in pattern.finditer(lower) if noun in lower else ():
+        for match in pattern.finditer(lower) if noun in words else ():
             start = match.end()
             reach = _REACH if start >= looked else _BESIDE
             looked = max(looked, start + _BESIDE)
