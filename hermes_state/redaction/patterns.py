@@ -22,7 +22,7 @@ def stored() -> Mapping[str, Any]:  # as the file holds it; each module knows th
 
 
 @cache
-def _words() -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _words(*, is_ascii: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Words that have to be there before a secret is named or told, by what several of them have in common."""
     names, speech = stored()["names"], stored()["speech"]
     found: dict[str, list[str]] = {}
@@ -30,19 +30,20 @@ def _words() -> tuple[tuple[str, tuple[str, ...]], ...]:
         (*names["others"], *names["ends"], *names["behind"], *speech["nouns"], *speech["numbers"])
     ):
         found.setdefault(next((stem for stem in names["stems"] if stem in word), word), []).append(word)
-    return tuple((stem, tuple(words)) for stem, words in found.items())
+    return tuple((stem, tuple(words)) for stem, words in found.items() if stem.isascii() or not is_ascii)
 
 
 @cache
 def _any_word() -> re.Pattern[str]:
-    return re.compile("|".join(re.escape(stem) for stem, _ in _words()))
+    return re.compile("|".join(re.escape(stem) for stem, _ in _words(is_ascii=False)))
 
 
 def words_in(lower: str) -> frozenset[str]:
     """The words that have to be there before a secret is named or told, and are."""
     if len(lower) <= _SHORT_CHARS and _any_word().search(lower) is None:
         return frozenset()
-    return frozenset(word for stem, words in _words() if stem in lower for word in words if word in lower)
+    words = _words(is_ascii=lower.isascii())
+    return frozenset(word for stem, some in words if stem in lower for word in some if word in lower)
 
 
 @cache

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 from hermes_state.redaction.named import MAX_HEADER_CHARS, named_secrets
-from hermes_state.redaction.patterns import Span, words_in
+from hermes_state.redaction.patterns import Span, expression, words_in
 from hermes_state.redaction.shapes import MARK, without_shapes
 from hermes_state.redaction.speech import card_numbers, told_secrets
 
@@ -22,8 +22,9 @@ _URL_TOKEN = re.compile(
 _SEAM = re.compile(r"""(?<=[^\srctnydeRCTNYDE"'\\:=>])\s""")
 _QUOTE_ENDS = "\"'\r\n"
 _QUOTE_END = re.compile(f"[{_QUOTE_ENDS}]")
-_REACH_CHARS = 600
-"""More characters than any secret with a space in it has with its name, but for headers and quoted values."""
+_REACH_CHARS = 140
+"""More characters than a secret with a space in it has with its name, but for quoted values, headers and commands."""
+_COMMAND_CHARS = 600
 _SEAM_TRIES = 50
 
 
@@ -77,9 +78,15 @@ def seam(text: str, start: int, end: int) -> int | None:
 
 def _is_apart(text: str, index: int) -> bool:
     """True when nothing around `index` but a quoted value, which may be longer, reaches over it."""
-    line = text.rfind("\n", max(0, index - MAX_HEADER_CHARS), index)
-    start, end = min(line + 1 if line >= 0 else index, max(0, index - _REACH_CHARS)), index + _REACH_CHARS
-    return redact(text[start:index]) + redact(text[index:end]) == redact(text[start:end])
+    line = text.rfind("\n", max(0, index - MAX_HEADER_CHARS), index) + 1
+    start, end = max(0, index - _REACH_CHARS), index + _REACH_CHARS
+    before = text[min(line, max(0, index - _COMMAND_CHARS)) : index].lower()
+    if any(word in before for word in ("curl", "cookie", "authorization")):
+        start, end = index - len(before), index + _COMMAND_CHARS
+    around = text[start:end]
+    if not words_in(around.lower()) and expression("cards", "hint").search(around) is None:
+        return True
+    return redact(text[start:index]) + redact(text[index:end]) == redact(around)
 
 
 def _may_open_value(text: str, index: int) -> bool:
