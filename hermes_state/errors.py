@@ -113,6 +113,9 @@ class ModelError(HermesError):
     refused: "tuple[ModelError, ...]" = field(default=(), init=False)
     """Refusals of the same request before it, each put in another way then: calls, too."""
 
+    def __str__(self) -> str:
+        return self.message
+
 
 class ModelUnavailable(ModelError):
     """Network trouble, or the provider is down or overloaded."""
