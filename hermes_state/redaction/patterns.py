@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Span: TypeAlias = tuple[int, int]
-"""Where a secret stands: its first index, and the one behind it."""
-
+"""Indexes of a secret in a text: its first, and the one behind it."""
 
 _SHORT_CHARS = 300
 """Characters up to which one search for any of many words is quicker than one for each."""

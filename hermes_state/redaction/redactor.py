@@ -1,4 +1,4 @@
-"""What callers use: redaction of a text, with or without the configured secrets, and places where one may be cut."""
+"""Redaction of a text, with or without the configured secrets, and the places where a text may be cut."""
 
 import json
 import re

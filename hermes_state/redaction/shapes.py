@@ -22,7 +22,7 @@ _PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY(?: BLOCK)?)-----.*?(?:-----EN
 
 @cache
 def _beginnings() -> tuple[tuple[bytes, str, str], ...]:
-    """What each key begins with: to be looked for in the long words of a text, as it is, and what follows it."""
+    """Beginnings of keys: each to be looked for in the long words of a text, as it is, and with what follows it."""
     return tuple(
         (f"{' ' if len(begin) <= _SHORT_BEGINNING else ''}{begin}".encode(), begin, keys["rest"])
         for keys in stored()["keys"]

@@ -69,8 +69,10 @@ def load_progress(db: sqlite3.Connection) -> int | None:
 
 
 def find_fault(path: Path) -> IndexFault | None:
-    """What is wrong with the index of the database at `path`. Reads all of it, on a connection of its own: seconds per
-    million messages. FTS5's own check would keep everybody from writing meanwhile.
+    """Fault of the index of the database at `path`, if it has one.
+
+    Reads all of it, on a connection of its own: seconds per million messages. FTS5's own check would keep everybody
+    from writing meanwhile.
 
     Raises `sqlite3.Error` if the database cannot be read.
     """

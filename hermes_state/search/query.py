@@ -47,7 +47,7 @@ class Query:
     whole: str | None
     """Expression of all words side by side; None for less than two."""
     text: str
-    """What was typed, in one line and small letters: all of it stands in a row that was pasted from."""
+    """Typed words in one line and small letters: all of it stands in a row that was pasted from."""
     has_exclusions: bool
 
 
