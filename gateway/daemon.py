@@ -8,10 +8,11 @@ what is owed goes out, then the adapters, the models and, last, the database clo
 import asyncio
 import gc
 import os
+import select
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 import structlog
@@ -292,11 +293,31 @@ class _Daemon:
         handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._hang_up}
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
-        try:
+        with self._terminal_ends_watched(loop):
+            try:
+                yield
+            finally:
+                for number in handlers:
+                    loop.remove_signal_handler(number)
+
+    @contextmanager
+    def _terminal_ends_watched(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Look for the end of the terminal: `make` keeps the signal to itself where nothing else started it there."""
+        if not self._terminals or not hasattr(select, "epoll"):
             yield
-        finally:
-            for number in handlers:
-                loop.remove_signal_handler(number)
+            return
+        with select.epoll() as ends:
+            ends.register(self._terminals[0], 0)  # for nothing but its end
+
+            def end() -> None:
+                loop.remove_reader(ends)
+                self._hang_up()
+
+            loop.add_reader(ends, end)
+            try:
+                yield
+            finally:
+                loop.remove_reader(ends)
 
     def _stop(self) -> None:
         if self._stopping.is_set():

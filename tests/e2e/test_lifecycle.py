@@ -175,6 +175,30 @@ async def test_a_gateway_ends_cleanly_with_its_terminal(executed: World) -> None
     assert executed.query("SELECT state, restarts FROM turns") == [("finished", 0)]
 
 
+async def test_a_gateway_ends_when_what_started_it_at_its_terminal_waits_for_it(executed: World) -> None:
+    """`make` is told of the end of a terminal that runs nothing else, and waits for what it runs, which is not told."""
+    starter = (
+        "import fcntl, os, signal, subprocess, sys, termios\n"
+        "os.setsid()\n"
+        "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+        "signal.signal(signal.SIGHUP, lambda *_: None)\n"
+        "sys.exit(subprocess.run([sys.executable, '-m', 'gateway', 'run']).returncode)\n"
+    )
+    terminal, theirs = os.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", starter), env=executed.environ, cwd=ROOT, stdin=theirs
+    )
+    os.close(theirs)
+    try:
+        await executed.tg.get("calls", method="getUpdates", wait=START_SECONDS, count=1)
+        assert process.returncode is None
+        os.close(terminal)
+        assert await asyncio.wait_for(process.wait(), STOP_SECONDS) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 async def test_a_database_that_is_not_ours_ends_with_78_and_stays_as_it_was(world: World) -> None:
     world.home.mkdir(mode=0o700)
     foreign = world.home / "state.db"
