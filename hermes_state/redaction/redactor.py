@@ -80,9 +80,10 @@ def _is_apart(text: str, index: int) -> bool:
     """True when nothing around `index` but a quoted value, which may be longer, reaches over it."""
     line = text.rfind("\n", max(0, index - MAX_HEADER_CHARS), index) + 1
     start, end = max(0, index - _REACH_CHARS), index + _REACH_CHARS
-    before = text[min(line, max(0, index - _COMMAND_CHARS)) : index].lower()
+    first = min(line, max(0, index - _COMMAND_CHARS))
+    before = text[first:index].lower()  # which may be longer
     if any(word in before for word in ("curl", "cookie", "authorization")):
-        start, end = index - len(before), index + _COMMAND_CHARS
+        start, end = first, index + _COMMAND_CHARS
     around = text[start:end]
     if not words_in(around.lower()) and expression("cards", "hint").search(around) is None:
         return True

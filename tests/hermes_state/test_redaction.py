@@ -172,6 +172,7 @@ PIECED = st.lists(st.sampled_from(_PIECES), max_size=30).map("".join)
 @example(text="Authorization: Bearer  abcdefghijklmnop1234", start=10)
 @example(text="token  =  abc123def", start=0)
 @example(text='{"k": "password = \\"correct, horse\\""}', start=20)
+@example(text="Cookie: \u0130=, ", start=0)
 def test_pieces_that_meet_at_a_seam_are_redacted_as_the_whole_is(text: str, start: int) -> None:
     index = seam(text, start, len(text))
     if index is not None:
