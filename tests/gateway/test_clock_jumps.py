@@ -29,6 +29,15 @@ class TurnedClock:
         return Millis(SystemClock().now() + self.offset)
 
 
+async def begun_turn(gateway: TestGateway) -> Hang:
+    """A turn whose model does not answer yet; release it, or stop the turn."""
+    hang = Hang()
+    gateway.model.script.append(hang)
+    await gateway.say("q")
+    await hang.begun.wait()
+    return hang
+
+
 async def failed_once(gateway: TestGateway) -> None:
     """The first attempt at an answer has failed, and its retry waits."""
     query = "SELECT 1 FROM outbox WHERE state = 'pending' AND attempts = 1 AND error IS NOT NULL"
@@ -111,10 +120,7 @@ async def test_a_paste_that_waited_at_a_restart_is_answered(store: Store, tmp_pa
 async def test_stop_ends_the_turn_that_runs(store: Store, tmp_path: Path, jump: int) -> None:
     clock = TurnedClock()
     async with serving(store, tmp_path, clock=clock) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await hang.begun.wait()
+        await begun_turn(gateway)
         clock.offset = jump
         assert await gateway.ask("/stop") == "Stopped."
         assert await gateway.turns_of() == [("stopped", "q")]
@@ -125,10 +131,7 @@ async def test_stop_ends_the_turn_that_runs(store: Store, tmp_path: Path, jump: 
 async def test_stop_from_memory_is_confirmed(store: Store, tmp_path: Path, jump: int) -> None:
     clock = TurnedClock()
     async with serving(store, tmp_path, clock=clock) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await hang.begun.wait()
+        await begun_turn(gateway)
         with locked_by_another_process(store.path, 1.5):
             saying = asyncio.create_task(gateway.say("/stop"))
             await eventually(lambda: gateway.model.running == 0, "the model is let go")
@@ -144,10 +147,7 @@ async def test_a_turn_that_crosses_the_jump_is_answered_and_status_counts_no_day
 ) -> None:
     clock = TurnedClock()
     async with serving(store, tmp_path, clock=clock) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await hang.begun.wait()
+        hang = await begun_turn(gateway)
         clock.offset = jump
         await gateway.say("/status")
         await eventually(gateway.adapter.texts, "an answer")
