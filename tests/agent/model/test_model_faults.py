@@ -19,8 +19,8 @@ from tests.fakes.fake_llm import LLM
 
 Json = dict[str, Any]
 
-PATIENCE_SECONDS = 0.4
-"""How long a silent provider is waited for where it falls silent on purpose."""
+PATIENCE_SECONDS = 0.8
+"""How long a silent provider is waited for where it falls silent on purpose; what it says before comes within."""
 STAMP = "[2026-01-01 00:00]"
 HALF = "half of an answer that never comes"
 CALL = {"name": "note", "arguments": {"text": "half of a call that never comes"}}
@@ -254,8 +254,9 @@ async def test_a_fault_that_lasts_ends_the_turn_with_one_sentence_and_not_the_ch
         assert HALF not in sentence
         assert talk.noted == [], "half a call is none"
 
-        llm.scripts.clear()
-        again = await talk.say("and now?")
+    llm.scripts.clear()
+    async with way.dialled(server.url) as patient:
+        again = await Talk(chat, patient).say("and now?")
         assert again.told == [("final", f"echo: {STAMP} go\n\n{STAMP} and now?")], "what was said before is not lost"
         assert again.calls == [("ok", "reported")]
 
