@@ -98,7 +98,7 @@ type: setup ## mypy, strict
 unit: setup ## the systemd units and the documentation against the code
 	@$(BIN)/python -m pytest -q -rs tests/gateway/test_unit.py tests/gateway/test_docs.py
 
-bench: setup ## speed and memory, beside the floor in the same run
+bench: setup ## speed and memory, beside the floor in the same run; ARGS="chats start" runs some groups
 	@$(BIN)/python -m bench $(ARGS)
 
 figures: setup ## sizes, words and imports of the code, beside libraries'; ARGS="--show headlines" lists places

@@ -290,20 +290,20 @@ def prepared() -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def heartbeat() -> AsyncIterator[list[float]]:
-    """By how many seconds the loop was late, each millisecond inside the block."""
+async def heartbeat(seconds: float = 0.001) -> AsyncIterator[list[float]]:
+    """By how many seconds the loop was late, after each so many seconds inside the block."""
     lags: list[float] = []
 
     async def beat() -> None:
         while True:
             began = time.perf_counter()
-            await asyncio.sleep(0.001)
-            lags.append(time.perf_counter() - began - 0.001)
+            await asyncio.sleep(seconds)
+            lags.append(time.perf_counter() - began - seconds)
 
     beating = asyncio.create_task(beat())
     await asyncio.sleep(0)
     yield lags
-    await asyncio.sleep(0.002)
+    await asyncio.sleep(2 * seconds)
     beating.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await beating

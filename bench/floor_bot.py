@@ -9,6 +9,7 @@ import asyncio
 import json
 import sqlite3
 import time
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -19,9 +20,10 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS m (id INTEGER PRIMARY KEY, chat INTEGER, ro
 class FloorBot:
     """One bot between a Bot API server and a model."""
 
-    def __init__(self, telegram_url: str, model_url: str, token: str, database: str) -> None:
+    def __init__(self, telegram_url: str, model_url: str, token: str, database: str, *, streams: bool) -> None:
         self._telegram = f"{telegram_url}/bot{token}/"
         self._model = model_url
+        self._streams = streams
         self._db = sqlite3.connect(database, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
@@ -49,9 +51,12 @@ class FloorBot:
         chat = message["chat"]["id"]
         async with self._locks.setdefault(chat, asyncio.Lock()):
             self._store(chat, "user", message["text"])
-            body = {"model": "m", "messages": [{"role": "user", "content": message["text"]}]}
+            body = {"model": "m", "stream": self._streams, "messages": [{"role": "user", "content": message["text"]}]}
             async with session.post(f"{self._model}/chat/completions", json=body) as answer:
-                text = (await answer.json())["choices"][0]["message"]["content"]
+                if self._streams:
+                    text = "".join([word async for word in _words(answer.content)])
+                else:
+                    text = (await answer.json())["choices"][0]["message"]["content"]
             self._store(chat, "assistant", text)
             async with session.post(f"{self._telegram}sendMessage", json={"chat_id": chat, "text": text}) as sent:
                 await sent.read()
@@ -60,9 +65,18 @@ class FloorBot:
         self._db.execute("INSERT INTO m (chat, role, text, ts) VALUES (?, ?, ?, ?)", (chat, role, text, time.time()))
 
 
+async def _words(lines: AsyncIterable[bytes]) -> AsyncIterator[str]:
+    async for line in lines:
+        if line.startswith(b"data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                yield choice["delta"].get("content") or ""
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     for name in ("--telegram", "--model", "--token", "--database"):
         parser.add_argument(name, required=True)
+    parser.add_argument("--streams", action="store_true")
     given = parser.parse_args()
-    asyncio.run(FloorBot(given.telegram, given.model, given.token, given.database).run())
+    bot = FloorBot(given.telegram, given.model, given.token, given.database, streams=given.streams)
+    asyncio.run(bot.run())

@@ -11,7 +11,7 @@ import sys
 from bench.measure import Measure, table
 from bench.subjects import ROOT
 
-BAR = 250.0
+BAR = 200.0
 """Milliseconds."""
 ROUNDS = 15
 

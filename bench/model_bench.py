@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import gc
 import json
-import signal
 import statistics
 import tempfile
 import time
@@ -37,7 +36,7 @@ from bench.compression_bench import heartbeat
 from bench.conversation import Conversation
 from bench.measure import Measure, NoFailures, percentile, table
 from bench.replay import Recorded, kind_of, replaying
-from bench.subjects import Subject, gateway, lab
+from bench.subjects import gateway, lab, lags_of
 from hermes_state import chats
 from hermes_state.models import ledger
 from hermes_state.sessions import ensure_active
@@ -341,39 +340,20 @@ async def _flood_gateway(url: str, folder: Path) -> Measure:
         async with gateway(here, folder, command=("bench.watched_gateway", str(lags_file))) as subject:
             await here.say(1, "Go on.")
             await here.answers(1)
-            await _lags(subject, lags_file)  # those of starting, and of the first call
+            await lags_of(subject, lags_file)  # those of starting, and of the first call
             for number in range(FLOODS):
                 told, first = await _count(http, url), 100 * (number + 1)
                 asking = range(first, first + FLOODED_CHATS)
-                batch = [{"chat_id": chat_id, "user_id": chat_id, "text": "Go on."} for chat_id in asking]
-                await here.telegram.post("message", batch)
+                await here.write([(chat_id, "Go on.") for chat_id in asking])
                 while await _count(http, url) < told + FLOODED_CHATS:  # noqa: ASYNC110  # it does not say when
                     await asyncio.sleep(0.05)
-            lags = await _lags(subject, lags_file)
+            lags = await lags_of(subject, lags_file)
     return _lag(f"the same through the gateway, {FLOODED_CHATS} chats of Telegram", lags)
 
 
 async def _count(http: aiohttp.ClientSession, url: str) -> int:
     async with http.get(f"{url}/count") as answer:
         return int(await answer.read())
-
-
-async def _lags(subject: Subject, file: Path) -> list[float]:
-    """By how many seconds the gateway's loop was late since this was last asked."""
-    subject.tell(signal.SIGUSR1)
-    while (written := await asyncio.to_thread(_taken, file)) is None:  # noqa: ASYNC110  # that of another process
-        await asyncio.sleep(0.01)
-    lags: list[float] = json.loads(written)
-    return lags
-
-
-def _taken(file: Path) -> bytes | None:
-    try:
-        written = file.read_bytes()
-    except FileNotFoundError:
-        return None
-    file.unlink()
-    return written
 
 
 def _lag(name: str, lags: list[float]) -> Measure:

@@ -247,7 +247,7 @@ async def _searches(store: Store, messages: int) -> list[Measure]:
     cases = (
         ("a rare word", RARE, None, 5),
         ("a phrase", f'"{PHRASE}"', None, 5),
-        ("a common word in one chat", COMMON, chat_id, 30),
+        ("a common word in one chat", COMMON, chat_id, 5),
         ("two Chinese characters", CHINESE, None, 10),
     )
     measures = []

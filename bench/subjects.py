@@ -6,11 +6,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 from tests.fakes.labkit import Control
 from tests.fakes.proc import Proc
@@ -19,30 +20,61 @@ ROOT = Path(__file__).resolve().parents[1]
 TOKEN = "123456:LABTOKEN"
 READY_SECONDS = 60.0
 ANSWER_SECONDS = 120.0
+ANSWER_SLICE = 100
+"""Answers that are waited for at a time: the service looks through all of these at each new one."""
+DISCORD_USERS = 10**17
+WORDS = "The tide comes in twice every day, and with it all fishing boats."
+WORD = 5
+"""Characters: thirteen times as many are all 13 words."""
+AT_ONCE = len(WORDS)
 
 
 @dataclass(slots=True)
 class Lab:
-    """The fake services of one measurement."""
+    """The fake services of one measurement; people write on `platform`."""
 
     telegram: Control
     discord: Control
     model: Control
+    platform: Literal["telegram", "discord"] = "telegram"
+    seen: int = 0
+    """Journal row of the last answer that was waited for."""
+
+    async def speak(self, *, chunk: int = WORD, pause: float = 0.0) -> None:
+        """Let the model say 13 words from now on, `chunk` characters at a time with `pause` seconds after each."""
+        await self.model.delete("script")
+        await self.model.post("script", {"text": WORDS, "chunk_chars": chunk, "chunk_delay": pause, "times": -1})
+        await self.model.post("config", {"log_bodies": False})
 
     async def say(self, chat_id: int, text: str) -> float:
         """Write to the bot; returns when (monotonic seconds, the same clock in every process)."""
         began = time.monotonic()
-        await self.telegram.post("message", {"chat_id": chat_id, "user_id": chat_id, "text": text})
+        await self.write([(chat_id, text)])
         return began
 
-    async def answers(self, count: int, *, since: int = 0, chat_id: int | None = None) -> list[dict[str, Any]]:
-        """Wait for `count` answers sent after the journal row `since`."""
-        where = {} if chat_id is None else {"chat_id": chat_id}
-        rows: list[dict[str, Any]] = await self.telegram.get(
-            "sent", method="sendMessage", count=count, since=since, wait=ANSWER_SECONDS, **where
+    async def write(self, messages: Iterable[tuple[int, str]]) -> None:
+        """Write to the bot in these chats, in this order."""
+        if self.platform == "telegram":
+            await self.telegram.post("message", [{"chat_id": n, "user_id": n, "text": text} for n, text in messages])
+        else:
+            people = [(str(DISCORD_USERS + n), text) for n, text in messages]
+            await self.discord.post("message", [{"dm_user_id": n, "user_id": n, "content": text} for n, text in people])
+
+    async def answers(self, count: int) -> list[dict[str, Any]]:
+        """Wait for `count` answers after those that were waited for before; `chat` of each is where."""
+        service, kind, chat = (
+            (self.telegram, {"method": "sendMessage"}, "chat_id")
+            if self.platform == "telegram"
+            else (self.discord, {"action": "send"}, "channel_id")
         )
-        if len(rows) < count:
-            raise RuntimeError(f"{len(rows)} of {count} messages were answered")
+        rows: list[dict[str, Any]] = []
+        while len(rows) < count:
+            more = min(ANSWER_SLICE, count - len(rows))
+            came = await service.get("sent", count=more, since=self.seen, wait=ANSWER_SECONDS, **kind)
+            if len(came) < more:
+                raise RuntimeError(f"{len(rows) + len(came)} of {count} messages were answered")
+            rows += [row | {"chat": row[chat]} for row in came]
+            self.seen = rows[-1]["seq"]
         return rows
 
 
@@ -60,6 +92,9 @@ async def lab() -> AsyncIterator[Lab]:
 class Subject:
     """A bot as a child process."""
 
+    root = ROOT
+    python = sys.executable
+
     def __init__(self, name: str, command: list[str], environ: Mapping[str, str], ready: str) -> None:
         self.name = name
         self._command = command
@@ -70,9 +105,9 @@ class Subject:
     async def __aenter__(self) -> "Subject":
         self.started_at = time.monotonic()
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *self._command),
+            *(self.python, *self._command),
             env=self._environ,
-            cwd=ROOT,
+            cwd=self.root,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
@@ -108,6 +143,13 @@ class Subject:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    @property
+    def switches(self) -> int:
+        """Context switches of all threads that there are now."""
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/status")
+        lines = [line.split() for task in tasks for line in task.read_text().splitlines() if "ctxt_switches" in line]
+        return sum(int(line[1]) for line in lines)
+
     def tell(self, number: signal.Signals) -> None:
         """Send the process a signal."""
         self._process.send_signal(number)
@@ -121,10 +163,28 @@ class Subject:
         raise RuntimeError(f"{self.name} has ended")
 
 
-def floor(here: Lab, folder: Path) -> Subject:
-    """The minimal bot."""
+async def lags_of(subject: Subject, file: Path) -> list[float]:
+    """By how many seconds the loop of a `watched_gateway` was late since this was last asked."""
+    subject.tell(signal.SIGUSR1)
+    while (written := await asyncio.to_thread(_taken, file)) is None:  # noqa: ASYNC110  # that of another process
+        await asyncio.sleep(0.01)
+    lags: list[float] = json.loads(written)
+    return lags
+
+
+def _taken(file: Path) -> bytes | None:
+    try:
+        written = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    file.unlink()
+    return written
+
+
+def floor(here: Lab, folder: Path, *, streams: bool) -> Subject:
+    """The minimal bot. `streams`: how it asks the model."""
     command = ["-m", "bench.floor_bot", "--telegram", here.telegram.url, "--model", f"{here.model.url}/v1"]
-    command += ["--token", TOKEN, "--database", str(folder / "floor.db")]
+    command += ["--token", TOKEN, "--database", str(folder / "floor.db"), *(["--streams"] if streams else [])]
     return Subject("floor", command, {"PATH": os.environ["PATH"]}, json.dumps({"ready": "floor"}))
 
 
@@ -151,10 +211,15 @@ def gateway_environ(here: Lab, folder: Path) -> dict[str, str]:
 
 
 def gateway(
-    here: Lab, folder: Path, *, has_discord: bool = False, command: Sequence[str] = ("gateway", "run")
+    here: Lab,
+    folder: Path,
+    *,
+    has_discord: bool = False,
+    command: Sequence[str] = ("gateway", "run"),
+    changes: Mapping[str, str] = MappingProxyType({}),
 ) -> Subject:
-    """The gateway as a child process. `command`: the module, and what it is given."""
-    environ = gateway_environ(here, folder)
+    """The gateway as a child process. `command`: the module, and what it is given; `changes`: of the environment."""
+    environ = {**gateway_environ(here, folder), **changes}
     if has_discord:
         environ |= {
             "HERMES_DISCORD__TOKEN": "lab-discord-token",

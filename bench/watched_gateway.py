@@ -1,6 +1,6 @@
-"""The gateway with a heartbeat in its event loop: `python -m bench.watched_gateway FILE`.
+"""The gateway with a heartbeat in its event loop: `python -m bench.watched_gateway FILE [SECONDS]`.
 
-At each SIGUSR1 it writes to FILE, as JSON, by how many seconds the loop was late since the one before.
+At each SIGUSR1 it writes to FILE, as JSON, by how many seconds the loop was late since the one before, at each beat.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from gateway.daemon import run_daemon
 from gateway.process import prepare_process
 
 
-async def _run(loaded: LoadedConfig, file: Path) -> None:
-    async with heartbeat() as lags:
+async def _run(loaded: LoadedConfig, file: Path, seconds: float) -> None:
+    async with heartbeat(seconds) as lags:
 
         def write() -> None:
             written = file.with_suffix(".new")
@@ -32,4 +32,4 @@ async def _run(loaded: LoadedConfig, file: Path) -> None:
 if __name__ == "__main__":
     given = load_config(os.environ)
     prepare_process(given)
-    asyncio.run(_run(given, Path(sys.argv[1])))
+    asyncio.run(_run(given, Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.001))

@@ -1,0 +1,117 @@
+"""What is stored already costs nothing: a database of a million messages, a chat of a thousand turns."""
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.corpus import Corpus
+from bench.measure import Measure
+from bench.prompt_bench import hand_over
+from bench.subjects import Lab, gateway, lab
+from bench.traffic import burst, sequence
+from hermes_state.chats import ensure_chat
+from hermes_state.sessions import start_session
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import NewMessage, append
+from hermes_state.values import ChatKey, ChatKind, MessageRole, Millis, Origin, SystemClock
+
+SEED_SLICE = 2_000
+
+
+async def full(quick: bool) -> list[Measure]:
+    """The same burst with an empty database and with one that holds many messages, turn about."""
+    stored = 100_000 if quick else 1_000_000
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
+        filled = folder / "full"
+        await _fill(filled / "home" / "state.db", stored)
+        empty_rates, full_rates, empty_times, full_times = [], [], [], []
+        for number in range(3):
+            for place, rates, times in (
+                (folder / f"empty-{number}", empty_rates, empty_times),
+                (filled, full_rates, full_times),
+            ):
+                place.mkdir(exist_ok=True)
+                async with lab() as here, gateway(here, place) as subject:
+                    await here.speak()
+                    # The same message of a chat is answered once only: every round has chats of its own.
+                    times.append((await sequence(here, subject, 40, chat_id=10 + number)).p50)
+                    rates.append((await burst(here, subject, 10, first_chat=10_000 * (number + 1))).per_second)
+    name = f"with {stored:,} messages stored"
+    return [
+        Measure(
+            name=f"one chat, p50, {name}",
+            ours=statistics.median(full_times),
+            unit="ms",
+            yardstick=statistics.median(empty_times),
+            bar=1.2,
+        ),
+        Measure(
+            name=f"seconds per message of a burst, {name}",
+            ours=1000 / statistics.median(full_rates),
+            unit="ms",
+            yardstick=1000 / statistics.median(empty_rates),
+            bar=1.2,
+        ),
+    ]
+
+
+async def long(quick: bool) -> list[Measure]:
+    """Time outside the model call in a chat with many turns behind it, against a fresh chat of the same run."""
+    turns = 100 if quick else 1_000
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        await _fill(folder / "home" / "state.db", 2 * turns, chat_ref="7")
+        async with lab() as here, gateway(here, folder):
+            fresh, long = [], []
+            for number in range(12):
+                fresh.append(await _outside_model(here, 3_000 + number))
+                long.append(await _outside_model(here, 7))
+    measure = Measure(
+        name=f"outside the model call, after {turns:,} turns in the chat",
+        ours=statistics.median(long[2:]),
+        unit="ms",
+        yardstick=statistics.median(fresh[2:]),
+        bar=1.15,
+    )
+    return [measure, await hand_over(2_000)]
+
+
+async def _outside_model(here: Lab, chat_id: int) -> float:
+    earlier = await here.model.get("requests")
+    began = await here.say(chat_id, "how long does this take?")
+    [row] = await here.answers(1)
+    requests = await here.model.get("requests", since=earlier[-1]["seq"] if earlier else 0, count=1, wait=10)
+    [request] = [one for one in requests if one["outcome"] == "ok"]  # an unknown output limit is refused once
+    return float((row["t"] - began - request["seconds"]) * 1000)
+
+
+async def _fill(path: Path, messages: int, chat_ref: str = "999") -> None:
+    """A database with one chat that holds so many messages."""
+    store = await Store.open(path)
+    try:
+        now = SystemClock().now()
+        session_id = await store.write(_start, chat_ref, now)
+        texts = list(Corpus().messages(messages))
+        for at in range(0, messages, SEED_SLICE):
+            await store.write(_append_all, session_id, texts[at : at + SEED_SLICE], now)
+    finally:
+        await store.close()
+
+
+def _start(db, chat_ref: str, now: Millis) -> int:
+    key = ChatKey(platform="telegram", account="telegram", chat_ref=chat_ref)
+    return start_session(db, ensure_chat(db, key, ChatKind.DIRECT, None, now), now).id
+
+
+def _append_all(db, session_id, texts: Sequence[str], now: Millis) -> None:
+    for number, text in enumerate(texts):
+        is_human = number % 2 == 0
+        row = NewMessage(
+            role=MessageRole.USER if is_human else MessageRole.ASSISTANT,
+            origin=Origin.HUMAN if is_human else Origin.ASSISTANT,
+            text=text,
+            sender_name="Ada" if is_human else None,
+        )
+        append(db, session_id, row, now)
