@@ -9,7 +9,7 @@ import heapq
 import json
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 MAX_FAILURES = 20_000
 """Ranges of one table that may fail before the rest is given up: some seconds of work."""
@@ -35,32 +35,24 @@ class TableReport:
     """Keys under which nothing could be read, as far as they are numbers; `all` without the table's description."""
 
 
-@dataclass(slots=True, kw_only=True)
 class TableSalvage:
     """Copies one table from the damaged database `old` to `new`."""
 
-    name: str
-    old: sqlite3.Connection
-    new: sqlite3.Connection
-    _columns: tuple[str, ...] = field(init=False)
-    _key: tuple[str, ...] = field(init=False)
-    _is_numbered: bool = field(init=False)
-    """The key begins with a number, as a row id is."""
-    _failures: int = field(default=0, init=False)
-    _lost: list[tuple[int, int]] = field(default_factory=list, init=False)
-
-    def __post_init__(self) -> None:
-        described = self.new.execute("SELECT name, type, pk FROM pragma_table_info(?)", (self.name,)).fetchall()
-        parts = sorted((position, name, kind) for name, kind, position in described if position)
-        self._columns = tuple(name for name, _, _ in described)
-        self._key = tuple(name for _, name, _ in parts)
-        self._is_numbered = parts[0][2] == "INTEGER"
+    def __init__(self, name: str, old: sqlite3.Connection, new: sqlite3.Connection) -> None:
+        described = new.execute("SELECT name, type, pk FROM pragma_table_info(?)", (name,)).fetchall()
+        key = sorted((position, column, kind) for column, kind, position in described if position)
+        self._name, self._old, self._new = name, old, new
+        self._columns = [column for column, _, _ in described]
+        self._key = [column for _, column, _ in key]
+        self._is_numbered = key[0][2] == "INTEGER"  # it begins with a number, as a row id is
+        self._failures = 0
+        self._lost: list[tuple[int, int]] = []
 
     def run(self) -> TableReport:
-        """Copy every row that can be read and that `new` does not have."""
+        """Copy every row that can be read and that `new` does not have. Raises `OSError` if `new` takes no more."""
         expected, lost = None, "all"
         with contextlib.suppress(sqlite3.DatabaseError):  # the description of the table may be lost
-            self.old.execute(f"SELECT {', '.join(self._columns)} FROM {self.name} LIMIT 0")
+            self._old.execute(f"SELECT {', '.join(self._columns)} FROM {self._name} LIMIT 0")
             expected, greatest = self._size()
             if self._is_numbered:
                 self._copy_ranges(greatest)
@@ -68,22 +60,22 @@ class TableSalvage:
             else:
                 lost = "" if self._copy("1", ()) is None else "some"
                 self._copy("1", (), is_backward=True)
-        rows = self.new.execute(f"SELECT count(*) FROM {self.name}").fetchone()[0]
-        return TableReport(name=self.name, rows=rows, expected=expected, lost=lost)
+        rows = self._new.execute(f"SELECT count(*) FROM {self._name}").fetchone()[0]
+        return TableReport(name=self._name, rows=rows, expected=expected, lost=lost)
 
     def _size(self) -> tuple[int | None, int]:
         """Number of rows, if an index still tells it, and the greatest number that a key may begin with."""
         greatest = f"max(+{self._key[0]})" if self._is_numbered else "0"
         indexes = "SELECT name FROM pragma_index_list(?) WHERE NOT partial AND origin <> 'pk'"
-        for (name,) in [("",), *self.new.execute(indexes, (self.name,)).fetchall()]:
-            source = f'{self.name} INDEXED BY "{name}"' if name else self.name
+        for (name,) in [("",), *self._new.execute(indexes, (self._name,)).fetchall()]:
+            source = f'{self._name} INDEXED BY "{name}"' if name else self._name
             with contextlib.suppress(sqlite3.DatabaseError):
-                count, key = self.old.execute(f"SELECT count(*), {greatest} FROM {source}").fetchone()
+                count, key = self._old.execute(f"SELECT count(*), {greatest} FROM {source}").fetchone()
                 return count, key or 0
         with contextlib.suppress(sqlite3.DatabaseError, TypeError):  # no table, no row
             query = "SELECT seq FROM sqlite_sequence WHERE name = ?"
-            return None, self.old.execute(query, (self.name,)).fetchone()[0]
-        return None, self.old.execute("PRAGMA page_count").fetchone()[0] * _KEYS_A_PAGE
+            return None, self._old.execute(query, (self._name,)).fetchone()[0]
+        return None, self._old.execute("PRAGMA page_count").fetchone()[0] * _KEYS_A_PAGE
 
     def _copy_ranges(self, greatest: int) -> None:
         """Copy ranges of keys, the widest first: what has to be given up at the end is the smallest part.
@@ -112,12 +104,12 @@ class TableSalvage:
         One by one: the driver takes a step ahead, and damage would cost the row before it, too.
         """
         beyond, order = ("<", "DESC") if is_backward else (">", "")
-        query = f"SELECT {', '.join(self._columns)} FROM {self.name} NOT INDEXED WHERE {where}"
+        query = f"SELECT {', '.join(self._columns)} FROM {self._name} NOT INDEXED WHERE {where}"
         tail = f"ORDER BY {', '.join(f'{part} {order}' for part in self._key)} LIMIT 1"
         after = f"AND ({', '.join(self._key)}) {beyond} ({', '.join('?' * len(self._key))})"
         places, last = [self._columns.index(part) for part in self._key], [0]
         try:
-            row = self.old.execute(f"{query} {tail}", values).fetchone()
+            row = self._old.execute(f"{query} {tail}", values).fetchone()
             while row is not None:
                 last = [row[place] for place in places]
                 self._insert(row, last[0])
@@ -125,7 +117,7 @@ class TableSalvage:
                     break  # a row id has one row: looking beyond it may meet damage that is not its own
                 if len(values) == 2:  # a bound of its own would be begun from anew each time
                     values = (values[0], last[0]) if is_backward else (last[0], values[1])
-                row = self.old.execute(f"{query} {after} {tail}", [*values, *last]).fetchone()
+                row = self._old.execute(f"{query} {after} {tail}", [*values, *last]).fetchone()
         except sqlite3.DatabaseError:
             self._failures += 1
             return last[0]
@@ -137,10 +129,12 @@ class TableSalvage:
         try:
             for value in (value for name, value in values if name in _JSON and value):
                 json.loads(str(value))
-            self.new.execute(f"INSERT OR IGNORE INTO {self.name} VALUES ({', '.join('?' * len(row))})", row)
+            self._new.execute(f"INSERT OR IGNORE INTO {self._name} VALUES ({', '.join('?' * len(row))})", row)
         except (ValueError, sqlite3.IntegrityError):
             if self._is_numbered:
                 self._lost.append((key, key))
+        except sqlite3.OperationalError as error:  # a full disk is no damage of the old file
+            raise OSError(str(error)) from error
 
 
 def _shown(ranges: list[tuple[int, int]]) -> str:

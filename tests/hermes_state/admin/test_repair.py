@@ -1,6 +1,7 @@
 """Real database files, damaged with real bytes, and what a repair makes of them."""
 
 import asyncio
+import contextlib
 import random
 import shutil
 import sqlite3
@@ -13,11 +14,12 @@ import pytest
 
 from hermes_state import sessions
 from hermes_state.admin.repair import RepairReport, repair_database
+from hermes_state.admin.salvage import TableSalvage
 from hermes_state.errors import LockUnavailable, SchemaTooNew, StoreUnavailable
 from hermes_state.inbox import InboxState
 from hermes_state.search.full_text import search
 from hermes_state.store.connections import register_functions
-from hermes_state.store.migrate import shipped_migrations
+from hermes_state.store.migrate import migrate, shipped_migrations
 from hermes_state.store.writer import Store
 from tests.databases import open_store
 from tests.hermes_state.helpers import opened
@@ -292,6 +294,20 @@ def test_a_row_whose_json_was_hit_is_left_out(path: Path) -> None:
     [waiting] = [one for one in report.tables if one.name == "inbox"]
     assert waiting.rows == TURNS + 1
     assert waiting.lost == str(TURNS + 1)
+
+
+def test_a_full_disk_ends_the_repair_and_is_not_taken_for_damage(path: Path) -> None:
+    with (
+        contextlib.closing(sqlite3.connect(path.with_name("new.db"), isolation_level=None)) as new,
+        opened(path) as old,
+    ):
+        register_functions(new)
+        migrate(new, path.with_name("new.db"), shipped_migrations())
+        new.execute("PRAGMA foreign_keys = OFF")
+        (pages,) = new.execute("PRAGMA page_count").fetchone()
+        new.execute(f"PRAGMA max_page_count = {pages + 5}")
+        with pytest.raises(OSError, match="disk is full"):
+            TableSalvage("messages", old, new).run()
 
 
 @pytest.mark.parametrize("is_head_damaged", [False, True])
