@@ -2,9 +2,9 @@
 
 import asyncio
 import hmac
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from urllib.parse import urlsplit
 
 import structlog
@@ -29,6 +29,9 @@ UPDATE_BYTES = 1_000_000
 STOP_SECONDS = 2
 """Seconds in which posts in flight have to be stored when we stop; Telegram repeats what got no answer."""
 
+REFUSED_SECONDS = 60.0
+"""Seconds between two lines in the log about posts without the secret."""
+
 
 @asynccontextmanager
 async def webhook_server(webhook: WebhookSettings, updates: UpdateHandler, health: HealthState) -> AsyncIterator[None]:
@@ -37,7 +40,8 @@ async def webhook_server(webhook: WebhookSettings, updates: UpdateHandler, healt
     Raises `PlatformUnavailable` on entering when the port cannot be had.
     """
     app = web.Application(client_max_size=UPDATE_BYTES)
-    app.router.add_post(urlsplit(webhook.url).path or "/", partial(_receive, webhook.secret.encode(), updates, health))
+    receiver = WebhookReceiver(webhook.secret.encode(), updates, health)
+    app.router.add_post(urlsplit(webhook.url).path or "/", receiver.receive)
     async with AsyncExitStack() as stack:
         server = http_server(app, webhook.host, webhook.port, stop_seconds=STOP_SECONDS)
         try:
@@ -48,26 +52,43 @@ async def webhook_server(webhook: WebhookSettings, updates: UpdateHandler, healt
         yield
 
 
-async def _receive(secret: bytes, updates: UpdateHandler, health: HealthState, request: web.Request) -> web.Response:
-    """Receive a post: 200 only after the commit; everything else makes Telegram try again."""
-    given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
-    if not hmac.compare_digest(given, secret):
-        log.warning("webhook.refused")
-        return web.Response(status=403)
-    try:
-        raw = parsed_json(await request.read())
-    except UNREADABLE:
-        raw = None
-    if not isinstance(raw, dict):
-        return web.Response(status=400)
-    try:
-        await updates.handle(raw)
-    except NetworkError as error:
-        log.warning("webhook.put_off", detail=error.message)
-        health.change(AdapterState.BACKING_OFF, error.message)
-        return web.Response(status=503)
-    health.progressed()
-    return web.Response()
+class WebhookReceiver:
+    """Receiver of what is posted to the webhook's address, by whomever."""
+
+    def __init__(self, secret: bytes, updates: UpdateHandler, health: HealthState) -> None:
+        self._secret = secret
+        self._updates = updates
+        self._health = health
+        self._refused = 0
+        self._quiet_until = 0.0
+
+    async def receive(self, request: web.Request) -> web.Response:
+        """Take a post: 200 only after the commit; everything else makes Telegram try again."""
+        given = request.headers.get(SECRET_HEADER, "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, self._secret):
+            self._note_refusal()
+            return web.Response(status=403)
+        try:
+            raw = parsed_json(await request.read())
+        except UNREADABLE:
+            raw = None
+        if not isinstance(raw, dict):
+            return web.Response(status=400)
+        try:
+            await self._updates.handle(raw)
+        except NetworkError as error:
+            log.warning("webhook.put_off", detail=error.message)
+            self._health.change(AdapterState.BACKING_OFF, error.message)
+            return web.Response(status=503)
+        self._health.progressed()
+        return web.Response()
+
+    def _note_refusal(self) -> None:
+        """Log one line a minute, whoever posts however much: anybody who finds the address could fill the log."""
+        self._refused += 1
+        if time.monotonic() >= self._quiet_until:
+            log.warning("webhook.refused", count=self._refused)
+            self._refused, self._quiet_until = 0, time.monotonic() + REFUSED_SECONDS
 
 
 async def keep_webhook(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from hermes_state.errors import PlatformUnavailable
 from platforms.base import AdapterState
@@ -69,6 +70,17 @@ async def test_a_post_without_the_secret_is_refused(
     async with running(telegram.adapter, intake), client.post(webhook.url, json=UPDATE, headers=headers) as answer:
         assert answer.status == 403
     assert intake.offered == []
+
+
+async def test_posts_without_the_secret_do_not_fill_the_log(
+    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+) -> None:
+    async with running(telegram.adapter, intake):
+        with capture_logs() as logs:
+            for _ in range(20):
+                async with client.post(webhook.url, json=UPDATE) as answer:
+                    assert answer.status == 403
+    assert [line["count"] for line in logs if line["event"] == "webhook.refused"] == [1]
 
 
 async def test_200_comes_after_the_commit(
