@@ -2,9 +2,13 @@
 (async () => {
   "use strict";
   const token = new URLSearchParams(location.search).get("token") ?? "";
-  history.replaceState(null, "", "/");
   const headers = { "Hermes-Key": localStorage.getItem("hermes.key") ?? "", "Hermes-Token": token };
-  const answer = await fetch("/sign-in", { method: "POST", headers });
+  const answer = await fetch("/sign-in", { method: "POST", headers }).catch(() => null);
+  if (!answer || answer.status >= 500) { // the token still holds, and so does the address
+    document.querySelector("main p").textContent = "The gateway cannot sign you in right now: reload in a moment.";
+    return;
+  }
+  history.replaceState(null, "", "/");
   if (answer.status === 200) localStorage.setItem("hermes.key", await answer.text());
   location.replace("/chat/main");
 })();

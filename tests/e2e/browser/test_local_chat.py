@@ -1,9 +1,11 @@
 """The web chat in a real browser, served by the real daemon."""
 
+import contextlib
 import json
 import os
 import re
 import socket
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from pathlib import Path
@@ -55,7 +57,9 @@ def free_port() -> int:
 async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
     """The daemon with nothing but the web chat and a model."""
     async with world_in(tmp_path, protocol, telegram=False) as made:
-        await made.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(free_port()))
+        await made.gateway.start(
+            HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(free_port()), HERMES_STORE__BUSY_SECONDS="1"
+        )
         yield made
 
 
@@ -82,6 +86,17 @@ def screenshots(folder: Path) -> Path:
 
 async def enter(world: World, browser: Chromium) -> None:
     await browser.open(await world.gateway.printed_url())
+    await browser.wait_for("#chat-list", lambda found: found == ["main"])
+
+
+async def test_a_token_is_not_lost_while_nothing_can_be_stored(world: World, browser: Chromium) -> None:
+    url = await world.gateway.printed_url()
+    with contextlib.closing(sqlite3.connect(world.home / "state.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        await browser.open(url)
+        await browser.wait_for("main p", lambda found: "reload in a moment" in " ".join(found))
+        other.execute("ROLLBACK")
+    await browser.reload()
     await browser.wait_for("#chat-list", lambda found: found == ["main"])
 
 
