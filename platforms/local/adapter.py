@@ -208,10 +208,10 @@ class LocalAdapter:
         (await self._show_progress(self._live_chat(chat))).show_typing()
 
     async def _render_ahead(self, chat: LiveChat, *entries: Entry) -> None:
-        """Make the HTML of long texts beside the event loop: it can take a second, at every step of a preview."""
-        for entry in entries:
-            if chat.stream.is_watched and len(entry.text) > _MAX_INLINE_CHARACTERS and not entry.is_plain:
-                await asyncio.to_thread(to_html, entry.text)
+        """Make the HTML of more than a little text beside the loop: it can take a second, at each step of a preview."""
+        texts = [entry.text for entry in entries if not entry.is_plain]
+        if chat.stream.is_watched and sum(map(len, texts)) > _MAX_INLINE_CHARACTERS:
+            await asyncio.to_thread(lambda: [to_html(text) for text in texts])
 
     def _live_chat(self, key: ChatKey) -> LiveChat:
         """Chat of this key. Raises `PlatformUnavailable` while no page is served."""
@@ -230,7 +230,7 @@ class LocalAdapter:
             except StateError as error:
                 log.debug("local.steps_hidden", error=type(error).__name__)
             else:
-                await self._render_ahead(chat, *lines)
+                await self._render_ahead(chat, *chat.changed_tools(lines))
                 chat.show_tools(lines)
                 chat.show_waiting(waiting, self._clock.now())
         return chat

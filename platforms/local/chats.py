@@ -87,9 +87,13 @@ class LiveChat:
         """Show for a few seconds that an answer is being written."""
         self.stream.publish(lambda: self._pages.upsert(self.name, [], is_writing=True), slot=_WRITING)
 
+    def changed_tools(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Those of the latest tool calls that are new or have a result now."""
+        return [entry for entry in entries if self._tools.get(entry.ref) != entry]
+
     def show_tools(self, entries: Sequence[Entry]) -> None:
-        """Show those of the latest tool calls that are new or have a result now."""
-        changed = [entry for entry in entries if self._tools.get(entry.ref) != entry]
+        """Show what has changed of the latest tool calls."""
+        changed = self.changed_tools(entries)
         self._tools = {entry.ref: entry for entry in entries}
         if changed:
             preview = self._preview

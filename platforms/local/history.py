@@ -7,6 +7,8 @@ than what the model sees: undone messages stay, marked.
 from collections.abc import Iterator, Mapping, Sequence
 from sqlite3 import Connection
 
+import msgspec
+
 from hermes_state import chats
 from hermes_state.chats import HistoryRow, find_chat
 from hermes_state.inbox import InboxKind, load_waiting
@@ -14,8 +16,8 @@ from hermes_state.journal import find_open_turn
 from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Millis, Origin
 from platforms.local.entries import BEGINNING, Entry, EntryKind, merge
 
-RESULT_CHARACTERS = 4_000
-"""Most characters of a tool's result that a page shows; the model and `history_open` have all of it."""
+TOOL_CHARACTERS = 4_000
+"""Most characters of a tool call's arguments, and of its result, that a page shows; `history_open` has all of it."""
 
 PROGRESS_ROWS = 60
 """Newest rows of a chat among which a running turn's tool calls are looked for."""
@@ -39,6 +41,8 @@ def load_history(
         return merge((), frozenset(), recent, BEGINNING), None
     rows = chats.load_history(db, chat.id, limit, before)
     is_all = len(rows) < limit
+    if not is_all:  # results whose call is on the page before show nothing here, but tell there what became of it
+        rows = rows[next((at for at, row in enumerate(rows) if row.tool_call_id is None), 0) :]
     waiting = [] if before is not None else _waiting(db, chat.id)
     known_refs = chats.known_refs(db, chat.id, [entry.ref for entry in recent]) | {entry.ref for entry in waiting}
     since = BEGINNING if is_all else min(row.created_at for row in rows)
@@ -120,7 +124,7 @@ def _entries(
             ref=f"{row.id}.{number}",
             kind=EntryKind.TOOL,
             at=row.created_at,
-            call=call,
+            call=msgspec.structs.replace(call, arguments=_shortened(call.arguments)),
             not_before=not_before,
             state="running" if result is None else result.tool_state or "done",
             result=None if result is None else _shortened(result.text or ""),
@@ -136,7 +140,5 @@ def _kind(row: HistoryRow, *, has_calls: bool) -> EntryKind:
     return EntryKind.NOTICE
 
 
-def _shortened(result: str) -> str:
-    if len(result) <= RESULT_CHARACTERS:
-        return result
-    return f"{result[:RESULT_CHARACTERS]}\n… ({len(result):,} characters in all)"
+def _shortened(text: str) -> str:
+    return text if len(text) <= TOOL_CHARACTERS else f"{text[:TOOL_CHARACTERS]}\n… ({len(text):,} characters in all)"

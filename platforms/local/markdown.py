@@ -23,7 +23,7 @@ _OPENING_UNITS = 60
 """Longest line that opens a code block anew, in UTF-16 units."""
 
 
-@lru_cache(maxsize=32)  # what was made beside the event loop is there when the page's template asks for it
+@lru_cache(maxsize=128)  # what was made beside the event loop is there when the page's template asks for it
 def to_html(text: str) -> Markup:
     """Render `text` as HTML without a single tag or attribute of its author's."""
     return Markup(_MARKDOWN.render(text))  # the renderer escapes everything; `html` is off

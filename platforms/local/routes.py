@@ -261,18 +261,18 @@ class RouteHandler:
                 view = await self._view(chat.name)
                 log_html = await asyncio.to_thread(self.pages.whole_log, view)
                 seen, listed = view.position, view.chats
-                await response.write(encode(log_html, seen))
+                await response.write(await encode(log_html, seen))
                 continue
             seen = stream.newest_id
             if missed:
-                await response.write(encode("\n".join(missed), seen))
+                await response.write(await encode("\n".join(missed), seen))
             try:
                 async with asyncio.timeout(PING_SECONDS):
                     await stream.changed(seen)
             except TimeoutError:
                 before, listed = listed, await self._listed(chat.name)
                 is_new = before != listed  # a conversation has got its title, or a chat was opened elsewhere
-                page = encode(self.pages.chat_list(chat.name, listed), seen) if is_new else b": ping\n\n"
+                page = await encode(self.pages.chat_list(chat.name, listed), seen) if is_new else b": ping\n\n"
                 await response.write(page)
 
     async def _static_file(self, request: web.Request) -> web.StreamResponse:

@@ -29,6 +29,7 @@ from hermes_state.values import (
 )
 from platforms.base import Preview, SendRequest
 from platforms.local import routes
+from platforms.local.markdown import to_html
 from platforms.local.routes import PAGE_ROWS
 from platforms.local.stream import MAX_EVENTS, ChatStream, encode
 from tests.platforms.contract import RecordingIntake, request, running
@@ -98,8 +99,8 @@ class Turn:
         assert self.ref is not None
         await self.local.store.write(journal.note_preview, self.id, self.ref)
 
-    async def call_tool(self, text: str) -> MessageId:
-        call = ToolCall(id="c1", name="history_search", arguments='{"query": "plan"}')
+    async def call_tool(self, text: str, arguments: str = '{"query": "plan"}') -> MessageId:
+        call = ToolCall(id="c1", name="history_search", arguments=arguments)
         step = journal.ModelAnswer(text=text, calls=(call,), call=CALL, reported_prompt_tokens=None)
         message = await self.local.store.write(journal.append_calls, self.id, step, self.local.clock.now())
         return message.id
@@ -505,6 +506,51 @@ async def test_a_long_chat_is_read_page_by_page_without_gap_or_repeat(
     assert seen == [*(f"message {number}" for number in range(count)), "that was a lot"]
 
 
+async def test_a_call_on_an_earlier_page_than_its_result_is_done_there(
+    local: LocalHarness, intake: StoringIntake
+) -> None:
+    turn = await begin(local, intake, "look it up")
+    await turn.finish_tool(await turn.call_tool("Let me look."), "m12: the plan")
+    await turn.finish("found")
+    await turn.deliver()
+
+    def fill(db: Connection) -> None:  # the result is the first row of the newest page
+        copy = """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, created_at)
+            SELECT session_id, chat_id, lineage_id, seq + ?, role, origin, 'more', created_at
+            FROM messages WHERE text = 'found'"""
+        db.executemany(copy, [(number,) for number in range(1, PAGE_ROWS - 1)])
+        db.execute("UPDATE sessions SET next_seq = ?", (PAGE_ROWS + 10,))
+
+    await local.store.write(fill)
+    html = await local.page()
+    assert Screen(html).of("tool") == []
+    [earlier] = re.findall(r"/chat/main(/earlier\?before=\d+)", html)
+    [call] = Screen(await local.page("main", earlier)).of("tool")
+    assert "done" in call.text
+    assert "running" not in call.text
+
+
+async def test_of_a_call_with_endless_arguments_a_page_shows_the_beginning(
+    local: LocalHarness, intake: StoringIntake
+) -> None:
+    turn = await begin(local, intake, "look it up")
+    await turn.call_tool("Let me look.", "\n" * 3_000_000)
+    html = await local.page()
+    assert "(3,000,000 characters in all)" in html
+    assert len(html) < 50_000
+
+
+async def test_text_beside_calls_is_rendered_once(local: LocalHarness, intake: StoringIntake) -> None:
+    turn = await begin(local, intake, "look it up")
+    async with local.opened():
+        for number in range(40):
+            await turn.call_tool(f"{number} {'*word* ' * 100}")
+        await local.adapter.show_typing(local.direct_chat)
+        before = to_html.cache_info().misses
+        await local.adapter.show_typing(local.direct_chat)
+        assert to_html.cache_info().misses == before
+
+
 # ---- the hub -------------------------------------------------------------------------------------------------
 
 
@@ -542,5 +588,5 @@ def test_nothing_is_rendered_while_nobody_looks() -> None:
     assert stream.after(stream.newest_id) == []
 
 
-def test_a_fragment_keeps_its_lines() -> None:
-    assert encode("a\nb\r\nc\rd", "x-1") == b"id: x-1\ndata: a\ndata: b\ndata: c\ndata: d\n\n"
+async def test_a_fragment_keeps_its_lines() -> None:
+    assert await encode("a\nb\r\nc\rd", "x-1") == b"id: x-1\ndata: a\ndata: b\ndata: c\ndata: d\n\n"
