@@ -211,7 +211,7 @@ def check_index(path: Path, percent: int | None) -> CheckResult:
         return failed("search", f"The search index cannot be read: {error}.")
     if fault is None:
         return fine("search", "The search index is sound.")
-    text = f"The search index has to be made anew: {fault.reason}. "
+    text = f"The search index has to be made anew: {fault}. "
     return warning("search", f"{text}The gateway does that as soon as it runs; no message is lost.")
 
 

@@ -6,9 +6,9 @@ complete, it takes the place of the old one. A damaged index is removed at once,
 """
 
 import contextlib
+import re
 import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 
 from hermes_state.store.connections import register_functions
@@ -23,6 +23,8 @@ BLOCK_ROWS = 500
 BLOCK_CHARACTERS = 500_000
 """Most text of one block, beyond its first row: about 30 ms of the writer's time."""
 SAMPLED_ROWS = 60
+OUTDATED = "this version cuts text into other words"
+"""Fault of an index that can serve until there is a new one."""
 _SAMPLED_CHARACTERS = 60
 
 _VERSION_NOTE = "segment_version"
@@ -33,25 +35,21 @@ _MADE_NOTE = "search_making_version"
 _TRIGGERS = 4
 _COVERED = f" AND {{}}.id >= (SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{_FLOOR_NOTE}')"
 
-# Purpose: the newest rows below the floor; long output counts as far as it is indexed.
-_BLOCK = f"""SELECT id, min(length(coalesce(text, '')), {INDEXED_CHARACTERS}) FROM messages
-WHERE indexed = 1 AND id < ? ORDER BY id DESC LIMIT {BLOCK_ROWS}"""
-# Purpose: rows without an entry, and entries without a row.
+# Purpose: the oldest row of the next block, which are the newest rows below the floor.
+_BLOCK = f"""SELECT min(id) FROM (
+  SELECT id, sum(min(length(coalesce(text, '')), {INDEXED_CHARACTERS})) OVER (ORDER BY id DESC) AS characters,
+    row_number() OVER (ORDER BY id DESC) AS place
+  FROM (SELECT id, text FROM messages WHERE indexed = 1 AND id < ? ORDER BY id DESC LIMIT {BLOCK_ROWS}))
+WHERE characters <= {BLOCK_CHARACTERS} OR place = 1"""
+# Purpose: rows without an entry, and entries without a row, or whose sizes (of up to 200,000 words, and 3) are damaged.
 _STRAY = f"""SELECT (SELECT count(*) FROM messages m WHERE m.indexed = 1 AND NOT EXISTS (
     SELECT 1 FROM {SERVING}_docsize d WHERE d.id = m.id))
   + (SELECT count(*) FROM {SERVING}_docsize d WHERE NOT EXISTS (
-    SELECT 1 FROM messages m WHERE m.id = d.id AND m.indexed = 1))"""
+    SELECT 1 FROM messages m WHERE m.id = d.id AND m.indexed = 1) OR NOT (hex(d.sz) GLOB '[0-7]?03'
+      OR hex(d.sz) GLOB '[89A-F]?[0-7]?03' OR hex(d.sz) GLOB '[89A-F]?[89A-F]?[0-7]?03'))"""
 # Purpose: the newest rows, and others spread over all.
 _SAMPLE = f"""SELECT id, substr(text, 1, {_SAMPLED_CHARACTERS + 1}) FROM messages WHERE indexed = 1
 AND (id > :top - {SAMPLED_ROWS // 2} OR id % (1 + :top / {SAMPLED_ROWS // 2}) = 0) LIMIT {SAMPLED_ROWS}"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexFault:
-    """Reason why an index has to be made anew, and whether the old one can serve until then."""
-
-    reason: str
-    can_serve: bool
 
 
 def serving_index(db: sqlite3.Connection) -> str:
@@ -62,13 +60,24 @@ def serving_index(db: sqlite3.Connection) -> str:
 def load_progress(db: sqlite3.Connection) -> int | None:
     """Share of the messages that the index in the making holds, in percent; None when none is being made."""
     floor = load_note(db, _FLOOR_NOTE)
-    if floor is None or len(index_triggers(db, MAKING)) < _TRIGGERS:
+    if floor is None or not _is_kept_up(db, MAKING):
         return None if index_triggers(db, SERVING) else 0
     top = _newest(db)
     return 100 * (top - max(0, int(floor) - 1)) // max(1, top)
 
 
-def find_fault(path: Path) -> IndexFault | None:
+def load_totals(db: sqlite3.Connection, index: str) -> list[int]:
+    """Numbers of rows, of words of their texts, and of words of their scopes; others if they are damaged."""
+    return scalar(db, sizes_of, f"SELECT CAST(coalesce((SELECT block FROM {index}_data WHERE id = 1), '') AS BLOB)")
+
+
+def sizes_of(blob: bytes) -> list[int]:
+    """Numbers as FTS5 keeps them: seven bits a byte, and the eighth in all but the last."""
+    varints = re.findall(rb"[\x80-\xff]*[\x00-\x7f]", blob)
+    return [reduce(lambda value, byte: value << 7 | byte & 0x7F, varint, 0) for varint in varints]
+
+
+def find_fault(path: Path) -> str | None:
     """Fault of the index of the database at `path`, if it has one.
 
     Reads all of it, on a connection of its own: seconds per million messages. FTS5's own check would keep everybody
@@ -79,34 +88,29 @@ def find_fault(path: Path) -> IndexFault | None:
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
         register_functions(db)
         db.execute("BEGIN")
-        if not _has_table(db, SERVING) or len(index_triggers(db, SERVING)) < _TRIGGERS:
-            return IndexFault(reason="it was taken off the messages because it failed", can_serve=False)
         try:
-            reason = _damage(db)
+            return _damage(db) or (_misfit(db) if load_note(db, _VERSION_NOTE) == str(SEGMENT_VERSION) else OUTDATED)
         except sqlite3.DatabaseError as error:
             if not is_index_trouble(error):
                 raise
-            reason = str(error)
-        if reason is not None:
-            return IndexFault(reason=reason, can_serve=False)
-        if load_note(db, _VERSION_NOTE) != str(SEGMENT_VERSION):
-            return IndexFault(reason="this version cuts text into other words", can_serve=True)
-        return None
+            return str(error)
 
 
 def _damage(db: sqlite3.Connection) -> str | None:
+    if not _is_kept_up(db, SERVING):
+        return "it was taken off the messages because it failed"
     if stray := scalar(db, int, _STRAY):
         return f"{stray} messages are in it and should not be, or the other way round"
     db.execute(f"CREATE VIRTUAL TABLE temp.terms USING fts5vocab(main, {SERVING}, 'col')")
-    kept = dict(db.execute("SELECT col, sum(cnt) FROM temp.terms GROUP BY col"))
-    words = [0, 0]
-    for (sizes,) in db.execute(f"SELECT sz FROM {SERVING}_docsize"):
-        for column, size in enumerate(_varints(sizes)):
-            words[column] += size
-    if words != [kept.get("text", 0), kept.get("scope", 0)]:
-        return f"it holds {sum(kept.values())} words of {sum(words)}"
-    if load_note(db, _VERSION_NOTE) != str(SEGMENT_VERSION):
-        return None  # the words of the rows are others now
+    words = dict(db.execute("SELECT col, sum(cnt) FROM temp.terms GROUP BY col"))
+    rows = scalar(db, int, f"SELECT count(*) FROM {SERVING}_docsize")
+    if load_totals(db, SERVING) != [rows, words.get("text", 0), words.get("scope", 0)]:
+        return f"it holds {sum(words.values())} words of {rows} messages and counts others"
+    return None
+
+
+def _misfit(db: sqlite3.Connection) -> str | None:
+    """Sampled message whose words are not found, in words; text in ASCII is cut in one way everywhere."""
     for row_id, text in db.execute(_SAMPLE, {"top": _newest(db)}).fetchall():
         start = text.rpartition(" ")[0] if text and len(text) > _SAMPLED_CHARACTERS else text
         if start and start.isascii() and any(map(str.isalnum, start)):
@@ -114,15 +118,6 @@ def _damage(db: sqlite3.Connection) -> str | None:
             if scalar_or_none(db, int, f"SELECT 1 FROM {SERVING} WHERE {SERVING} MATCH ? AND rowid = ?", match) is None:
                 return f"it does not hold the words of message {row_id}"
     return None
-
-
-def _varints(blob: bytes) -> Iterator[int]:
-    value = 0
-    for byte in blob:
-        value = value << 7 | byte & 0x7F
-        if byte < 0x80:
-            yield value
-            value = 0
 
 
 def begin_index(db: sqlite3.Connection, *, keeps_old: bool) -> None:
@@ -136,19 +131,13 @@ def begin_index(db: sqlite3.Connection, *, keeps_old: bool) -> None:
 
 def is_being_made(db: sqlite3.Connection) -> bool:
     """True when what was begun, by this process or an earlier one, can be gone on with."""
-    is_ours = load_note(db, _MADE_NOTE) == str(SEGMENT_VERSION)
-    return is_ours and _has_table(db, MAKING) and len(index_triggers(db, MAKING)) == _TRIGGERS
+    return load_note(db, _MADE_NOTE) == str(SEGMENT_VERSION) and _is_kept_up(db, MAKING)
 
 
 def extend_index(db: sqlite3.Connection) -> bool:
     """Take the next block of messages into the index in the making; True when that was all, and it serves now."""
     floor = int(load_note(db, _FLOOR_NOTE) or 0)
-    low, room = None, BLOCK_CHARACTERS
-    for row_id, length in db.execute(_BLOCK, (floor,)):
-        room -= length
-        if room < 0 and low is not None:
-            break
-        low = row_id
+    low = scalar_or_none(db, int, _BLOCK, (floor,))
     if low is None:
         _finish(db)
         return True
@@ -184,12 +173,18 @@ def _drop(db: sqlite3.Connection, index: str) -> None:
     _drop_triggers(db, index)
     try:
         db.execute(f"DROP TABLE IF EXISTS {index}")
-    except sqlite3.DatabaseError:
+    except sqlite3.DatabaseError as error:
+        if not is_index_trouble(error):
+            raise
         db.execute("PRAGMA writable_schema = ON")
         db.execute("DELETE FROM sqlite_schema WHERE type = 'table' AND name = ?", (index,))
         db.execute("PRAGMA writable_schema = RESET")
         for part in ("data", "idx", "content", "docsize", "config"):
             db.execute(f"DROP TABLE IF EXISTS {index}_{part}")
+
+
+def _is_kept_up(db: sqlite3.Connection, index: str) -> bool:
+    return _has_table(db, index) and len(index_triggers(db, index)) == _TRIGGERS
 
 
 def _has_table(db: sqlite3.Connection, name: str) -> bool:
