@@ -1,7 +1,8 @@
-"""How fast the store is: `python -m bench.store_bench [--quick]`.
+"""How fast the store is: `python -m bench.store_bench [--quick | --messages N]`.
 
 Yardsticks are plain sqlite3 on the same disk in the same run, in turns with ours, so that other load on the machine
-meets both. The big database is built once per run in a temporary folder (about a minute and 600 MB; --quick: a tenth).
+meets both. The big database is built once per run in a temporary folder (about a minute and 600 MB; --quick: a tenth;
+--messages: searches alone, among so many).
 """
 
 import argparse
@@ -32,6 +33,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CHATS = 200
+DIFFERENT_MESSAGES = 1_000_000
+"""More are the same ones, said again."""
 _RAW_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "temp_store = MEMORY", "cache_size = -65536")
 _NOW = Millis(0)
 
@@ -40,6 +43,23 @@ def run(quick: bool) -> list[Measure]:
     """Every measure of the store. `quick`: a tenth of the rows, for a first look."""
     with tempfile.TemporaryDirectory(prefix="store-bench-") as folder:
         return asyncio.run(_run(Path(folder), 100_000 if quick else 1_000_000, 5 if quick else 9))
+
+
+def run_searches(messages: int) -> list[Measure]:
+    """The measures of search alone, among so many messages."""
+    with tempfile.TemporaryDirectory(prefix="store-bench-") as folder:
+        return asyncio.run(_run_searches(Path(folder) / "big.db", messages))
+
+
+async def _run_searches(path: Path, messages: int) -> list[Measure]:
+    await (await Store.open(path)).close()
+    _fill(path, min(messages, DIFFERENT_MESSAGES))
+    _repeat(path, messages)
+    store = await Store.open(path)
+    try:
+        return await _searches(store, messages)
+    finally:
+        await store.close()
 
 
 async def _run(folder: Path, messages: int, rounds: int) -> list[Measure]:
@@ -242,12 +262,24 @@ def _fill(path: Path, messages: int) -> None:
             db.execute("COMMIT")
 
 
+def _repeat(path: Path, messages: int) -> None:
+    """Let everything be said again until there are so many messages."""
+    again = """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, indexed, created_at)
+      SELECT session_id, chat_id, lineage_id, seq + :first, role, origin, text, 1, created_at
+      FROM messages WHERE id > :said AND id <= :until"""
+    with _raw(path) as db:
+        for first in range(DIFFERENT_MESSAGES, messages, 5_000):
+            said = first % DIFFERENT_MESSAGES
+            until = said + min(5_000, messages - first)
+            db.execute(again, {"first": first // DIFFERENT_MESSAGES * DIFFERENT_MESSAGES, "said": said, "until": until})
+
+
 async def _searches(store: Store, messages: int) -> list[Measure]:
     chat_id = await store.read(lambda db: ChatId(db.execute("SELECT min(id) FROM chats").fetchone()[0]))
     cases = (
         ("a rare word", RARE, None, 5),
         ("a phrase", f'"{PHRASE}"', None, 5),
-        ("a common word in one chat", COMMON, chat_id, 5),
+        ("a common word in one chat", COMMON, chat_id, 5 if messages <= DIFFERENT_MESSAGES else 8),
         ("two Chinese characters", CHINESE, None, 10),
     )
     measures = []
@@ -343,7 +375,9 @@ def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="100,000 messages instead of a million")
-    measures = run(parser.parse_args().quick)
+    parser.add_argument("--messages", type=int, help="searches alone, among so many messages")
+    args = parser.parse_args()
+    measures = run_searches(args.messages) if args.messages is not None else run(args.quick)
     print(table(measures))
     raise SystemExit(0 if all(measure.holds for measure in measures) else 1)
 

@@ -3,8 +3,8 @@
 `search` looks into the index, best matches or newest first, in everything, one chat or one conversation; `parse_query`
 makes an expression of a person's words that SQLite always understands; `store.segment` cuts text for the index.
 
->>> parse_query('red -door "blue house"').wanted
-('red', 'blue house')
+>>> [term.text for term in parse_query('red -door "blue house"').wanted]
+['red', 'blue house']
 >>> parse_query("-door") is None
 True
 """

@@ -15,13 +15,13 @@ SEGMENT_VERSION = 1
 INDEXED_CHARACTERS = 200_000
 """Only the first so many characters of a row are searchable: long tool output would cost more than it helps."""
 
-_CJK = (
+CJK = (
     "\u2e80-\u2fff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
 )
-_EMOJI = "\u2190-\u21ff\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
-_REWRITTEN = re.compile(f"(?P<run>[{_CJK}]+)|[{_EMOJI}]")
-_LONE_CJK_AT_END = re.compile(f"(?:^|[^{_CJK}])[{_CJK}]$")
+EMOJI = "\u2190-\u21ff\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
+_REWRITTEN = re.compile(f"(?P<run>[{CJK}]+)|[{EMOJI}]")
+_LONE_CJK_AT_END = re.compile(f"(?:^|[^{CJK}])[{CJK}]$")
 
 
 def segment(text: str | None) -> str:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hermes_state.chats import ensure_chat
-from hermes_state.search.full_text import RANKED_HITS, SNIPPET_CHARACTERS, FoundMessage, search
+from hermes_state.search.full_text import SNIPPET_CHARACTERS, FoundMessage, search
 from hermes_state.search.query import parse_query
+from hermes_state.search.ranking import RANKED_HITS
 from hermes_state.sessions import Session, ensure_active
 from hermes_state.store.connections import register_functions
 from hermes_state.store.migrate import migrate
@@ -155,6 +156,23 @@ async def test_a_search_that_almost_matches_costs_little(store: Store, query: st
     before = time.process_time()
     await store.read(search, query)
     assert time.process_time() - before < 0.5
+
+
+@pytest.mark.parametrize(
+    ("query", "alike", "meant"),
+    [
+        ("국가", "기각", "국가"),
+        ("か", "が", "か"),
+        ("мои", "мой", "мои"),
+        ("need", "needle", "need"),
+        ("in", "tin", "in"),
+    ],
+)
+async def test_the_snippet_passes_over_what_is_only_alike(store: Store, query: str, alike: str, meant: str) -> None:
+    session = await store.write(start, "a")
+    await store.write(say, session, f"{alike} {'- ' * 300}{meant}")
+    (hit,) = await store.read(search, query)
+    assert hit.snippet.endswith(f" {meant}")
 
 
 async def test_a_short_text_is_its_own_snippet(store: Store) -> None:

@@ -1,0 +1,119 @@
+"""Ranking of the newest matches by bm25, at a price that does not grow with the index.
+
+SQLite's own `bm25` counts the matches of every term and scope in the whole index, to learn how much each of them
+weighs. Where one of them is common, that is estimated from some matches, and the terms are counted in the texts.
+"""
+
+import heapq
+import math
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+
+from hermes_state.search.index import load_totals, sizes_of
+from hermes_state.search.query import Term, fold
+from hermes_state.store.sql import scalar
+from hermes_state.values import Millis
+
+RANKED_HITS = 1_000
+"""Newest matches that SQLite ranks: ranking every match of a common word takes a second per million rows."""
+
+COMMON_ROWS = 50_000
+"""Matches in the whole index that SQLite may count, in about 2 ms; more of a term, and it is common."""
+
+COUNTED_HITS, COUNTED_CHARACTERS, COUNTED_TERMS = 300, 4_000, 8
+"""Where something is common: newest matches in one scope that are ranked (they lie apart, and reading them takes time),
+beginnings of their texts in which terms are counted (the rest is taken to be like them), and terms, the rarest."""
+
+SAMPLED_HITS, SAMPLED_PLACES = 100, 4
+"""Matches from which the number of all is estimated, and places from which they are taken for a weight."""
+
+_K1, _B, _LEAST_WEIGHT = 1.2, 0.75, 1e-6  # as in SQLite
+
+# Purpose: the best of the newest matches. (`rowid IN (SELECT ...)` would rank every match, once per row.)
+_RANKED = """
+WITH hit AS MATERIALIZED (
+  SELECT rowid AS id, bm25({0}, 1.0, 0.0) AS rank FROM {0} WHERE {0} MATCH :match ORDER BY rowid DESC LIMIT :ranked)
+SELECT id, coalesce(-rank, 0.0) FROM hit
+WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since
+ORDER BY rank, id DESC LIMIT :limit
+"""
+# Purpose: the newest matches with what bm25 needs of each.
+_COUNTED = f"""
+WITH hit AS MATERIALIZED (SELECT rowid AS id FROM {{0}} WHERE {{0}} MATCH :match ORDER BY rowid DESC LIMIT :ranked)
+SELECT m.id, substr(m.text, 1, {COUNTED_CHARACTERS}), length(m.text), CAST(coalesce(d.sz, '') AS BLOB)
+FROM hit JOIN messages m ON m.id = hit.id JOIN {{0}}_docsize d ON d.id = hit.id
+WHERE :since IS NULL OR m.created_at >= :since
+"""
+# Purpose: how close together the newest matches up to a message are.
+_SAMPLE = f"""
+SELECT count(*), min(id), max(id) FROM (
+  SELECT rowid AS id FROM {{0}} WHERE {{0}} MATCH ? AND rowid <= ? ORDER BY rowid DESC LIMIT {SAMPLED_HITS})
+"""
+
+
+class Ranking:
+    """Ranking of the matches in one index."""
+
+    def __init__(self, db: sqlite3.Connection, index: str) -> None:
+        self._db = db
+        self._index = index
+        self._newest = scalar(db, int, "SELECT coalesce(max(id), 0) FROM messages")
+        self._rows_with = cache(self._estimate)
+
+    def best(
+        self, match: str, terms: Sequence[Term], scopes: Sequence[str], since: Millis | None, limit: int
+    ) -> list[tuple[int, float]]:
+        """Ids and scores of the best of the newest matches; `match` asks for `terms` in all of `scopes`."""
+        asks_for_common = sum(map(self._frequency, terms)) > COMMON_ROWS
+        ranked = COUNTED_HITS if asks_for_common and scopes else RANKED_HITS
+        parameters = {"match": match, "ranked": ranked, "since": since, "limit": limit}
+        if not asks_for_common and sum(map(self._rows_with, scopes)) <= COMMON_ROWS:
+            return self._db.execute(_RANKED.format(self._index), parameters).fetchall()
+        rows = self._db.execute(_COUNTED.format(self._index), parameters)
+        return heapq.nlargest(limit, self._scored(rows, terms), key=lambda hit: (hit[1], hit[0]))
+
+    def _scored(
+        self, rows: Iterable[tuple[int, str, int, bytes]], terms: Sequence[Term]
+    ) -> Iterator[tuple[int, float]]:
+        count, *words = load_totals(self._db, self._index) or [1]
+        average = max(1.0, sum(words) / max(1, count))
+        known = [(self._weight(term, count) if len(terms) > 1 else 1.0, term.pattern() or "(?!)") for term in terms]
+        counted = [(weight, re.compile(pattern)) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)]
+        for row_id, text, length, sizes in rows:
+            folded = fold(text)
+            norm = _K1 * (1 - _B + _B * sum(sizes_of(sizes)) / average)
+            score = 0.0
+            for weight, pattern in counted:
+                found = len(pattern.findall(folded)) * max(1.0, length / COUNTED_CHARACTERS)
+                score += weight * found * (_K1 + 1) / (found + norm)
+            yield row_id, score
+
+    def _weight(self, term: Term, count: int) -> float:
+        frequency = min(count, self._frequency(term, SAMPLED_PLACES))
+        return max(_LEAST_WEIGHT, math.log((count - frequency + 0.5) / (frequency + 0.5)))
+
+    def _frequency(self, term: Term, places: int = 1) -> float:
+        """Number of messages with the rarest word of a term: SQLite looks at all of them to count it."""
+        least = float(self._newest)
+        for token in term.tokens or [term.expression]:
+            least = min(least, self._rows_with(f"text:{token}", places))
+            if places == 1 and least <= COMMON_ROWS:
+                break  # it is not common, however rare it may be
+        return least
+
+    def _estimate(self, match: str, places: int = 1) -> float:
+        """Number of messages that match, counted if they are few; nothing in an index where nothing is common."""
+        if self._newest <= COMMON_ROWS:
+            return 0
+        sampled: list[float] = []
+        for place in range(places, 0, -1):
+            top = self._newest * place // places
+            rows, oldest, newest = self._db.execute(_SAMPLE.format(self._index), (match, top)).fetchone()
+            if rows < SAMPLED_HITS and place == places:
+                return float(rows)
+            if rows == SAMPLED_HITS:
+                rows *= newest / (newest - oldest + 1)  # as if all of them were as close together
+            sampled.append(rows * self._newest / top)
+        return sum(sampled) / places

@@ -1,0 +1,157 @@
+"""Ranking of common words, held against SQLite's own over what is said in the months of the end-to-end tests."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agent.tools.registry import ToolContext
+from hermes_state.search import ranking
+from hermes_state.search.full_text import search
+from hermes_state.search.query import parse_query
+from hermes_state.store.connections import register_functions
+from hermes_state.store.migrate import migrate
+from hermes_state.values import LineageId, MessageRole
+from tests.e2e.test_months import MONTHS, answer_of, calls_of, message_of
+from tests.e2e.with_tools import REGISTER
+from tests.hermes_state.search.test_full_text import say, start
+
+ONE_WORD, WITH_A_RARE_ONE, COMMON_WORDS = 70, 65, 65
+
+# The ranking of before, the oracle: SQLite's bm25 over the newest thousand.
+_BM25 = """
+WITH hit AS MATERIALIZED (
+  SELECT rowid AS id, bm25(messages_fts, 1.0, 0.0) AS rank FROM messages_fts WHERE messages_fts MATCH ?
+  ORDER BY rowid DESC LIMIT 1000)
+SELECT id FROM hit ORDER BY rank, id DESC LIMIT 20
+"""
+
+
+@pytest.fixture(scope="module")
+def db() -> Iterator[sqlite3.Connection]:
+    """Three months, each a chat of its own."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        register_functions(connection)
+        migrate(connection, Path("memory"))
+        connection.execute("BEGIN")
+        for month in MONTHS:
+            session = start(connection, month.model)
+            for number in range(1, month.turns + 1):
+                say(connection, session, message_of(month, number), at=number)
+                for call in calls_of(month, number):
+                    if call["name"] == REGISTER.name:
+                        # It looks at nothing but its arguments.
+                        result = asyncio.run(REGISTER.run(call["arguments"], cast("ToolContext", None)))
+                        say(connection, session, str(result), at=number, role=MessageRole.ASSISTANT)
+                say(connection, session, answer_of(number), at=number, role=MessageRole.ASSISTANT)
+        connection.execute("COMMIT")
+        yield connection
+
+
+def queries(db: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Queries of each kind, in words of messages that are spread over the months."""
+    chosen = random.Random(1)
+    rows = [text for (text,) in db.execute("SELECT text FROM messages ORDER BY id")]
+    found: dict[str, dict[str, None]] = {"one": {}, "rare": {}, "common": {}}
+    wanted = {"one": ONE_WORD, "rare": WITH_A_RARE_ONE, "common": COMMON_WORDS}
+    for text in itertools.cycle(rows[::11]):
+        mark, *rest = text.split()
+        said = re.sub(r"[A-Z]+-\d+:?", " ", " ".join(rest))
+        words = [word if word.isascii() else word[:4] for word in re.findall(r"[^\W_]+|[^\w\s]", said)]
+        words = [word for word in words if parse_query(word) is not None]
+        if len(words) > 5:
+            at = chosen.randrange(len(words) - 3)
+            near, far = words[at : at + chosen.randint(2, 3)], chosen.sample(words, 2)
+            for kind, query in (("one", far[0]), ("rare", f"{mark.strip(':')} {far[1]}"), ("common", " ".join(near))):
+                if len(found[kind]) < wanted[kind]:
+                    found[kind][query] = None
+            if len(found["common"]) < COMMON_WORDS:
+                found["common"][" ".join(far)] = None
+        if all(len(found[kind]) >= count for kind, count in wanted.items()):
+            return [(kind, query) for kind, asked in found.items() for query in asked]
+    raise AssertionError("the months have no end")
+
+
+def ids_of_before(db: sqlite3.Connection, query: str, lineage_id: LineageId | None) -> list[int]:
+    parsed = parse_query(query)
+    assert parsed is not None
+    expressions = [parsed.whole.expression] if parsed.whole is not None else []
+    found: dict[int, None] = {}
+    for expression in (*expressions, parsed.expression):
+        scope = f' AND scope:"l{lineage_id}"' if lineage_id is not None else ""
+        found |= {row_id: None for (row_id,) in db.execute(_BM25, (f"text:({expression}){scope}",))}
+    return list(found)[:10]
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_common_word_changes_little(db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, narrow: bool) -> None:
+    asked = queries(db)
+    monkeypatch.setattr(ranking, "COMMON_ROWS", 0)
+    lineage_id = LineageId(1) if narrow else None
+    worse = []
+    for kind, query in asked:
+        before = ids_of_before(db, query, lineage_id)
+        now = [hit.message_id for hit in search(db, query, lineage_id=lineage_id)][:10]
+        kept = len(set(before) & set(now))
+        if now != before if kind == "one" else kept < len(before) - (1 if kind == "rare" else 2):
+            worse.append((kind, query, kept, before, now))
+    assert not worse
+    assert len(asked) == 200
+
+
+NARROW = (
+    {},
+    {"chat_id": 2},
+    {"lineage_id": 2},
+    {"role": MessageRole.ASSISTANT},
+    {"since": 390},
+    {"chat_id": 1, "since": 30},
+)
+
+
+@pytest.mark.parametrize("narrow", NARROW, ids=str)
+@pytest.mark.parametrize("query", ["costs", "costs OR 登记簿里", "costs -looked", "har*", "港"])
+def test_filters_hold_where_a_word_is_common(
+    db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, query: str, narrow: dict[str, Any]
+) -> None:
+    before = search(db, query, **narrow)
+    monkeypatch.setattr(ranking, "COMMON_ROWS", 0)
+    now = search(db, query, **narrow)
+    assert [hit.message_id for hit in now] == [hit.message_id for hit in before]
+    assert all(hit.score > 0 for hit in now)
+
+
+@pytest.mark.parametrize(
+    ("query", "narrow"),
+    [
+        ("the", {}),
+        ("TURN-0100 the", {}),
+        ("TURN-0100 -the", {}),
+        ("TURN-0100 OR the", {}),
+        ("TURN-0100", {"role": MessageRole.ASSISTANT}),
+        ("TURN-0100", {"chat_id": 1}),
+        ("th*", {}),
+    ],
+)
+def test_sqlite_counts_nothing_common(
+    db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, query: str, narrow: dict[str, Any]
+) -> None:
+    """It would look at every match in the whole index."""
+    monkeypatch.setattr(ranking, "COMMON_ROWS", 300)
+    statements: list[str] = []
+    db.set_trace_callback(statements.append)
+    search(db, "TURN-0100")
+    assert any('text:("TURN-0100")' in statement and "bm25(" in statement for statement in statements)
+    statements.clear()
+    search(db, query, **narrow)
+    db.set_trace_callback(None)
+    assert statements
+    for statement in statements:
+        assert "bm25(" not in statement or not re.search('"(the|th|c1|rassistant)"', statement)
