@@ -87,7 +87,7 @@ class ScheduleRunner:
         except (StateError, OSError) as error:
             log.warning("housekeeping.delayed", error=str(error))
             return
-        log.info("housekeeping.done", inbox=removed.inbox, outbox=removed.outbox, files=len(surplus))
+        log.info("housekeeping.done", inbox=removed["inbox"], outbox=removed["outbox"], files=len(surplus))
 
 
 def _remove_leftovers(folder: Path, now: Millis) -> None:

@@ -10,7 +10,7 @@ from sqlite3 import Connection
 
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.fields import secrets_of
-from gateway.operator.lookups import Redact, SearchRequest, find_place, incompleteness, load_links, redacted_texts
+from gateway.operator.lookups import Redact, SearchRequest, find_place, incompleteness, redacted_texts
 from gateway.times import format_time, parse_time
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LookupResult, SessionLink, short_key
@@ -49,7 +49,7 @@ async def lineage(request: CommandRequest) -> CommandResult:
 
 def _load_links(db: Connection, chat_id: ChatId, argument: str, within: ChatId | None) -> list[SessionLink]:
     place = find_place(db, argument, within) if argument else LookupResult(chat_id=chat_id)
-    return load_links(db, place, MAX_LINKS + 1)
+    return lineage_queries.load_links(db, place, MAX_LINKS + 1)
 
 
 def _begun(link: SessionLink) -> str:

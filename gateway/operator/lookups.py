@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 from hermes_state.admin import lineage_queries
-from hermes_state.admin.lineage_queries import LookupResult, SessionLink
+from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.chats import load_chat
 from hermes_state.errors import CommandError, LookupFailed, LookupReason
 from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of
@@ -73,15 +73,8 @@ class LineageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 "summary_kind": link.summary_kind,
                 "model": link.model,
             }
-            for link in load_links(db, place, min(self.limit, MAX_LINKS))
+            for link in lineage_queries.load_links(db, place, min(self.limit, MAX_LINKS))
         ]
-
-
-def load_links(db: Connection, place: LookupResult | None, limit: int) -> list[SessionLink]:
-    """The newest `limit` sessions of a conversation, of a chat, or of all chats, oldest of them first."""
-    if place is not None and place.session is not None:
-        return lineage_queries.load_lineage(db, place.session.lineage_id, limit)
-    return lineage_queries.load_chat_sessions(db, place.chat_id if place is not None else None, limit)
 
 
 class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -17,7 +17,6 @@ from hermes_state.values import (
     ChatId,
     ChatKey,
     EndReason,
-    LineageId,
     MessageId,
     Millis,
     SessionId,
@@ -135,14 +134,13 @@ WHERE {{scope}} ORDER BY s.id DESC LIMIT ?
 """
 
 
-def load_lineage(db: Connection, lineage_id: LineageId, limit: int) -> list[SessionLink]:
-    """The newest `limit` sessions of a conversation, oldest of them first."""
-    return _load_links(db, "s.lineage_id = ?", lineage_id, limit)
-
-
-def load_chat_sessions(db: Connection, chat_id: ChatId | None, limit: int) -> list[SessionLink]:
-    """The newest `limit` sessions of a chat, or of all chats, oldest of them first."""
-    return _load_links(db, "s.chat_id = ?", chat_id, limit) if chat_id is not None else _load_links(db, "?", 1, limit)
+def load_links(db: Connection, place: LookupResult | None, limit: int) -> list[SessionLink]:
+    """The newest `limit` sessions of a conversation, of a chat, or of all chats, oldest of them first."""
+    if place is None:
+        return _load_links(db, "?", 1, limit)
+    if place.session is None:
+        return _load_links(db, "s.chat_id = ?", place.chat_id, limit)
+    return _load_links(db, "s.lineage_id = ?", place.session.lineage_id, limit)
 
 
 def load_link(db: Connection, session_id: SessionId) -> SessionLink:

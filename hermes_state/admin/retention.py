@@ -6,7 +6,7 @@ Removing goes in slices, each a write of its own, so that a chat never waits beh
 import asyncio
 import contextlib
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from hermes_state.search.index import serving_index
@@ -15,10 +15,6 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 
 SLICE_ROWS = 500
-
-MAX_AGE_MILLIS = 30 * 24 * 3_600_000
-"""Thirty days, the age from which settled rows are removed: platforms repeat an event for a day at
-most, so a key that old will not come again."""
 
 _MERGE_PAGES = 200
 _MERGE_STEPS = 50
@@ -35,38 +31,23 @@ _REMOVE_PAIRINGS = """DELETE FROM pairings WHERE code_hash IN (
   SELECT code_hash FROM pairings WHERE state = 'pending' AND expires_at < ? LIMIT ?)"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionResult:
-    """Numbers of rows that were removed."""
+async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:
+    """Remove settled inbox keys and outbox rows older than `max_age_millis`, and pairing codes that have expired.
 
-    inbox: int
-    outbox: int
-    pairings: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WalState:
-    """The write-ahead log after a checkpoint, in pages."""
-
-    pages: int
-    copied: int
-    """Pages that are in the main file too. Less than `pages`: an old reader holds the rest back."""
-
-
-async def remove_expired(store: Store, now: Millis, max_age_millis: int = MAX_AGE_MILLIS) -> RetentionResult:
-    """Remove settled inbox keys and outbox rows older than `max_age_millis`, and pairing codes that have expired."""
+    Returns the numbers of rows by table. Platforms repeat an event for a day at most.
+    """
     before = Millis(now - max_age_millis)
-    return RetentionResult(
-        inbox=await _in_slices(store, _REMOVE_INBOX, before),
-        outbox=await _in_slices(store, _REMOVE_OUTBOX, before),
-        pairings=await _in_slices(store, _REMOVE_PAIRINGS, now),
-    )
+    return {
+        "inbox": await _in_slices(store, _REMOVE_INBOX, before),
+        "outbox": await _in_slices(store, _REMOVE_OUTBOX, before),
+        "pairings": await _in_slices(store, _REMOVE_PAIRINGS, now),
+    }
 
 
-async def maintain(store: Store) -> WalState:
+async def maintain(store: Store) -> tuple[int, int]:
     """Put the files in order at a quiet moment; stops early when someone wants to write.
 
-    Merges the search index, refreshes what the query planner knows, and copies the log into the main file.
+    Merges the search index, refreshes what the query planner knows, and returns what `checkpoint` does.
     """
     for _ in range(_MERGE_STEPS):
         if store.pulse.waiting or not await store.write(merge_index):
@@ -89,10 +70,11 @@ def refresh_statistics(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA optimize")
 
 
-def checkpoint(path: Path) -> WalState:
+def checkpoint(path: Path) -> tuple[int, int]:
     """Copy the write-ahead log of the database at `path` into its main file, as far as no reader needs it.
 
-    Blocks its thread, but no reader and no writer: it works on a connection of its own.
+    Returns the pages of the log, and how many of them are in the main file now: fewer where an old reader holds the
+    rest back. Blocks its thread, but no reader and no writer: it works on a connection of its own.
     """
     try:
         uri = f"{path.absolute().as_uri()}?mode=rw"  # never make the file: it may just have been lost
@@ -100,7 +82,7 @@ def checkpoint(path: Path) -> WalState:
             _, pages, copied = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     except sqlite3.Error as error:
         raise unavailable(path, error) from error
-    return WalState(pages=pages, copied=copied)
+    return pages, copied
 
 
 async def _in_slices(store: Store, query: str, before: Millis) -> int:

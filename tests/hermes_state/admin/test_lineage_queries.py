@@ -9,9 +9,8 @@ from hermes_state.admin.lineage_queries import (
     LookupResult,
     find_place,
     load_around,
-    load_chat_sessions,
-    load_lineage,
     load_link,
+    load_links,
 )
 from hermes_state.chats import ensure_chat, find_chats_named
 from hermes_state.compressions import CompressionRow, SplitPlan, plan_undo, split, undo_compression
@@ -66,7 +65,8 @@ def test_a_chain_is_told_oldest_first_with_what_made_each_session(db: sqlite3.Co
     lineage = talk(db, make_chat(db), "q1")
     compress(db, lineage, at=START + 10)
     undo(db, lineage)
-    root, child, tip = load_lineage(db, lineage, 10)
+    place = LookupResult(chat_id=ChatId(1), session=load_tip(db, lineage))
+    root, child, tip = load_links(db, place, 10)
     assert (root.parent_key, root.child_key, root.depth, root.layer) == (None, child.key, 0, None)
     assert (root.end_reason, root.message_count) == (EndReason.COMPRESSION, 2)
     assert (child.parent_key, child.child_key, child.lineage_key) == (root.key, tip.key, root.key)
@@ -75,7 +75,7 @@ def test_a_chain_is_told_oldest_first_with_what_made_each_session(db: sqlite3.Co
     assert (child.summary_kind, child.model, child.was_undone) == ("deterministic", None, True)
     assert (tip.depth, tip.layer, tip.ended_at, tip.child_key) == (2, None, None, None)
     assert load_link(db, child.session_id) == child
-    assert load_lineage(db, lineage, 1) == [tip]
+    assert load_links(db, place, 1) == [tip]
 
 
 def test_a_chat_has_all_its_conversations_and_no_chat_means_all(db: sqlite3.Connection) -> None:
@@ -84,8 +84,8 @@ def test_a_chat_has_all_its_conversations_and_no_chat_means_all(db: sqlite3.Conn
     talk(db, second, "q1")
     reset(db, first, START)
     talk(db, first, "q2")
-    assert [link.chat.name for link in load_chat_sessions(db, None, 10)] == ["telegram:1", "telegram:2", "telegram:1"]
-    links = load_chat_sessions(db, first, 10)
+    assert [link.chat.name for link in load_links(db, None, 10)] == ["telegram:1", "telegram:2", "telegram:1"]
+    links = load_links(db, LookupResult(chat_id=first), 10)
     assert [link.end_reason for link in links] == [EndReason.RESET, None]
     assert [link.lineage_key for link in links] == [link.key for link in links]
 

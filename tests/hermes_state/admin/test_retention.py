@@ -2,11 +2,12 @@ import asyncio
 import sqlite3
 import threading
 
-from hermes_state.admin.retention import MAX_AGE_MILLIS, SLICE_ROWS, checkpoint, maintain, merge_index, remove_expired
+from hermes_state.admin.retention import SLICE_ROWS, checkpoint, maintain, merge_index, remove_expired
 from hermes_state.store.meta import save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 
+MAX_AGE_MILLIS = 30 * 24 * 3_600_000
 NOW = Millis(10 * MAX_AGE_MILLIS)
 OLD = Millis(NOW - MAX_AGE_MILLIS - 1)
 RECENT = Millis(NOW - MAX_AGE_MILLIS + 1)
@@ -59,9 +60,9 @@ async def test_only_what_was_settled_long_ago_is_removed(store: Store) -> None:
     await store.write(add_pairing, "approved", "approved", NOW - 1)
     await store.write(add_pairing, "revoked", "revoked", NOW - 1)
 
-    removed = await remove_expired(store, NOW)
+    removed = await remove_expired(store, NOW, MAX_AGE_MILLIS)
 
-    assert (removed.inbox, removed.outbox, removed.pairings) == (1, 2, 1)
+    assert removed == {"inbox": 1, "outbox": 2, "pairings": 1}
     assert await store.read(keys, "inbox", "event_ref") == {"recent", "waiting"}
     assert await store.read(keys, "outbox", "dedupe_key") == {"recent", "owed"}
     assert await store.read(keys, "pairings", "code_hash") == {"open", "approved", "revoked"}
@@ -79,7 +80,7 @@ async def test_what_a_person_said_outlives_the_key_of_its_event(store: Store) ->
 
     await store.write(add_chat)
     await store.write(add_message)
-    await remove_expired(store, NOW)
+    await remove_expired(store, NOW, MAX_AGE_MILLIS)
     rows = await store.read(lambda db: db.execute("SELECT text, inbox_id FROM messages").fetchall())
     assert rows == [("kept", None)]
 
@@ -91,7 +92,7 @@ async def test_many_rows_go_in_slices(store: Store) -> None:
             add_inbox(db, str(number), "done", OLD)
 
     await store.write(fill)
-    assert (await remove_expired(store, NOW)).inbox == SLICE_ROWS * 2 + 1
+    assert (await remove_expired(store, NOW, MAX_AGE_MILLIS))["inbox"] == SLICE_ROWS * 2 + 1
     assert await store.read(keys, "inbox", "event_ref") == set()
 
 
@@ -110,8 +111,8 @@ async def test_tending_copies_the_log_and_merges_the_index(store: Store) -> None
     await store.write(start)
     for number in range(1, 30):
         await store.write(say, number)
-    state = await maintain(store)
-    assert state.copied == state.pages > 0
+    pages, copied = await maintain(store)
+    assert copied == pages > 0
     assert not await store.write(merge_index), "there was still something to merge"
     check = "INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)"
     await store.write(lambda db: db.execute(check))
@@ -130,9 +131,9 @@ async def test_a_checkpoint_waits_for_no_reader_and_says_what_is_held_back(store
     reading = asyncio.ensure_future(store.read(long_read))
     await asyncio.to_thread(entered.wait)
     await store.write(save_note, "n", "after")
-    held = await asyncio.to_thread(checkpoint, store.path)
-    assert held.copied < held.pages
+    pages, copied = await asyncio.to_thread(checkpoint, store.path)
+    assert copied < pages
     release.set()
     await reading
-    done = await asyncio.to_thread(checkpoint, store.path)
-    assert done.copied == done.pages
+    pages, copied = await asyncio.to_thread(checkpoint, store.path)
+    assert copied == pages
