@@ -113,10 +113,9 @@ class LocalAdapter:
         try:
             await asyncio.to_thread(self._uploads.open)
             await self._access.load()
-            self._chats.restore(await self._store.read(load_recent))
+            self._chats.open(await self._store.read(load_recent))
         except (OSError, StateError) as error:
             raise PlatformUnavailable(f"the web chat cannot start: {error}") from error
-        self._chats.reopen()
         routes = RouteHandler(
             intake=intake,
             store=self._store,
@@ -168,7 +167,7 @@ class LocalAdapter:
     async def _save_recent(self) -> None:
         try:
             async with asyncio.timeout(_SHUTDOWN_SECONDS):
-                await self._store.write(save_recent, self._chats.recent)
+                await self._store.write(save_recent, {name: chat.recent for name, chat in self._chats.items()})
         except (StateError, TimeoutError) as error:
             log.info("local.replies_forgotten", error=type(error).__name__)
 
@@ -217,7 +216,7 @@ class LocalAdapter:
         """Chat of this key. Raises `PlatformUnavailable` while no page is served."""
         if self._port is None:
             raise PlatformUnavailable("the web chat is not being served")
-        return self._chats.of(key.chat_ref)
+        return self._chats[key.chat_ref]
 
     async def _show_progress(self, chat: LiveChat) -> LiveChat:
         """Show the tool calls of the running turn, and what waits no longer for its end; returns the chat.

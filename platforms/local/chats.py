@@ -75,17 +75,17 @@ class LiveChat:
             self._recent.popitem(last=False)
         if is_over:
             self.stream.forget(_WRITING)
-        self.stream.publish(lambda: self._pages.upsert(self.name, [entry], is_writing=False if is_over else None))
+        self._publish([entry], is_writing=False if is_over else None)
 
     def show_preview(self, entry: Entry) -> None:
         """Show the answer being written, as far as it is. One turn runs in a chat: a new preview replaces any other."""
         self._preview = entry
         self._recent.pop(entry.ref, None)
-        self.stream.publish(lambda: self._pages.upsert(self.name, [entry], is_writing=True), slot=_PREVIEW)
+        self._publish([entry], is_writing=True, slot=_PREVIEW)
 
     def show_typing(self) -> None:
         """Show for a few seconds that an answer is being written."""
-        self.stream.publish(lambda: self._pages.upsert(self.name, [], is_writing=True), slot=_WRITING)
+        self._publish([], is_writing=True, slot=_WRITING)
 
     def changed_tools(self, entries: Sequence[Entry]) -> list[Entry]:
         """Those of the latest tool calls that are new or have a result now."""
@@ -101,8 +101,8 @@ class LiveChat:
                 # It turned out to be text beside a tool call, which is an entry of its own now.
                 self._preview = None
                 self.stream.forget(_PREVIEW)
-                self.stream.publish(lambda: self._pages.removal(preview.ref))
-            self.stream.publish(lambda: self._pages.upsert(self.name, changed, is_writing=None))
+                self.stream.publish(lambda: self._pages.fragment("removal", preview.ref))
+            self._publish(changed)
 
     def show_waiting(self, waiting: frozenset[str], now: Millis) -> None:
         """Show that of what was sent only `waiting` still waits; the rest has its place from `now` on."""
@@ -110,38 +110,32 @@ class LiveChat:
             if entry.is_waiting and entry.ref not in waiting:
                 self.add(replace(entry, is_waiting=False, not_before=now))
 
+    def _publish(self, entries: Sequence[Entry], *, is_writing: bool | None = None, slot: str | None = None) -> None:
+        self.stream.publish(lambda: self._pages.fragment("upsert", self.name, entries, is_writing), slot)
 
-class ChatRegistry:
-    """Chats that were looked at or written to since the start, by name."""
+
+class ChatRegistry(dict[str, LiveChat]):
+    """Chats that were looked at or written to since the start, by name; each is made when it is first asked for."""
 
     def __init__(self, pages: PageRenderer) -> None:
+        super().__init__()
         self._pages = pages
-        self._chats: dict[str, LiveChat] = {}
 
-    def of(self, name: str) -> LiveChat:
-        if name not in self._chats:
-            self._chats[name] = LiveChat(name, self._pages)
-        return self._chats[name]
+    def __missing__(self, name: str) -> LiveChat:
+        chat = self[name] = LiveChat(name, self._pages)
+        return chat
 
-    @property
-    def recent(self) -> Mapping[str, Sequence[Entry]]:
-        """The newest entries of each chat."""
-        return {name: chat.recent for name, chat in self._chats.items()}
-
-    def restore(self, entries: Mapping[str, Sequence[Entry]]) -> None:
-        """Take over the recent entries of an earlier process."""
-        for name, recent in entries.items():
-            self.of(name).restore(recent)
+    def open(self, recent: Mapping[str, Sequence[Entry]]) -> None:
+        """Let pages connect, which are given everything anew; `recent` are the entries of an earlier process."""
+        for name, entries in recent.items():
+            self[name].restore(entries)
+        for chat in self.values():
+            chat.stream = ChatStream()
 
     def close(self) -> None:
         """End every page's stream; recent entries stay for the next run."""
-        for chat in self._chats.values():
+        for chat in self.values():
             chat.stream.close()
-
-    def reopen(self) -> None:
-        """Let pages connect again; they are given everything anew."""
-        for chat in self._chats.values():
-            chat.stream = ChatStream()
 
 
 def save_recent(db: Connection, entries: Mapping[str, Sequence[Entry]]) -> None:

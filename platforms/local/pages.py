@@ -49,40 +49,11 @@ class PageRenderer:
         """Render the page of a chat without anything of its content."""
         return self._environment.get_template("chat.html").render(name=name)
 
-    def entrance(self) -> str:
-        """Render the page that takes a token to the gateway."""
-        return self._environment.get_template("plain.html").render(
-            title="Signing in", line="One moment …", script="enter.js"
-        )
+    def plain(self, title: str, line: str, script: str | None = None) -> str:
+        """Render a page of a sentence or two, with the script that goes on from there."""
+        return self._environment.get_template("plain.html").render(title=title, line=line, script=script)
 
-    def problem(self, title: str, line: str) -> str:
-        """Render a page that says in a sentence or two what is wrong."""
-        return self._environment.get_template("plain.html").render(title=title, line=line, script=None)
-
-    def upsert(self, name: str, entries: Sequence[Entry], *, is_writing: bool | None) -> str:
-        """Show `entries`, each instead of what has its `ref`, else anew; None leaves the typing sign alone."""
-        return self._fragment("upsert", name, entries, is_writing)
-
-    def removal(self, ref: str) -> str:
-        """Take an entry off the page."""
-        return self._fragment("removal", ref)
-
-    def chat_list(self, name: str, chats: Mapping[str, str | None]) -> str:
-        """Render the list of chats, and the heading of the chat `name`."""
-        return self._fragment("chat_list", name, chats)
-
-    def whole_log(self, view: ChatView) -> str:
-        """Render all content, for a page that has none or missed too much."""
-        return self._fragment("whole_log", view)
-
-    def earlier(self, view: ChatView) -> str:
-        """Render a stretch of the past, above what is shown."""
-        return self._fragment("earlier_page", view)
-
-    def complaint(self, sentence: str) -> str:
-        """Render a sentence above the composer; empty takes it away."""
-        return self._fragment("complaint", sentence)
-
-    def _fragment(self, macro: str, *values: object) -> str:
+    def fragment(self, macro: str, *values: object) -> str:
+        """Render a macro of `fragments.html`, which says what each of them shows."""
         made: Markup = getattr(self._fragments, macro)(*values)
         return made.strip()

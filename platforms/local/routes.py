@@ -76,8 +76,10 @@ class RouteHandler:
     """Files of the page itself by name, each with its entity tag: no path from outside reaches the disk."""
 
     def __post_init__(self) -> None:
-        folder = Path(__file__).parent / "static"
-        self._static = {path.name: _tagged(path.read_bytes()) for path in folder.iterdir() if path.suffix in _TYPES}
+        files = (path for path in (Path(__file__).parent / "static").iterdir() if path.suffix in _TYPES)
+        contents = {path.name: path.read_bytes() for path in files}
+        digests = {name: hashlib.sha256(content).hexdigest()[:16] for name, content in contents.items()}
+        self._static = {name: (content, f'"{digests[name]}"') for name, content in contents.items()}
 
     def application(self) -> web.Application:
         """Application of aiohttp with every route, guarded."""
@@ -128,16 +130,15 @@ class RouteHandler:
         return self.access.admits(Credentials(cookie, key))
 
     def _complain(self, request: web.Request, status: int, sentence: str) -> web.Response:
-        page = (
-            self.pages.complaint(sentence) if _is_htmx(request) else self.pages.problem("That did not work", sentence)
-        )
-        return _html(page, status=status)
+        if request.headers.get("HX-Request") == "true":
+            return _html(self.pages.fragment("complaint", sentence), status=status)
+        return _html(self.pages.plain("That did not work", sentence), status=status)
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         """Show the page that exchanges a token; without one, on to the chat. A look at it uses nothing up."""
         if "token" not in request.query:
             raise web.HTTPSeeOther("/chat/main")
-        return _html(self.pages.entrance())
+        return _html(self.pages.plain("Signing in", "One moment …", "enter.js"))
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
         """Exchange a token for the cookie and the key that the page keeps; whoever is signed in needs neither."""
@@ -166,22 +167,16 @@ class RouteHandler:
         if not (before.isascii() and before.isdecimal() and len(before) < 19):
             raise web.HTTPNotFound
         view = await self._view(_chat_name(request), int(before))
-        return _html(await asyncio.to_thread(self.pages.earlier, view))
+        return _html(await asyncio.to_thread(self.pages.fragment, "log", view))
 
     async def _view(self, name: str, before: int | None = None) -> ChatView:
         """Load the chat as it is now; the stream continues where this look began, so that nothing falls between."""
-        chat = self.chats.of(name)
+        chat = self.chats[name]
         position = chat.stream.newest_id
         chats = await self._listed(name) if before is None else {}
         recent = chat.shown if before is None else []
         entries, earlier_than = await self.store.read(load_history, chat_key(name), PAGE_ROWS, before, recent)
-        return ChatView(
-            name=name,
-            chats=chats,
-            entries=entries,
-            earlier_than=earlier_than,
-            position=position,
-        )
+        return ChatView(name=name, chats=chats, entries=entries, earlier_than=earlier_than, position=position)
 
     async def _listed(self, name: str) -> Mapping[str, str | None]:
         """Load names and titles of the chats beside the page of chat `name`."""
@@ -200,7 +195,7 @@ class RouteHandler:
             log.warning("local.upload_failed", error=type(error).__name__)
             raise FormError(507, "The file could not be stored. The disk may be full.") from error
         entry = await self._accept(name, submitted)
-        return _html(self.pages.upsert(name, [entry], is_writing=None) + self.pages.complaint(""))
+        return _html(self.pages.fragment("upsert", name, [entry], None) + self.pages.fragment("complaint", ""))
 
     async def _accept(self, name: str, submitted: SubmittedMessage) -> Entry:
         now = self.clock.now()
@@ -222,7 +217,7 @@ class RouteHandler:
         except StateError:
             self.uploads.drop(submitted.files)
             raise
-        chat = self.chats.of(name)
+        chat = self.chats[name]
         if known := chat.find(ref):
             return known
         waiting: frozenset[str] = frozenset()
@@ -242,7 +237,7 @@ class RouteHandler:
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """Stream what happens in a chat until the page goes away."""
         name = _chat_name(request)
-        chat = self.chats.of(name)
+        chat = self.chats[name]
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         # The page goes away, or nothing can be read for it: it catches up when it returns.
         with chat.stream.watched(), suppress(ConnectionError, StateError):
@@ -259,7 +254,7 @@ class RouteHandler:
             missed = stream.after(seen)
             if missed is None:
                 view = await self._view(chat.name)
-                log_html = await asyncio.to_thread(self.pages.whole_log, view)
+                log_html = await asyncio.to_thread(self.pages.fragment, "whole_log", view)
                 seen, listed = view.position, view.chats
                 await response.write(await encode(log_html, seen))
                 continue
@@ -272,7 +267,9 @@ class RouteHandler:
             except TimeoutError:
                 before, listed = listed, await self._listed(chat.name)
                 is_new = before != listed  # a conversation has got its title, or a chat was opened elsewhere
-                page = await encode(self.pages.chat_list(chat.name, listed), seen) if is_new else b": ping\n\n"
+                page = (
+                    await encode(self.pages.fragment("chat_list", chat.name, listed), seen) if is_new else b": ping\n\n"
+                )
                 await response.write(page)
 
     async def _static_file(self, request: web.Request) -> web.StreamResponse:
@@ -286,10 +283,6 @@ class RouteHandler:
         return web.Response(body=content, content_type=_TYPES[Path(name).suffix], charset="utf-8", headers=headers)
 
 
-def _tagged(content: bytes) -> tuple[bytes, str]:
-    return content, f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-
-
 def _chat_name(request: web.Request) -> str:
     name = request.match_info["name"]
     if not names.is_name(name):
@@ -301,10 +294,6 @@ def _reached_at(request: web.Request) -> tuple[str, ...]:
     """Host names of the address that a request came in at: whoever names it by number was not led by a foreign name."""
     socket = None if request.transport is None else request.transport.get_extra_info("sockname")
     return () if socket is None else host_names(socket[0], socket[1])
-
-
-def _is_htmx(request: web.Request) -> bool:
-    return request.headers.get("HX-Request") == "true"
 
 
 def _html(text: str, *, status: int = 200) -> web.Response:
