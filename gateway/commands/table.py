@@ -1,46 +1,32 @@
 """Table of all commands, in the order in which help and menus show them."""
 
+from functools import partial
+
 from gateway.commands import compression, conversations, help, lineage, models, people, status, stop, turns, usage
 from gateway.commands.registry import Command, CommandKind, CommandRegistry
 
 CONTROL, READ = CommandKind.CONTROL, CommandKind.READ
 CHANGE, MESSAGE = CommandKind.CHANGE, CommandKind.MESSAGE
 
+_admin = partial(Command, is_admin_only=True)
+
+_COMPRESS = "shorten what the model sees of this conversation; also `here N`, `preview`, `undo`"
+_MODEL = "which model answers here, and which others there are; with a name: choose one"
+_NEW = "start a new conversation; the old one is kept"
+_THINK = "how much the model thinks here before it answers; with a word: choose it"
+_USAGE = "what this conversation has used and cost, and what may still be spent"
+
 COMMANDS = (
     Command("start", READ, help.start, "what this is"),
     Command("help", READ, help.help_, "list the commands"),
-    Command(
-        "new [title]",
-        CHANGE,
-        conversations.new,
-        "start a new conversation; the old one is kept",
-        aliases=("reset",),
-        moderated=".*",
-    ),
+    Command("new [title]", CHANGE, conversations.new, _NEW, aliases=("reset",), moderated=".*"),
     Command("title [title]", CHANGE, conversations.title, "show or set the conversation's title"),
     Command("sessions", READ, conversations.list_sessions, "list this chat's conversations"),
     Command("resume <id>", CHANGE, conversations.resume, "go back to a conversation", moderated=".+"),
     Command("history [n]", READ, conversations.history, "what was said, as it was said"),
-    Command(
-        "compress [topic]",
-        CHANGE,
-        compression.compress,
-        "shorten what the model sees of this conversation; also `here N`, `preview`, `undo`",
-        moderated="undo",
-    ),
-    Command(
-        "model [name]",
-        CHANGE,
-        models.model,
-        "which model answers here, and which others there are; with a name: choose one",
-        moderated=".+",
-    ),
-    Command(
-        "think [low|medium|high|off]",
-        CHANGE,
-        models.think,
-        "how much the model thinks here before it answers; with a word: choose it",
-    ),
+    Command("compress [topic]", CHANGE, compression.compress, _COMPRESS, moderated="undo"),
+    Command("model [name]", CHANGE, models.model, _MODEL, moderated=".+"),
+    Command("think [low|medium|high|off]", CHANGE, models.think, _THINK),
     Command("stop [all]", CONTROL, stop.stop, "end the running turn; `all` also drops what waits"),
     Command(
         "status",
@@ -53,33 +39,13 @@ COMMANDS = (
     Command("undo [n]", CHANGE, turns.undo, "take back the last exchange, or the last n", moderated=".*"),
     Command("queue [message]", MESSAGE, turns.queue, "let a message wait for the next turn; alone: what waits"),
     Command("steer <message>", MESSAGE, turns.steer, "add a message to the running turn"),
-    Command("usage", READ, usage.usage, "what this conversation has used and cost, and what may still be spent"),
-    Command(
-        "insights [days]", READ, usage.insights, "what was spent by day, chat, model and purpose", is_admin_only=True
-    ),
+    Command("usage", READ, usage.usage, _USAGE),
+    _admin("insights [days]", READ, usage.insights, "what was spent by day, chat, model and purpose"),
     Command("whoami", READ, people.whoami, "your id, your role and this chat's name"),
-    Command(
-        "pair list|approve|revoke",
-        CONTROL,
-        people.pair,
-        "see who asks for access, give it or take it away",
-        is_admin_only=True,
-    ),
-    Command(
-        "lineage [chat|session]",
-        READ,
-        lineage.lineage,
-        "how the sessions of a chat continue one another",
-        is_admin_only=True,
-    ),
-    Command("search <words>", READ, lineage.search, "find what was said, in any chat", is_admin_only=True),
-    Command(
-        "session <id>",
-        READ,
-        lineage.session,
-        "open a session, or the one in which a message was said",
-        is_admin_only=True,
-    ),
+    _admin("pair list|approve|revoke", CONTROL, people.pair, "see who asks for access, give it or take it away"),
+    _admin("lineage [chat|session]", READ, lineage.lineage, "how the sessions of a chat continue one another"),
+    _admin("search <words>", READ, lineage.search, "find what was said, in any chat"),
+    _admin("session <id>", READ, lineage.session, "open a session, or the one in which a message was said"),
 )
 
 REGISTRY = CommandRegistry(COMMANDS)
