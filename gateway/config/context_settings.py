@@ -4,9 +4,9 @@ import fnmatch
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from gateway.config.errors import first_problem, unknown_key
+from gateway.config.errors import checked_block
 from gateway.config.routes import CALL_KEYS, CallConfig, Protocol
 from gateway.config.types import AnyCase, BaseConfig, Fractions, Secret, Trimmed, Url, setting
 
@@ -73,15 +73,9 @@ class CompressionConfig(BaseConfig):
             raise ValueError("must be a block of patterns, each with a block of keys below it")
         known = [key for key in cls.model_fields if key not in GLOBAL_KEYS]
         for pattern, values in models.items():
-            for key in values:
-                if key in GLOBAL_KEYS:
-                    raise ValueError(f"{pattern}.{key} cannot be set for one model")
-                if key not in known:
-                    raise ValueError(f"{pattern}: {unknown_key(key, known)}")
-            try:
-                cls.model_validate(values)
-            except ValidationError as error:
-                raise ValueError(f"{pattern}.{first_problem(error, cls)}") from None
+            if key := next((key for key in values if key in GLOBAL_KEYS), None):
+                raise ValueError(f"{pattern}.{key} cannot be set for one model")
+            checked_block(cls, values, pattern, known)
         return models
 
     def for_model(self, name: str) -> "CompressionConfig":

@@ -1,6 +1,7 @@
 """Problems of settings, in words: what is wrong with a value, what would be right, which key was meant."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -9,6 +10,8 @@ from pydantic_core import ErrorDetails
 from gateway.config.types import field_choices, field_range
 from hermes_state.errors import ConfigError
 from hermes_state.text import closest
+
+Block = TypeVar("Block", bound=BaseModel)
 
 
 class ConfigRejected(ConfigError):
@@ -53,6 +56,17 @@ def problem(detail: ErrorDetails, field: FieldInfo) -> str:
     if kind == "literal_error":
         return f"must be one of {', '.join(field_choices(field))}"
     return detail["msg"].removeprefix("Value error, ")
+
+
+def checked_block(block: type[Block], values: Mapping[Any, Any], name: str, known: Iterable[str]) -> Block:
+    """The block that people wrote behind `name`, in which they may use the keys `known`. Raises `ValueError`."""
+    for key in values:
+        if key not in known:
+            raise ValueError(f"{name}: {unknown_key(key, known)}")
+    try:
+        return block.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(f"{name}.{first_problem(error, block)}") from None
 
 
 def first_problem(error: ValidationError, block: type[BaseModel]) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, ValidationError, model_validator
 
 from agent.model.catalog import sees_images
-from gateway.config.errors import first_problem, unknown_key
+from gateway.config.errors import checked_block, first_problem
 from gateway.config.types import (
     AnyCase,
     BaseConfig,
@@ -270,13 +270,7 @@ def _written(row: object, name: str) -> WrittenRoute:
         return row.strip()
     if not isinstance(row, Mapping):
         raise ValueError(f"{name} must be the name of a model, or a block with name, base_url and api_key")
-    for key in row:
-        if key not in PartialRouteConfig.model_fields:
-            raise ValueError(f"{name}: {unknown_key(key, PartialRouteConfig.model_fields)}")
-    try:
-        block = PartialRouteConfig.model_validate(row)
-    except ValidationError as error:
-        raise ValueError(f"{name}.{first_problem(error, PartialRouteConfig)}") from None
+    block = checked_block(PartialRouteConfig, row, name, PartialRouteConfig.model_fields)
     if "name" not in block.written and block.protocol != "offline":
         raise ValueError(f"{name}.name is missing: name the model to use")
     return block

@@ -162,7 +162,7 @@ def _has_host(address: str) -> bool:
 
 
 def _secret_word(value: SecretStr) -> SecretStr:
-    """Telegram's rule for webhook secrets."""
+    """Telegram's characters for webhook secrets, and no fewer than cannot be guessed."""
     if re.fullmatch(r"[A-Za-z0-9_-]{16,256}", value.get_secret_value()) is None:
         raise ValueError("must be 16 to 256 of the characters A-Z a-z 0-9 _ -")
     return value
