@@ -101,7 +101,7 @@ def _cut(line: str, limit: int, *, is_prose: bool) -> Iterator[str]:
     """Pieces of a line; white space where prose is cut goes away."""
     start = 0
     while not is_within(line, start, limit):
-        head = _head(line, start, limit)
+        head = longest_stretch(line, start, limit)
         head = head[: _kind_cut(head)] if is_prose else head
         yield (is_prose and head.rstrip()) or head
         start += len(head)
@@ -122,12 +122,12 @@ def _kind_cut(head: str) -> int:
     return space if space > min_cut else len(head)
 
 
-def _head(line: str, start: int, limit: int) -> str:
-    """Longest stretch from `start` within `limit` units that does not part a character from its marks."""
-    end = cut = start + len(longest_prefix(line[start : start + limit], limit))
+def longest_stretch(text: str, start: int, limit: int) -> str:
+    """Longest stretch from `start` within `limit` units, short of the end, that parts no character from its marks."""
+    end = cut = start + len(longest_prefix(text[start : start + limit], limit))
     min_cut = max(start + 1, end - 16)
     while cut > min_cut and (
-        line[cut] in _JOINERS or line[cut - 1] == "\u200d" or line[cut - 1] == "\\" or unicodedata.combining(line[cut])
+        text[cut] in _JOINERS or text[cut - 1] == "\u200d" or text[cut - 1] == "\\" or unicodedata.combining(text[cut])
     ):
         cut -= 1
-    return line[start:cut] if cut > min_cut else line[start:end]
+    return text[start:cut] if cut > min_cut else text[start:end]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from markdown_it.token import Token
 
+from hermes_state.text import well_formed
 from hermes_state.values import OutboundPart
 from platforms.markdown import BLOCKS, code_of, table_lines
 from platforms.parts import PartWriter
@@ -31,7 +32,7 @@ _BACKTICK_RUN = re.compile(r"`{3,}")
 
 def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
     """Render at least one part, each within `limit` UTF-16 units, visible, and with balanced code fences."""
-    clean = with_newlines(text.encode("utf-8", "replace").decode().replace("\x00", ""))
+    clean = with_newlines(well_formed(text))
     lines = clean.split("\n")
     writer = PartWriter(limit)
     position = 0

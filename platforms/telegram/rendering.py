@@ -12,10 +12,12 @@ import msgspec
 import orjson
 from telegramify_markdown import MessageEntity
 
+from hermes_state.text import well_formed
 from hermes_state.values import OutboundPart
+from platforms.parts import longest_stretch
 from platforms.telegram.conversion import convert
 from platforms.telegram.inbound import MESSAGE_UNITS
-from platforms.text import longest_prefix, utf16_units, with_newlines
+from platforms.text import is_within, utf16_units, with_newlines
 
 REPEAT_MARK = "(possibly a repeat) "
 """Mark before a part that may be visible already."""
@@ -47,8 +49,7 @@ class _RenderedText:
 
 def render(markdown: str) -> Sequence[OutboundPart]:
     """Render at least one part, each within `PART_UNITS`; a code block that is cut stays one on both sides."""
-    # Without lone surrogates, which no network format can carry.
-    source = with_newlines(markdown.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+    source = with_newlines(well_formed(markdown))
     parts = [piece.part() for piece in _split(_RenderedText(*convert(source)))]
     if not parts and (plain := source.strip()):
         parts = [piece.part() for piece in _split(_RenderedText(plain, ()))]  # only markup: better shown than lost
@@ -98,13 +99,12 @@ def _piece_end(text: str, start: int, unit: int, entities: Sequence[MessageEntit
         formatted = entities[PART_ENTITIES].offset - unit
         if formatted >= STUB_UNITS:
             budget = min(budget, formatted)
-    window = longest_prefix(text[start : start + budget], budget)
-    end = start + max(1, len(window))
-    if end >= len(text):
+    if is_within(text, start, budget):
         return len(text)
+    end = start + len(longest_stretch(text, start, budget))
     for mark in _BREAKS:
         # A break in the first half would make a stub of a part; then a coarser cut is better.
-        position = text.rfind(mark, start + len(window) // 2, end)
+        position = text.rfind(mark, (start + end) // 2, end)
         if position > start:
             return position + len(mark)
     return end

@@ -38,6 +38,13 @@ def covered(part: OutboundPart, entity: Mapping[str, Any]) -> str:
     return units.decode("utf-16-le")
 
 
+def test_a_cut_parts_no_letter_from_its_accent() -> None:
+    text = "x" + "e\u0301" * PART_UNITS
+    parts = [part.text for part in render(text)]
+    assert "".join(parts) == text
+    assert [part for part in parts if part.startswith("\u0301")] == []
+
+
 def styles(text: str) -> dict[str, str]:
     """Covered text by type, of a text that fits one part."""
     [part] = render(text)
