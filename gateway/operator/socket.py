@@ -77,7 +77,7 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
             await asyncio.sleep(_LOOK_SECONDS)  # no event tells of a file that goes
             try:
                 os.stat(path)
-            except FileNotFoundError:
+            except OSError:  # gone, or its folder is something else for now
                 with suppress(OSError):  # tried again
                     os.makedirs(path.parent, mode=0o700, exist_ok=True)
                     await listen()

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from gateway.operator import socket as control_socket
 from gateway.operator.socket import MAX_LINE_BYTES, DaemonNotRunningError, ask, serve_control
 from hermes_state.errors import CommandError
+from tests.platforms.contract import eventually
 
 
 async def echo(args: Mapping[str, Any]) -> Any:
@@ -72,6 +74,19 @@ async def test_a_socket_left_by_a_dead_daemon_is_no_daemon_and_is_replaced(path:
     with pytest.raises(DaemonNotRunningError):
         await asked(path, "echo")
     async with serve_control(path, HANDLERS):
+        assert await asked(path, "echo", {"a": 1}) == {"a": 1}
+
+
+async def test_a_folder_that_is_a_file_for_a_while_is_no_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_socket, "_LOOK_SECONDS", 0.01)
+    path = path.parent / "home" / "control.sock"
+    path.parent.mkdir()
+    async with serve_control(path, HANDLERS):
+        path.parent.rename(path.parent.with_name("moved"))
+        path.parent.touch()
+        await asyncio.sleep(0.1)  # nothing tells that it has looked
+        path.parent.unlink()
+        await eventually(path.exists, "the socket is there again")
         assert await asked(path, "echo", {"a": 1}) == {"a": 1}
 
 
