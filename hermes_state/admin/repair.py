@@ -11,8 +11,10 @@ from pathlib import Path
 
 from hermes_state.admin.salvage import TableReport, TableSalvage
 from hermes_state.errors import SchemaTooNew, StoreUnavailable
+from hermes_state.search.index import serving_index
 from hermes_state.store.backup import flush
 from hermes_state.store.connections import register_functions
+from hermes_state.store.index import SERVING
 from hermes_state.store.lock import FileLock
 from hermes_state.store.migrate import APPLICATION_ID, migrate, shipped_migrations
 from hermes_state.store.presence import refuse_loss, side_files
@@ -85,14 +87,13 @@ def repair_database(path: Path) -> RepairReport | None:
 
 def _repair(path: Path, folder: Path) -> RepairReport | None:
     damaged, new = folder / "damaged.db", folder / "new.db"
-    log, index = side_files(path)
-    for source, copy in ((path, damaged), (log, side_files(damaged)[0])):
+    for source, copy in ((path, damaged), (side_files(path)[0], side_files(damaged)[0])):
         if source.exists():
             shutil.copyfile(source, copy)
     version = _version_of(damaged)
     if version is not None and _is_sound(damaged):
         return None
-    notes = []
+    notes: list[str] = []
     with contextlib.closing(sqlite3.connect(new, isolation_level=None)) as db:
         _make_schema(db, new, version)
         if version is None:
@@ -100,25 +101,31 @@ def _repair(path: Path, folder: Path) -> RepairReport | None:
             notes.append("The head of the file was made anew.")
         tables = _salvage(db, damaged)
         if (tool := shutil.which("sqlite3")) is not None:
+            before = sum(table.rows for table in tables)
             _recover(tool, damaged, folder / "recovered.db")
-            more = 0
             for table, again in zip(tables, _salvage(db, folder / "recovered.db"), strict=True):
-                more, table.rows = more + again.rows - table.rows, again.rows
-            notes.append(f"SQLite's own tool found {more:,} rows more.")
+                table.rows = again.rows
+            notes.append(f"SQLite's own tool found {sum(table.rows for table in tables) - before:,} rows more.")
         elif any(table.lost for table in tables):
             notes.append("With SQLite's command line tool (sqlite3) installed, a repair of the old file may find more.")
         if not any(table.rows for table in tables if table.name != "meta"):
             raise StoreUnavailable(f"nothing of {path} can be read, and nothing was changed. {' '.join(notes)}")
         notes += _set_right(db)
-    flush(new)
     kept = path.with_name(f"{path.stem}-damaged-{folder.name[-15:]}.db")
+    _exchange(path, new, kept)
+    return RepairReport(tables=tables, notes=notes, kept=str(kept))
+
+
+def _exchange(path: Path, new: Path, kept: Path) -> None:
+    """Put `new` in the place of the database at `path`, which goes on with its log as `kept`."""
+    flush(new)
+    log, index = side_files(path)
     if log.exists():
         log.rename(side_files(kept)[0])
     index.unlink(missing_ok=True)
     path.rename(kept)
     new.rename(path)
     path.chmod(0o600)
-    return RepairReport(tables=tables, notes=notes, kept=str(kept))
 
 
 def _version_of(path: Path) -> int | None:
@@ -151,7 +158,8 @@ def _check(db: sqlite3.Connection) -> None:
         raise StoreUnavailable(f"the database is damaged: {'; '.join(found)}")
     if broken := db.execute("PRAGMA foreign_key_check").fetchone():
         raise StoreUnavailable(f"rows of {broken[0]} point nowhere")
-    db.execute("INSERT INTO messages_fts (messages_fts, rank) VALUES ('integrity-check', 1)")
+    if serving_index(db) == SERVING:  # one that is being made anew is not whole yet
+        db.execute(f"INSERT INTO {SERVING} ({SERVING}, rank) VALUES ('integrity-check', 1)")
 
 
 def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> None:

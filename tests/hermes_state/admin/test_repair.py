@@ -18,6 +18,7 @@ from hermes_state.admin.salvage import TableSalvage
 from hermes_state.errors import LockUnavailable, SchemaTooNew, StoreUnavailable
 from hermes_state.inbox import InboxState
 from hermes_state.search.full_text import search
+from hermes_state.search.index import begin_index
 from hermes_state.store.connections import register_functions
 from hermes_state.store.migrate import migrate, shipped_migrations
 from hermes_state.store.writer import Store
@@ -294,6 +295,12 @@ def test_a_row_whose_json_was_hit_is_left_out(path: Path) -> None:
     [waiting] = [one for one in report.tables if one.name == "inbox"]
     assert waiting.rows == TURNS + 1
     assert waiting.lost == str(TURNS + 1)
+
+
+def test_a_search_index_that_is_being_made_is_no_damage(path: Path) -> None:
+    with opened(path) as db:
+        begin_index(db, keeps_old=False)
+    assert repair_database(path) is None
 
 
 def test_a_full_disk_ends_the_repair_and_is_not_taken_for_damage(path: Path) -> None:
