@@ -13,6 +13,7 @@ from hermes_state import chats
 from hermes_state.chats import HistoryRow, find_chat
 from hermes_state.inbox import InboxKind, load_waiting
 from hermes_state.journal import find_open_turn
+from hermes_state.store.sql import scalar_or_none
 from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Millis, Origin
 from platforms.local.entries import BEGINNING, Entry, EntryKind, merge
 
@@ -46,6 +47,9 @@ def load_history(
     waiting = [] if before is not None else _waiting(db, chat.id)
     known_refs = chats.known_refs(db, chat.id, [entry.ref for entry in recent]) | {entry.ref for entry in waiting}
     since = BEGINNING if is_all else min(row.created_at for row in rows)
+    if before is not None:  # what is newer stands on the page behind this one
+        until = scalar_or_none(db, int, "SELECT created_at FROM messages WHERE id = ?", (before,)) or 0
+        recent = [entry for entry in recent if entry.at < until]
     entries = merge([*_with_dividers(rows), *waiting], known_refs, recent, since)
     return entries, None if is_all else rows[0].id
 
@@ -96,7 +100,6 @@ def _with_dividers(rows: Sequence[HistoryRow]) -> Iterator[Entry]:
 
 
 def _results(rows: Sequence[HistoryRow]) -> Mapping[tuple[int | None, str], HistoryRow]:
-    """Results of tool calls by turn and call."""
     return {(row.turn_id, row.tool_call_id): row for row in rows if row.tool_call_id is not None}
 
 

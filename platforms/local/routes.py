@@ -174,7 +174,7 @@ class RouteHandler:
         chat = self.chats[name]
         position = chat.stream.newest_id
         chats = await self._listed(name) if before is None else {}
-        recent = chat.shown if before is None else []
+        recent = chat.shown if before is None else chat.recent
         entries, earlier_than = await self.store.read(load_history, chat_key(name), PAGE_ROWS, before, recent)
         return ChatView(name=name, chats=chats, entries=entries, earlier_than=earlier_than, position=position)
 

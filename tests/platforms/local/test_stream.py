@@ -530,6 +530,25 @@ async def test_a_call_on_an_earlier_page_than_its_result_is_done_there(
     assert "running" not in call.text
 
 
+async def test_a_notice_stands_on_the_page_of_its_time(local: LocalHarness, intake: StoringIntake) -> None:
+    await whole_turn(local, intake, "hello", "good day")
+    await local.adapter.send(request(local.direct_chat, "that is what was used"))
+
+    def fill(db: Connection) -> None:
+        copy = """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, created_at)
+            SELECT session_id, chat_id, lineage_id, seq + ?, role, origin, 'more', created_at + 3600000
+            FROM messages WHERE text = 'good day'"""
+        db.executemany(copy, [(number,) for number in range(1, PAGE_ROWS + 1)])
+        db.execute("UPDATE sessions SET next_seq = ?", (PAGE_ROWS + 10,))
+
+    await local.store.write(fill)
+    html = await local.page()
+    assert "that is what was used" not in html
+    [earlier] = re.findall(r"/chat/main(/earlier\?before=\d+)", html)
+    shown = texts(Screen(await local.page("main", earlier)))
+    assert shown == ["hello", "good day", "that is what was used"]
+
+
 async def test_of_a_call_with_endless_arguments_a_page_shows_the_beginning(
     local: LocalHarness, intake: StoringIntake
 ) -> None:
