@@ -5,7 +5,7 @@ Entities cannot fail to parse, unlike Telegram's own Markdown. A part keeps them
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 import msgspec
@@ -35,25 +35,13 @@ _BREAKS = ("\n\n", "\n", " ")
 """Breaks at which a part may end, best first."""
 
 
-@dataclass(frozen=True, slots=True)
-class _RenderedText:
-    """Text and the entities over it, offsets in UTF-16 units."""
-
-    text: str
-    entities: Sequence[MessageEntity]
-
-    def part(self) -> OutboundPart:
-        markup = orjson.dumps([entity.to_dict() for entity in self.entities]).decode() if self.entities else ""
-        return OutboundPart(text=self.text, plain=self.text, markup=markup)
-
-
 def render(markdown: str) -> Sequence[OutboundPart]:
     """Render at least one part, each within `PART_UNITS`; a code block that is cut stays one on both sides."""
     source = with_newlines(well_formed(markdown))
-    parts = [piece.part() for piece in _split(_RenderedText(*convert(source)))]
-    if not parts and (plain := source.strip()):
-        parts = [piece.part() for piece in _split(_RenderedText(plain, ()))]  # only markup: better shown than lost
-    return parts or [OutboundPart(text=_EMPTY, plain=_EMPTY)]
+    parts = [*_split(*convert(source))]
+    if not parts:
+        parts = [*_split(source.strip(), ())]  # only markup: better shown than lost
+    return parts or [_part(_EMPTY, ())]
 
 
 def marked_as_repeat(part: OutboundPart) -> OutboundPart:
@@ -68,25 +56,29 @@ def marked_as_repeat(part: OutboundPart) -> OutboundPart:
 # Splitting
 
 
-def _split(rendered: _RenderedText) -> Iterator[_RenderedText]:
-    """Pieces within the limits, without blank ones; white space at a cut goes away."""
-    entities = sorted(rendered.entities, key=lambda entity: entity.offset)
-    if utf16_units(rendered.text) <= PART_UNITS and len(entities) <= PART_ENTITIES:
-        if _is_visible(rendered.text):
-            yield _RenderedText(rendered.text, entities)
+def _part(text: str, entities: Sequence[MessageEntity]) -> OutboundPart:
+    markup = orjson.dumps([entity.to_dict() for entity in entities]).decode() if entities else ""
+    return OutboundPart(text=text, plain=text, markup=markup)
+
+
+def _split(text: str, over: Sequence[MessageEntity]) -> Iterator[OutboundPart]:
+    """Parts within the limits, without blank ones; white space at a cut goes away."""
+    entities = sorted(over, key=lambda entity: entity.offset)
+    if utf16_units(text) <= PART_UNITS and len(entities) <= PART_ENTITIES:
+        if _is_visible(text):
+            yield _part(text, entities)
         return
     start = unit = 0
     begun: list[MessageEntity] = []  # those that reach into the piece from before it
     ahead = deque(entities)
-    while start < len(rendered.text):
+    while start < len(text):
         near = [*begun, *islice(ahead, PART_ENTITIES + 1)]  # no piece takes more
-        end = _piece_end(rendered.text, start, unit, near)
-        text = rendered.text[start:end]
-        units = utf16_units(text)
-        shown = text.rstrip()
+        end = _piece_end(text, start, unit, near)
+        piece = text[start:end]
+        shown = piece.rstrip()
         if _is_visible(shown):
-            yield _RenderedText(shown, _clipped(near, unit, unit + utf16_units(shown)))
-        start, unit = end, unit + units
+            yield _part(shown, _clipped(near, unit, unit + utf16_units(shown)))
+        start, unit = end, unit + utf16_units(piece)
         while ahead and ahead[0].offset < unit:
             begun.append(ahead.popleft())
         begun = [entity for entity in begun if entity.offset + entity.length > unit]

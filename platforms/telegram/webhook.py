@@ -40,8 +40,8 @@ async def webhook_server(webhook: WebhookSettings, updates: UpdateHandler, healt
     Raises `PlatformUnavailable` on entering when the port cannot be had.
     """
     app = web.Application(client_max_size=UPDATE_BYTES)
-    receiver = WebhookReceiver(webhook.secret.encode(), updates, health)
-    app.router.add_post(urlsplit(webhook.url).path or "/", receiver.receive)
+    handler = WebhookHandler(webhook.secret.encode(), updates, health)
+    app.router.add_post(urlsplit(webhook.url).path or "/", handler.receive)
     async with AsyncExitStack() as stack:
         server = http_server(app, webhook.host, webhook.port, stop_seconds=STOP_SECONDS)
         try:
@@ -52,8 +52,8 @@ async def webhook_server(webhook: WebhookSettings, updates: UpdateHandler, healt
         yield
 
 
-class WebhookReceiver:
-    """Receiver of what is posted to the webhook's address, by whomever."""
+class WebhookHandler:
+    """Handler of what is posted to the webhook's address, by whomever."""
 
     def __init__(self, secret: bytes, updates: UpdateHandler, health: HealthState) -> None:
         self._secret = secret
