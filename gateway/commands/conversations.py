@@ -78,7 +78,6 @@ async def list_sessions(request: CommandRequest) -> CommandResult:
 
 
 def _name(conversation: sessions.Conversation) -> str:
-    """Title of a conversation, or its first words."""
     begun = shortened(conversation.first_words)
     return conversation.title or (f"“{begun}”" if begun else "untitled")
 

@@ -249,7 +249,6 @@ class CommandRegistry:
         return closest(name, self._by_name)
 
     def menu(self) -> list[CommandMenuItem]:
-        """Entries for the platforms' menus."""
         return [
             CommandMenuItem(
                 name=command.name,

@@ -27,7 +27,10 @@ async def status(request: CommandRequest) -> CommandResult:
     else:
         name = f"“{title}”, " if title else ""
         lines.append(f"- Conversation: {name}`{session.short_key}`, {counted(messages, 'message')}")
-        lines += _fallback_lines(context, session)
+        settings = context.runtime.config.model
+        chosen = route_of(settings, session.chosen_model) or settings.route
+        if (by := context.runtime.fallbacks.of(session.lineage_id, chosen)) is not None:
+            lines.append(f"- The last answer came from {by.label}, in place of {chosen.label}")
         lines += await context_lines(request, session)
     if running is not None:
         lines.append(_running_line(context, running))
@@ -66,14 +69,6 @@ def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
     if circuit is not None:
         seconds = max(1, round(circuit.seconds))
         yield f"- {route.label} {circuit.why}; it is left alone for {seconds} s"
-
-
-def _fallback_lines(context: CommandContext, session: Session) -> Iterator[str]:
-    settings = context.runtime.config.model
-    chosen = route_of(settings, session.chosen_model) or settings.route
-    by = context.runtime.fallbacks.of(session.lineage_id, chosen)
-    if by is not None:
-        yield f"- The last answer came from {by.label}, in place of {chosen.label}"
 
 
 def _running_line(context: CommandContext, running: RunningTurn) -> str:

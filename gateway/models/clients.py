@@ -44,7 +44,6 @@ class ClientRegistry:
         return client
 
     async def close(self) -> None:
-        """Close every connection."""
         for client in self._clients.values():
             await client.model.close()
 

@@ -39,7 +39,6 @@ def price_in(config: Config, name: str | None) -> Price | None:
 
 
 def cap_limits(config: Config) -> SpendingCapSettings:
-    """The configured caps."""
     costs, zone = config.costs, config.agent.time_zone
     return SpendingCapSettings(
         daily=_limit(costs.daily_cap),

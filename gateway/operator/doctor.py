@@ -10,7 +10,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -57,23 +57,19 @@ class CheckStatus(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class CheckResult:
     """Result of one check. `text` is one or two sentences; `check` is a fixed word that scripts may rely on."""
 
-    check: str
     verdict: CheckStatus
+    check: str
     text: str
 
 
-def _maker(status: CheckStatus) -> Callable[[str, str], CheckResult]:
-    return lambda check, text: CheckResult(check=check, verdict=status, text=text)
-
-
-fine = _maker(CheckStatus.FINE)
-skipped = _maker(CheckStatus.SKIPPED)
-warning = _maker(CheckStatus.WARNING)
-failed = _maker(CheckStatus.FAILED)
+fine = partial(CheckResult, CheckStatus.FINE)
+skipped = partial(CheckResult, CheckStatus.SKIPPED)
+warning = partial(CheckResult, CheckStatus.WARNING)
+failed = partial(CheckResult, CheckStatus.FAILED)
 
 
 def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[CheckResult]:

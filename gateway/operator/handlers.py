@@ -175,12 +175,12 @@ class OperatorHandler:
 
     async def list_browsers(self, _args: Mapping[str, Any]) -> list[Mapping[str, str]]:
         """Browsers that are signed in to the web chat, the newest first."""
-        found = reversed(self._local().browsers())
+        found = reversed(self._local().access.browsers)
         return [{"id": one.id, "since": format_time(Millis(one.since)), "agent": one.agent or ""} for one in found]
 
     async def revoke_browsers(self, args: Mapping[str, Any]) -> Mapping[str, int]:
         """Sign out the browser `id`, or all without one."""
-        return {"signed_out": await self._local().revoke(args.get("id"))}
+        return {"signed_out": await self._local().access.revoke(args.get("id"))}
 
     def _local(self) -> LocalAdapter:
         local = self.adapters.supervised.get("local")

@@ -139,7 +139,6 @@ def insights_notes(total: TotalUsage) -> list[str]:
 
 
 def _spans(days: Sequence[tuple[date, TotalUsage]]) -> list[tuple[str, TotalUsage]]:
-    """Days, weeks or months with their names."""
     if len(days) <= MAX_DAYS:
         return [(f"{day:%a} {day.day:>2}", spent) for day, spent in days]
     if len(days) <= MAX_WEEK_DAYS:

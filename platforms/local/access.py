@@ -128,7 +128,7 @@ class BrowserAccessControl:
         return [browser for browser in self._browsers if browser.since >= oldest]
 
     async def revoke(self, browser_id: str | None) -> int:
-        """Sign out one browser, or all when `browser_id` is None, at once; returns how many."""
+        """Sign out one browser, or all when it is None, at once; returns how many. Raises `StoreUnavailable`."""
         before = len(self.browsers)
         self._browsers = await self._store.write(_remove, browser_id)
         return before - len(self.browsers)

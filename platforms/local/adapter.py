@@ -15,7 +15,7 @@ from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, CommandMenuItem, Intake, Preview, SendRequest
 from platforms.http_server import http_server
-from platforms.local.access import BrowserAccessControl, SignedInBrowser, address, host_names
+from platforms.local.access import BrowserAccessControl, address, host_names
 from platforms.local.chats import ChatRegistry, LiveChat, load_recent, save_recent
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import chat_key, load_progress
@@ -79,7 +79,7 @@ class LocalAdapter:
         self._store = store
         self._clock = clock
         self._on_ready = on_ready
-        self._access = BrowserAccessControl(store, clock)
+        self.access = BrowserAccessControl(store, clock)
         self._pages = PageRenderer(menu=menu, max_file_bytes=settings.max_file_bytes)
         self._chats = ChatRegistry(self._pages)
         self._uploads = UploadStore(settings.state_dir / "spool" / "local", max_file_bytes=settings.max_file_bytes)
@@ -92,15 +92,7 @@ class LocalAdapter:
 
     def mint_url(self) -> str | None:
         """Address with a new token that signs one browser in; None while it is not served."""
-        return None if self.url is None else str(URL(self.url).with_query(token=self._access.mint()))
-
-    def browsers(self) -> Sequence[SignedInBrowser]:
-        """Browsers that are signed in, the newest last."""
-        return self._access.browsers
-
-    async def revoke(self, browser_id: str | None) -> int:
-        """Sign out one browser, or all when `browser_id` is None; returns how many. Raises `StoreUnavailable`."""
-        return await self._access.revoke(browser_id)
+        return None if self.url is None else str(URL(self.url).with_query(token=self.access.mint()))
 
     def health(self) -> AdapterHealth:
         if self._port is None:
@@ -112,7 +104,7 @@ class LocalAdapter:
         """Serve until cancelled. Raises `PlatformUnavailable` when the port is taken or the store does not answer."""
         try:
             await asyncio.to_thread(self._uploads.open)
-            await self._access.load()
+            await self.access.load()
             self._chats.open(await self._store.read(load_recent))
         except (OSError, StateError) as error:
             raise PlatformUnavailable(f"the web chat cannot start: {error}") from error
@@ -120,7 +112,7 @@ class LocalAdapter:
             intake=intake,
             store=self._store,
             clock=self._clock,
-            access=self._access,
+            access=self.access,
             chats=self._chats,
             pages=self._pages,
             uploads=self._uploads,

@@ -65,7 +65,6 @@ def _link(token: Token) -> str:
 
 
 def _image(token: Token) -> str:
-    """Link to an image in place of the image."""
     label = escape(token.content or "image")
     attributes = {"href": str(token.attrGet("src") or ""), "title": str(token.attrGet("title") or "")}
     link = Token("link_open", "a", 1, attrs={name: value for name, value in attributes.items() if value})

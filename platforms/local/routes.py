@@ -72,14 +72,12 @@ class RouteHandler:
     """`Host` headers that mean us; known once the port is bound."""
     cookie_name: str = field(default="hermes_local", init=False)
     """Cookie of this port: browsers share cookies between the ports of a host."""
-    _static: dict[str, tuple[bytes, str]] = field(init=False)
-    """Files of the page itself by name, each with its entity tag: no path from outside reaches the disk."""
+    _static: dict[str, bytes] = field(init=False)
+    """Files of the page itself by name: no path from outside reaches the disk."""
 
     def __post_init__(self) -> None:
-        files = (path for path in (Path(__file__).parent / "static").iterdir() if path.suffix in _TYPES)
-        contents = {path.name: path.read_bytes() for path in files}
-        digests = {name: hashlib.sha256(content).hexdigest()[:16] for name, content in contents.items()}
-        self._static = {name: (content, f'"{digests[name]}"') for name, content in contents.items()}
+        files = (Path(__file__).parent / "static").iterdir()
+        self._static = {path.name: path.read_bytes() for path in files if path.suffix in _TYPES}
 
     def application(self) -> web.Application:
         """Application of aiohttp with every route, guarded."""
@@ -276,7 +274,8 @@ class RouteHandler:
         name = request.match_info["file"]
         if name not in self._static:
             raise web.HTTPNotFound
-        content, etag = self._static[name]
+        content = self._static[name]
+        etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
         headers = {"ETag": etag, "Cache-Control": "no-cache"}
         if request.headers.get("If-None-Match") == etag:
             return web.Response(status=304, headers=headers)

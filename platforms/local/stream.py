@@ -29,15 +29,11 @@ class ChatStream:
         self._latest: dict[str, tuple[int, str]] = {}
         self._watchers = 0  # pages that are open on the chat
         self._changed = asyncio.Event()
-        self._is_closed = False
+        self.is_closed = False
 
     @property
     def is_watched(self) -> bool:
         return self._watchers > 0
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
 
     @property
     def newest_id(self) -> str:
@@ -86,12 +82,12 @@ class ChatStream:
 
     async def changed(self, event_id: str) -> None:
         """Wait until this is not the newest event any more, or for the end."""
-        while event_id == self.newest_id and not self._is_closed:
+        while event_id == self.newest_id and not self.is_closed:
             await self._changed.wait()
 
     def close(self) -> None:
         """End the stream for everybody who watches."""
-        self._is_closed = True
+        self.is_closed = True
         self._wake()
 
     def _wake(self) -> None:

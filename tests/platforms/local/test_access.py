@@ -112,7 +112,7 @@ async def test_a_token_works_once(local: LocalHarness) -> None:
     await local.sign_in()
     local.browser.cookie_jar.clear()
     assert await local.use(local.ready_urls[0]) == 401
-    assert len(local.adapter.browsers()) == 1
+    assert len(local.adapter.access.browsers) == 1
 
 
 async def test_whoever_is_signed_in_does_not_use_up_another_token(local: LocalHarness) -> None:
@@ -168,20 +168,20 @@ async def test_a_cookie_from_before_there_were_keys_opens_nothing_and_is_not_lis
         async with running(local.adapter, RecordingIntake()):
             port = local.root.rsplit(":", 1)[1]
             status, _, _ = await fetch(local, "/chat/main/stream", Cookie=f"hermes_local_{port}=old")
-            assert (status, local.adapter.browsers()) == (401, [])
+            assert (status, local.adapter.access.browsers) == (401, [])
 
 
 async def test_a_browser_that_is_signed_out_hears_nothing_more(local: LocalHarness) -> None:
     async with local.opened() as page:
-        [browser] = local.adapter.browsers()
+        [browser] = local.adapter.access.browsers
         assert browser.agent is not None
         assert browser.agent.startswith("Python")
-        assert await local.adapter.revoke("00000000") == 0
-        assert await local.adapter.revoke(browser.id) == 1
+        assert await local.adapter.access.revoke("00000000") == 0
+        assert await local.adapter.access.revoke(browser.id) == 1
         await local.adapter.send(request(local.direct_chat, "a secret", key="k2"))
         with pytest.raises(EOFError):
             await page.next()
-    assert local.adapter.browsers() == []
+    assert local.adapter.access.browsers == []
     assert (await fetch(local, "/chat/main/stream", **{KEY_HEADER: local.key}))[0] == 401
 
 
