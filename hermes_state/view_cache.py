@@ -15,8 +15,8 @@ from hermes_state.store.writer import Store
 from hermes_state.transcripts import View, load_own_rows, load_view
 from hermes_state.values import LineageId, Message
 
-MIN_CACHED_ROWS = 200
-"""Rows from which on a view is cached: fewer are decoded in well under a millisecond."""
+MIN_CACHED_ROWS = 64
+"""Rows from which on a view is cached: fewer are a short read, which takes well under a millisecond."""
 
 MAX_CACHED_BYTES = 8_000_000
 """Estimated memory of all cached views together."""
@@ -45,7 +45,7 @@ class ViewCache:
         """The view of a lineage, from the cache as far as it holds. Raises `SessionNotFound`."""
         self._drop_idle()
         cached = self._cached.get(lineage_id)
-        view = await self._store.read(_load_since, lineage_id, cached.view if cached is not None else None)
+        view = await self._store.read_short(_load_since, lineage_id, cached.view if cached is not None else None)
         self._drop(lineage_id)
         if len(view.transcript) >= MIN_CACHED_ROWS:
             self._put(lineage_id, view, cached)
