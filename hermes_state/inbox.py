@@ -5,7 +5,7 @@ A row is `new` until a turn claims it (`claimed`, then `done`), a command settle
 key stays for 30 days so that a redelivered event starts nothing.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from sqlite3 import Connection
 
@@ -82,12 +82,14 @@ class InboxRow(NewInboxRow, frozen=True, kw_only=True):
     """One unsettled row."""
 
     id: InboxId
-    state: InboxState
+    state: InboxState = InboxState.NEW
     received_at: Millis
 
 
 _encode = msgspec.json.Encoder().encode
 
+OPEN = "state IN ('new','claimed')"
+"""Condition for a row that is not settled."""
 WAITS = "state IN ('new','claimed') AND state = 'new'"
 """Condition for a row that no turn has yet.
 
@@ -118,6 +120,11 @@ def insert(db: Connection, row: NewInboxRow, now: Millis) -> InboxId | None:
     values = msgspec.structs.asdict(row) | {"payload": _encode(row.payload).decode(), "received_at": now}
     cursor = db.execute(_INSERT, values)
     return InboxId(cursor.lastrowid) if cursor.rowcount == 1 and cursor.lastrowid is not None else None
+
+
+def stored_form(row: NewInboxRow, inbox_id: InboxId, now: Millis) -> InboxRow:
+    """The row that `insert` has made of an event."""
+    return InboxRow(**msgspec.structs.asdict(row), id=inbox_id, received_at=now)
 
 
 def load(db: Connection, inbox_id: InboxId) -> InboxRow | None:
@@ -290,7 +297,7 @@ def load_cursors(db: Connection, platform: str, account: str) -> Mapping[str, st
     return dict(db.execute(query, (platform, account)).fetchall())
 
 
-def load_rows(db: Connection, ids: Iterable[InboxId]) -> list[InboxRow]:
+def load_rows(db: Connection, ids: Collection[InboxId]) -> list[InboxRow]:
     """Those of the rows that still wait, in order."""
-    found = (_load_new(db, inbox_id) for inbox_id in sorted(ids))
-    return [row for row in found if row is not None]
+    query = f"SELECT {_COLUMNS} FROM inbox WHERE id IN ({', '.join('?' * len(ids))}) AND state = 'new' ORDER BY id"
+    return select(db, InboxRow, query, tuple(ids))

@@ -21,10 +21,10 @@ from hermes_state import inbox, outbox
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.models import ledger
-from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.sessions import ensure_active, load_tip
+from hermes_state.outbox import OutboxKind, OutboxRow, Reply
+from hermes_state.sessions import ensure_active
 from hermes_state.store.sql import columns, insert_row, scalar, scalar_or_none, scalars, select_one
-from hermes_state.transcripts import EMPTY_BODY, NewMessage, append, load_message
+from hermes_state.transcripts import EMPTY_BODY, NewMessage, append_to_tip, load_message
 from hermes_state.values import (
     AttachmentId,
     ChatId,
@@ -41,9 +41,9 @@ from hermes_state.values import (
     Millis,
     ModelCall,
     Origin,
+    OutboundPart,
     Reasoning,
     ReasoningEffort,
-    SessionId,
     ToolCall,
     TurnId,
     TurnState,
@@ -152,10 +152,35 @@ def start_turn(
     rows = inbox.load_rows(db, inbox_ids)
     if len(rows) != len(set(inbox_ids)):
         raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows wait no longer")
-    session = ensure_active(db, chat_id, now)
+    lineage_id = ensure_active(db, chat_id, now).lineage_id
     starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0])
-    turn_id = _insert_turn(db, chat_id, session.lineage_id, starter.sender_ref, now)
-    _bind(db, turn_id, session.id, rows, prepared, now)
+    turn_id = _insert_turn(db, chat_id, lineage_id, starter.sender_ref, now)
+    _bind(db, turn_id, lineage_id, rows, prepared, now)
+    return _require_running(db, turn_id)
+
+
+# Purpose: a turn for one row, in a chat with an open conversation in which nothing else waits or runs.
+_START_AT_ONCE = f"""
+INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
+SELECT c.id, s.lineage_id, 'running', :starter, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
+WHERE c.id = :chat_id AND s.ended_at IS NULL
+  AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.id <> :row_id AND i.{inbox.OPEN})
+  AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.chat_id = c.id AND t.state IN ('running','waiting'))
+RETURNING id, lineage_id
+"""
+
+
+def start_at_once(db: Connection, row: InboxRow, now: Millis) -> RunningTurn | None:
+    """Open a turn for a row that was stored in this transaction, if its chat is idle; else None.
+
+    A chat without an open conversation is left to `start_turn`, too.
+    """
+    values = {"starter": row.sender_ref, "now": now, "chat_id": row.chat_id, "row_id": row.id}
+    started = db.execute(_START_AT_ONCE, values).fetchone()
+    if started is None:
+        return None
+    turn_id, lineage_id = started
+    _bind(db, turn_id, lineage_id, [row], {}, now)
     return _require_running(db, turn_id)
 
 
@@ -174,7 +199,7 @@ def join_steers(db: Connection, turn_id: TurnId, now: Millis) -> int:
     turn = _require_running(db, turn_id)
     rows = [row for row in inbox.load_waiting(db, turn.chat_id) if row.mode is inbox.InboxMode.STEER]
     if rows:
-        _bind(db, turn_id, load_tip(db, turn.lineage_id).id, rows, {}, now)
+        _bind(db, turn_id, turn.lineage_id, rows, {}, now)
     return len(rows)
 
 
@@ -186,7 +211,7 @@ def _insert_turn(db: Connection, chat_id: ChatId, lineage_id: LineageId, starter
 def _bind(
     db: Connection,
     turn_id: TurnId,
-    session_id: SessionId,
+    lineage_id: LineageId,
     rows: Sequence[InboxRow],
     prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
@@ -194,13 +219,13 @@ def _bind(
     for row in rows:
         db.execute("UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ?", (turn_id, row.id))
         ready = prepared.get(row.id, PreparedMessage())
-        message_id = append(db, session_id, _human_row(db, row, turn_id, ready.body), row.sent_at)
+        said = _human_row(db, row, turn_id, ready.body)
+        message_id = append_to_tip(db, lineage_id, said, row.sent_at, ", last_human_at = ?", now).id
         if row.kind is InboxKind.MESSAGE:
             shown = (row.chat_id, row.message_ref, message_id)
             db.execute("INSERT OR IGNORE INTO platform_messages VALUES (?, ?, ?, 0)", shown)
         for attachment_id in ready.attachment_ids:
             db.execute("UPDATE attachments SET message_id = ? WHERE id = ?", (message_id, attachment_id))
-    db.execute("UPDATE sessions SET last_human_at = ? WHERE id = ?", (now, session_id))
 
 
 # Purpose: whether a quoted platform message is the answer that the model gave last, which needs no quote.
@@ -250,17 +275,22 @@ def append_calls(db: Connection, turn_id: TurnId, answer: ModelAnswer, now: Mill
 
 
 def _append_answer(db: Connection, turn: RunningTurn, answer: ModelAnswer, text: str | None, now: Millis) -> Message:
-    message = _append_text(db, turn, text, MessageBody(calls=answer.calls, reasoning=answer.reasoning), now)
-    reported, model = answer.reported_prompt_tokens, answer.call.model
-    ledger.note_report(db, message.session_id, reported, message.seq - 1, model)
-    ledger.record(db, turn.id, turn.lineage_id, answer.call, now)
+    noted, values = f", {ledger.ADD_USAGE}", list[object](ledger.usage_of(answer.call))
+    if answer.reported_prompt_tokens is not None:
+        noted += _REPORT
+        values += [answer.reported_prompt_tokens, answer.call.model]
+    body = MessageBody(calls=answer.calls, reasoning=answer.reasoning)
+    message = append_to_tip(db, turn.lineage_id, _assistant_row(turn, text, body), now, noted, *values)
+    ledger.insert_call(db, (turn.chat_id, turn.lineage_id, message.session_id, turn.id), answer.call, now)
     return message
 
 
-def _append_text(db: Connection, turn: RunningTurn, text: str | None, body: MessageBody, now: Millis) -> Message:
-    session_id = load_tip(db, turn.lineage_id).id
-    row = NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=text, body=body, turn_id=turn.id)
-    return load_message(db, append(db, session_id, row, now))
+_REPORT = ", reported_prompt_tokens = ?, model = ?, reported_at_seq = next_seq - 1"
+"""Notes the provider's count, which ends before the answer: the anchor of the next estimate, and whose count it is."""
+
+
+def _assistant_row(turn: RunningTurn, text: str | None, body: MessageBody) -> NewMessage:
+    return NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=text, body=body, turn_id=turn.id)
 
 
 def start_tools(
@@ -273,11 +303,10 @@ def start_tools(
 
 def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> Message:
     """Store the result of one call: the run's state and the tool row. Raises `TurnClosed`."""
-    turn = _require_running(db, turn_id)
-    return load_message(db, _store_result(db, turn, result, now))
+    return _store_result(db, _require_running(db, turn_id), result, now)
 
 
-def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Millis) -> MessageId:
+def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Millis) -> Message:
     call = result.call
     db.execute(_END_RUN, (turn.id, result.call_message_id, call.id, call.name, result.state, now, now))
     row = NewMessage(
@@ -289,7 +318,7 @@ def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Mi
         tool_call_id=call.id,
         tool_name=call.name,
     )
-    return append(db, load_tip(db, turn.lineage_id).id, row, now)
+    return append_to_tip(db, turn.lineage_id, row, now)
 
 
 def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
@@ -304,14 +333,36 @@ def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
 # ---- ending -----------------------------------------------------------------------------------------------------
 
 
-def finish_turn(db: Connection, turn_id: TurnId, answer: ModelAnswer, now: Millis) -> MessageId:
-    """Store the answer, settle the inbox and owe the reply, in one go. Raises `TurnClosed`."""
+_QUESTION = "(SELECT {} FROM inbox q WHERE q.turn_id = turns.id AND q.kind <> 'notice' ORDER BY q.id DESC LIMIT 1)"
+_TICKET = "CASE q.payload WHEN '' THEN NULL ELSE json_extract(q.payload, '$.ticket') END"
+# Purpose: the end of a turn that is running; tells what became true of it since it began, and what its chat waits for.
+_FINISH = f"""
+UPDATE turns SET state = 'finished', ended_at = ? WHERE id = ? AND state = 'running'
+RETURNING preview_ref, {_QUESTION.format("q.message_ref")}, {_QUESTION.format(_TICKET)},
+  EXISTS (SELECT 1 FROM inbox l WHERE l.chat_id = turns.chat_id AND l.{inbox.WAITS} AND l.mode = 'steer'),
+  EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = turns.chat_id AND o.{outbox.OPEN})
+"""
+
+
+def finish_turn(
+    db: Connection, turn: RunningTurn, answer: ModelAnswer, now: Millis, parts: Sequence[OutboundPart] = ()
+) -> tuple[MessageId, OutboxRow | None]:
+    """Store the answer, settle the inbox and owe the reply, in one go. Raises `TurnClosed`.
+
+    `parts`: the rendered reply, for a caller who sends it at once. Unless the chat is owed something else, it is
+    stored as `sending`, and its row is returned with the id of the answer.
+    """
     assert not answer.calls, "what calls tools ends no turn"
-    turn = _require_running(db, turn_id)
+    closed = db.execute(_FINISH, (now, turn.id)).fetchone()
+    if closed is None:
+        raise TurnClosed(f"turn {turn.id} is not running")
+    preview_ref, question_ref, ticket, has_late_steers, is_owed = closed
+    turn = msgspec.structs.replace(turn, preview_ref=preview_ref, question_ref=question_ref, ticket=ticket)
     message = _append_answer(db, turn, answer, answer.text, now)
-    _enqueue_reply(db, turn, OutboxKind.FINAL, answer.markdown or answer.text, message.id, now)
-    _close(db, turn, TurnState.FINISHED, None, now)
-    return message.id
+    _settle_inbox(db, turn, has_late_steers, now)
+    reply = _reply(turn, OutboxKind.FINAL, answer.markdown or answer.text, message.id)
+    row = outbox.enqueue(db, reply, now, () if is_owed else parts)
+    return message.id, row if row is not None and row.rendered is not None else None
 
 
 # Purpose: the last stored step of a turn; while its tools run, a preview still shows just that.
@@ -332,10 +383,11 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
     text = partial_text.strip()
     shown = scalar_or_none(db, str, _NEWEST_TEXT, (turn_id,)) or ""
     if text and text != shown.strip():
-        message = _append_text(db, turn, text, MessageBody(was_interrupted=True), now)
-        _enqueue_reply(db, turn, OutboxKind.FINAL, f"{text} …", message.id, now)
+        row = _assistant_row(turn, text, MessageBody(was_interrupted=True))
+        message = append_to_tip(db, turn.lineage_id, row, now)
+        outbox.enqueue(db, _reply(turn, OutboxKind.FINAL, f"{text} …", message.id), now)
     elif turn.preview_ref is not None:
-        _enqueue_reply(db, turn, OutboxKind.STATUS, notice, None, now)
+        outbox.enqueue(db, _reply(turn, OutboxKind.STATUS, notice, None), now)
     _close(db, turn, TurnState.STOPPED, reason, now)
     return True
 
@@ -349,7 +401,7 @@ def fail_turn(db: Connection, turn_id: TurnId, error: str, sentence: str, now: M
     if turn is None:
         return False
     _answer_open_calls(db, turn, "not known: the turn failed before this call was answered", ToolRunState.UNKNOWN, now)
-    _enqueue_reply(db, turn, OutboxKind.ERROR, sentence, None, now)
+    outbox.enqueue(db, _reply(turn, OutboxKind.ERROR, sentence, None), now)
     _close(db, turn, TurnState.FAILED, error, now)
     return True
 
@@ -370,30 +422,29 @@ def _answer_open_calls(db: Connection, turn: RunningTurn, text: str, state: Tool
                 _store_result(db, turn, result, now)
 
 
-def _enqueue_reply(
-    db: Connection, turn: RunningTurn, kind: OutboxKind, markdown: str, message_id: MessageId | None, now: Millis
-) -> None:
-    outbox.enqueue(
-        db,
-        Reply(
-            chat_id=turn.chat_id,
-            kind=kind,
-            markdown=markdown,
-            dedupe_key=f"turn:{turn.id}",
-            turn_id=turn.id,
-            message_id=message_id,
-            reply_to=turn.question_ref if turn.chat_kind.is_shared else None,
-            ticket=turn.ticket,
-            replaces=turn.preview_ref,
-        ),
-        now,
+def _reply(turn: RunningTurn, kind: OutboxKind, markdown: str, message_id: MessageId | None) -> Reply:
+    return Reply(
+        chat_id=turn.chat_id,
+        kind=kind,
+        markdown=markdown,
+        dedupe_key=f"turn:{turn.id}",
+        turn_id=turn.id,
+        message_id=message_id,
+        reply_to=turn.question_ref if turn.chat_kind.is_shared else None,
+        ticket=turn.ticket,
+        replaces=turn.preview_ref,
     )
 
 
 def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | None, now: Millis) -> None:
     db.execute("UPDATE turns SET state = ?, error = ?, ended_at = ? WHERE id = ?", (state, error, now, turn.id))
+    _settle_inbox(db, turn, True, now)
+
+
+def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now: Millis) -> None:
     inbox.settle_where(db, InboxState.DONE, now, "turn_id = ? AND state = 'claimed'", turn.id)
-    inbox.queue_late_steers(db, turn.chat_id)
+    if has_late_steers:
+        inbox.queue_late_steers(db, turn.chat_id)
 
 
 # ---- reading ----------------------------------------------------------------------------------------------------
@@ -403,7 +454,7 @@ _TURN = f"""
 SELECT t.id, t.chat_id, t.lineage_id, t.started_by, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind, t.restarts,
   t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting, s.chosen_model, s.reasoning_effort,
   (SELECT coalesce(min(i.id), 0) FROM inbox i WHERE i.turn_id = t.id) AS first_inbox_id, q.message_ref AS question_ref,
-  CASE q.payload WHEN '' THEN NULL ELSE json_extract(q.payload, '$.ticket') END AS ticket
+  {_TICKET} AS ticket
 FROM turns t JOIN chats c ON c.id = t.chat_id
 LEFT JOIN sessions s ON s.lineage_id = t.lineage_id
   AND s.depth = (SELECT max(n.depth) FROM sessions n WHERE n.lineage_id = t.lineage_id)

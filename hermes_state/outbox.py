@@ -12,7 +12,7 @@ from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.store.sql import scalar_or_none, scalars, select
+from hermes_state.store.sql import scalar_or_none, scalars, select, select_one
 from hermes_state.values import Button, ChatId, InboxId, MessageId, Millis, OutboundPart, OutboxId, TurnId, UserRef
 
 
@@ -81,34 +81,50 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
 
 _encode = msgspec.json.Encoder().encode
 
-# Purpose: a reply as it was written, unless the same was stored before.
-_INSERT = """
-INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, kind, payload, reply_to, ticket, replaces, next_at,
-  created_at)
-VALUES (:chat_id, :turn_id, :message_id, :dedupe_key, :kind, :payload, :reply_to, :ticket, :replaces, :next_at, :now)
-ON CONFLICT (dedupe_key, part) DO NOTHING
+_COLUMNS = """id, chat_id, message_id, dedupe_key, part, kind, reply_to, ticket, replaces, state, attempts, next_at,
+first_tried_at,
+CASE WHEN rendered THEN NULL ELSE payload END AS written, CASE WHEN rendered THEN payload END AS rendered"""
+# Purpose: a reply, as it was written or as it is sent at once, unless the same was stored before.
+_INSERT = f"""
+INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, kind, payload, rendered, reply_to, ticket, replaces,
+  state, attempts, next_at, first_tried_at, created_at)
+VALUES (:chat_id, :turn_id, :message_id, :dedupe_key, :kind, :payload, :rendered, :reply_to, :ticket, :replaces,
+  iif(:rendered, 'sending', 'pending'), :rendered, :next_at, iif(:rendered, :now, NULL), :now)
+ON CONFLICT (dedupe_key, part) DO NOTHING RETURNING {_COLUMNS}
 """
 # Purpose: the later parts of a reply, placed behind its first one.
 _INSERT_PART = """
 INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, part, kind, payload, rendered, next_at, created_at)
 SELECT chat_id, turn_id, message_id, dedupe_key, ?, kind, ?, 1, next_at, created_at FROM outbox WHERE id = ?
 """
-_COLUMNS = """id, chat_id, message_id, dedupe_key, part, kind, reply_to, ticket, replaces, state, attempts, next_at,
-first_tried_at,
-CASE WHEN rendered THEN NULL ELSE payload END AS written, CASE WHEN rendered THEN payload END AS rendered"""
+OPEN = "state IN ('pending','sending','ambiguous')"
+"""Condition for a row that is still owed."""
+
 # Purpose: what a chat is still owed, first what is urgent (due at 0). Parts stand together even when another reply was
 # stored meanwhile.
 _OPEN = f"""
-SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND state IN ('pending','sending','ambiguous')
+SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND {OPEN}
 ORDER BY next_at > 0, (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?
 """
 
 
-def enqueue(db: Connection, reply: Reply, now: Millis) -> bool:
-    """Store a reply; False when the same `dedupe_key` was stored before."""
-    payload = _encode(WrittenReply(markdown=reply.markdown, buttons=reply.buttons)).decode()
-    values = asdict(reply) | {"payload": payload, "next_at": 0 if reply.is_urgent else now, "now": now}
-    return db.execute(_INSERT, values).rowcount == 1
+def enqueue(db: Connection, reply: Reply, now: Millis, parts: Sequence[OutboundPart] = ()) -> OutboxRow | None:
+    """Store a reply; None when the same `dedupe_key` was stored before.
+
+    `parts`: the rendered reply, which is sent as soon as this is on disk; it is stored as `begin_send` would leave it.
+    """
+    written = WrittenReply(markdown=reply.markdown, buttons=reply.buttons)
+    values = {"payload": _encode(parts[0] if parts else written).decode(), "rendered": int(bool(parts)), "now": now}
+    values = asdict(reply) | values | {"next_at": 0 if reply.is_urgent else now}
+    row = select_one(db, OutboxRow, _INSERT, values)
+    if row is not None:
+        _insert_parts(db, row.id, parts)
+    return row
+
+
+def _insert_parts(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart]) -> None:
+    for number, part in enumerate(parts[1:], start=1):
+        db.execute(_INSERT_PART, (number, _encode(part).decode(), row_id))
 
 
 def find_recipient(db: Connection, dedupe_key: str) -> ChatId | None:
@@ -129,8 +145,7 @@ def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRo
 
 def load_chats_owed(db: Connection) -> list[ChatId]:
     """Chats that something is owed to."""
-    query = "SELECT DISTINCT chat_id FROM outbox WHERE state IN ('pending','sending','ambiguous')"
-    return scalars(db, ChatId, query)
+    return scalars(db, ChatId, f"SELECT DISTINCT chat_id FROM outbox WHERE {OPEN}")
 
 
 def mark_interrupted(db: Connection) -> int:
@@ -138,34 +153,39 @@ def mark_interrupted(db: Connection) -> int:
     return db.execute("UPDATE outbox SET state = 'ambiguous' WHERE state = 'sending'").rowcount
 
 
-def begin_send(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, now: Millis) -> bool:
-    """Commit that a send begins; False where the row was settled meanwhile, and nothing is to be sent.
+# Purpose: the beginning of a send; what was rendered for it replaces what was written.
+_BEGIN = f"""
+UPDATE outbox SET state = 'sending', attempts = attempts + 1, first_tried_at = coalesce(first_tried_at, ?),
+  payload = coalesce(?, payload), rendered = 1 WHERE id = ? AND settled_at IS NULL RETURNING {_COLUMNS}
+"""
+
+
+def begin_send(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, now: Millis) -> OutboxRow | None:
+    """Commit that a send begins; None where the row was settled meanwhile, and nothing is to be sent.
 
     `parts`, for a row that was not rendered yet, are stored with it.
     """
-    cursor = db.execute(
-        """UPDATE outbox SET state = 'sending', attempts = attempts + 1, first_tried_at = coalesce(first_tried_at, ?)
-        WHERE id = ? AND settled_at IS NULL""",
-        (now, row_id),
-    )
-    if cursor.rowcount and parts is not None:
-        db.execute("UPDATE outbox SET payload = ?, rendered = 1 WHERE id = ?", (_encode(parts[0]).decode(), row_id))
-        for number, part in enumerate(parts[1:], start=1):
-            db.execute(_INSERT_PART, (number, _encode(part).decode(), row_id))
-    return cursor.rowcount == 1
+    payload = None if parts is None else _encode(parts[0]).decode()
+    row = select_one(db, OutboxRow, _BEGIN, (now, payload, row_id))
+    if row is not None and parts is not None:
+        _insert_parts(db, row_id, parts)
+    return row
 
 
-def mark_sent(db: Connection, row_id: OutboxId, platform_ref: str, now: Millis) -> None:
-    """Settle a row that the platform has, and remember which transcript row the message shows."""
-    db.execute(
-        "UPDATE outbox SET state = 'sent', platform_ref = ?, payload = '', settled_at = ?, error = NULL WHERE id = ?",
-        (platform_ref, now, row_id),
-    )
-    db.execute(
-        """INSERT OR IGNORE INTO platform_messages
-        SELECT chat_id, platform_ref, message_id, part FROM outbox WHERE id = ? AND message_id IS NOT NULL""",
-        (row_id,),
-    )
+# Purpose: settle a row that was sent; tells what it shows, and whether its chat is owed anything else.
+_SENT = f"""
+UPDATE outbox SET state = 'sent', platform_ref = ?, payload = '', settled_at = ?, error = NULL WHERE id = ?
+RETURNING chat_id, message_id, part,
+  EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = outbox.chat_id AND o.id <> outbox.id AND o.{OPEN})
+"""
+
+
+def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
+    """Settle a row that the platform has, and remember which transcript row it shows; True when more is owed."""
+    chat_id, message_id, part, is_owed = db.execute(_SENT, (ref, now, row_id)).fetchone() or (None, None, 0, 0)
+    if message_id is not None:
+        db.execute("INSERT OR IGNORE INTO platform_messages VALUES (?, ?, ?, ?)", (chat_id, ref, message_id, part))
+    return bool(is_owed)
 
 
 def mark_retry(db: Connection, row_id: OutboxId, is_ambiguous: bool, error: str, next_at: Millis) -> None:

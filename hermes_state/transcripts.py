@@ -5,7 +5,7 @@ its context references by position, then its own rows by `seq`, with `view_edits
 or replaced by another). Undo and retry only ever write view edits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ import msgspec
 
 from hermes_state.errors import SessionNotFound
 from hermes_state.sessions import Session, load_tip
-from hermes_state.store.sql import columns, insert_row, scalars
+from hermes_state.store.sql import columns, scalars
 from hermes_state.values import (
     InboxId,
     LineageId,
@@ -60,20 +60,21 @@ class View:
     transcript: Transcript
 
 
-# Purpose: take the next number at the end of a session.
+# Purpose: take the next number at the end of a session, and note something with it.
 _TAKE_SEQ = """
-UPDATE sessions SET next_seq = next_seq + 1, message_count = message_count + 1
-WHERE id = ? RETURNING next_seq - 1, chat_id, lineage_id
+UPDATE sessions SET next_seq = next_seq + 1, message_count = message_count + 1{}
+WHERE id = {} RETURNING id, chat_id, lineage_id, next_seq - 1
 """
+_TIP_OF = "(SELECT id FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1)"
 # Purpose: take the next number for a row that is made for a view only.
 _TAKE_VIEW_SEQ = """
-UPDATE sessions SET next_view_seq = next_view_seq - 1 WHERE id = ? RETURNING next_view_seq + 1, chat_id, lineage_id
+UPDATE sessions SET next_view_seq = next_view_seq - 1 WHERE id = ? RETURNING id, chat_id, lineage_id, next_view_seq + 1
 """
 # Purpose: a row of the transcript.
-_INSERT = """
+_INSERT = f"""
 INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, body, sender_ref, sender_name,
   turn_id, inbox_id, tool_call_id, tool_name, replaces_id, indexed, created_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {columns(Message, "messages")}
 """
 _COLUMNS = columns(Message, "m")
 # Purpose: the rows a continuation starts from.
@@ -86,30 +87,39 @@ _EDITS = "SELECT message_id, replacement_id FROM view_edits WHERE session_id = ?
 
 def append(db: Connection, session_id: SessionId, new: NewMessage, now: Millis) -> MessageId:
     """Store a row at the end of a session. Raises `SessionNotFound`."""
-    return _insert(db, session_id, new, None, now, is_said=True)
+    return _insert(db, _TAKE_SEQ.format("", "?"), (session_id,), new, None, now).id
+
+
+def append_to_tip(
+    db: Connection, lineage_id: LineageId, new: NewMessage, now: Millis, noted: str = "", *values: object
+) -> Message:
+    """Store a row at the end of a conversation, whatever session is its tip, and return it. Raises `SessionNotFound`.
+
+    `noted`: assignments, each behind a comma, that the session's row takes on in the same statement, with `values`.
+    """
+    return _insert(db, _TAKE_SEQ.format(noted, _TIP_OF), (*values, lineage_id), new, None, now)
 
 
 def append_view_row(
     db: Connection, session_id: SessionId, new: NewMessage, replaces: MessageId | None, now: Millis
 ) -> MessageId:
     """Store a row that exists only in a view (a handoff, a stub): negative `seq`, not searchable."""
-    return _insert(db, session_id, new, replaces, now, is_said=False)
+    return _insert(db, _TAKE_VIEW_SEQ, (session_id,), new, replaces, now).id
 
 
 def _insert(
-    db: Connection, session_id: SessionId, new: NewMessage, replaces: MessageId | None, now: Millis, *, is_said: bool
-) -> MessageId:
-    taken = db.execute(_TAKE_SEQ if is_said else _TAKE_VIEW_SEQ, (session_id,)).fetchone()
+    db: Connection, take: str, values: Sequence[object], new: NewMessage, replaces: MessageId | None, now: Millis
+) -> Message:
+    taken = db.execute(take, values).fetchone()
     if taken is None:
-        raise SessionNotFound(f"no session {session_id}")
-    seq, chat_id, lineage_id = taken
+        raise SessionNotFound(f"no session {values[-1]}")
     body = None if new.body == EMPTY_BODY else _encode_body(new.body).decode()
     parameters = (
-        *(session_id, chat_id, lineage_id, seq, new.role, new.origin, new.text, body),
+        *(*taken, new.role, new.origin, new.text, body),
         *(new.sender_ref, new.sender_name, new.turn_id, new.inbox_id, new.tool_call_id, new.tool_name),
-        *(replaces, int(is_said), now),
+        *(replaces, int(taken[-1] > 0), now),
     )
-    return insert_row(db, MessageId, _INSERT, parameters)
+    return _messages([db.execute(_INSERT, parameters).fetchone()])[0]
 
 
 def load_view(db: Connection, lineage_id: LineageId) -> View:

@@ -127,4 +127,4 @@ def refuse(
         reply_to=message.message_ref if message.chat_kind.is_shared else None,
         ticket=message.ticket,
     )
-    return chat_id if outbox.enqueue(db, reply, now) else None
+    return chat_id if outbox.enqueue(db, reply, now) is not None else None

@@ -6,6 +6,7 @@ from sqlite3 import Connection
 from hermes_state import inbox, journal, outbox
 from hermes_state.chats import ensure_chat, find_chat, find_chats_at
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
+from hermes_state.journal import RunningTurn
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.values import (
@@ -39,6 +40,8 @@ class AcceptedEvent:
     steered_notice: str | None = None
     queued_notice: str | None = None
     """Acknowledges it in the same transaction, if its place in the queue is behind something."""
+    may_start: bool = False
+    """A message whose turn may be started with it where its chat is idle: nothing is to be prepared or waited for."""
 
     @property
     def runs_at_once(self) -> bool:
@@ -55,10 +58,12 @@ class StoredEvent:
     """Row that waits; None for a duplicate that was taken up already, and where too much waits."""
     has_reply: bool
     """Something is owed to the chat."""
+    started: RunningTurn | None = None
+    """Turn that was started with it."""
 
 
 def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
-    """Store an event once; with it its acknowledgement and the channel's cursor."""
+    """Store an event once; with it its acknowledgement and the channel's cursor, or its turn in an idle chat."""
     message = event.message
     if event.cursor is not None:
         inbox.advance_cursor(db, event.cursor)
@@ -74,6 +79,10 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
         # Whoever brought it the first time may have been cancelled right after the commit: it must not be forgotten.
         waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
         return StoredEvent(chat_id=chat_id, inbox_id=waiting_id, has_reply=False)
+    if event.may_start and event.kind is InboxKind.MESSAGE:
+        started = journal.start_at_once(db, inbox.stored_form(row, inbox_id, now), now)
+        if started is not None:
+            return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, has_reply=False, started=started)
     limit = event.max_waiting
     if limit is not None and inbox.count_waiting(db, chat_id, message.sender.ref) > limit:
         inbox.settle(db, inbox_id, InboxState.DROPPED, now)
@@ -124,7 +133,7 @@ def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: i
     # A slash command is answered in its own place each time, or its sender sees it hang.
     if event.message.ticket is not None:
         reply = replace(reply, ticket=event.message.ticket, dedupe_key=f"full:{event.message.event_ref}")
-    return outbox.enqueue(db, reply, now)
+    return outbox.enqueue(db, reply, now) is not None
 
 
 def _reply(event: AcceptedEvent, chat_id: ChatId, dedupe_key: str, kind: OutboxKind, markdown: str) -> Reply:

@@ -174,12 +174,13 @@ class GatewayIntake:
         if admitted.has_reply:
             self.delivery.wake(admitted.chat_id)
         if admitted.inbox_id is None:
+            self.lanes.wake(admitted.chat_id)  # who brought it first may have been cancelled before the lane was woken
             return
         log.info("inbox.accepted", chat=key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
         if admission.runs_at_once:
             self.commands.run_soon(admitted.inbox_id, admitted.chat_id)
             return
-        self.lanes.wake(admitted.chat_id)
+        self.lanes.wake(admitted.chat_id, admitted.started)
         if running is not None and self._interrupts(admission, running):
             self.lanes.interrupt(admitted.chat_id, running.id)
 
@@ -220,6 +221,7 @@ class GatewayIntake:
             text=message.text,
             max_waiting=sessions.max_waiting,
             cursor=cursor,
+            may_start=self.lanes.has_room and not (message.attachments or message.expects_more),
         )
         if parsed is None:
             steers = joins if sessions.busy_mode == "steer" and not message.attachments else None

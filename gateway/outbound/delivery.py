@@ -2,25 +2,28 @@
 
 A row is rendered once; its parts are committed before the first send and every retry sends those bytes.
 `sending` is committed before the request leaves, so that after a crash an attempt with unknown outcome is
-known to be one.
+known to be one. Where nothing else is owed to the chat, an answer is stored as `sending` at once.
 """
 
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from sqlite3 import Connection
+from typing import TypeAlias
 
 import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
 from gateway.outbound.adapters import AdapterRegistry
-from gateway.outbound.gates import FloodControl, GateRegistry
+from gateway.outbound.gates import GateRegistry
 from hermes_state import outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
-from hermes_state.chats import Chat, load_chat, move_chat
+from hermes_state.chats import load_chat, move_chat
 from hermes_state.errors import (
     ChatMigrated,
     ChatUnreachable,
@@ -30,6 +33,7 @@ from hermes_state.errors import (
     SendAmbiguous,
     StateError,
 )
+from hermes_state.journal import RunningTurn
 from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart, OutboxId
@@ -56,6 +60,10 @@ REST_LEFT_OUT = (
 )
 
 
+_Send: TypeAlias = Callable[[], Awaitable[float | None]]
+"""Sends something. Returns seconds to wait, 0 for none, or None when nothing more is owed."""
+
+
 class Delivery:
     """Owner of a sender task for every chat that is owed something."""
 
@@ -79,6 +87,8 @@ class Delivery:
         self._wakes: dict[ChatId, asyncio.Event] = {}
         self._due: dict[OutboxId, float] = {}
         """Time of the next attempt at rows that failed, by the monotonic clock: the time of day may be changed."""
+        self._left: set[OutboxId] = set()
+        """Rows whose request has left, until what came of it is stored."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._unstored: set[asyncio.Task[bool]] = set()
         self._told_broken: set[ChatKey] = set()
@@ -99,9 +109,34 @@ class Delivery:
         if (event := self._wakes.get(chat_id)) is not None:
             event.set()
         elif not self._is_closed:
-            self._wakes[chat_id] = asyncio.Event()
-            self._idle.clear()
-            track(self._tasks, self._group.create_task(self._serve(chat_id), name=f"delivery-{chat_id}"))
+            self._open(chat_id, None)
+
+    def _open(self, chat_id: ChatId, first: _Send | None) -> None:
+        self._wakes[chat_id] = asyncio.Event()
+        self._idle.clear()
+        track(self._tasks, self._group.create_task(self._serve(chat_id, first), name=f"delivery-{chat_id}"))
+
+    async def store_and_send(
+        self, turn: RunningTurn, markdown: str, store: Callable[[Sequence[OutboundPart]], Awaitable[OutboxRow | None]]
+    ) -> None:
+        """Let `store` store the reply to a turn, and deliver it.
+
+        Where it can be sent at once, `store` is given its parts; it returns the row if it has stored that as
+        `sending`, and nobody else passes the chat's gate until it is sent.
+        """
+        chat_id, chat, parts = turn.chat_id, turn.chat, list[OutboundPart]()
+        adapter, gate = self._adapters.of(chat), self._gates.of(chat_id)
+        is_free = gate.is_free and chat_id not in self._wakes and not self._gates.flood_of(chat).penalty_seconds
+        is_ready = adapter is not None and adapter.health().state is not AdapterState.STARTING
+        async with AsyncExitStack() as held:
+            if adapter is not None and is_free and is_ready and len(markdown) <= RENDERED_AT_ONCE:
+                await held.enter_async_context(gate.passing())
+                parts += await _render(adapter, outbox.WrittenReply(markdown=markdown), self._max_parts())
+            row = await store(parts)
+            if adapter is not None and row is not None and chat_id not in self._wakes and not self._is_closed:
+                self._open(chat_id, partial(self._send_held, chat, row, adapter, held.pop_all()))
+                return
+        self.wake(chat_id)
 
     async def send_unstored(self, message: InboundMessage, chat: ChatKey, markdown: str) -> bool:
         """Answer at once what could not be stored, once and without trying again; True when all of it was sent.
@@ -162,12 +197,13 @@ class Delivery:
             await asyncio.wait(self._tasks, timeout=LAST_REQUEST_SECONDS)
         await cancel_all([*self._tasks, *self._unstored])
 
-    async def _serve(self, chat_id: ChatId) -> None:
+    async def _serve(self, chat_id: ChatId, first: _Send | None) -> None:
         event = self._wakes[chat_id]
         try:
             while not self._is_closed:
                 event.clear()
-                pause = await self._send_next(chat_id)
+                pause = await self._send_next(chat_id, first)
+                first = None
                 if pause is None and not event.is_set():
                     return
                 if pause and not self._is_closed:
@@ -177,9 +213,11 @@ class Delivery:
             if not self._wakes:
                 self._idle.set()
 
-    async def _send_next(self, chat_id: ChatId) -> float | None:
-        """Send the row that is due first. Returns seconds to wait, 0 for none, or None when nothing is owed."""
+    async def _send_next(self, chat_id: ChatId, first: _Send | None) -> float | None:
+        """Send `first`, or else the row that is due first; returns what `_Send` does."""
         try:
+            if first is not None:
+                return await first()
             # What is read in here is what is sent: a preview may just have named its place.
             async with self._gates.of(chat_id).passing():
                 return await self._send_first(chat_id)
@@ -191,21 +229,25 @@ class Delivery:
             return CRASH_PAUSE_SECONDS
 
     async def _send_first(self, chat_id: ChatId) -> float | None:
-        chat, rows = await self._store.read(_load, chat_id)
+        chat, rows = await self._store.read_short(_load, chat_id)
         if not rows:
             return None
-        adapter = self._adapters.of(chat.key)
+        adapter = self._adapters.of(chat)
         if adapter is None:
-            log.warning("delivery.no_adapter", chat=chat.key.name)
+            log.warning("delivery.no_adapter", chat=chat.name)
             return None
         if adapter.health().state is AdapterState.STARTING:
             return STARTING_PAUSE_SECONDS  # an attempt now would certainly fail, and count as one that may be repeated
-        flood = self._gates.flood_of(chat.key)
-        if (pause := max(self._pause_before(rows[0]), flood.penalty_seconds)) > 0:
+        if (pause := max(self._pause_before(rows[0]), self._gates.flood_of(chat).penalty_seconds)) > 0:
             return pause
-        with bound_contextvars(chat=chat.key.name, outbox_id=rows[0].id):
-            await self._send(chat, rows[0], adapter, flood)
-        return 0.0
+        return await self._send(chat, rows[0], adapter)
+
+    async def _send_held(
+        self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, gate: AsyncExitStack
+    ) -> float | None:
+        """Send what was stored as `sending` by whoever held the chat's gate."""
+        async with gate:
+            return await self._request(chat, row, adapter, is_repeat=False)
 
     def _pause_before(self, row: OutboxRow) -> float:
         """Seconds until a row is due. One that an earlier process tried waits for no longer than any backoff."""
@@ -216,29 +258,37 @@ class Delivery:
             self._due[row.id] = time.monotonic() + min(stored_seconds, RETRY_BACKOFF.max_seconds)
         return self._due[row.id] - time.monotonic()
 
-    async def _send(self, chat: Chat, row: OutboxRow, adapter: PlatformAdapter, flood: FloodControl) -> None:
+    async def _send(self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter) -> float | None:
+        # One that is `sending` although none has left was stored for a turn that was cancelled before it knew.
+        is_repeat = row.state is OutboxState.AMBIGUOUS or row.id in self._left
         parts = None if row.written is None else await _render(adapter, row.written, self._max_parts())
-        part = row.rendered if parts is None else parts[0]
-        assert part is not None, "a row is either written or rendered"
-        now = self._clock.now()
-        is_owed = await self._store.write(outbox.begin_send, row.id, parts, now)
+        begun = await self._store.write(outbox.begin_send, row.id, parts, self._clock.now())
         self._due.pop(row.id, None)
-        if not is_owed:
-            return  # stopped meanwhile
-        is_repeat = row.state in (OutboxState.AMBIGUOUS, OutboxState.SENDING)
+        return 0.0 if begun is None else await self._request(chat, begun, adapter, is_repeat)  # None: stopped meanwhile
+
+    async def _request(self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, is_repeat: bool) -> float | None:
+        """Send a row that is `sending` by now, and store what came of it; None when its chat is owed nothing more."""
+        with bound_contextvars(chat=chat.name, outbox_id=row.id):
+            self._left.add(row.id)
+            is_owed = await self._attempt(chat, row, adapter, is_repeat)
+            self._left.discard(row.id)
+        return 0.0 if is_owed else None
+
+    async def _attempt(self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, is_repeat: bool) -> bool:
+        assert row.rendered is not None, "what is sent was rendered"
         request = SendRequest(
-            chat=chat.key,
-            part=part,
+            chat=chat,
+            part=row.rendered,
             key=f"o{row.id}",
             replaces=row.replaces,
             reply_to=row.reply_to,
             ticket=row.ticket,
             is_repeat=is_repeat,
-            first_tried_at=row.first_tried_at or now,
+            first_tried_at=row.first_tried_at or self._clock.now(),
             is_notice=row.kind is not OutboxKind.FINAL,
         )
         try:
-            with own_cancellation(), flood.obeyed():
+            with own_cancellation(), self._gates.flood_of(chat).obeyed():
                 ref = await self._send_or_plain(adapter, request)
         except RateLimited as error:
             log.info("delivery.rate_limited", retry_after=error.retry_after)
@@ -247,23 +297,21 @@ class Delivery:
             log.warning("delivery.given_up", error=type(error).__name__, detail=str(error))
             await self._store.write_with_retry(outbox.mark_dead, row.id, str(error), self._clock.now())
         except ChatMigrated as error:
-            key = chat.key
-            args = (key.platform, key.account, key.chat_ref, error.new_chat_ref, self._clock.now())
+            args = (chat.platform, chat.account, chat.chat_ref, error.new_chat_ref, self._clock.now())
             moved = await self._store.write_with_retry(move_chat, *args)
             await self._retry(row, is_repeat, error, 0.0)
             for chat_id in moved:
                 self.wake(chat_id)
         except PlatformError as error:
             is_ambiguous = is_repeat or isinstance(error, SendAmbiguous)
-            log.info(
-                "delivery.failed", error=type(error).__name__, is_ambiguous=is_ambiguous, attempts=row.attempts + 1
-            )
-            await self._retry(row, is_ambiguous, error, RETRY_BACKOFF.after(row.attempts + 1))
+            log.info("delivery.failed", error=type(error).__name__, is_ambiguous=is_ambiguous, attempts=row.attempts)
+            await self._retry(row, is_ambiguous, error, RETRY_BACKOFF.after(row.attempts))
         except Exception as error:  # an SDK's bug must not cost the answer: the attempt counts as ambiguous
             log.exception("delivery.crashed")
-            await self._retry(row, True, error, RETRY_BACKOFF.after(row.attempts + 1))
+            await self._retry(row, True, error, RETRY_BACKOFF.after(row.attempts))
         else:
-            await self._store.write_with_retry(outbox.mark_sent, row.id, ref, self._clock.now())
+            return await self._store.write_with_retry(outbox.mark_sent, row.id, ref, self._clock.now())
+        return True
 
     async def _send_or_plain(self, adapter: PlatformAdapter, request: SendRequest) -> str:
         """Send; a part whose marked-up form or file is rejected goes out as plain text."""
@@ -281,8 +329,8 @@ class Delivery:
         await self._store.write_with_retry(outbox.mark_retry, row.id, is_ambiguous, reason, next_at)
 
 
-def _load(db: Connection, chat_id: ChatId) -> tuple[Chat, list[OutboxRow]]:
-    return load_chat(db, chat_id), outbox.load_open(db, chat_id, 1)
+def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:
+    return load_chat(db, chat_id).key, outbox.load_open(db, chat_id, 1)
 
 
 async def _render(adapter: PlatformAdapter, written: outbox.WrittenReply, max_parts: int) -> Sequence[OutboundPart]:

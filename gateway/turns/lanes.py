@@ -97,6 +97,8 @@ class Lane:
         self._crashes = 0
         self._is_closing = False
         self._held: tuple[InboxId | None, float] = (None, 0.0)
+        self.started: RunningTurn | None = None
+        """Turn that was stored for this lane to begin with."""
         self.woken = asyncio.Event()
 
     def close(self) -> None:
@@ -129,7 +131,13 @@ class Lane:
 
     async def _step(self) -> bool:
         """Do the next thing; False when there is none."""
-        turn, rows = await self._lanes.store.read(_load_work, self._chat_id)
+        if self.started is not None:
+            started, self.started = self.started, None
+            async with self._lanes.slots:
+                if not self._is_closing:
+                    await self._execute(started)
+            return True
+        turn, rows = await self._lanes.store.read_short(_load_work, self._chat_id)
         if turn is not None and turn.is_waiting:
             return False  # it keeps its place; whoever decides about it wakes the lane
         if turn is not None:
@@ -256,13 +264,21 @@ class LaneRegistry:
             self._open(chat_id, run_command, is_after_restart=True)
         self._run_command = run_command
 
-    def wake(self, chat_id: ChatId) -> None:
-        """Wake the chat's lane: something waits there. Before `start` no lane is opened: `start` finds it."""
+    @property
+    def has_room(self) -> bool:
+        """A turn that is started now runs at once."""
+        return self._run_command is not None and not self._is_closing and not self.slots.locked()
+
+    def wake(self, chat_id: ChatId, started: RunningTurn | None = None) -> None:
+        """Wake the chat's lane: something waits there. Before `start` no lane is opened: `start` finds it.
+
+        `started`: a turn that was stored for the chat just now; a lane that is open finds it by itself.
+        """
         lane = self._lanes.get(chat_id)
         if lane is not None:
             lane.woken.set()
         elif self._run_command is not None and not self._is_closing:
-            self._open(chat_id, self._run_command, is_after_restart=False)
+            self._open(chat_id, self._run_command, is_after_restart=False).started = started
 
     async def tell_broken(self, chat_id: ChatId) -> None:
         """Tell a chat that its messages wait for a broken database."""
@@ -318,7 +334,7 @@ class LaneRegistry:
     def _active_in(self, chat_id: ChatId) -> ActiveTurn | None:
         return next((active for active in self.active.values() if active.turn.chat_id == chat_id), None)
 
-    def _open(self, chat_id: ChatId, run_command: RunCommand, *, is_after_restart: bool) -> None:
+    def _open(self, chat_id: ChatId, run_command: RunCommand, *, is_after_restart: bool) -> Lane:
         lane = self._lanes[chat_id] = Lane(chat_id, self, run_command, is_after_restart=is_after_restart)
         work = self._serve(chat_id, lane)
         try:
@@ -326,8 +342,9 @@ class LaneRegistry:
         except RuntimeError:  # the daemon is ending: what waits is stored, and the next start takes it up
             work.close()
             self._lanes.pop(chat_id, None)
-            return
-        track(self._tasks, task)
+        else:
+            track(self._tasks, task)
+        return lane
 
     async def _serve(self, chat_id: ChatId, lane: Lane) -> None:
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
 
@@ -28,9 +29,9 @@ from hermes_state import journal, outbox, sessions
 from hermes_state.aio import own_cancellation
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import ModelAnswer, RunningTurn, TurnClosed
-from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.outbox import OutboxKind, OutboxRow, Reply
 from hermes_state.store.writer import Store
-from hermes_state.values import Clock, Millis, TurnId
+from hermes_state.values import Clock, Millis, OutboundPart
 
 log = structlog.get_logger()
 
@@ -87,6 +88,7 @@ class TurnRunner:
                 log.info("turn.finished", seconds=round(time.monotonic() - began, 3), restarts=turn.restarts)
             except TurnClosed:
                 log.info("turn.closed_elsewhere")
+                self.delivery.wake(turn.chat_id)
             except StoreUnavailable:
                 raise
             except (HermesError, TimeoutError) as error:
@@ -96,7 +98,6 @@ class TurnRunner:
             except Exception as error:  # the turn boundary: the others must not notice
                 log.exception("turn.crashed")
                 await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
-            self.delivery.wake(turn.chat_id)
 
     async def _answer(self, turn: RunningTurn, preview: LivePreview) -> None:
         config, agent, models = self.runtime.config, self.runtime.agent, self.runtime.models
@@ -109,8 +110,13 @@ class TurnRunner:
         finally:
             await self._close(preview, turn, done)
         final = self._final(turn, done, tells_pressure=config.notices.pressure)
+        pressure, now = done.answer.pressure, self.clock.now()
         try:
-            await self.store.write_with_retry(_finish_turn, turn.id, final, done.answer.pressure, self.clock.now())
+            await self.delivery.store_and_send(
+                turn,
+                final.markdown or final.text,
+                lambda parts: self.store.write_with_retry(_finish_turn, turn, final, pressure, now, parts),
+            )
         except TurnClosed:  # the turn was stopped meanwhile: only its cost is kept
             await StoreLedger(self.store, self.clock).record(Payer.of(turn.conversation), final.call)
             raise
@@ -131,7 +137,6 @@ class TurnRunner:
         """End a turn that was restarted too often."""
         log.error("turn.given_up", turn_id=turn.id, restarts=turn.restarts)
         await self._fail(turn, "restarted too often", RESTART_SENTENCE)
-        self.delivery.wake(turn.chat_id)
 
     async def stop(self, turn: RunningTurn, partial_text: str, reason: str) -> None:
         """Record that people stopped the turn; a no-op when it has ended meanwhile."""
@@ -171,15 +176,22 @@ class TurnRunner:
 
     async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:
         await self.store.write_with_retry(journal.fail_turn, turn.id, error, sentence, self.clock.now())
+        self.delivery.wake(turn.chat_id)
 
 
 def _finish_turn(
-    db: Connection, turn_id: TurnId, final: ModelAnswer, pressure: PressureEvent | None, now: Millis
-) -> None:
-    """The end of a turn, with what its people know from then on."""
-    journal.finish_turn(db, turn_id, final, now)
+    db: Connection,
+    turn: RunningTurn,
+    final: ModelAnswer,
+    pressure: PressureEvent | None,
+    now: Millis,
+    parts: Sequence[OutboundPart],
+) -> OutboxRow | None:
+    """The end of a turn, with what its people know from then on; returns the reply if it is to be sent now."""
+    _, first_send = journal.finish_turn(db, turn, final, now, parts)
     if pressure is not None:
         note_pressure(db, pressure)
+    return first_send
 
 
 def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis) -> None:

@@ -18,13 +18,10 @@ INSERT INTO model_calls (chat_id, lineage_id, session_id, turn_id, purpose, rout
   created_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-# Purpose: the totals of a session, with one more call.
-_ADD_USAGE = """
-UPDATE sessions SET input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,
+ADD_USAGE = """input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,
   cache_read_tokens = cache_read_tokens + ?, cache_write_tokens = cache_write_tokens + ?,
-  reasoning_tokens = reasoning_tokens + ?, cost_microusd = cost_microusd + ?, unpriced_calls = unpriced_calls + ?
-WHERE id = ?
-"""
+  reasoning_tokens = reasoning_tokens + ?, cost_microusd = cost_microusd + ?, unpriced_calls = unpriced_calls + ?"""
+"""Assignments that add a call to the totals of a session, with `usage_of` the call."""
 
 
 def record(
@@ -40,19 +37,32 @@ def record(
     `chat_id`: whose call it is where it belongs to no conversation; else it is the conversation's chat.
     """
     session = None if lineage_id is None else load_tip(db, lineage_id)
-    usage, cost = call.usage, call.cost
-    tokens = (usage.input, usage.output, usage.cache_read, usage.cache_write, usage.reasoning) if usage else (None,) * 5
-    db.execute(
-        _RECORD_CALL,
-        (
-            *(session.chat_id if session else chat_id, lineage_id, session.id if session else None, turn_id),
-            *(call.purpose, call.route, call.model, call.outcome, int(call.is_estimated)),
-            *(*tokens, cost, call.took_ms, now),
-        ),
-    )
-    if session is not None and (usage is not None or cost is not None):
-        used = (count or 0 for count in tokens)
-        db.execute(_ADD_USAGE, (*used, cost or 0, int(cost is None), session.id))
+    if session is not None:
+        db.execute(f"UPDATE sessions SET {ADD_USAGE} WHERE id = ?", (*usage_of(call), session.id))
+        chat_id = session.chat_id
+    insert_call(db, (chat_id, lineage_id, session.id if session else None, turn_id), call, now)
+
+
+def insert_call(
+    db: Connection,
+    place: tuple[ChatId | None, LineageId | None, SessionId | None, TurnId | None],
+    call: ModelCall,
+    now: Millis,
+) -> None:
+    """Add a call to the ledger, whose totals have it by now."""
+    kind = (call.purpose, call.route, call.model, call.outcome, int(call.is_estimated))
+    db.execute(_RECORD_CALL, (*place, *kind, *_tokens_of(call), call.cost, call.took_ms, now))
+
+
+def usage_of(call: ModelCall) -> tuple[int, ...]:
+    """Values for `ADD_USAGE`."""
+    is_unpriced = call.cost is None and call.usage is not None
+    return (*(count or 0 for count in _tokens_of(call)), call.cost or 0, int(is_unpriced))
+
+
+def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
+    used = call.usage
+    return (used.input, used.output, used.cache_read, used.cache_write, used.reasoning) if used else (None,) * 5
 
 
 # Purpose: the largest prompt of a conversation's turns that one model has answered.
@@ -77,20 +87,6 @@ def count_calls(db: Connection, lineage_id: LineageId, purpose: str) -> int:
     """Number of model calls for `purpose` in a conversation, failed ones included."""
     query = "SELECT count(*) FROM model_calls WHERE lineage_id = ? AND purpose = ?"
     return scalar(db, int, query, (lineage_id, purpose))
-
-
-def note_report(
-    db: Connection, session_id: SessionId, reported_prompt_tokens: int | None, covered_seq: int, model: str
-) -> None:
-    """Keep the provider's count as the anchor of the next estimate; `covered_seq` is the last row it counted.
-
-    Another model counts otherwise, so the session remembers whose count it is.
-    """
-    if reported_prompt_tokens is not None:
-        db.execute(
-            "UPDATE sessions SET reported_prompt_tokens = ?, reported_at_seq = ?, model = ? WHERE id = ?",
-            (reported_prompt_tokens, covered_seq, model, session_id),
-        )
 
 
 NO_MONEY = MicroUsd(0)

@@ -94,16 +94,10 @@ class Store:
     """The database of one gateway. `open` it, and `close` it whatever happens."""
 
     def __init__(
-        self,
-        path: Path,
-        lock: FileLock,
-        writer: aiosqlite.Connection,
-        readers: list[_Reader],
-        short_reader: ShortReader,
-        busy_seconds: float,
+        self, path: Path, lock: FileLock, writer: aiosqlite.Connection, readers: list[_Reader], busy_seconds: float
     ) -> None:
         self.path = path
-        self._short_reader = short_reader
+        self._short_reader = ShortReader(path)
         self._lock = lock
         self._writer = writer
         self._readers = readers
@@ -166,7 +160,7 @@ class Store:
                 reading.append(reader := _Reader(connection))
                 await connections.on_thread(connection, reader.prepare, busy_seconds)
             leave_marker(path)
-            short_reader = ShortReader(path)
+            return cls(path, lock, writer, reading, busy_seconds)
         except BaseException as error:
             for connection in reversed(opened):
                 await connection.close()
@@ -174,7 +168,6 @@ class Store:
             if connections.is_trouble(error):
                 raise connections.unavailable(path, error) from error
             raise
-        return cls(path, lock, writer, reading, short_reader, busy_seconds)
 
     async def write(self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(db, *args)` inside a transaction and return its result once that is on disk.

@@ -138,7 +138,7 @@ class Chat:
 
 def _finish(db: Connection, turn: RunningTurn, answer: Answer, now: Millis) -> None:
     final = ModelAnswer(text=answer.text, call=answer.call, reported_prompt_tokens=answer.reported_prompt_tokens)
-    journal.finish_turn(db, turn.id, final, now)
+    journal.finish_turn(db, turn, final, now)
 
 
 def settings(**changes: object) -> TurnSettings:

@@ -105,7 +105,7 @@ def start(db: sqlite3.Connection, chat_id: ChatId, *texts: str, sender: UserRef 
 def finish(db: sqlite3.Connection, turn: RunningTurn, text: str, *, at: int = START, tokens: int = 100) -> MessageId:
     """End a turn with an answer."""
     answer = ModelAnswer(text=text, call=CALL, reported_prompt_tokens=tokens)
-    return journal.finish_turn(db, turn.id, answer, Millis(at))
+    return journal.finish_turn(db, turn, answer, Millis(at))[0]
 
 
 def exchange(db: sqlite3.Connection, chat_id: ChatId, question: str, answer: str, *, at: int = START) -> RunningTurn:

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hermes_state import inbox, journal
+from hermes_state import inbox, journal, outbox
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.journal import (
     InboxMoved,
@@ -14,7 +14,8 @@ from hermes_state.journal import (
     TurnClosed,
     load_tool_runs,
 )
-from hermes_state.sessions import load_active, load_session, load_tip
+from hermes_state.outbox import OutboxKind, OutboxState, Reply
+from hermes_state.sessions import choose_effort, choose_model, load_active, load_session, load_tip
 from hermes_state.transcripts import load_messages, load_view
 from hermes_state.values import (
     AttachmentId,
@@ -24,6 +25,7 @@ from hermes_state.values import (
     MessageRole,
     Millis,
     Origin,
+    OutboundPart,
     Quote,
     ToolCall,
 )
@@ -216,7 +218,7 @@ def test_an_answer_without_a_report_keeps_the_last_one(db: sqlite3.Connection) -
     chat = make_chat(db)
     exchange(db, chat, "q", "a")
     turn = start(db, chat, "q2")
-    journal.finish_turn(db, turn.id, ModelAnswer(text="a2", call=CALL, reported_prompt_tokens=None), START)
+    journal.finish_turn(db, turn, ModelAnswer(text="a2", call=CALL, reported_prompt_tokens=None), START)
     session = load_tip(db, turn.lineage_id)
     assert (session.reported_prompt_tokens, session.reported_at_seq) == (100, 1)
 
@@ -387,3 +389,52 @@ def test_settling_twice_changes_nothing(db: sqlite3.Connection) -> None:
     before = db.execute("SELECT * FROM inbox").fetchall()
     assert not inbox.settle(db, row, InboxState.DONE, Millis(START + 5))
     assert db.execute("SELECT * FROM inbox").fetchall() == before
+
+
+@pytest.mark.parametrize("kind", [ChatKind.DIRECT, ChatKind.GROUP])
+def test_a_turn_that_starts_is_the_one_that_is_found(db: sqlite3.Connection, kind: ChatKind) -> None:
+    chat = make_chat(db, kind=kind)
+    exchange(db, chat, "before", "yes")
+    session = load_active(db, chat)
+    assert session is not None
+    choose_model(db, session.id, "other")
+    choose_effort(db, session.id, "high")
+    notice = receive(db, chat, "edited", kind=InboxKind.NOTICE, sender=BOB)
+    ids = [notice, receive(db, chat, "one"), receive(db, chat, "two", ticket="t2")]
+    turn = journal.start_turn(db, chat, ids, {}, START)
+    assert journal.find_turn(db, turn.id) == turn
+    assert (turn.ticket, turn.chosen_model, turn.reasoning_effort) == ("t2", "other", "high")
+
+
+def test_an_answer_that_is_sent_at_once_is_committed_as_sending(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "q")
+    answer = ModelAnswer(text="a", call=CALL, reported_prompt_tokens=None)
+    parts = [OutboundPart(text=text, plain=text) for text in ("a1", "a2")]
+    _, first = journal.finish_turn(db, turn, answer, START, parts)
+    assert first is not None
+    assert (first.rendered, first.attempts, first.first_tried_at) == (parts[0], 1, START)
+    stored = [(row.state, row.rendered, row.attempts) for row in outbox.load_open(db, chat)]
+    assert stored == [(OutboxState.SENDING, parts[0], 1), (OutboxState.PENDING, parts[1], 0)]
+    assert outbox.mark_sent(db, first.id, "p1", START), "the second part is owed"
+
+
+def test_an_answer_waits_for_what_the_chat_is_owed_before_it(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "q")
+    outbox.enqueue(db, Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown="first", dedupe_key="k"), START)
+    answer = ModelAnswer(text="a", call=CALL, reported_prompt_tokens=None)
+    parts = [OutboundPart(text="a", plain="a")]
+    assert journal.finish_turn(db, turn, answer, START, parts)[1] is None
+    assert [row.state for row in outbox.load_open(db, chat)] == [OutboxState.PENDING] * 2
+
+
+def test_the_answer_knows_what_became_true_since_its_turn_began(db: sqlite3.Connection) -> None:
+    chat = make_chat(db, kind=ChatKind.GROUP)
+    turn = start(db, chat, "q")
+    receive(db, chat, "and this", mode=InboxMode.STEER, ref="r-steer", ticket="t-steer")
+    assert journal.join_steers(db, turn.id, START) == 1
+    journal.note_preview(db, turn.id, "p9")
+    finish(db, turn, "a")
+    [row] = outbox.load_open(db, chat)
+    assert (row.reply_to, row.ticket, row.replaces) == ("r-steer", "t-steer", "p9")

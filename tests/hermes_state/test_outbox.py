@@ -20,7 +20,7 @@ def db() -> Iterator[sqlite3.Connection]:
 
 def owe(db: sqlite3.Connection, chat: ChatId, text: str, key: str | None = None) -> bool:
     reply = Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown=text, dedupe_key=key or text)
-    return outbox.enqueue(db, reply, START)
+    return outbox.enqueue(db, reply, START) is not None
 
 
 def parts(*texts: str) -> list[OutboundPart]:

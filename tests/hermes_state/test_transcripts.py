@@ -4,7 +4,6 @@ from collections.abc import Iterator
 import pytest
 
 from hermes_state.errors import SessionNotFound
-from hermes_state.models.ledger import note_report
 from hermes_state.sessions import load_session, load_tip
 from hermes_state.transcripts import (
     NewMessage,
@@ -105,7 +104,6 @@ def test_a_replacement_can_be_replaced_and_hidden(db: sqlite3.Connection, talk: 
 
 def test_an_edited_view_is_no_longer_what_the_provider_counted(db: sqlite3.Connection, talk: LineageId) -> None:
     session = load_tip(db, talk)
-    note_report(db, session.id, 100, 3, "lab")
     hide(db, session.id, [], "undo", START)
     assert load_session(db, session.id).reported_prompt_tokens == 100
     hide(db, session.id, ids(db, talk)[2:], "undo", START)

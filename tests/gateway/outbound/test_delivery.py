@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
@@ -11,6 +11,7 @@ from sqlite3 import Connection
 import pytest
 from structlog.testing import capture_logs
 
+from agent.model.base import FinishReason, ModelReply, ModelRequest
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import RENDERED_AT_ONCE
 from hermes_state import outbox
@@ -28,6 +29,7 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatId, ChatKey, ChatKind, OutboundPart
 from platforms.base import AdapterState
 from tests.gateway.helpers import (
+    ANN,
     DIRECT,
     GROUP,
     Hang,
@@ -37,6 +39,7 @@ from tests.gateway.helpers import (
     serving,
     settled,
 )
+from tests.hermes_state.helpers import one_batch
 
 
 async def owe(
@@ -129,6 +132,42 @@ async def test_what_never_took_effect_is_simply_sent_again_with_the_same_key(sto
         assert await gateway.replies(1) == ["hello"]
         assert len({request.key for request in gateway.adapter.requests}) == 1
         assert [request.is_repeat for request in gateway.adapter.requests] == [False, False, False]
+
+
+async def test_an_answer_whose_first_request_fails_is_sent_again_with_the_same_key(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.troubles.append(PlatformUnavailable("away"))
+        assert await gateway.ask("q") == "echo: q"
+        first, second = gateway.adapter.requests
+        assert (first.key, first.is_repeat) == (second.key, second.is_repeat)
+        assert await gateway.rows("SELECT state, attempts FROM outbox") == [("sent", 2)]
+
+
+async def test_an_answer_that_was_stored_for_a_turn_that_is_cut_off_is_no_repeat(store: Store, tmp_path: Path) -> None:
+    asked, told = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        asked.set()
+        await told.wait()
+        return ModelReply(text="finally", finish=FinishReason.STOP, usage=None)
+
+    async with serving(store, tmp_path, adapter=MemoryAdapter(has_previews=False)) as gateway:
+        gateway.model.script.append(answer)
+        await gateway.say("q")
+        await asked.wait()
+        async with one_batch(store):
+            told.set()
+            await settled()  # the end of the turn waits for the writer now
+            stopping = gateway.lanes.stop_from_memory(DIRECT, ANN.ref, is_admin=False)
+            assert stopping is not None
+            stopping.settle_stop()
+            await settled()
+        assert await gateway.replies(1) == ["finally"]
+        assert [state for state, _ in await gateway.turns_of()] == ["finished"]
+        [request] = gateway.adapter.requests
+        assert not request.is_repeat, "nobody has sent it before"
 
 
 async def test_what_may_have_been_seen_is_repeated_as_a_repeat(store: Store, tmp_path: Path) -> None:

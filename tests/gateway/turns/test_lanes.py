@@ -77,6 +77,22 @@ async def test_messages_sent_during_a_turn_make_one_next_turn(store: Store, tmp_
         assert [state for state, _ in await gateway.turns_of()] == ["finished", "finished"]
 
 
+async def test_a_turn_that_starts_with_its_message_is_as_good_as_one_that_a_lane_starts(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path, sessions={"max_turns": 1}) as gateway:
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("first", chat=GROUP)
+        await hang.begun.wait()
+        await gateway.say("no room", chat=DIRECT)
+        assert await gateway.rows("SELECT state FROM inbox ORDER BY id") == [("claimed",), ("new",)]
+        hang.release()
+        assert await gateway.replies(1) == ["echo: no room"]
+        await gateway.quiet(GROUP)
+        assert await gateway.turns_of(GROUP) == [("finished", "first")]
+
+
 async def test_ten_chats_are_answered_while_one_hangs(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = Hang()

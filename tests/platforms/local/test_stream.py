@@ -25,7 +25,6 @@ from hermes_state.values import (
     MessageId,
     ModelCall,
     ToolCall,
-    TurnId,
 )
 from platforms.base import Preview, SendRequest
 from platforms.local import routes
@@ -87,10 +86,11 @@ async def local(tmp_path: Path, intake: StoringIntake) -> AsyncIterator[LocalHar
 class Turn:
     """A turn in the main chat, step by step, as the gateway takes it."""
 
-    def __init__(self, local: LocalHarness, chat_id: ChatId, turn_id: TurnId) -> None:
+    def __init__(self, local: LocalHarness, turn: journal.RunningTurn) -> None:
         self.local = local
-        self.chat_id = chat_id
-        self.id = turn_id
+        self.turn = turn
+        self.chat_id = turn.chat_id
+        self.id = turn.id
         self.ref: str | None = None
 
     async def show(self, text: str) -> None:
@@ -113,7 +113,7 @@ class Turn:
 
     async def finish(self, text: str) -> None:
         answer = journal.ModelAnswer(text=text, call=CALL, reported_prompt_tokens=None)
-        await self.local.store.write(journal.finish_turn, self.id, answer, self.local.clock.now())
+        await self.local.store.write(journal.finish_turn, self.turn, answer, self.local.clock.now())
 
     async def deliver(self, *, is_noted: bool = True, is_notice: bool = False) -> None:
         [row] = await self.local.store.read(outbox.load_open, self.chat_id)
@@ -131,7 +131,7 @@ async def begin(local: LocalHarness, intake: StoringIntake, text: str) -> Turn:
     await local.write(text)
     ids = [intake.inbox_id]
     turn = await local.store.write(journal.start_turn, intake.chat_id, ids, {}, local.clock.now())
-    return Turn(local, intake.chat_id, turn.id)
+    return Turn(local, turn)
 
 
 async def whole_turn(local: LocalHarness, intake: StoringIntake, question: str, answer: str) -> None:
@@ -240,11 +240,11 @@ async def test_what_is_sent_during_an_answer_stands_below_it_and_says_that_it_wa
     next_turn = await local.store.write(journal.start_turn, intake.chat_id, ids, {}, local.clock.now())
     await local.store.write(
         journal.finish_turn,
-        next_turn.id,
+        next_turn,
         journal.ModelAnswer(text="second answer", call=CALL, reported_prompt_tokens=None),
         local.clock.now(),
     )
-    await Turn(local, intake.chat_id, next_turn.id).deliver()
+    await Turn(local, next_turn).deliver()
     said = ["first question", "first answer", "second question", "second answer"]
     assert texts(await local.screen()) == said
     local.adapter = local.another_adapter()

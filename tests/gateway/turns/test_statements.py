@@ -1,0 +1,85 @@
+"""The price of a turn in SQL statements and transactions, counted where SQLite sees them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from sqlite3 import Connection
+
+from hermes_state.store import connections
+from hermes_state.store.writer import Store
+from tests.gateway.helpers import MemoryAdapter, eventually, serving
+
+
+class StatementLog:
+    """Statements of a store in the order in which they began, those of triggers and of the search index left out."""
+
+    def __init__(self) -> None:
+        self.writes: list[str] = []
+        self.reads: list[str] = []
+        """Of the threads that read."""
+        self.short_reads: list[str] = []
+        """Of the event loop."""
+
+    def commits(self) -> list[list[str]]:
+        """The writer's statements by transaction, its `BEGIN` and `COMMIT` included."""
+        found: list[list[str]] = []
+        for statement in self.writes:
+            if statement.startswith("BEGIN"):
+                found.append([])
+            found[-1].append(statement)
+        return [commit for commit in found if not _is_calibration(commit)]
+
+
+def _is_calibration(commit: list[str]) -> bool:
+    """What is learned of a model is stored when it has changed much: not with each turn."""
+    return any("model_profiles" in statement for statement in commit)
+
+
+def _traced(db: Connection, seen: list[str]) -> None:
+    def note(statement: str) -> None:
+        # A trigger shows the statement that set it off once more, and what virtual tables do as a comment.
+        if not statement.startswith("--") and (not seen or seen[-1] != statement):
+            seen.append(statement)
+
+    db.set_trace_callback(note)
+
+
+@asynccontextmanager
+async def counting(store: Store) -> AsyncIterator[StatementLog]:
+    log = StatementLog()
+    await connections.on_thread(store._writer, _traced, log.writes)
+    for reader in store._readers:
+        await connections.on_thread(reader.connection, _traced, log.reads)
+    _traced(store._short_reader._db, log.short_reads)
+    yield log
+    store._short_reader._db.set_trace_callback(None)
+    for connection in (store._writer, *(reader.connection for reader in store._readers)):
+        await connections.on_thread(connection, lambda db: db.set_trace_callback(None))
+
+
+async def a_plain_turn(store: Store, folder: Path) -> StatementLog:
+    """Statements of the second turn of a chat, from its message to its delivered answer, nothing streamed."""
+    async with serving(store, folder, adapter=MemoryAdapter(has_previews=False)) as gateway:
+        assert await gateway.ask("one") == "echo: one"
+        await eventually(lambda: not gateway.lanes._lanes and not gateway.delivery._wakes, "the chat rests")
+        async with counting(store) as log:
+            await gateway.say("two")
+            await eventually(lambda: len(gateway.adapter.texts()) == 2, "the answer")
+            await eventually(lambda: not gateway.lanes._lanes and not gateway.delivery._wakes, "the chat rests")
+        assert (await gateway.turns_of())[-1] == ("finished", "two")
+        return log
+
+
+async def test_a_plain_turn_takes_at_most_eighteen_statements_from_its_message_to_its_answer(
+    store: Store, tmp_path: Path
+) -> None:
+    commits = (await a_plain_turn(store, tmp_path)).commits()
+    told = [commit for commit in commits if not any("'sent'" in statement for statement in commit)]
+    assert sum(map(len, told)) <= 18, "\n".join(" ".join(statement.split()) for commit in told for statement in commit)
+
+
+async def test_a_plain_turn_is_three_transactions_and_reads_on_no_thread(store: Store, tmp_path: Path) -> None:
+    log = await a_plain_turn(store, tmp_path)
+    assert len(log.commits()) == 3, log.commits()
+    assert log.reads == []
+    assert log.short_reads.count("BEGIN") == 2, "its view, and whether anything waits behind it"
