@@ -52,6 +52,7 @@ class LivePreview:
         self._closed = asyncio.Event()
         self._shown = ""
         self._shown_at = self._typed_at = 0.0
+        self._first_sign: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.text = ""
 
@@ -67,12 +68,18 @@ class LivePreview:
     def open(self) -> None:
         """Begin to show previews. Whoever opens a preview awaits `close`."""
         if self._adapter is not None:
-            self._task = asyncio.create_task(self._run(self._adapter), name=f"preview-{self._turn.id}")
+            pause = min(FIRST_SIGN_SECONDS, self._interval(self._adapter))
+            self._first_sign = asyncio.get_running_loop().call_later(pause, self._begin, self._adapter)
+
+    def _begin(self, adapter: PlatformAdapter) -> None:
+        self._task = asyncio.create_task(self._run(adapter), name=f"preview-{self._turn.id}")
 
     async def close(self) -> None:
         """Show no more previews. Returns when nothing is in flight, so that the final answer comes last."""
         self._closed.set()
         self._changed.set()
+        if self._first_sign is not None:
+            self._first_sign.cancel()
         if self._task is None:
             return
         await self._task
@@ -80,9 +87,7 @@ class LivePreview:
             await self._save()
 
     async def _run(self, adapter: PlatformAdapter) -> None:
-        capabilities, is_shared = adapter.capabilities, self._turn.chat_kind.is_shared
-        interval = capabilities.shared_preview_interval_seconds if is_shared else capabilities.preview_interval_seconds
-        is_over = await wait_until(self._closed, min(FIRST_SIGN_SECONDS, interval))
+        capabilities, interval, is_over = adapter.capabilities, self._interval(adapter), self._closed.is_set()
         while not is_over:
             try:
                 with own_cancellation():
@@ -97,6 +102,11 @@ class LivePreview:
             if self.text == self._shown and not self._closed.is_set():
                 await wait_until(self._changed, self._renewal_seconds(capabilities))
             is_over = await wait_until(self._closed, max(interval, self._flood.penalty_seconds))
+
+    def _interval(self, adapter: PlatformAdapter) -> float:
+        """Seconds from one preview to the next."""
+        capabilities, is_shared = adapter.capabilities, self._turn.chat_kind.is_shared
+        return capabilities.shared_preview_interval_seconds if is_shared else capabilities.preview_interval_seconds
 
     async def _show_something(self, adapter: PlatformAdapter) -> None:
         if not self._gate.is_free or self._flood.penalty_seconds > 0:
