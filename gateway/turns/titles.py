@@ -14,7 +14,7 @@ import structlog
 
 from agent.model.base import Payer
 from agent.model.client import RetryPolicy
-from agent.model.errors import remedy_for
+from agent.model.errors import OUTCOME_OK, remedy_for
 from agent.title_prompt import checked_title, title_request
 from gateway.config.routes import RouteConfig
 from gateway.models.auxiliary import route_for
@@ -30,7 +30,8 @@ from hermes_state.values import ChatId, Clock, LineageId, Millis, ModelCall, Ori
 log = structlog.get_logger()
 
 MAX_CALLS = 3
-"""For one conversation, failed ones included: who could not name it then will not."""
+"""For one conversation, all that no reply came of: one with a reply is the only one, whatever it said."""
+_REPLIED = frozenset({OUTCOME_OK, remedy_for(ReplyMalformed("")).outcome})
 MAX_CONCURRENT = 2
 """Calls, over all chats: answers come first."""
 MAX_WAITING = 100
@@ -120,7 +121,8 @@ def _load_untitled(db: Connection, lineage_id: LineageId) -> Transcript | None:
     """Beginning of a conversation; None where it has a title or asking for one is hopeless."""
     if sessions.load_title(db, lineage_id) is not None:
         return None
-    if ledger.count_calls(db, lineage_id, "title") >= MAX_CALLS:
+    outcomes = ledger.call_outcomes(db, lineage_id, "title")
+    if len(outcomes) >= MAX_CALLS or not _REPLIED.isdisjoint(outcomes):
         return None
     return load_beginning(db, lineage_id, ROWS_READ)
 

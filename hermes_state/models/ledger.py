@@ -83,10 +83,10 @@ def is_outdated(db: Connection) -> bool:
     return scalar(db, int, query) == 0
 
 
-def count_calls(db: Connection, lineage_id: LineageId, purpose: str) -> int:
-    """Number of model calls for `purpose` in a conversation, failed ones included."""
-    query = "SELECT count(*) FROM model_calls WHERE lineage_id = ? AND purpose = ?"
-    return scalar(db, int, query, (lineage_id, purpose))
+def call_outcomes(db: Connection, lineage_id: LineageId, purpose: str) -> list[str]:
+    """Outcome of each model call for `purpose` in a conversation."""
+    query = "SELECT outcome FROM model_calls WHERE lineage_id = ? AND purpose = ? ORDER BY id"
+    return [outcome for (outcome,) in db.execute(query, (lineage_id, purpose))]
 
 
 NO_MONEY = MicroUsd(0)

@@ -149,7 +149,6 @@ async def test_a_title_that_people_gave_stays(store: Store, tmp_path: Path, mode
     [
         (ModelUnavailable("down"), "unavailable"),
         (ModelTimeout("slow"), "timeout"),
-        (answer("Sure! Here is your title:\n\nBroken login"), "malformed"),
     ],
 )
 async def test_a_title_that_fails_is_tried_again_after_the_next_answers_then_given_up(
@@ -168,6 +167,23 @@ async def test_a_title_that_fails_is_tried_again_after_the_next_answers_then_giv
         await gateway.ask("after a restart")
         await settled()
         assert len(model.asked_for_titles) == MAX_CALLS
+
+
+@pytest.mark.parametrize("said", ["Sure! Here is your title:\n\nBroken login", "Broken login"])
+async def test_a_conversation_costs_one_reply_for_its_title_whatever_that_says(
+    store: Store, tmp_path: Path, model: NamingModel, said: str
+) -> None:
+    model.title = lambda _request: answer(said)
+    async with naming(store, tmp_path, model) as gateway:
+        await gateway.ask("why does my login fail?")
+        await tried(gateway, 1)
+        for number in range(3):
+            await gateway.ask(f"and now {number}?")
+            await settled()
+    async with naming(store, tmp_path, model) as gateway:
+        await gateway.ask("after a restart")
+        await settled()
+        assert len(await gateway.rows(CALLS)) == len(model.asked_for_titles) == 1
 
 
 async def test_titles_that_fail_do_not_put_the_route_of_answers_to_rest(

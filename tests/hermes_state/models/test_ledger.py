@@ -126,9 +126,9 @@ def test_slices_tell_quarters_of_an_hour_chats_models_and_purposes_apart(db: sql
     assert sum(one.spent.calls for one in load_slices(db, START, chat)) == 4
 
 
-def test_calls_are_counted_by_conversation_and_purpose_failed_ones_too(db: sqlite3.Connection) -> None:
+def test_outcomes_are_found_by_conversation_and_purpose_those_of_failed_calls_too(db: sqlite3.Connection) -> None:
     first, second = (exchange(db, make_chat(db, ref), "q", "a").lineage_id for ref in ("1", "2"))
     for lineage, outcome in ((first, "ok"), (first, "timeout"), (second, "ok")):
         ledger.record(db, None, lineage, replace(PRICED, purpose="title", outcome=outcome), Millis(START))
-    assert [ledger.count_calls(db, lineage, "title") for lineage in (first, second)] == [2, 1]
-    assert ledger.count_calls(db, first, "summary") == 0
+    assert [ledger.call_outcomes(db, one, "title") for one in (first, second)] == [["ok", "timeout"], ["ok"]]
+    assert ledger.call_outcomes(db, first, "summary") == []
