@@ -9,12 +9,13 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from itertools import islice
 from typing import Any, Final
 
 import httpx2
+import orjson
 
 from hermes_state.errors import ModelNotFound, ReplyMalformed
 
@@ -67,7 +68,8 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         left, slice_end = self._max_bytes, time.perf_counter()
-        async with aclosing(self._packed.aiter_bytes()) as unpacked:
+        is_packed = "content-encoding" in self._packed.headers
+        async with aclosing(self._packed.aiter_bytes() if is_packed else self._packed.aiter_raw()) as unpacked:
             async for piece in unpacked:
                 for start in range(0, len(piece), PIECE_BYTES):
                     if left <= 0:
@@ -97,7 +99,7 @@ async def _rest_of(pieces: AsyncIterator[bytes], body: bytearray) -> bytearray:
     return body
 
 
-def _add(body: bytearray, piece: bytes) -> None:
+def _add(body: bytearray, piece: bytes | bytearray) -> None:
     body += piece
     if len(body) > MAX_BODY_BYTES:
         body.clear()  # an error's traceback holds it
@@ -112,6 +114,10 @@ def _value(text: bytearray) -> object:
     """The value of a JSON text. Raises `ReplyMalformed` for what is none, and for one of too many values."""
     if len(text) > MAX_VALUES and next(islice(_VALUE.finditer(text), MAX_VALUES, None), None) is not None:
         raise ReplyMalformed(f"a reply with more than {MAX_VALUES:,} values at once")
+    with suppress(ValueError):
+        known: object = orjson.loads(text)
+        return known
+    # The standard library also takes halves of characters, and numbers that are none.
     with suppress(ValueError, RecursionError):  # the error holds the text, so ours must not be raised beside it
         value: object = json.loads(text)
         return value
@@ -133,14 +139,15 @@ async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None])
         yield _value(await _rest_of(pieces, body))
         return
     event = bytearray()
-    async for line in _lines(pieces, body):
-        if line.startswith(b"data:") and (data := line[5:].strip()):
-            _add(event, data + b"\n")
-        elif not line and event:
-            if event.startswith(b"[DONE]"):
-                return
-            yield _value(event)
-            event = bytearray()
+    async for lines in _lines(pieces, body):
+        for line in lines:
+            if line.startswith(b"data:") and (data := line[5:].strip()):
+                _add(event, data + b"\n")
+            elif not line and event:
+                if event.startswith(b"[DONE]"):
+                    return
+                yield _value(event)
+                event = bytearray()
     if event:
         yield _value(event)
 
@@ -149,20 +156,18 @@ _BLANKS: Final = b" \t\r\n\xef\xbb\xbf"
 """Bytes before a reply that are nothing of it: blanks that keep the line open, and a byte order mark."""
 
 
-async def _lines(pieces: AsyncIterator[bytes], buffer: bytearray) -> AsyncIterator[bytes]:
-    """The lines of an event stream, whose beginning is in the buffer."""
+async def _lines(pieces: AsyncIterator[bytes], buffer: bytearray) -> AsyncIterator[Sequence[bytearray]]:
+    """The lines of an event stream, whose beginning is in the buffer: all that have come, at once."""
     piece: bytes | None = bytes(buffer)
     while piece is not None:
         if b"\n" in piece or b"\r" in piece:
             lines = buffer.splitlines(keepends=True)
             # What ends in a carriage return may go on with the line feed that belongs to it.
             buffer = bytearray() if lines[-1].endswith(b"\n") else lines.pop()
-            for line in lines:
-                yield bytes(line).rstrip(b"\r\n")
+            yield [line.rstrip(b"\r\n") for line in lines]
         if (piece := await anext(pieces, None)) is not None:
             _add(buffer, piece)
-    for line in buffer.splitlines():
-        yield bytes(line)
+    yield buffer.splitlines()
 
 
 SLICE_SECONDS: Final = 0.0002

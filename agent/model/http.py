@@ -1,20 +1,22 @@
 """HTTP calls to model providers: where a model is, pooled connections, and requests put in the way that is taken.
 
-The providers' SDKs bring the connection and the error classes. Their typed request transform and typed chunks are
-avoided: they cost 0.1 ms a message and 0.06 ms a chunk on the event loop, a hundred times what the plain JSON costs.
-Their own retries are off. Answers are read by `bodies`.
+The providers' SDKs bring the HTTP client, the headers and the error classes. Their request layer, typed transform and
+typed chunks are passed by: plain JSON costs a hundredth of it. Answers are read by `bodies`.
+See docs/decisions/0017-model-calls-over-aiohttp.md.
 """
 
 import asyncio
 import functools
+import json
 import ssl
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, Final
 
+import aiohttp
 import httpx2
 import structlog
 
@@ -35,17 +37,13 @@ from hermes_state.values import ReasoningEffort
 
 log = structlog.get_logger()
 
-CALLS_PER_POOL: Final = 32
-"""Calls that share one connection pool.
-
-The HTTP library looks at every connection of a pool for every request, so one pool for 300 calls costs 4 ms of the
-event loop a call; pools of 32 keep it under 2.
-"""
-CONNECTION_LIMITS: Final = httpx2.Limits(max_connections=None, max_keepalive_connections=CALLS_PER_POOL)
-"""`sessions.max_turns` is the limit on concurrent calls; another one here would be hidden."""
+KEEPALIVE_SECONDS: Final = 5.0
+"""Longest rest of a connection that is used again, in seconds; some servers close theirs soon after."""
 
 DRAIN_SECONDS: Final = 1.0
 """Longest wait for the end of a stream whose reply is whole, in seconds."""
+_ADVANCE_SECONDS = 0.02
+"""Least time between two moves of that bound, in seconds: a timer for every word would cost as much as reading it."""
 _SILENCE_FIRST_SECONDS = 0.1
 """Seconds by which a reply that does not go on is waited for longer than silence, which has to be told apart."""
 
@@ -82,133 +80,80 @@ class EndpointSettings:
         return httpx2.Timeout(connect=self.connect_seconds, read=self.read_seconds, write=30.0, pool=10.0)
 
 
-S = TypeVar("S", bound="SdkStream")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sdk:
+    """Classes of a provider's SDK that a call is made with."""
+
+    client: Callable[..., Any]  # knows the headers; the SDKs' clients have no class in common
+    http_client: type[httpx2.AsyncClient]
+    refusal: Callable[..., Exception]
+    """Error for an answer with a status that is none of success."""
 
 
-class SdkStream(Protocol):
-    """Answer of a provider in its SDK's form, of which the HTTP response below it is read."""
+class HttpModel:
+    """A model behind an HTTP API: any number of calls at once, over one pool of connections. Close it when done."""
 
-    response: httpx2.Response
+    def __init__(self, endpoint: EndpointSettings, protocol: str, sdk: Sdk, base_url: str) -> None:
+        self.name = endpoint.model
+        self._endpoint = endpoint
+        self._refusal = sdk.refusal
+        self._http = sdk.http_client(
+            timeout=endpoint.timeout,
+            verify=ssl_context(),
+            max_redirects=MAX_REDIRECTS,
+            event_hooks=guards(base_url),
+        )
+        _set_sessions(self._http)
+        self._sdk_client = sdk.client(
+            api_key=endpoint.api_key or "none",  # else the SDK looks for one of whoever runs us, or insists on it
+            base_url=base_url,
+            timeout=endpoint.timeout,
+            max_retries=0,
+            default_headers=dict(endpoint.extra_headers),
+            http_client=self._http,
+        )
+        self.base_url = str(self._sdk_client.base_url)
+        self.host = httpx2.URL(self.base_url).host
+        self.route = f"{protocol}:{self.host}"
 
-    async def __aenter__(self) -> Self: ...
+    @functools.cached_property
+    def _headers(self) -> httpx2.Headers:
+        headers = httpx2.Headers(self._sdk_client.auth_headers)
+        given = self._sdk_client.default_headers.items()
+        headers.update({name: value for name, value in given if isinstance(value, str)})  # others are left out
+        return headers
 
-    async def __aexit__(self, kind: Any, error: Any, traceback: Any) -> None: ...  # as each SDK annotates them
+    async def fetch_json(self, address: str, **form: Any) -> object:
+        """The JSON at an address of the provider's host. Raises the kinds of `ModelError`.
 
-
-class SdkClient(Protocol[S]):
-    """Methods of an SDK's client that are used here; both SDKs have them."""
-
-    @property
-    def base_url(self) -> httpx2.URL: ...
-
-    async def close(self) -> None: ...
-
-    async def get(self, path: str, *, cast_to: type[object], stream: Literal[True], stream_cls: type[S]) -> S: ...
-
-    async def post(
-        self, path: str, *, cast_to: type[object], content: bytes, stream: Literal[True], stream_cls: type[S]
-    ) -> S: ...
-
-
-C = TypeVar("C", bound=SdkClient[Any])  # each SDK takes its own kind of stream only
-
-
-class Transport(Generic[C]):
-    """HTTP calls to one provider through its SDK, any number at once.
-
-    Calls fill the first connection pool before the next, so that a quiet gateway reuses the same few connections.
-    """
-
-    def __init__(
-        self,
-        endpoint: EndpointSettings,
-        base_url: str,
-        *,
-        sdk_client: Callable[..., C],
-        http_client: type[httpx2.AsyncClient],
-        stream_class: type[SdkStream],
-        sdk_error: type[Exception],
-    ) -> None:
-        """`sdk_error`: what the SDK raises when a call does not succeed."""
-
-        def make_client() -> C:
-            return sdk_client(
-                api_key=endpoint.api_key or "none",  # else the SDK looks for one of whoever runs us, or insists on it
-                base_url=base_url,
-                timeout=endpoint.timeout,
-                max_retries=0,
-                default_headers=dict(endpoint.extra_headers),
-                http_client=http_client(
-                    timeout=endpoint.timeout,
-                    limits=CONNECTION_LIMITS,
-                    verify=ssl_context(),
-                    max_redirects=MAX_REDIRECTS,
-                    event_hooks=guards(base_url),
-                ),
-            )
-
-        self._first_piece_seconds, self._read_seconds = endpoint.first_piece_seconds, endpoint.read_seconds
-        self._make_client = make_client
-        self._stream_class = stream_class
-        self._sdk_error = sdk_error
-        self._clients = [make_client()]
-        self._running = [0]
-
-    @property
-    def base_url(self) -> str:
-        """Root of the API."""
-        return str(self._clients[0].base_url)
-
-    @property
-    def host(self) -> str | None:
-        """Host of the provider, without credentials or path."""
-        return httpx2.URL(self.base_url).host
-
-    @contextmanager
-    def client(self, request: ModelRequest | None = None) -> Iterator[C]:
-        """SDK client with room for one more call, for the length of that call; `request`: what it asks a model.
-
-        Raises the kinds of `ModelError` for whatever goes wrong in it.
+        `form`: the `data` and `files` that are posted there, as the HTTP library takes them.
         """
-        index = next((index for index, running in enumerate(self._running) if running < CALLS_PER_POOL), None)
-        if index is None:
-            index = len(self._clients)
-            self._clients.append(self._make_client())
-            self._running.append(0)
-        self._running[index] += 1
-        try:
-            yield self._clients[index]
-        except (self._sdk_error, httpx2.HTTPError) as error:  # the latter past the SDK, while a body is read
-            response, cause = getattr(error, "response", None), error.__cause__
-            if response is not None:
-                raise status_error(response.status_code, response.headers, response.text, request) from error
-            if isinstance(cause, ModelError):  # our own, from a hook
-                raise cause from None
-            if isinstance(cause, httpx2.TooManyRedirects):
-                raise ModelNotFound("the provider's address redirects again and again") from error
-            if isinstance(error, httpx2.TimeoutException) or isinstance(cause, httpx2.TimeoutException):
-                raise ModelTimeout("the provider stopped answering") from error
-            raise ModelUnavailable("the connection to the provider failed") from error
-        except RecursionError as error:
-            raise ReplyMalformed("the provider's answer is nested too deeply") from error
-        finally:
-            self._running[index] -= 1
+        with _translated():
+            return await read_json(await self._send("POST" if form else "GET", address, None, **form))
 
-    async def fetch_json(self, address: str) -> object:
-        """The JSON at an address of the provider's host. Raises the kinds of `ModelError`."""
-        with self.client() as client:
-            stream = await client.get(address, cast_to=object, stream=True, stream_cls=self._stream_class)
-            async with stream:
-                return await read_json(stream.response)
+    async def _send(self, method: str, address: str, asked: ModelRequest | None, **body: Any) -> httpx2.Response:
+        """An answer, its body still to be read and closed. Raises `ModelError` for a refusal of what is `asked`."""
+        headers = self._headers.copy()
+        if "content" not in body:
+            headers.pop("Content-Type")
+        url, timeout = _joined(self.base_url, address), self._endpoint.timeout.as_dict()
+        request = httpx2.Request(method, url, headers=headers, extensions={"timeout": timeout}, **body)
+        response = await self._http.send(request, stream=True)
+        if not response.is_success:
+            async with aclosing(response):
+                error = _error_object(await response.aread())
+            refusal = self._refusal(f"HTTP {response.status_code}", response=response, body=error)
+            raise status_error(response.status_code, response.headers, response.text, asked) from refusal
+        return response
 
-    async def complete(self, path: str, payload: bytes, reply: ReplyBuilder) -> ModelReply:
+    async def _ask(self, path: str, payload: bytes, reply: ReplyBuilder) -> ModelReply:
         """Send a request and read its reply, whatever the protocol. Cancelling it closes the connection.
 
         Raises the kinds of `ModelError`, with the usage that was reported before.
         """
         try:
             try:
-                async with asyncio.timeout(self._first_piece_seconds) as bound:
+                async with asyncio.timeout(self._endpoint.first_piece_seconds) as bound:
                     await self._read(path, payload, reply, bound)
             except TimeoutError as error:
                 with suppress(ReplyMalformed):
@@ -222,16 +167,17 @@ class Transport(Generic[C]):
     async def _read(self, path: str, payload: bytes, reply: ReplyBuilder, bound: asyncio.Timeout) -> None:
         """Read a reply to its end; every piece of it moves the bound on."""
         loop = asyncio.get_running_loop()
+        advanced = 0.0
 
         def advance() -> None:
-            bound.reschedule(loop.time() + self._read_seconds + _SILENCE_FIRST_SECONDS)
+            nonlocal advanced
+            if (now := loop.time()) > advanced + _ADVANCE_SECONDS:
+                advanced = now
+                bound.reschedule(now + self._endpoint.read_seconds + _SILENCE_FIRST_SECONDS)
 
-        with self.client(reply.request) as client:
-            stream = await client.post(
-                path, cast_to=object, content=payload, stream=True, stream_cls=self._stream_class
-            )
-            async with stream:
-                pieces = stream.response.aiter_bytes()
+        with _translated():
+            async with aclosing(await self._send("POST", path, reply.request, content=payload)) as response:
+                pieces = response.aiter_raw()  # it is unpacked already
                 slice_end = time.perf_counter() + SLICE_SECONDS
                 async for event in read_events(pieces, advance):
                     before = reply.length
@@ -240,40 +186,76 @@ class Transport(Generic[C]):
                         advance()
                     slice_end = await checkpoint(slice_end)
                 bound.reschedule(loop.time() + DRAIN_SECONDS)
-                with suppress(httpx2.HTTPError):  # read to the end, so that the connection can be used again
-                    async for _ in pieces:
+                with suppress(httpx2.HTTPError, aiohttp.ClientError):
+                    async for _ in pieces:  # to the end, so that the connection can be used again
                         pass
 
     async def close(self) -> None:
-        for client in self._clients:
-            await client.close()
+        """Let go of connections."""
+        await self._http.aclose()
 
 
-class HttpModel(Generic[C]):
-    """A model behind an HTTP API. Close it when done."""
+def _set_sessions(client: Any) -> None:  # of what the SDK's client is made of, it has no types for
+    """Make an SDK's client use sessions of ours: the system's own name look-up, and no limit on connections.
 
-    def __init__(self, endpoint: EndpointSettings, protocol: str, transport: Transport[C]) -> None:
-        self.name = endpoint.model
-        self.route = f"{protocol}:{transport.host}"
-        self._transport = transport
+    `sessions.max_turns` is that limit; another one here would be hidden. aiohttp's look-up knows no names of a local
+    network, nor does it keep cookies for each call of each chat.
+    """
+    for transport in (client._transport, *client._mounts.values()):
+        if transport is not None:
+            transport.client = _new_session
 
-    async def close(self) -> None:
-        await self._transport.close()
+
+def _new_session() -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(
+        limit=0, keepalive_timeout=KEEPALIVE_SECONDS, resolver=aiohttp.ThreadedResolver(), ssl=ssl_context()
+    )
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Raises the kinds of `ModelError` for whatever goes wrong in one call."""
+    try:
+        yield
+    except httpx2.TooManyRedirects as error:
+        raise ModelNotFound("the provider's address redirects again and again") from error
+    except (httpx2.HTTPError, aiohttp.ClientError) as error:
+        # What aiohttp raised tells more: the SDK calls each lost connection a timeout.
+        if isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError):
+            raise ModelTimeout("the provider stopped answering") from error
+        raise ModelUnavailable("the connection to the provider failed") from error
+    except RecursionError as error:
+        raise ReplyMalformed("the provider's answer is nested too deeply") from error
+
+
+@functools.lru_cache(maxsize=64)
+def _joined(base_url: str, address: str) -> httpx2.URL:
+    """A path below the root of the API, or a whole address."""
+    root, url = httpx2.URL(base_url), httpx2.URL(address)
+    return root.copy_with(raw_path=root.raw_path + url.raw_path.lstrip(b"/")) if url.is_relative_url else url
+
+
+def _error_object(body: bytes) -> object:
+    """The error in the answer to a request that was refused, where it is JSON."""
+    with suppress(ValueError, RecursionError):
+        answer = json.loads(body)
+        return answer.get("error", answer) if isinstance(answer, dict) else answer
+    return None
 
 
 MAX_WAYS: Final = 16
 """Most ways in which one request is put: more than any server has reason to refuse."""
 
 
-class HttpChatModel(HttpModel[C], ABC):
+class HttpChatModel(HttpModel, ABC):
     """A model that answers conversations behind one path of an HTTP API. Close it when done."""
 
-    def __init__(self, endpoint: EndpointSettings, protocol: str, transport: Transport[C], path: str) -> None:
-        super().__init__(endpoint, protocol, transport)
+    def __init__(self, endpoint: EndpointSettings, protocol: str, sdk: Sdk, base_url: str, path: str) -> None:
+        super().__init__(endpoint, protocol, sdk, base_url)
         self._path = path
         self._made_by = made_by(self.route, self.name)
         self._streams = endpoint.streams
-        self._endpoint = endpoint
         sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # what comes first is given up first
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
@@ -294,7 +276,7 @@ class HttpChatModel(HttpModel[C], ABC):
         while True:
             builder.request = request
             try:
-                reply = await self._transport.complete(self._path, payload, builder)
+                reply = await self._ask(self._path, payload, builder)
             except ModelError as error:
                 before = payload
                 while payload == before:

@@ -3,15 +3,12 @@
 from collections.abc import Mapping
 from typing import Final
 
-from openai import AsyncOpenAI, AsyncStream
-
 from agent.model.base import Payer
-from agent.model.bodies import read_json
 from agent.model.client import BaseClient
 from agent.model.errors import OUTCOME_OK
 from agent.model.errors.classifier import stream_error
 from agent.model.http import EndpointSettings, HttpModel
-from agent.model.protocols.openai import openai_transport
+from agent.model.protocols.openai import BASE_URL, OPENAI_SDK
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ReplyMalformed
 from hermes_state.text import well_formed
@@ -24,29 +21,22 @@ MAX_CHARACTERS: Final = 200_000
 """Longest transcription: people say about 1,000 characters in a minute."""
 
 
-class TranscriptionModel(HttpModel[AsyncOpenAI]):
+class TranscriptionModel(HttpModel):
     """A model behind `POST /audio/transcriptions`. Close it when done."""
 
     def __init__(self, endpoint: EndpointSettings) -> None:
-        super().__init__(endpoint, "transcription", openai_transport(endpoint))
+        super().__init__(endpoint, "transcription", OPENAI_SDK, endpoint.base_url or BASE_URL)
 
     async def transcribe(self, recording: bytes, name: str) -> tuple[str, CanonicalUsage | None]:
         """Words of a recording, and usage where the provider reports tokens. The end of `name` tells the format.
 
         Raises the kinds of `ModelError`.
         """
-        with self._transport.client() as client:
-            stream = await client.post(
-                "/audio/transcriptions",
-                cast_to=object,
-                body={"model": self.name, "response_format": "json"},
-                files=[("file", (name, recording))],
-                options={"headers": {"Content-Type": "multipart/form-data"}},
-                stream=True,
-                stream_cls=AsyncStream[object],
-            )
-            async with stream:
-                answer = await read_json(stream.response)
+        answer = await self.fetch_json(
+            "/audio/transcriptions",
+            data={"model": self.name, "response_format": "json"},
+            files={"file": (name, recording)},
+        )
         if isinstance(answer, Mapping) and (error := answer.get("error")):
             raise stream_error(error)
         if not isinstance(answer, Mapping) or not isinstance(text := answer.get("text"), str):

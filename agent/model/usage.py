@@ -95,7 +95,7 @@ def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage 
         return None
     holders = (usage, _field(usage, "prompt_tokens_details"), _field(usage, "input_tokens_details"))
     read, written = (
-        max(min(_count(holder, name) or 0, MAX_TOKENS) for holder in holders for name in names)
+        max(min(_count(holder, name) or 0, MAX_TOKENS) for holder in holders if holder is not None for name in names)
         for names in (_READ, _WRITTEN)
     )
     done = _bounded(usage, output)
@@ -134,7 +134,7 @@ def _amount(value: object) -> float:
 
 
 def _field(holder: object, name: str) -> object:
-    return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+    return holder.get(name) if isinstance(holder, (dict, Mapping)) else getattr(holder, name, None)
 
 
 def _bounded(holder: object, name: str) -> int:

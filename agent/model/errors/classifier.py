@@ -57,9 +57,10 @@ def error_in(event: object) -> object:
     base = event.get("base_resp")  # MiniMax
     if event.get("error") or (isinstance(base, Mapping) and base.get("status_code")):
         return event
+    if not any(isinstance(event.get(key), str | list) for key in ("message", "msg", "detail", "error_msg")):
+        return None  # nearly always
     is_reply = any(event.get(key) is not None for key in ("choices", "output", "content", "usage"))
-    has_words = any(isinstance(event.get(key), str | list) for key in ("message", "msg", "detail", "error_msg"))
-    return event if has_words and not is_reply else None
+    return None if is_reply else event
 
 
 # ---- from features to kinds

@@ -8,12 +8,11 @@ from urllib.parse import quote
 
 import anthropic
 import orjson
-from anthropic import AsyncAnthropic, AsyncStream
 
 from agent.model import wire
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, SettingsForm, refusal_text, with_fields
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, marks_prompts
-from agent.model.http import EndpointSettings, HttpChatModel, Transport
+from agent.model.http import EndpointSettings, HttpChatModel, Sdk
 from agent.model.protocols.anthropic_wire import (
     AnthropicReplyBuilder,
     body_parts,
@@ -26,6 +25,9 @@ from hermes_state.errors import ModelError, OutputCapTooLarge
 from hermes_state.values import ReasoningEffort
 
 BASE_URL: Final = "https://api.anthropic.com"
+ANTHROPIC_SDK: Final = Sdk(
+    client=anthropic.AsyncAnthropic, http_client=anthropic.DefaultAioHttpClient, refusal=anthropic.APIStatusError
+)
 DEFAULT_MAX_TOKENS: Final = 32_000
 """Output limit where a reply must not be cut off and nothing is known of the model: every current one allows it."""
 
@@ -40,20 +42,13 @@ class AnthropicSettings(EndpointSettings):
     """Time to live of cached prompts of Claude models, see `caching`."""
 
 
-class AnthropicModel(HttpChatModel[AsyncAnthropic]):
+class AnthropicModel(HttpChatModel):
     """A model behind `POST /v1/messages`. Close it when done."""
 
     def __init__(self, settings: AnthropicSettings) -> None:
-        transport = Transport(
-            settings,
-            # The SDK adds the version to the path itself; people who are used to other SDKs have it in the address.
-            re.sub(r"/v1/?$", "", settings.base_url or BASE_URL),
-            sdk_client=AsyncAnthropic,
-            http_client=anthropic.DefaultAsyncHttpxClient,
-            stream_class=AsyncStream[object],
-            sdk_error=anthropic.APIError,
-        )
-        super().__init__(settings, "anthropic", transport, "/v1/messages")
+        # The SDK's paths begin with the version; people who are used to other SDKs have it in the address.
+        base_url = re.sub(r"/v1/?$", "", settings.base_url or BASE_URL)
+        super().__init__(settings, "anthropic", ANTHROPIC_SDK, base_url, "/v1/messages")
         self._default_max_tokens = settings.default_max_tokens
         self._cache_ttl = settings.cache_ttl if marks_prompts(self.name, self.route) else None
 
@@ -61,7 +56,7 @@ class AnthropicModel(HttpChatModel[AsyncAnthropic]):
         return await bounded_limits(self.name, self._fetched_limits)
 
     async def _fetched_limits(self) -> ModelLimits:
-        answer = await self._transport.fetch_json(f"/v1/models/{quote(self.name, safe='/:@')}")
+        answer = await self.fetch_json(f"/v1/models/{quote(self.name, safe='/:@')}")
         if not isinstance(answer, Mapping):
             return ModelLimits()
         limits = limits_in(

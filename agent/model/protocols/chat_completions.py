@@ -46,12 +46,12 @@ class ChatCompletionsModel(OpenAIModel):
 
     def __init__(self, settings: ChatCompletionsSettings) -> None:
         super().__init__(settings, protocol="chat_completions", path="/chat/completions", new_reply=ChatReplyBuilder)
-        is_openai = self._transport.host == OPENAI_HOST
+        is_openai = self.host == OPENAI_HOST
         self.sends_cache_key = is_openai if settings.sends_cache_key is None else settings.sends_cache_key
         self._cache_ttl = settings.cache_ttl if marks_prompts(self.name, self.route) else None
 
     def _effort_fields(self, word: str) -> dict[str, Any]:
-        host, is_on = self._transport.host or "", word != "none"
+        host, is_on = self.host, word != "none"
         if host.endswith(".aliyuncs.com"):
             return {"enable_thinking": is_on}
         effort = {"reasoning_effort": word}

@@ -12,10 +12,9 @@ from enum import StrEnum
 from typing import Any, Final
 
 import openai
-from openai import AsyncOpenAI, AsyncStream
 
 from agent.model.base import ModelLimits, ModelRequest, SettingsForm, refusal_text, with_fields
-from agent.model.http import EndpointSettings, HttpChatModel, Transport
+from agent.model.http import EndpointSettings, HttpChatModel, Sdk
 from agent.model.protocols.limits import fetch_model_limits
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError
@@ -23,6 +22,10 @@ from hermes_state.values import ReasoningEffort
 
 OPENAI_HOST: Final = "api.openai.com"
 BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
+"""Address where none is given; the SDK would look for one of whoever runs us."""
+OPENAI_SDK: Final = Sdk(
+    client=openai.AsyncOpenAI, http_client=openai.DefaultAioHttpClient, refusal=openai.APIStatusError
+)
 MAX_CACHE_KEY_CHARACTERS: Final = 64
 """Longest cache key, in characters; OpenAI refuses longer ones."""
 
@@ -44,7 +47,7 @@ class RequestFault(StrEnum):
     """Reasoning that came from there is not taken back: it was made for another account, say."""
 
 
-class OpenAIModel(HttpChatModel[AsyncOpenAI], ABC):
+class OpenAIModel(HttpChatModel, ABC):
     """A model behind one path of a server. Close it when done."""
 
     def __init__(
@@ -56,11 +59,11 @@ class OpenAIModel(HttpChatModel[AsyncOpenAI], ABC):
         new_reply: Callable[[Callable[[str], None], str], ReplyBuilder],
     ) -> None:
         """`new_reply`: a reply of which nothing has come yet."""
-        super().__init__(endpoint, protocol, openai_transport(endpoint), path)
+        super().__init__(endpoint, protocol, OPENAI_SDK, endpoint.base_url or BASE_URL, path)
         self._new_reply = new_reply
 
     async def fetch_limits(self) -> ModelLimits | None:
-        return await fetch_model_limits(self._transport.fetch_json, self.name, self._transport.base_url)
+        return await fetch_model_limits(self.fetch_json, self.name, self.base_url)
 
     def _begun(
         self, request: ModelRequest, form: SettingsForm, on_text: Callable[[str], None]
@@ -111,18 +114,6 @@ def add_options(
             body["tool_choice"] = "none"
     if request.cache_key:
         body["prompt_cache_key"] = request.cache_key[:MAX_CACHE_KEY_CHARACTERS]
-
-
-def openai_transport(endpoint: EndpointSettings) -> Transport[AsyncOpenAI]:
-    """Calls to the endpoint through the OpenAI SDK."""
-    return Transport(
-        endpoint,
-        endpoint.base_url or BASE_URL,  # else the SDK looks for one of whoever runs us
-        sdk_client=AsyncOpenAI,
-        http_client=openai.DefaultAsyncHttpxClient,
-        stream_class=AsyncStream[object],
-        sdk_error=openai.APIError,
-    )
 
 
 _NEWER_LIMIT = re.compile(r"max_tokens\b.{0,80}\buse\b.{0,10}max_completion_tokens", re.IGNORECASE)
