@@ -82,6 +82,7 @@ class PromptBuilder:
             max_output_tokens=None,
             style=style if images is None else await images.shown_in(style, view.transcript),
             payer=Payer.of(conversation),
+            view=(view.session.id, view.session.version),
             cache_key=f"conversation-{conversation.lineage_id}",
         )
 

@@ -17,6 +17,7 @@ from hermes_state.values import (
     ModelCall,
     Reasoning,
     ReasoningEffort,
+    SessionId,
     Tokens,
     ToolCall,
     Transcript,
@@ -96,6 +97,8 @@ class ModelRequest:
     reasoning_effort: ReasoningEffort | None = None
     """Effort that the conversation has chosen; None: that of the model's settings."""
     payer: Payer = NO_PAYER
+    view: tuple[SessionId, int] | None = None
+    """Session and version of the view that the rows are: in one version it only grows. None: they are not one."""
     cache_key: str = ""
     """Key that requests share which begin alike, where a provider routes by it; empty: none is sent.
 

@@ -24,6 +24,7 @@ from agent.model.base import ModelReply, ModelRequest, SettingsForm, made_by
 from agent.model.bodies import MAX_REDIRECTS, SLICE_SECONDS, checkpoint, guards, read_events, read_json
 from agent.model.errors import with_usage
 from agent.model.errors.classifier import status_error
+from agent.model.kept_prompts import KeptPrompts
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import (
     ModelError,
@@ -256,6 +257,7 @@ class HttpChatModel(HttpModel, ABC):
         self._path = path
         self._made_by = made_by(self.route, self.name)
         self._streams = endpoint.streams
+        self._kept = KeptPrompts()
         sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # what comes first is given up first
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}

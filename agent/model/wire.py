@@ -63,13 +63,49 @@ class WireSettings:
     """
 
 
-def chat_messages(system: str, transcript: Transcript, style: WireSettings) -> list[WireMessage]:
+def chat_messages(
+    system: str, transcript: Transcript, style: WireSettings, used_ids: set[str] | None = None
+) -> list[WireMessage]:
     """The `messages` of a chat completions request: the system prompt, then the rows.
+
+    `used_ids`: ids of calls that stand before these rows, where they are not the first; those of the rows join them.
 
     >>> chat_messages("You are Hermes.", (), WireSettings())
     [{'role': 'system', 'content': 'You are Hermes.'}]
     """
-    return traced_messages(system, transcript, style).messages
+    return traced_messages(system, transcript, style, used_ids=used_ids).messages
+
+
+OPEN_TURNS = 3
+"""Messages of people behind the rows that are settled: as many as are marked for caching."""
+
+
+def settled_rows(transcript: Transcript) -> int:
+    """Number of rows whose messages can be made by themselves, and do not change with what is said from now on.
+
+    They end with an answer, so that the rows behind them, which begin with a person's words, join none of their
+    messages. 0 where there are no such rows.
+    """
+    turns = 0
+    for index in range(len(transcript) - 1, 0, -1):
+        row, before = transcript[index], transcript[index - 1]
+        is_asked = row.role is MessageRole.USER and row.origin is Origin.HUMAN
+        if is_asked and before.role is MessageRole.ASSISTANT and not before.body.calls and is_shown(before):
+            turns += 1
+            if turns == OPEN_TURNS:
+                return index if are_answers_within(transcript[index:]) else 0
+    return 0
+
+
+def are_answers_within(rows: Transcript) -> bool:
+    """True when each tool's result answers a call of these rows: else it changes a message that stands before them."""
+    asked: set[str | None] = set()
+    for row in rows:
+        if row.role is MessageRole.ASSISTANT:
+            asked.update(call.id for call in row.body.calls)
+        elif row.role is MessageRole.TOOL and row.tool_call_id not in asked:
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +125,12 @@ class TracedMessages:
 
 
 def traced_messages(
-    system: str, transcript: Transcript, style: WireSettings, *, handoff_stands_alone: bool = False
+    system: str,
+    transcript: Transcript,
+    style: WireSettings,
+    *,
+    handoff_stands_alone: bool = False,
+    used_ids: set[str] | None = None,
 ) -> TracedMessages:
     """`chat_messages` with the rows behind each message.
 
@@ -100,7 +141,7 @@ def traced_messages(
     if system:
         traced.add({"role": "system", "content": system})
     results = _results_by_call(transcript)
-    used_ids: set[str] = set()
+    used_ids = set() if used_ids is None else used_ids
     people: list[Message] = []
     for index, row in enumerate(transcript):
         if row.role is MessageRole.USER:

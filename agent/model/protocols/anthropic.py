@@ -13,16 +13,18 @@ from agent.model import wire
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, SettingsForm, refusal_text, with_fields
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, marks_prompts
 from agent.model.http import EndpointSettings, HttpChatModel, Sdk
+from agent.model.kept_prompts import NOTHING, Beginning, KeptPrompts
 from agent.model.protocols.anthropic_wire import (
     AnthropicReplyBuilder,
     body_parts,
     effort_forms,
     sampling_fields,
+    settled_messages,
 )
 from agent.model.protocols.limits import bounded_limits, limits_in
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError, OutputCapTooLarge
-from hermes_state.values import ReasoningEffort
+from hermes_state.values import ReasoningEffort, Transcript
 
 BASE_URL: Final = "https://api.anthropic.com"
 ANTHROPIC_SDK: Final = Sdk(
@@ -80,16 +82,16 @@ class AnthropicModel(HttpChatModel):
         self, request: ModelRequest, form: SettingsForm, on_text: Callable[[str], None]
     ) -> tuple[bytes, ReplyBuilder]:
         effort = self._efforts(request, form.wanted[0])[form.index]  # its budget follows the output limit
-        parts = body_parts(wire.chat_messages(request.system, request.transcript, request.style), request)
         cache_ttl = self._cache_ttl if request.cache_key else None
         body = {
             "model": self.name,
             "max_tokens": self._max_tokens(request),
-            **(parts if cache_ttl is None else with_cache_control(parts, cache_ttl)),
+            **marked_parts(request, self._kept, cache_ttl),
             "stream": self._streams,
         }
         whole = with_fields(body, sampling_fields(form.sampling, effort), effort, self._endpoint.extra_body)
-        return orjson.dumps(whole), AnthropicReplyBuilder(on_text, self._made_by, parts=parts)
+        builder = AnthropicReplyBuilder(on_text, self._made_by, parts=lambda: _parts_behind(NOTHING, request))
+        return orjson.dumps(whole), builder
 
     def _put_otherwise(
         self, error: ModelError, request: ModelRequest, form: SettingsForm
@@ -108,6 +110,28 @@ class AnthropicModel(HttpChatModel):
 
 _REASONING = re.compile(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", re.IGNORECASE)
 """Wording of refusals of earlier reasoning."""
+
+
+def marked_parts(request: ModelRequest, kept: KeptPrompts, cache_ttl: CacheTtl | None) -> dict[str, Any]:
+    """The `body_parts` of a request, marked for caching where `cache_ttl` says how long; JSON as a whole."""
+
+    def render(rows: Transcript, call_ids: set[str]) -> list[dict[str, Any]] | None:
+        return settled_messages(wire.chat_messages("", rows, request.style, call_ids))
+
+    # Without tools it is the calls of all messages that tell which there are.
+    start = kept.beginning_of(request, render) if request.tools else NOTHING
+    if start.rows and render(request.transcript[start.rows :], set(start.call_ids)) is None:
+        start = NOTHING
+    parts = _parts_behind(start, request)
+    if cache_ttl is not None:
+        parts = with_cache_control(parts, cache_ttl)
+    return parts | {"messages": start.before(parts["messages"])}
+
+
+def _parts_behind(start: Beginning, request: ModelRequest) -> dict[str, Any]:
+    """The parts of a request's body, without the messages of its beginning."""
+    rest = request.transcript[start.rows :]
+    return body_parts(wire.chat_messages(request.system, rest, request.style, set(start.call_ids)), request)
 
 
 def with_cache_control(parts: Mapping[str, Any], ttl: CacheTtl) -> dict[str, Any]:

@@ -54,8 +54,21 @@ def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[s
         parts["tools"] = tools
         if not may_call:
             parts["tool_choice"] = {"type": "none"}
-    parts["messages"] = _messages(messages, _prompt_digest(parts))
+    sent = parts["messages"] = _messages(messages, _prompt_digest(parts))
+    if sent and sent[-1]["role"] == "assistant":
+        sent.append({"role": "user", "content": [{"type": "text", "text": GO_ON}]})
     return parts
+
+
+def settled_messages(messages: Sequence[WireMessage]) -> list[dict[str, Any]] | None:
+    """Messages in front of others, without the system prompt; None where they cannot be made without them.
+
+    Reasoning stands behind all that came before it, and an id that has to be changed may meet another one.
+    """
+    ids = (call["id"] for message in messages for call in message.get("tool_calls", ()))
+    if any(REASONING in message for message in messages) or any(map(_ILLEGAL_IN_ID.search, ids)):
+        return None
+    return _messages(messages, blake2b())
 
 
 def stored_reasoning(blocks: Sequence[Mapping[str, str]], parts: Mapping[str, Any], made_by: str) -> Reasoning:
@@ -110,7 +123,7 @@ def sampling_fields(sampling: Mapping[str, float], effort: Mapping[str, Any]) ->
 
 
 def _messages(messages: Sequence[WireMessage], digest: blake2b) -> list[dict[str, Any]]:
-    """Messages whose roles alternate, the user's first and last."""
+    """Messages whose roles alternate, the user's first."""
     ids = _legal_ids(messages)
     remembers = any(REASONING in message for message in messages)
     sent: list[dict[str, Any]] = []
@@ -131,8 +144,6 @@ def _messages(messages: Sequence[WireMessage], digest: blake2b) -> list[dict[str
             sent[-1]["content"] += blocks
         else:
             sent.append({"role": "user", "content": blocks})
-    if sent and sent[-1]["role"] == "assistant":
-        sent.append({"role": "user", "content": [{"type": "text", "text": GO_ON}]})
     return sent
 
 
@@ -187,8 +198,8 @@ _CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded", "pause_turn
 class AnthropicReplyBuilder(ReplyBuilder):
     """A reply made of the events of one stream, or of the message that is whole."""
 
-    def __init__(self, on_text: Callable[[str], None], made_by: str, *, parts: Mapping[str, Any]) -> None:
-        """`parts`: those of the request's body, see `body_parts`."""
+    def __init__(self, on_text: Callable[[str], None], made_by: str, *, parts: Callable[[], Mapping[str, Any]]) -> None:
+        """`parts`: those of the request's body, see `body_parts`; seldom asked for."""
         super().__init__(on_text, made_by)
         self._parts = parts
         self._stop: str | None = None
@@ -300,7 +311,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
         blocks = [{"type": kind} | {key: text.getvalue() for key, text in texts.items()} for kind, texts in thoughts]
         if not blocks or self._is_interleaved or not all(map(_can_go_back, blocks)):
             return None
-        return stored_reasoning(blocks, self._parts, self._made_by)
+        return stored_reasoning(blocks, self._parts(), self._made_by)
 
 
 def _can_go_back(block: Mapping[str, str]) -> bool:

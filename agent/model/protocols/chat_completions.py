@@ -19,12 +19,13 @@ from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with
 from agent.model.caching import CacheTtl, apply_anthropic_cache_control, marks_prompts
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.http import EndpointSettings
+from agent.model.kept_prompts import NOTHING, KeptPrompts
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
 from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ModelUnavailable, ReplyMalformed
-from hermes_state.values import Reasoning
+from hermes_state.values import Reasoning, Transcript
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,9 @@ class ChatCompletionsModel(OpenAIModel):
         cache_ttl = self._cache_ttl if request.cache_key else None
         if not self.sends_cache_key:
             request = replace(request, cache_key="")
-        return encoded_request(self.name, request, faults, fields, streams=self._streams, cache_ttl=cache_ttl)
+        return encoded_request(
+            self.name, request, faults, fields, streams=self._streams, cache_ttl=cache_ttl, kept=self._kept
+        )
 
 
 def encoded_request(
@@ -74,14 +77,22 @@ def encoded_request(
     *,
     streams: bool = True,
     cache_ttl: CacheTtl | None = None,
+    kept: KeptPrompts | None = None,
 ) -> bytes:
     """The body of the HTTP request, without `faults`, with further `fields`. `cache_ttl`: None marks nothing."""
     reasoning_of = made_by("chat_completions", model) if RequestFault.REPLAYED_REASONING not in faults else ""
-    messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=reasoning_of))
-    restore_reasoning(messages, faults)
+    style = replace(request.style, reasoning_of=reasoning_of)
+
+    def render(rows: Transcript, call_ids: set[str], system: str = "") -> list[WireMessage]:
+        messages = wire.chat_messages(system, rows, style, call_ids)
+        restore_reasoning(messages, faults)
+        return messages
+
+    start = kept.beginning_of(request, render, frozenset(faults)) if kept is not None else NOTHING
+    messages = render(request.transcript[start.rows :], set(start.call_ids), request.system)
     if cache_ttl is not None:
         messages = apply_anthropic_cache_control(messages, cache_ttl)
-    body: dict[str, Any] = {"model": model, "messages": messages}
+    body: dict[str, Any] = {"model": model, "messages": start.before(messages, at=bool(request.system))}
     if streams:
         body["stream"] = True
         if RequestFault.STREAM_OPTIONS not in faults:

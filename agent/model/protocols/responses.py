@@ -16,12 +16,13 @@ from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.http import EndpointSettings
+from agent.model.kept_prompts import NOTHING, KeptPrompts
 from agent.model.protocols.openai import OpenAIModel, RequestFault, add_options
 from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentFiltered, ReplyMalformed
-from hermes_state.values import Reasoning
+from hermes_state.values import Reasoning, Transcript
 
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
 
@@ -36,7 +37,7 @@ class ResponsesModel(OpenAIModel):
         return {"reasoning": {"effort": word}}
 
     def _encoded(self, request: ModelRequest, faults: Collection[str], fields: Mapping[str, Any]) -> bytes:
-        return encoded_request(self.name, request, faults, fields, streams=self._streams)
+        return encoded_request(self.name, request, faults, fields, streams=self._streams, kept=self._kept)
 
 
 def encoded_request(
@@ -46,14 +47,20 @@ def encoded_request(
     fields: Mapping[str, Any] = MappingProxyType({}),
     *,
     streams: bool = True,
+    kept: KeptPrompts | None = None,
 ) -> bytes:
     """The body of the HTTP request, without `faults`, with further `fields`."""
     reasoning_of = made_by("responses", model) if RequestFault.REPLAYED_REASONING not in faults else ""
-    messages = wire.chat_messages(request.system, request.transcript, replace(request.style, reasoning_of=reasoning_of))
-    instructions, items = instructions_and_items(messages)
+    style = replace(request.style, reasoning_of=reasoning_of)
+
+    def render(rows: Transcript, call_ids: set[str]) -> list[Item]:
+        return items_of(wire.chat_messages("", rows, style, call_ids))
+
+    start = kept.beginning_of(request, render, reasoning_of) if kept is not None else NOTHING
+    items = start.before(render(request.transcript[start.rows :], set(start.call_ids)))
     body: dict[str, Any] = {"model": model, "input": items, "store": False, "stream": streams}
-    if instructions:
-        body["instructions"] = instructions
+    if request.system:
+        body["instructions"] = request.system
     if RequestFault.ENCRYPTED_REASONING not in faults:
         body["include"] = [ENCRYPTED_REASONING]
     tools = [_wire_tool(tool) for tool in request.tools]
@@ -81,14 +88,11 @@ next."""
 _REPLAYED_FIELDS: Final = ("type", "id", "summary", "content", "encrypted_content")
 
 
-def instructions_and_items(messages: Sequence[WireMessage]) -> tuple[str, list[Item]]:
-    """The system prompt, and everything after it."""
-    instructions = ""
+def items_of(messages: Sequence[WireMessage]) -> list[Item]:
+    """Everything but the system prompt."""
     items: list[Item] = []
     for message in messages:
         match message["role"]:
-            case "system":
-                instructions = message["content"]
             case "user":
                 items.append({"type": "message", "role": "user", "content": _content(message["content"])})
             case "assistant":
@@ -96,7 +100,7 @@ def instructions_and_items(messages: Sequence[WireMessage]) -> tuple[str, list[I
             case "tool":
                 call_id = _call_id(message["tool_call_id"])
                 items.append({"type": "function_call_output", "call_id": call_id, "output": message["content"]})
-    return instructions, items
+    return items
 
 
 def _content(content: str | list[dict[str, Any]]) -> str | list[Item]:

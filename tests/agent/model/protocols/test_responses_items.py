@@ -15,7 +15,7 @@ from agent.model.protocols.responses import (
     MAX_CALL_ID_CHARACTERS,
     Item,
     encoded_request,
-    instructions_and_items,
+    items_of,
     replayed_item,
     stored_reasoning,
 )
@@ -30,7 +30,7 @@ STYLE = WireSettings(reasoning_of=MAKER, image_urls={1: "data:image/png;base64,A
 
 
 def items(*rows: Message, system: str = "", style: WireSettings = STYLE) -> list[Item]:
-    return instructions_and_items(chat_messages(system, rows, style))[1]
+    return items_of(chat_messages(system, rows, style))
 
 
 def thought(number: int, **changes: Any) -> Item:
@@ -50,9 +50,10 @@ CALLS = answer(None, "a", "b").body.calls
 
 
 def test_the_system_prompt_is_the_instructions() -> None:
-    instructions, sent = instructions_and_items(chat_messages("You are Hermes.", (human("hi"),), STYLE))
-    assert instructions == "You are Hermes."
-    assert sent == [{"type": "message", "role": "user", "content": "[2026-01-01 00:00] hi"}]
+    request = ModelRequest(system="You are Hermes.", transcript=(human("hi"),), max_output_tokens=9, style=STYLE)
+    sent = json.loads(encoded_request("m", request))
+    assert sent["instructions"] == "You are Hermes."
+    assert sent["input"] == [{"type": "message", "role": "user", "content": "[2026-01-01 00:00] hi"}]
 
 
 def test_calls_and_their_results_are_items_of_their_own() -> None:

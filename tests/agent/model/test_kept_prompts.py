@@ -1,0 +1,211 @@
+"""Kept beginnings of prompts: the same bytes as without them, for less work and within bounds."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.model.base import ModelRequest, ToolSchema
+from agent.model.kept_prompts import MIN_KEPT_ROWS, MIN_NEW_ROWS, KeptPrompts
+from agent.model.protocols import chat_completions, responses
+from agent.model.protocols.anthropic import marked_parts
+from agent.model.wire import WireSettings, chat_messages
+from hermes_state.values import Message, MessageRole, Reasoning, SessionId, Transcript
+from tests.agent.context.histories import histories
+from tests.agent.context.rows import answer, human, result
+
+TOOLS = (ToolSchema(name="look", description="Look.", parameters={"type": "object"}),)
+Encode = Callable[[ModelRequest, KeptPrompts], bytes]
+
+
+def _chat(request: ModelRequest, kept: KeptPrompts) -> bytes:
+    return chat_completions.encoded_request("m", request, kept=kept)
+
+
+def _marked_chat(request: ModelRequest, kept: KeptPrompts) -> bytes:
+    return chat_completions.encoded_request("m", request, cache_ttl="5m", kept=kept)
+
+
+def _responses(request: ModelRequest, kept: KeptPrompts) -> bytes:
+    return responses.encoded_request("m", request, kept=kept)
+
+
+def _anthropic(request: ModelRequest, kept: KeptPrompts) -> bytes:
+    return orjson.dumps(marked_parts(request, kept, None))
+
+
+def _marked_anthropic(request: ModelRequest, kept: KeptPrompts) -> bytes:
+    return orjson.dumps(marked_parts(request, kept, "1h"))
+
+
+THOUGHTS = {
+    "chat_completions:m": '[{"reasoning_content": "Hm."}]',
+    "responses:m": '[[0, {"type": "reasoning", "encrypted_content": "gAAA"}]]',
+    "anthropic:m": '{"behind": "", "blocks": [{"type": "thinking", "thinking": "Hm.", "signature": "s"}]}',
+}
+ENCODERS = [
+    ("chat_completions:m", _chat),
+    ("chat_completions:m", _marked_chat),
+    ("responses:m", _responses),
+    ("anthropic:m", _anthropic),
+    ("anthropic:m", _marked_anthropic),
+]
+
+
+def asked(rows: Sequence[Message], *, version: int = 1, session: int = 1, **changes: Any) -> ModelRequest:
+    values: dict[str, Any] = {
+        "system": "Be.",
+        "transcript": tuple(rows),
+        "tools": TOOLS,
+        "max_output_tokens": 9,
+        "view": (SessionId(session), version),
+    }
+    return ModelRequest(**(values | changes))
+
+
+def chat(turns: int, words: str = "words") -> list[Message]:
+    """Turns of which every third calls a tool."""
+    rows: list[Message] = []
+    for number in range(turns):
+        rows.append(human(f"{words} {number}"))
+        if number % 3 == 0:
+            rows += [answer(None, f"call_{number}"), result(f"call_{number}")]
+        rows.append(answer(f"answer {number}"))
+    return rows
+
+
+class Counting:
+    """A render function that counts the rows it is given."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def __call__(self, rows: Transcript, call_ids: set[str]) -> list[Any]:
+        self.rows += len(rows)
+        return chat_messages("", rows, WireSettings(), call_ids)
+
+
+def _thinking(rows: Sequence[Message], maker: str, places: set[int]) -> list[Message]:
+    """The rows, some of whose calls the model had thoughts before."""
+    thought = Reasoning(made_by=maker, blocks=THOUGHTS[maker])
+    return [
+        msgspec.structs.replace(one, body=msgspec.structs.replace(one.body, reasoning=thought))
+        if one.role is MessageRole.ASSISTANT and one.body.calls and index in places
+        else one
+        for index, one in enumerate(rows)
+    ]
+
+
+@pytest.mark.parametrize(("maker", "encode"), ENCODERS)
+@settings(max_examples=60)
+@given(
+    parts=st.lists(histories(), min_size=2, max_size=6),
+    cuts=st.lists(st.integers(0, 400), max_size=6),
+    places=st.sets(st.integers(0, 60), max_size=2),
+    system=st.sampled_from(["", "Be."]),
+)
+def test_a_growing_conversation_has_the_same_bytes_as_one_that_is_encoded_anew(
+    maker: str, encode: Encode, parts: list[Transcript], cuts: list[int], places: set[int], system: str
+) -> None:
+    rows = _thinking([one for part in parts for one in part], maker, places)
+    kept = KeptPrompts(min_rows=2, min_new=1)
+    style = WireSettings(reasoning_of=maker)
+    for length in sorted({min(cut, len(rows)) for cut in cuts} | {len(rows)}):
+        request = asked(rows[:length], system=system, style=style)
+        assert encode(request, kept) == encode(request, KeptPrompts())
+
+
+@pytest.mark.parametrize(("maker", "encode"), ENCODERS)
+def test_what_was_sent_before_is_not_encoded_again(maker: str, encode: Encode, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, kept, rendered = chat(200), KeptPrompts(), [0]
+    encode(asked(rows, style=WireSettings(reasoning_of=maker)), kept)
+
+    def counting(system: str, transcript: Transcript, *rest: Any) -> list[Any]:
+        rendered[0] += len(transcript)
+        return chat_messages(system, transcript, *rest)
+
+    monkeypatch.setattr("agent.model.wire.chat_messages", counting)
+    rows += chat(1)
+    request = asked(rows, style=WireSettings(reasoning_of=maker))
+    found = encode(request, kept)
+    assert rendered[0] <= 3 * (MIN_NEW_ROWS + 12) < len(rows) / 5
+    monkeypatch.undo()
+    assert found == encode(request, KeptPrompts())
+
+
+def test_a_call_that_is_answered_late_is_shown_with_its_result() -> None:
+    rows = [human("go"), answer(None, "late"), *chat(4), human("and?")]
+    kept = KeptPrompts(min_rows=2, min_new=1)
+    _chat(asked(rows), kept)
+    later = asked([*rows, answer("ok"), result("late", "here it is"), human("thanks")])
+    assert b"here it is" in _chat(later, kept)
+    assert _chat(later, kept) == _chat(later, KeptPrompts())
+
+
+def test_an_edited_view_and_another_style_are_encoded_anew() -> None:
+    rows, kept = chat(30), KeptPrompts()
+    _chat(asked(rows), kept)
+    edited = asked([human("something else"), *rows[1:]], version=2)
+    assert b"something else" in _chat(edited, kept)
+    shared = asked(rows, style=WireSettings(is_shared=True))
+    assert b"[Ann]" in _chat(shared, kept)
+
+
+def test_another_conversation_with_the_same_name_is_told_apart() -> None:
+    """Two databases in one process count their sessions alike."""
+    kept = KeptPrompts()
+    _chat(asked(chat(30, "one")), kept)
+    other = asked(chat(30, "two"))
+    assert _chat(other, kept) == _chat(other, KeptPrompts())
+
+
+def test_a_beginning_grows_by_many_rows_at_once() -> None:
+    rows, kept, render = chat(30), KeptPrompts(), Counting()
+    first = kept.beginning_of(asked(rows), render).rows
+    before = render.rows
+    rows += chat(2)
+    assert kept.beginning_of(asked(rows), render).rows == first
+    assert render.rows == before
+    rows += chat(MIN_NEW_ROWS)
+    assert kept.beginning_of(asked(rows), render).rows >= first + MIN_NEW_ROWS
+    assert render.rows < len(rows)
+
+
+def test_short_prompts_and_prompts_of_no_view_are_not_kept() -> None:
+    kept, render = KeptPrompts(), Counting()
+    assert not kept.beginning_of(asked(chat(3)), render).rows
+    assert not kept.beginning_of(asked(chat(MIN_KEPT_ROWS), view=None), render).rows
+    assert not kept.beginning_of(asked(chat(40), style=WireSettings(image_urls={1: "data:"})), render).rows
+    assert render.rows == 0
+
+
+def test_what_cannot_be_made_by_itself_is_tried_once() -> None:
+    """Thoughts of Claude's hang on all that came before them."""
+    kept, rows, tried = KeptPrompts(), chat(40), []
+
+    def refuse(rows: Transcript, _: set[str]) -> None:
+        tried.append(rows)
+
+    for _ in range(3):
+        assert not kept.beginning_of(asked(rows), refuse).rows
+        rows += chat(10)
+    assert len(tried) == 1
+    assert kept.beginning_of(asked(rows, version=2), Counting()).rows
+
+
+def test_only_so_many_bytes_are_kept_those_used_last() -> None:
+    size = len(KeptPrompts().beginning_of(asked(chat(40)), Counting()).encoded)
+    kept, render = KeptPrompts(max_bytes=size * 5 // 2), Counting()
+    chats = {number: chat(40) for number in range(1, 4)}
+    for number, rows in chats.items():
+        kept.beginning_of(asked(rows, session=number), render)
+    before = render.rows
+    for number in (3, 2):
+        kept.beginning_of(asked(chats[number], session=number), render)
+    assert render.rows == before
+    kept.beginning_of(asked(chats[1], session=1), render)
+    assert render.rows > before
