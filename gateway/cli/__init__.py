@@ -4,48 +4,77 @@ Exit codes that scripts and systemd rely on: 0 clean, 75 token or database held 
 1 is any other failure, 2 a wrong command line, 3 `status` of a gateway that is not running.
 """
 
+import importlib
 import sys
 from collections.abc import Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from gateway.cli import config, daemon, database, init, lookups, pair, plugins, usage
 from gateway.cli.output import echo
-from gateway.config import ConfigRejected, process_environment
-from gateway.config.files import find_state
 from hermes_state.errors import ConfigError, DatabaseRejected, HermesError, LockUnavailable, SchemaTooNew
-from hermes_state.store.lock import holder
 
 EXIT_FAILED = 1
 EXIT_OWNED_ELSEWHERE = 75
 EXIT_CONFIG = 78
 
+COMMANDS = {
+    "run": ("daemon", "Run the gateway in the foreground until SIGTERM or Ctrl-C."),
+    "init": ("init", "Ask for tokens and model, try them, and write config.yaml."),
+    "status": ("daemon", "Show whether the gateway runs and how it does."),
+    "url": ("daemon", "Print a fresh address of the web chat."),
+    "doctor": ("daemon", "Check configuration, files, database, model and service."),
+    "lineage": ("lookups", "Show how sessions continue one another, oldest first."),
+    "search": ("lookups", "Find what was said, in whichever session and chat that was."),
+    "history": ("lookups", "Show what was said, as it was said."),
+    "sessions": ("lookups", "List conversations, the most recently used first."),
+    "usage": ("usage", "Show what was used, what it cost, and the caps."),
+    "insights": ("usage", "Show what was spent lately, by day, chat, model and purpose."),
+    "backup": ("database", "Copy the database to a file, also while the gateway runs."),
+    "config": ("config", "Check and show the configuration."),
+    "pair": ("pair", "Let people in by code, and see them out."),
+    "plugins": ("plugins", "Look at plugins."),
+}
+"""Module of each command, or group of commands, and what it is for. Only the module of one that is used is imported."""
+
+
+class _Commands(TyperGroup):
+    """Commands by name: placeholders until one is used."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: typer's own copy of click
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found if name is None else load_command(name), rest
+
+
 app = typer.Typer(
     name="hermes-gateway",
+    cls=_Commands,
     help="An LLM agent in Telegram, Discord and a local web chat that keeps every conversation alive.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # its tracebacks show local variables, and with them secrets
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# fmt: off
-for name, command in (
-    ("run", daemon.run), ("init", init.init), ("status", daemon.status), ("url", daemon.url), ("doctor", daemon.doctor),
-    ("lineage", lookups.lineage), ("search", lookups.search), ("history", lookups.history),
-    ("sessions", lookups.sessions), ("usage", usage.usage), ("insights", usage.insights), ("backup", database.backup),
-):
-    app.command(name)(command)
-# fmt: on
-app.add_typer(config.app, name="config")
-app.add_typer(pair.app, name="pair")
-app.add_typer(plugins.app, name="plugins")
+for command, (_, purpose) in COMMANDS.items():
+    app.command(command, help=purpose)(lambda: None)
+
+
+def load_command(name: str) -> Any:  # Any: as above
+    """The command, or group of commands, of this name, imported."""
+    module = importlib.import_module(f"gateway.cli.{COMMANDS[name][0]}")
+    if (group := getattr(module, "app", None)) is not None:
+        return typer.main.get_group(group)
+    alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    alone.command(name)(getattr(module, name))
+    return typer.main.get_command(alone)
 
 
 def installed_version() -> str:
     """The version of the installed distribution; `unknown` when run from a bare checkout."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("hermes-gateway")
     except PackageNotFoundError:
@@ -75,7 +104,7 @@ def main() -> None:
     try:
         app()
     except (ConfigError, DatabaseRejected, SchemaTooNew) as error:
-        for warning in error.warnings if isinstance(error, ConfigRejected) else ():
+        for warning in getattr(error, "warnings", ()):  # of `ConfigRejected`
             echo(f"hermes-gateway: warning: {warning}", err=True)
         _leave("configuration", error, EXIT_CONFIG)
     except LockUnavailable as error:
@@ -86,6 +115,10 @@ def main() -> None:
 
 def _ways_out() -> Iterator[str]:
     """Sentences on opening the gateway that runs already, if it is this state directory's, and on ending it."""
+    from gateway.config import process_environment
+    from gateway.config.files import find_state
+    from hermes_state.store.lock import holder
+
     if holder(find_state(process_environment()).lock_file) is not None:
         command = sys.argv[0] if Path(sys.argv[0]).name == "hermes-gateway" else "hermes-gateway"
         yield f"`{command} url` prints an address of its web chat"

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from typer.main import get_command
 
-from gateway.cli import EXIT_CONFIG, EXIT_OWNED_ELSEWHERE, app
+from gateway.cli import EXIT_CONFIG, EXIT_OWNED_ELSEWHERE, app, load_command
 from gateway.commands.registry import Command
 from gateway.commands.table import REGISTRY
 from gateway.config import CUSTOMARY
@@ -70,9 +70,8 @@ def test_the_chat_commands_are_those_of_the_registry() -> None:
 
 
 def _command_lines(group: typer.Typer) -> Iterator[str]:
-    root = get_command(group)
-    for name, command in getattr(root, "commands", {}).items():
-        inner = getattr(command, "commands", None)
+    for name in get_command(group).commands:
+        inner = getattr(load_command(name), "commands", None)
         if inner is None:
             yield name
         else:
