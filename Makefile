@@ -70,9 +70,9 @@ crash: setup ## every kill point, one by one; takes long
 months: setup ## 400 turns of one chat, on each platform and in three windows
 	@$(BIN)/python -m pytest -m months $(ARGS)
 
-protocols: setup ## the end-to-end tests, sampled kills and weeks included, over the other two protocols
+protocols: setup ## the end-to-end tests, sampled kills and weeks included, over the other two protocols, on asyncio's loop
 	@failed=; for protocol in responses anthropic; do \
-		$(BIN)/python -m pytest -n 3 --dist worksteal --protocol $$protocol \
+		HERMES_EVENT_LOOP=asyncio $(BIN)/python -m pytest -n 3 --dist worksteal --protocol $$protocol \
 			-m "not browser and not crash and not months" tests/e2e tests/crash \
 			tests/agent/model/test_provider_errors.py tests/agent/images/test_refusals.py $(ARGS) || failed="$$failed $$protocol"; \
 	done; test -z "$$failed" || { echo "failed over:$$failed" >&2; exit 1; }

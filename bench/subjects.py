@@ -191,7 +191,7 @@ def floor(here: Lab, folder: Path, *, streams: bool) -> Subject:
 def gateway_environ(here: Lab, folder: Path) -> dict[str, str]:
     """Environment of a gateway with Telegram in `folder`, merging off as for the floor."""
     return {
-        "PATH": os.environ["PATH"],
+        **{name: os.environ[name] for name in ("PATH", "HERMES_EVENT_LOOP") if name in os.environ},
         "HOME": str(folder),
         "TMPDIR": str(folder),
         "HERMES_HOME": str(folder / "home"),

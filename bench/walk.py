@@ -152,7 +152,8 @@ async def _visit(
     """Run the fakes, hand over the `environ` of a daemon between them, and stop it when all has been said."""
     try:
         async with lab() as here:
-            environ.set_result({**gateway_environ(here, folder), **WINDOW})
+            # uvloop's frames do not show what runs the loop.
+            environ.set_result({**gateway_environ(here, folder), **WINDOW, "HERMES_EVENT_LOOP": "asyncio"})
             try:
                 if not await here.telegram.get("calls", method="getUpdates", count=1, wait=READY_SECONDS):
                     raise RuntimeError("the gateway has not started")

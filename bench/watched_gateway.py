@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.compression_bench import heartbeat
 from gateway.config import LoadedConfig, load_config
 from gateway.daemon import run_daemon
-from gateway.process import prepare_process
+from gateway.process import loop_factory, prepare_process
 
 
 async def _run(loaded: LoadedConfig, file: Path, seconds: float) -> None:
@@ -32,4 +32,5 @@ async def _run(loaded: LoadedConfig, file: Path, seconds: float) -> None:
 if __name__ == "__main__":
     given = load_config(os.environ)
     prepare_process(given)
-    asyncio.run(_run(given, Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.001))
+    with asyncio.Runner(loop_factory=loop_factory(os.environ)) as runner:
+        runner.run(_run(given, Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.001))

@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,23 @@ def serve(environ: Mapping[str, str], **options: Any) -> int:
     from gateway.daemon import run_daemon
 
     try:
-        with _held_tokens(loaded, environ):
-            return asyncio.run(run_daemon(loaded, environ=environ, **options))
+        with _held_tokens(loaded, environ), asyncio.Runner(loop_factory=loop_factory(environ)) as runner:
+            return runner.run(run_daemon(loaded, environ=environ, **options))
     except HermesError:
         raise
     except Exception:  # Python's own traceback would not reach the log file, nor pass the redaction
         log.exception("daemon.crashed")
         return 1
+
+
+def loop_factory(environ: Mapping[str, str]) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Factory of uvloop's event loops; None, for Python's own, without it or if `HERMES_EVENT_LOOP` is `asyncio`."""
+    if environ.get("HERMES_EVENT_LOOP") != "asyncio":
+        with suppress(ImportError):
+            import uvloop
+
+            return uvloop.new_event_loop
+    return None
 
 
 def prepare_process(loaded: LoadedConfig) -> None:

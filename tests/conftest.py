@@ -1,12 +1,15 @@
 """Fixtures that more than one package's tests use."""
 
+import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import structlog
 
+from gateway.process import loop_factory
 from hermes_state.store.writer import Store
 from tests.crash.seed import pytest_configure, pytest_configure_node, pytest_report_header
 from tests.databases import open_store
@@ -32,6 +35,11 @@ structlog.configure(
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
     ]
 )
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Event loops as the gateway's, for the tests that run parts of it in their own process."""
+    return {"loop": loop_factory(os.environ) or asyncio.new_event_loop}
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -59,7 +59,8 @@ CUSTOMARY: Mapping[str, KeyPath] = {
 }
 """Variables that other programs use too; they count least, so that ours can overrule them."""
 
-HOME_VARIABLE = "HERMES_HOME"
+NO_SETTINGS = frozenset({"HERMES_HOME", "HERMES_EVENT_LOOP"})
+"""Variables of ours that work in the environment only."""
 
 _Sources: TypeAlias = Sequence[tuple[str, Mapping[str, str]]]
 """Places with variables, the first wins: the words that tell people where a value came from, and the values."""
@@ -280,7 +281,7 @@ def _warn_unknown_variables(sources: _Sources) -> Iterator[str]:
     """`HERMES_…` variables that are no setting: other programs use the prefix too, so they only warn."""
     for label, variables in sources:
         for name in sorted(variables):
-            if name == HOME_VARIABLE:
+            if name in NO_SETTINGS:
                 if label:
                     yield f"{label}{name} works only in the environment"
             elif name.startswith(PREFIX) and name not in VARIABLES:

@@ -37,7 +37,7 @@ def environ_of(folder: Path, model_url: str, protocol: ModelProtocol) -> dict[st
     It names no conversations: those calls come when they like, and most tests count calls.
     """
     return {
-        "PATH": os.environ["PATH"],
+        **{name: os.environ[name] for name in ("PATH", "HERMES_EVENT_LOOP") if name in os.environ},
         "HOME": str(folder),
         "TMPDIR": str(folder),
         "HERMES_HOME": str(folder / "home"),

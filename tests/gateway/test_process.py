@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import load_config
-from gateway.process import lock_folder, token_locks
+from gateway.process import lock_folder, loop_factory, token_locks
 
 
 @pytest.mark.skipif(not os.access("/run/lock", os.W_OK), reason="/run/lock is closed to this user")
@@ -24,3 +24,9 @@ def test_a_lock_is_one_token_s_at_one_server_and_does_not_tell_it(tmp_path: Path
     assert locks(HERMES_DISCORD__TOKEN="two") == both[1:]
     assert locks(HERMES_DISCORD__TOKEN="two", HERMES_DISCORD__API_URL="http://127.0.0.1:9") != both[1:]
     assert "one" not in both[0][1].name
+
+
+def test_the_event_loop_is_uvloop_s_unless_the_environment_says_asyncio() -> None:
+    assert loop_factory({"HERMES_EVENT_LOOP": "asyncio"}) is None
+    uvloop = pytest.importorskip("uvloop")
+    assert loop_factory({}) is uvloop.new_event_loop
