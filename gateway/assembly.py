@@ -4,6 +4,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, tzinfo
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from agent.context.commit import CompressionTasks
@@ -34,9 +35,10 @@ from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Tokens
 from platforms.base import CommandMenuItem, PlatformAdapter
-from platforms.discord import DiscordAdapter, DiscordSettings
-from platforms.local import LocalAdapter, LocalSettings
-from platforms.telegram import TelegramAdapter, TelegramSettings, WebhookSettings
+
+if TYPE_CHECKING:  # each platform brings some 10 MB, and is imported where it is on
+    from platforms.discord import DiscordSettings
+    from platforms.telegram import TelegramSettings
 
 PORT_TRIES = 20
 """Ports that are tried for the web chat where none is configured."""
@@ -53,10 +55,16 @@ def make_adapters(
     config = loaded.config
     adapters: dict[str, PlatformAdapter] = {}
     if (telegram := telegram_settings(config)) is not None:
+        from platforms.telegram import TelegramAdapter
+
         adapters["telegram"] = TelegramAdapter(telegram, store=store, menu=menu, clock=clock)
     if (discord := discord_settings(config)) is not None:
+        from platforms.discord import DiscordAdapter
+
         adapters["discord"] = DiscordAdapter(discord, store=store, menu=menu, clock=clock)
     if config.local.enabled:
+        from platforms.local import LocalAdapter, LocalSettings
+
         local = LocalSettings(
             state_dir=loaded.home,
             host=config.local.host,
@@ -68,11 +76,13 @@ def make_adapters(
     return adapters
 
 
-def telegram_settings(config: Config) -> TelegramSettings | None:
+def telegram_settings(config: Config) -> "TelegramSettings | None":
     """Settings of the Telegram adapter; None without a token."""
     telegram = config.telegram
     if telegram.token is None:
         return None
+    from platforms.telegram import TelegramSettings, WebhookSettings
+
     webhook, configured = None, telegram.webhook
     if configured.url is not None:
         secret = configured.secret.get_secret_value() if configured.secret is not None else secrets.token_urlsafe(32)
@@ -80,11 +90,13 @@ def telegram_settings(config: Config) -> TelegramSettings | None:
     return TelegramSettings(token=telegram.token.get_secret_value(), base_url=telegram.base_url, webhook=webhook)
 
 
-def discord_settings(config: Config) -> DiscordSettings | None:
+def discord_settings(config: Config) -> "DiscordSettings | None":
     """Settings of the Discord adapter; None without a token."""
     discord = config.discord
     if discord.token is None:
         return None
+    from platforms.discord import DiscordSettings
+
     return DiscordSettings(
         token=discord.token.get_secret_value(),
         api_url=discord.api_url,

@@ -34,7 +34,7 @@ from gateway.config.settings import Config
 from gateway.health import Heartbeat
 from gateway.inbound.intake import GatewayIntake
 from gateway.logs import update_logging
-from gateway.models.clients import ClientRegistry
+from gateway.models.clients import ClientRegistry, preload
 from gateway.models.pricing import SpendingControl, unpriced_models, unpriced_sentence
 from gateway.models.selection import ModelRegistry, Runtime
 from gateway.notify import notify
@@ -66,6 +66,13 @@ FLUSH_SECONDS = 10.0
 """Seconds for deliveries after the last turn; what is left goes out at the next start."""
 
 
+LISTENING_SECONDS = 5.0
+"""Longest wait for the platforms before what the first answer needs is loaded, in seconds."""
+
+SCHEDULE_SECONDS = 60.0
+"""Seconds from then on before the scheduler is loaded: the first of its jobs is due minutes later."""
+
+
 async def run_daemon(
     loaded: LoadedConfig, *, environ: Mapping[str, str], extra_tools: Sequence[Tool] = (), is_fresh: bool = False
 ) -> int:
@@ -83,7 +90,9 @@ async def run_daemon(
         is_fresh=is_fresh,
     )
     try:
-        await _Daemon(loaded, store, environ, extra_tools, SystemClock()).run()
+        daemon = _Daemon(loaded, store, environ, extra_tools, SystemClock())
+        _freeze_memory()
+        await daemon.run()
     finally:
         await store.close()
     return 0
@@ -252,9 +261,8 @@ class _Daemon:
         tasks.append(self._group.create_task(keep_index(self._store), name="search"))
         tasks.append(self._group.create_task(self._access.follow(self._reloaded), name="access"))
         tasks.append(self._group.create_task(self._reload_when_asked(), name="reload"))
-        self._schedules.start()
+        tasks.append(self._group.create_task(self._load_late(), name="late"))
         async with serve_control(self._loaded.control_socket, self._operator.handlers()):
-            _freeze_memory()
             notify(self._environ, "READY=1")
             model = self._runtime.config.model
             log.info("daemon.started", adapters=sorted(self._adapters.supervised), model=model.name or "offline")
@@ -264,10 +272,18 @@ class _Daemon:
             await self._stopping.wait()
             notify(self._environ, "STOPPING=1")
             await self._drain()
-        self._schedules.close()
         await self._commands.close()
         for task in tasks:
             task.cancel()
+        self._schedules.close()
+
+    async def _load_late(self) -> None:
+        """Load what the first answer needs once the platforms are being listened to, and before it is asked for."""
+        await self._adapters.listening(LISTENING_SECONDS)
+        await asyncio.to_thread(preload, self._runtime.config)
+        _freeze_memory()
+        await asyncio.sleep(SCHEDULE_SECONDS)
+        await self._schedules.start()
 
     async def _drain(self) -> None:
         """Drain: let turns finish and answers go out, within bounds; a second signal cuts it short."""
@@ -345,6 +361,7 @@ class _Daemon:
         """Reload the configuration: what may change does from the next turn on; a bad file changes nothing."""
         try:
             new = await asyncio.to_thread(load_config, self._environ)
+            await asyncio.to_thread(preload, new.config)
         except ConfigError as error:
             _warn(error.warnings if isinstance(error, ConfigRejected) else ())
             log.error("config.rejected", error=str(error), kept="the last good configuration")
@@ -397,13 +414,13 @@ def _warn(warnings: Sequence[str]) -> None:
 
 
 def _freeze_memory() -> None:
-    """Let go of what starting left behind, and never look at what stays for the whole run again.
+    """Never let the garbage collection look at what stays for the whole run.
 
-    The SDKs bring some hundred thousand objects; without this every full collection walks over all of them, in
-    the event loop.
+    The SDKs bring some hundred thousand objects, next to none of them garbage; without this every full collection walks
+    over all of them, in the event loop.
     """
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.collect()  # tells the collector how little is left to walk: it waits for a quarter more than that
 
 

@@ -1,6 +1,7 @@
 """Process of the daemon: its locks, what is set up before anything starts, and its exit code."""
 
 import asyncio
+import gc
 import hashlib
 import os
 import signal
@@ -36,6 +37,7 @@ def serve(environ: Mapping[str, str], **options: Any) -> int:
     """
     loaded = load_config(environ)
     prepare_process(loaded)
+    gc.disable()  # until all is made: nothing of it is garbage, and walking over it takes a tenth of a start
     # The SDKs take half a second to import; a configuration error needs none of them.
     from gateway.daemon import run_daemon
 

@@ -1,12 +1,12 @@
 """Scheduled jobs: idle conversations end, and the database and the stored files are kept small."""
 
 import asyncio
+import importlib
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
-from apscheduler.schedulers.asyncio import AsyncIOScheduler
-from apscheduler.triggers.interval import IntervalTrigger
 
 from gateway.models.selection import Runtime
 from gateway.turns.attachments import INCOMING_PREFIX
@@ -15,6 +15,9 @@ from hermes_state.admin import retention
 from hermes_state.errors import StateError
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis
+
+if TYPE_CHECKING:
+    from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 log = structlog.get_logger()
 
@@ -33,25 +36,30 @@ class ScheduleRunner:
         self._runtime = runtime
         self._clock = clock
         self._folder = attachments_folder
-        # A late job runs once instead of being dropped: the default lets it go after a second.
-        self._scheduler = AsyncIOScheduler(job_defaults={"misfire_grace_time": None, "coalesce": True})
+        self._scheduler: AsyncIOScheduler | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        """Import the scheduler, away from the event loop, and begin to wait for the first time."""
+        scheduling = await asyncio.to_thread(importlib.import_module, "apscheduler.schedulers.asyncio")
+        # A late job runs once instead of being dropped: the default lets it go after a second.
+        self._scheduler = scheduling.AsyncIOScheduler(job_defaults={"misfire_grace_time": None, "coalesce": True})
         jobs = ((IDLE_CHECK_MINUTES, self.expire_idle), (HOUSEKEEPING_MINUTES, self.run_housekeeping))
         for minutes, job in jobs:
-            self._scheduler.add_job(job, IntervalTrigger(minutes=minutes), name=job.__name__)
+            self._scheduler.add_job(job, "interval", minutes=minutes, name=job.__name__)
         self._scheduler.start()
         self._look_at_clock()
 
     def close(self) -> None:
         """Start nothing more; what runs is a matter of milliseconds."""
-        self._look.cancel()
-        self._scheduler.shutdown(wait=False)
+        if self._scheduler is not None:
+            self._look.cancel()
+            self._scheduler.shutdown(wait=False)
 
     def _look_at_clock(self) -> None:
         """Make jobs due whose next run is further away than it can be: the clock was set back."""
         self._look = asyncio.get_running_loop().call_later(IDLE_CHECK_MINUTES * 60, self._look_at_clock)
         now = datetime.now(UTC)
+        assert self._scheduler is not None, "called by `start`"
         for job in self._scheduler.get_jobs():
             if job.next_run_time - now > job.trigger.interval:
                 job.modify(next_run_time=now)

@@ -8,11 +8,19 @@ import importlib
 
 IMPORTED_LATE = (
     "agent.model.protocols.anthropic",
+    "agent.model.protocols.chat_completions",
+    "agent.model.protocols.responses",
+    "agent.model.transcription",
     "anyio._backends._asyncio",
     "apscheduler.executors.asyncio",
+    "apscheduler.schedulers.asyncio",
+    "gateway.cli.daemon",
     "gateway.daemon",
     "gateway.process",
     "httpcore2",
+    "platforms.discord",
+    "platforms.local",
+    "platforms.telegram",
 )
 """Modules that nothing imports before a gateway starts, or a client is made."""
 

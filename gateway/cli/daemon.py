@@ -1,5 +1,6 @@
 """`hermes-gateway run | status | url | doctor`: the daemon in the foreground, its state, its address, its checks."""
 
+import sys
 from typing import Annotated
 
 import msgspec
@@ -32,8 +33,11 @@ def run(
     another process, 78 configuration, or a database that was there and is gone: put it or a backup back, or begin anew
     with --fresh, which touches none that is there.
     """
-    from gateway.process import serve  # what writes the logs takes longer to import than all of the command line
-
+    sys.modules["rich"] = None  # type: ignore[assignment]  # refuses its import
+    try:  # structlog would import it for tracebacks at terminals, which ours are written without: 3 MB
+        from gateway.process import serve  # what writes the logs takes longer to import than all of the command line
+    finally:
+        del sys.modules["rich"]
     raise typer.Exit(serve(process_environment(), is_fresh=is_fresh))
 
 

@@ -1,22 +1,47 @@
-"""Clients of models: made when one is first needed, from a route of the configuration."""
+"""Clients of models: made when one is first needed, from a route of the configuration.
+
+The modules of protocols are imported where they are used: they bring SDKs, which take half a second. `preload` does so
+before anybody waits for it.
+"""
 
 import importlib
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
-from agent.model.base import ChatModel
+from agent.model.base import ChatModel, ModelLimits, ModelReply, ModelRequest
 from agent.model.catalog import known_model
 from agent.model.client import ModelClient
-from agent.model.http import EndpointSettings
 from agent.model.protocols import missing_extra
-from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.model.protocols.offline import OfflineModel
-from agent.model.protocols.responses import ResponsesModel
 from gateway.config.routes import CALL_KEYS, RouteConfig
 from gateway.config.settings import Config, ModelConfig
 from gateway.models.auxiliary import all_routes
 from gateway.models.capacity import capacity_in
 from gateway.models.pricing import SpendingControl, price_in
 from hermes_state.errors import ConfigError
+
+
+class LateModel:
+    """A model with an SDK below it, which is made when it is first called."""
+
+    def __init__(self, route: RouteConfig, settings: ModelConfig) -> None:
+        self.route, self.name = f"{route.protocol}:{route.host}", route.label
+        self._make = partial(make_model, route, settings)
+
+    @cached_property
+    def made(self) -> ChatModel:
+        return self._make()
+
+    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        return await self.made.complete(request, on_text)
+
+    async def fetch_limits(self) -> ModelLimits | None:
+        return await self.made.fetch_limits()
+
+    async def close(self) -> None:
+        if "made" in self.__dict__:
+            await self.made.close()
 
 
 class ClientRegistry:
@@ -28,15 +53,15 @@ class ClientRegistry:
         self._spending = spending
         self._clients: dict[RouteConfig, ModelClient] = {}
         for route in all_routes(config):
-            if route.protocol == "anthropic":  # now, for the SDK takes longer to load than people should wait
-                self.of(route)
+            if (missing := missing_extra(route.protocol)) is not None:
+                raise ConfigError(missing)
 
     def of(self, route: RouteConfig) -> ModelClient:
         client = self._clients.get(route)
         if client is None:
             name = None if route.protocol == "offline" else route.name
             client = self._clients[route] = ModelClient(
-                make_model(route, self._config.model),
+                LateModel(route, self._config.model) if name is not None else OfflineModel(),
                 self._spending.ledger,
                 price=price_in(self._config, name),
                 caps=self._spending.caps_in(self._config, name),
@@ -46,6 +71,21 @@ class ClientRegistry:
     async def close(self) -> None:
         for client in self._clients.values():
             await client.model.close()
+
+
+def preload(config: Config) -> None:
+    """Import what the models of a configuration are called with, and read the certificates that they are trusted by."""
+    protocols = {route.protocol for route in all_routes(config) if missing_extra(route.protocol) is None} - {"offline"}
+    if protocols:
+        for name in (*(f"agent.model.protocols.{name}" for name in sorted(protocols)), *_IMPORTED_AT_A_FIRST_CALL):
+            importlib.import_module(name)
+        importlib.import_module("agent.model.http").ssl_context()
+    if config.transcription.model is not None:
+        importlib.import_module("agent.model.transcription")
+
+
+_IMPORTED_AT_A_FIRST_CALL = ("anyio._backends._asyncio", "httpcore2")
+"""Modules that the HTTP library puts off until then."""
 
 
 def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
@@ -65,17 +105,21 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
     }
     match route.protocol:
         case "chat_completions":
+            from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+
             return ChatCompletionsModel(ChatCompletionsSettings(**endpoint, cache_ttl=settings.cache_ttl))
         case "responses":
+            from agent.model.http import EndpointSettings
+            from agent.model.protocols.responses import ResponsesModel
+
             return ResponsesModel(EndpointSettings(**endpoint))
         case "anthropic":
             return _anthropic_model({**endpoint, "cache_ttl": settings.cache_ttl}, route)
 
 
 def _anthropic_model(settings: dict[str, Any], route: RouteConfig) -> ChatModel:
-    """Claude model; its module imports an SDK that not everybody has, and that takes a second to load."""
-    missing = missing_extra("anthropic")
-    if missing is not None:
+    """Claude model; its module imports an SDK that not everybody has."""
+    if (missing := missing_extra("anthropic")) is not None:
         raise ConfigError(missing)
     module = importlib.import_module("agent.model.protocols.anthropic")
     # Prompt and limit have to fit the window together, and every request names a limit: where a call sets none, such

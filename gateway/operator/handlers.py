@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -39,7 +39,9 @@ from hermes_state.search.index import load_progress
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis, UserRef
 from platforms.base import AdapterHealth
-from platforms.local import LocalAdapter
+
+if TYPE_CHECKING:  # it brings a web server and the templates, and is imported where it is on
+    from platforms.local import LocalAdapter
 
 log = structlog.get_logger()
 
@@ -182,10 +184,13 @@ class OperatorHandler:
         """Sign out the browser `id`, or all without one."""
         return {"signed_out": await self._local().access.revoke(args.get("id"))}
 
-    def _local(self) -> LocalAdapter:
+    def _local(self) -> "LocalAdapter":
         local = self.adapters.supervised.get("local")
-        if local is None or not isinstance(local.adapter, LocalAdapter):
+        if local is None:
             raise CommandError("the web chat is switched off (local.enabled)")
+        from platforms.local import LocalAdapter
+
+        assert isinstance(local.adapter, LocalAdapter), "made by `make_adapters`"
         return local.adapter
 
 

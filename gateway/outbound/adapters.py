@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 import structlog
@@ -84,6 +85,13 @@ class AdapterRegistry:
     def health(self) -> Mapping[str, AdapterHealth]:
         """Health of each account, by its name."""
         return {name: one.health() for name, one in self.supervised.items()}
+
+    async def listening(self, within: float) -> None:
+        """Wait until every adapter has begun to listen, or failed to; at most so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while any(one.state is AdapterState.STARTING for one in self.health().values()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)  # adapters tell nobody
 
     def start(self, intake: Intake, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         """Start one supervisor task per adapter in `group`."""

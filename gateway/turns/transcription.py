@@ -8,13 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from sqlite3 import Connection
+from typing import TYPE_CHECKING
 
 import structlog
 
 from agent.model.base import Payer
 from agent.model.errors import sentence_for
-from agent.model.http import EndpointSettings
-from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from gateway.config.routes import PartialRouteConfig, completed
 from gateway.config.settings import Config
 from gateway.models.pricing import SpendingControl, price_in
@@ -34,6 +33,10 @@ from hermes_state.models import ledger
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCall
 
+if TYPE_CHECKING:  # both bring an SDK, which `gateway.models.clients` loads late
+    from agent.model.http import EndpointSettings
+    from agent.model.transcription import TranscriptionClient
+
 log = structlog.get_logger()
 
 
@@ -44,8 +47,8 @@ class TranscriptionHandler:
     store: Store
     runtime: Runtime
     clock: Clock
-    make_client: Callable[[Config], TranscriptionClient]
-    _clients: list[TranscriptionClient] = field(default_factory=list, init=False)
+    make_client: "Callable[[Config], TranscriptionClient]"
+    _clients: "list[TranscriptionClient]" = field(default_factory=list, init=False)
     """The newest is in use; an older one may still be for a moment after a reload."""
     _inputs: object = field(default=None, init=False)
 
@@ -86,7 +89,7 @@ class TranscriptionHandler:
         for client in self._clients:
             await client.model.close()
 
-    def _client(self) -> TranscriptionClient:
+    def _client(self) -> "TranscriptionClient":
         config = self.runtime.config
         inputs = (config.transcription, config.model, config.costs, config.agent.time_zone)
         if inputs != self._inputs:
@@ -134,8 +137,10 @@ def _sentence(error: ModelError) -> str:
     return "I could not listen to your recording right now; please send it again in a minute, or write to me."
 
 
-def transcription_client(config: Config, spending: SpendingControl) -> TranscriptionClient:
+def transcription_client(config: Config, spending: SpendingControl) -> "TranscriptionClient":
     """Client of the configured speech-to-text model."""
+    from agent.model.transcription import TranscriptionClient, TranscriptionModel
+
     endpoint = endpoint_of(config)
     return TranscriptionClient(
         TranscriptionModel(endpoint),
@@ -145,8 +150,10 @@ def transcription_client(config: Config, spending: SpendingControl) -> Transcrip
     )
 
 
-def endpoint_of(config: Config) -> EndpointSettings:
+def endpoint_of(config: Config) -> "EndpointSettings":
     """Endpoint settings for recordings. The key of `model` goes along only to the API that it is for."""
+    from agent.model.http import EndpointSettings
+
     settings, model = config.transcription, config.model
     assert settings.model is not None, "asked only while a model is configured"
     written = PartialRouteConfig(

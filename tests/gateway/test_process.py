@@ -1,6 +1,8 @@
 """What is set up before the daemon starts."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,10 @@ def test_the_event_loop_is_uvloop_s_unless_the_environment_says_asyncio() -> Non
     assert loop_factory({"HERMES_EVENT_LOOP": "asyncio"}) is None
     uvloop = pytest.importorskip("uvloop")
     assert loop_factory({}) is uvloop.new_event_loop
+
+
+def test_the_gateway_starts_without_what_is_off_or_loaded_late() -> None:
+    late = {"openai", "httpx2", "telegram", "discord", "aiohttp", "jinja2", "apscheduler"}
+    code = "import gateway.process, gateway.daemon, sys; print(*sys.modules, sep='\\n')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert set(done.stdout.split()) & late == set()

@@ -130,7 +130,7 @@ async def test_files_make_room_also_while_the_database_is_full(store: Store, tmp
 async def test_the_timer_starts_and_ends_with_the_daemon(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         made = schedules(gateway, tmp_path)
-        made.start()
+        await made.start()
         assert {job.name for job in made._scheduler.get_jobs()} == {"expire_idle", "run_housekeeping"}
         made.close()
 
@@ -138,7 +138,7 @@ async def test_the_timer_starts_and_ends_with_the_daemon(store: Store, tmp_path:
 async def test_a_clock_that_is_set_back_holds_up_no_job(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         made = schedules(gateway, tmp_path)
-        made.start()
+        await made.start()
         as_planned = [job.next_run_time for job in made._scheduler.get_jobs()]
         made._look_at_clock()
         assert [job.next_run_time for job in made._scheduler.get_jobs()] == as_planned

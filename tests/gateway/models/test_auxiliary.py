@@ -183,7 +183,7 @@ async def test_named_models_have_their_price_their_caps_and_their_protocol(load:
     ).config
     lines = ClientRegistry(config, SpendingControl(store, SystemClock()))
     [summariser, *_] = summary_routes(config, config.model.route, lines)
-    assert isinstance(summariser.client.model, AnthropicModel)
+    assert isinstance(summariser.client.model.made, AnthropicModel)
     assert summariser.client._price == price_of("claude-sonnet-4-5", {})
     assert isinstance(summariser.client._caps, SpendingCaps)
     assert unpriced_models(config) == ["nobody-knows"]
