@@ -55,9 +55,10 @@ class Person:
     async def say(self, chat_id: int, text: str) -> Walk:
         """Say something; returns the walk once everything is settled."""
         sent = await self.here.telegram.get("sent")
+        self.here.seen = sent[-1]["seq"] if sent else 0
         self._recorder.start()
         await self.here.say(chat_id, text)
-        await self.here.answers(1, since=sent[-1]["seq"] if sent else 0, chat_id=chat_id)
+        await self.here.answers(1)
         await self._silence()
         return walk_of(self._recorder.stop())
 
