@@ -56,8 +56,8 @@ test test-browser crash months protocols fuzz: export PYTHONDONTWRITEBYTECODE :=
 
 test: setup ## every test that needs no browser; ARGS="-k name" picks some
 	@echo "Not in this run: browser tests (make test-browser), every kill point (make crash), whole months of a chat"
-	@echo "(make months), everything over each of the three protocols (make protocols); samples of the last three are in"
-	@echo "this run."
+	@echo "(make months), everything over each of the three protocols (make protocols), most random cases and whole tables"
+	@echo "of faults (make fuzz); samples of the last four are in this run."
 	@$(BIN)/python -m pytest -n 3 --dist worksteal -m "not browser and not crash and not months" $(ARGS)
 
 test-browser: setup ## the web chat in a headless Chromium
@@ -77,7 +77,7 @@ protocols: setup ## the end-to-end tests, sampled kills and weeks included, over
 			tests/agent/model/test_provider_errors.py tests/agent/images/test_refusals.py $(ARGS) || failed="$$failed $$protocol"; \
 	done; test -z "$$failed" || { echo "failed over:$$failed" >&2; exit 1; }
 
-fuzz: setup ## far more random conversations and answers for the tests of what must always hold; takes minutes
+fuzz: setup ## far more random cases for the tests of what must always hold, and whole tables of faults; takes long
 	@$(BIN)/python -m pytest -q -n 2 --timeout 0 --hypothesis-profile fuzz -m fuzz $(ARGS)
 
 check: setup ## formatting, lint, layers, types, unit files, documentation

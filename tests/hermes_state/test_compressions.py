@@ -40,6 +40,7 @@ from tests.hermes_state.rows import (
     seen,
     start,
 )
+from tests.sampling import examples
 
 HANDOFF = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff")
 
@@ -266,6 +267,7 @@ OPERATIONS = st.lists(
 )
 
 
+@examples(40)
 @given(operations=OPERATIONS)
 def test_the_view_is_what_a_list_would_be_and_nothing_is_lost(operations: list[tuple[str, int, int]]) -> None:
     with migrated() as db:

@@ -19,6 +19,7 @@ from hermes_state.values import (
     Quote,
 )
 from tests.hermes_state.rows import ANN, BOB, START, exchange, finish, make_chat, migrated, receive, start, states
+from tests.sampling import examples
 
 
 @pytest.fixture
@@ -207,6 +208,7 @@ def test_only_what_waits_can_be_withdrawn(db: sqlite3.Connection) -> None:
 # ---- cursors
 
 
+@examples(40)
 @given(st.lists(st.integers(1, 10**20), min_size=1))
 def test_a_cursor_stands_at_the_greatest_id_it_ever_saw(ids: list[int]) -> None:
     with migrated() as db:

@@ -10,6 +10,7 @@ from hermes_state import outbox
 from hermes_state.outbox import OutboxKind, OutboxState, Reply
 from hermes_state.values import Button, ChatId, Millis, OutboundPart, OutboxId
 from tests.hermes_state.rows import START, exchange, make_chat, migrated
+from tests.sampling import examples
 
 
 @pytest.fixture
@@ -93,6 +94,7 @@ def test_parts_stay_together_when_another_reply_comes_between(db: sqlite3.Connec
     assert (first(db, chat).dedupe_key, first(db, chat).part) == ("long", 1)
 
 
+@examples(40)
 @given(st.lists(st.one_of(st.just(0), st.integers(1, 4)), max_size=30))
 def test_whatever_is_stored_between_sends_every_reply_is_sent_whole_and_in_order(steps: list[int]) -> None:
     """0 stores a reply; n sends the next part of what is owed, rendered to n parts if it is new."""

@@ -45,6 +45,7 @@ from tests.hermes_state.rows import (
     seen,
     start,
 )
+from tests.sampling import examples
 
 
 @pytest.fixture
@@ -308,6 +309,7 @@ OPERATIONS = st.lists(
 )
 
 
+@examples(40)
 @given(operations=OPERATIONS)
 def test_the_view_is_what_lists_would_be_and_nothing_is_lost(operations: list[tuple[str, int, int]]) -> None:
     with migrated() as db:

@@ -1,6 +1,7 @@
 """When no summary can be had: what a chat sees, what is stored, and when it is tried again.
 
-Every way in which a summariser fails, on every way to a compression, with and without room to wait for a better day.
+Every way in which a summariser fails, on every way to a compression, with and without room to wait for a better day;
+`make test` sees a third of them.
 """
 
 import re
@@ -33,6 +34,7 @@ from tests.agents import SingleModelAgent
 from tests.clients import client_of
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.sampling import crossed
 
 CROWDED = ContextSettings(hard_message_limit=8)
 """Hygiene acts although there is room."""
@@ -56,12 +58,12 @@ class Fault:
 
 FAULTS = {
     "raises": Fault(reply={"reset": True}, calls=("unavailable",) * 4, told="cannot be reached"),
-    "times out": Fault(reply={"hang": 20}, calls=("timeout",) * 2, told="did not answer in time", read_seconds=0.2),
+    "times out": Fault(reply={"hang": 20}, calls=("timeout",) * 2, told="did not answer in time", read_seconds=1.0),
     "hangs in the middle": Fault(
         reply={"text": summary_of("x"), "chunk_chars": 40, "hang_after": 4},
         calls=("timeout",),
         told="did not answer in time",
-        read_seconds=0.2,
+        read_seconds=1.0,
     ),
     "empty": Fault(reply={"text": "  "}, calls=("malformed",) * 2, told="broken or empty", is_passing=False),
     "truncated": Fault(
@@ -147,8 +149,8 @@ TRIGGERS = {
 }
 
 
-@pytest.mark.parametrize("trigger_name", TRIGGERS)
-@pytest.mark.parametrize("fault_name", FAULTS)
+@pytest.mark.fuzz
+@pytest.mark.parametrize(("fault_name", "trigger_name"), crossed(3, FAULTS, list(TRIGGERS)))
 async def test_a_summary_that_fails_stops_no_chat(
     fault_name: str, trigger_name: str, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, given
 from hypothesis import strategies as st
 
 from agent.context.cuts import (
@@ -34,10 +34,8 @@ from tests.agent.context.histories import histories
 from tests.agent.context.rows import row
 from tests.agent.context.validators import violations
 from tests.fakes.llm_legality import text_of
-from tests.sampling import sample
+from tests.sampling import examples
 
-EXAMPLES = sample(300, 20_000)
-"""Random conversations; one takes tens of milliseconds, and there are many ways to be strange."""
 STYLE = WireSettings(is_shared=True, image_urls={1: "data:image/png;base64,AA=="})
 
 _summaries = st.sampled_from(
@@ -205,9 +203,8 @@ def check_nothing_is_lost(done: Pass, ever: Sequence[Message]) -> None:
     assert done.record.messages == len(ever) - len([one for one in done.after if one.origin is not Origin.SUMMARY])
 
 
-@pytest.mark.fuzz
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of a conversation that fails
-@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+@examples(100, 20_000, suppress_health_check=list(HealthCheck))
 @given(
     batches=st.lists(histories(), min_size=1, max_size=5),
     limits=_limits,
@@ -257,9 +254,8 @@ def test_every_compression_of_every_conversation_is_legal_verbatim_at_its_ends_a
     event(f"passes: {passes}")
 
 
-@pytest.mark.fuzz
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of a conversation that fails
-@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
+@examples(100, 20_000, suppress_health_check=list(HealthCheck))
 @given(rows=histories(most=12), limits=_limits, rules=_rules)
 def test_what_fills_a_window_can_be_compressed_unless_it_is_open(
     rows: Transcript, limits: Limits, rules: CutSettings

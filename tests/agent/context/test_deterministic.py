@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.context.deterministic import READ_CHARACTERS, ROW_CHARACTERS, deterministic_summary
@@ -13,6 +13,7 @@ from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import Redactor
 from hermes_state.values import Document, Message, MessageBody, MessageRole, Millis, Origin, Tokens, ToolCall
 from tests.agent.context.rows import answer, human, result, row
+from tests.sampling import examples
 
 SECRET, KEY = "correct-horse-7", "sk-live-0123456789abcdef0123"
 REDACT = Redactor([SECRET])
@@ -299,7 +300,7 @@ def test_a_request_of_spaces_is_none() -> None:
     st.none() | st.text(),
     st.integers(-10, 3_000),
 )
-@settings(max_examples=300)
+@examples(100)
 def test_any_rows_make_a_record_within_its_limit(
     pieces: list[tuple[MessageRole, Origin, str | None, str]], previous: str | None, limit: int
 ) -> None:

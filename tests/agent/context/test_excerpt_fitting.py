@@ -1,11 +1,12 @@
 """Texts that are too long lose lines, and say so."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.context.excerpt import fitted
 from agent.tokens import estimated_text_tokens
 from hermes_state.values import Tokens
+from tests.sampling import examples
 
 RECORD = "\n\n".join(f"## {title}\n" + "\n".join(f"- fact {n} of {title}" for n in range(50)) for title in "ABCD")
 
@@ -32,7 +33,7 @@ def test_a_text_without_headings_is_shortened_too() -> None:
     st.lists(st.sampled_from(["## H", "### 题", "- fact", "", "部署失败了。", "x" * 200])).map("\n".join),
     st.integers(0, 200),
 )
-@settings(max_examples=300)
+@examples(100)
 def test_any_text_fits_or_is_nothing_but_headings_and_notes(text: str, limit: int) -> None:
     kept = fitted(text, Tokens(limit))
     rest = [line for line in kept.splitlines() if line and not line.startswith(("#", "["))]

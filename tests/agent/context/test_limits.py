@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.context.limits import (
@@ -15,6 +15,7 @@ from agent.context.limits import (
     summary_input_tokens,
 )
 from hermes_state.values import EstimatedTokens, ReportedTokens
+from tests.sampling import examples
 
 DEFAULT = LimitSettings()
 
@@ -188,7 +189,7 @@ def _is_allowed(threshold: int, limits: Limits, configured: LimitSettings) -> bo
     return is_apart and (most is None or threshold <= most)
 
 
-@settings(max_examples=2_000)
+@examples(500)
 @given(window=_windows(), configured=_settings)
 def test_on_every_window_the_loop_acts_ten_points_before_hygiene_and_both_can_be_reached(
     window: tuple[int, int, int | None], configured: LimitSettings
@@ -196,7 +197,7 @@ def test_on_every_window_the_loop_acts_ten_points_before_hygiene_and_both_can_be
     _check(_limits(window, configured))
 
 
-@settings(max_examples=1_000)
+@examples(300)
 @given(window=_windows(), configured=_settings)
 def test_hygiene_acts_from_the_first_token_that_reaches_its_line(
     window: tuple[int, int, int | None], configured: LimitSettings
@@ -206,7 +207,7 @@ def test_hygiene_acts_from_the_first_token_that_reaches_its_line(
     assert not _is_hygienes(limits.hygiene - 1, limits, configured)
 
 
-@settings(max_examples=1_000)
+@examples(300)
 @given(window=_windows(), configured=_settings)
 def test_the_threshold_is_what_is_configured_or_the_highest_that_is_allowed(
     window: tuple[int, int, int | None], configured: LimitSettings
@@ -219,7 +220,7 @@ def test_the_threshold_is_what_is_configured_or_the_highest_that_is_allowed(
     assert limits.threshold == wanted or not _is_allowed(limits.threshold + 1, limits, configured)
 
 
-@settings(max_examples=500)
+@examples(200)
 @given(window=_windows(), configured=_settings, content=st.integers(0, 2_000_000))
 def test_a_summary_is_never_longer_than_its_ceiling(
     window: tuple[int, int, int | None], configured: LimitSettings, content: int

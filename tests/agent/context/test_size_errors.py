@@ -10,9 +10,10 @@ from hermes_state.journal import RunningTurn
 from hermes_state.values import Tokens
 from tests.agent.conftest import Chat
 from tests.agent.context.contexts import chat_at, clock_of, fill_and_ask, look
-from tests.agent.model.ways import WAYS, Left, Talk, Way
+from tests.agent.model.ways import MIXED_WAYS, Left, Talk, Way
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.sampling import Test, crossed, every
 
 WINDOW = 8_192
 """What the model really holds."""
@@ -21,7 +22,10 @@ BELIEVED = {"context_length": Tokens(32_768), "max_output_tokens": Tokens(2_048)
 STATING = ("openai", "openai-combined", "vllm", "openrouter", "llamacpp", "gemini", "anthropic")
 SILENT = ("413", "413-html")
 
-every_way = pytest.mark.parametrize("way", WAYS, ids=str)
+
+def every_way(test: Test) -> Test:
+    """Decorator of a test over every protocol: under `make test` streamed or whole, under `make fuzz` both."""
+    return pytest.mark.fuzz(pytest.mark.parametrize("way", every(2, MIXED_WAYS), ids=str)(test))
 
 
 def asked_for_turns(llm: LLM) -> list[dict[str, Any]]:
@@ -44,8 +48,8 @@ async def check_that_it_goes_on(talk: Talk, turn: RunningTurn, llm: LLM) -> None
     assert len(asked_for_turns(llm)) == before + 1
 
 
-@every_way
-@pytest.mark.parametrize("style", [*STATING, *SILENT])
+@pytest.mark.fuzz
+@pytest.mark.parametrize(("style", "way"), crossed(2, [*STATING, *SILENT], MIXED_WAYS), ids=str)
 async def test_a_prompt_that_is_too_long_is_made_to_fit_in_at_most_three_attempts(
     style: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
@@ -190,7 +194,7 @@ async def test_a_refusal_that_comes_back_behind_a_compression_was_not_of_length(
 async def test_summaries_ask_for_what_the_model_was_once_said_to_write(
     chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:
-    way = next(way for way in WAYS if way.protocol == "anthropic")
+    way = next(way for way in MIXED_WAYS if way.protocol == "anthropic")
     llm.models["lab-terse"] = {"context": 131_072, "max_output": 4_096}  # there is room for far more
     async with way.dialled(server.url, "lab-terse") as model:
         talk = Talk(chat_at(chat, 7), model, **BELIEVED)

@@ -31,6 +31,7 @@ from hermes_state.values import (
 )
 from tests.agent.context.rows import NEW_YEAR, answer, human, result, row
 from tests.fakes.fake_llm import LLM
+from tests.sampling import examples
 
 SECRET, KEY = "correct-horse-7", "sk-live-0123456789abcdef0123"
 REDACT = Redactor([SECRET])
@@ -399,7 +400,7 @@ def test_an_earlier_record_takes_at_most_half_of_what_may_be_shown() -> None:
     st.lists(st.tuples(st.sampled_from(list(MessageRole)), st.none() | st.text(), st.integers()), max_size=20),
     st.text(),
 )
-@settings(max_examples=200)
+@examples(80)
 def test_any_rows_make_a_request(pieces: list[tuple[MessageRole, str | None, int]], record: str) -> None:
     rows = [row(role, text, created_at=Millis(at)) for role, text, at in pieces]
     for limit in (0, 100, 40_000):

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from agent.context.summary import HEADINGS
@@ -23,6 +22,7 @@ from agent.model.base import FinishReason, ModelReply, ModelRequest
 from hermes_state.errors import ModelUnavailable
 from tests.agent.engines.examples import KeepNewest, messages
 from tests.fakes.llm_legality import check_openai
+from tests.sampling import examples as seen
 
 Make: TypeAlias = Callable[[], ContextEngine]
 MESSAGES = list[dict[str, Any]]
@@ -347,7 +347,7 @@ def lists(draw: st.DrawFn) -> MESSAGES:
     return found
 
 
-@hypothesis_settings(max_examples=150)
+@seen(50)
 @given(given_messages=lists())
 def test_whatever_the_list_a_compression_is_legal_and_keeps_the_newest_request(given_messages: MESSAGES) -> None:
     before = copy.deepcopy(given_messages)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.engines.mapping import UNSAID, MappedMessages, MessageListError, SentMessages, mapped_messages, sent_messages
@@ -17,6 +17,7 @@ from hermes_state.values import Message, MessageRole, Origin
 from tests.agent.context.rows import answer, human, result, row
 from tests.agent.engines.examples import conversation
 from tests.fakes.llm_legality import check_openai, untidy
+from tests.sampling import examples
 
 ROWS = conversation(6, filler="filler")
 
@@ -268,7 +269,7 @@ def child_rows(mapped: MappedMessages, rows: Sequence[Message]) -> tuple[Message
     )
 
 
-@settings(max_examples=300)
+@examples(100)
 @given(data=st.data())
 def test_whatever_legal_list_comes_back_the_view_is_legal_ordered_and_has_the_newest_request(
     data: st.DataObject,

@@ -24,6 +24,7 @@ from tests.agent.context.rows import answer, human, result
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 from tests.fakes.llm_legality import check_anthropic
+from tests.sampling import examples
 
 Json = dict[str, Any]
 MARK = {"type": "ephemeral"}
@@ -102,6 +103,7 @@ def test_behind_openrouter_each_step_of_a_loop_ends_what_the_next_one_reads() ->
         newest.append(places[-1])
 
 
+@examples(40)
 @given(rows=histories(), native=st.booleans(), ttl=st.sampled_from(["5m", "1h"]))
 def test_nothing_but_marks_is_added_and_nothing_given_changes(
     rows: tuple[Message, ...], native: bool, ttl: Any
@@ -249,6 +251,7 @@ async def test_what_is_asked_once_is_not_kept(claude: AnthropicModel, llm: LLM) 
     assert "cache_control" not in json.dumps(llm.requests.rows[-1]["body"])
 
 
+@examples(40)
 @given(rows=histories())
 def test_marks_leave_the_native_list_legal(rows: tuple[Message, ...]) -> None:
     asked = request(*rows)

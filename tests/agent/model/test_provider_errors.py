@@ -5,8 +5,8 @@ kind that it has to be read as; `read` says why where that is another one. Those
 classifier was finished, and written down before it saw them: its first try read 190 of 228 as they were filed. Nine of
 those, of a native API that no protocol here speaks, are left out.
 
-Without `--protocol` each comes once over chat completions, streamed or whole; `make protocols` sends all of them,
-streamed and whole, over the other two.
+Without `--protocol` every third comes over chat completions, streamed or whole; `make fuzz` sends all of them, streamed
+and whole, and `make protocols` over the other two.
 """
 
 import json
@@ -30,6 +30,7 @@ from tests.agent.model.ways import WAYS, Left, Talk, Way
 from tests.e2e.protocols import CHAT_COMPLETIONS, OPTION
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.sampling import sample
 
 Json = dict[str, Any]
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "provider_errors"
@@ -96,14 +97,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("way", [way for way in WAYS if way.protocol == protocol], ids=str)
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("name", FILES)
 async def test_a_refusal_is_read_as_what_it_is(
     name: str, way: Way, chat: Chat, server: labkit.Server, llm: LLM, pytestconfig: pytest.Config
 ) -> None:
     wrong: list[str] = []
-    is_sample = pytestconfig.getoption(OPTION) is None
-    for number, text in enumerate(texts_of(name)):
-        if not fits(text, way) or (is_sample and way.streams != (number % 2 == 0)):
+    step = sample(6, 1) if pytestconfig.getoption(OPTION) is None else 1
+    for number, text in list(enumerate(texts_of(name)))[step // 2 * way.streams :: step]:
+        if not fits(text, way):
             continue
         async with way.dialled(server.url, f"lab-{name}-{number}") as model:
             times = 1 if text["kind"] == "output_cap" else -1
@@ -135,15 +137,16 @@ def is_put_otherwise(text: Json) -> bool:
     return any(part in words for part in ("max_completion_tokens", "enable_thinking", "thinking_blocks"))
 
 
+@pytest.mark.fuzz
 async def test_a_prompt_that_is_refused_as_too_long_in_any_words_is_made_to_fit(
     way: Way, chat: Chat, server: labkit.Server, llm: LLM, pytestconfig: pytest.Config
 ) -> None:
     wrong: list[str] = []
-    step = 4 if pytestconfig.getoption(OPTION) is None else 2
+    step = sample(12, 1) if pytestconfig.getoption(OPTION) is None else 2
     texts = [text for text in texts_of("overflow") if text["kind"] == "overflow"]
     # What states a size of its own is about another prompt; that of its own server speaks in test_size_errors.
     texts = [text for text in texts if not text.get("prompt_tokens") and (text.get("window") or 32_768) > 8_000]
-    for number, text in list(enumerate(texts))[way.streams :: step]:
+    for number, text in list(enumerate(texts))[step // 2 * way.streams :: step]:
         async with way.dialled(server.url, f"lab-too-long-{number}") as model:
             talk = Talk(chat_at(chat, number), model, context_length=Tokens(32_768), max_output_tokens=Tokens(2_048))
             turn = await fill_and_ask(talk.chat, talk.agent, 9_500)

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.handoff import framed
@@ -39,6 +39,7 @@ from hermes_state.values import (
 )
 from tests.agent.context.rows import NEW_YEAR, answer, human, result, row
 from tests.fakes.llm_legality import check_openai, untidy
+from tests.sampling import examples
 
 STYLE = WireSettings()
 GROUP = WireSettings(is_shared=True)
@@ -278,7 +279,7 @@ def test_reasoning_goes_along_with_the_calls_of_the_model_that_had_it_and_no_oth
         assert REASONING not in chat_messages("", rows, style)[1]
 
 
-@settings(max_examples=500)
+@examples(150)
 @given(rows=_histories, style=_styles, system=st.sampled_from(["", "You are Hermes."]))
 def test_any_rows_make_a_legal_list(rows: list[Message], style: WireSettings, system: str) -> None:
     sent = chat_messages(system, (*rows, human("and now?")), style)
@@ -297,7 +298,7 @@ def _whole_steps(rows: list[Message]) -> list[Message]:
     return whole
 
 
-@settings(max_examples=300)
+@examples(100)
 @given(rows=_histories, more=_histories, style=_styles)
 def test_new_rows_change_no_earlier_byte(rows: list[Message], more: list[Message], style: WireSettings) -> None:
     before = _whole_steps(rows)
@@ -310,12 +311,14 @@ def test_new_rows_change_no_earlier_byte(rows: list[Message], more: list[Message
     assert (now or "").startswith(was or "")
 
 
+@examples(40)
 @given(rows=_histories, style=_styles)
 def test_an_empty_body_is_an_empty_body_however_it_was_made(rows: list[Message], style: WireSettings) -> None:
     made_anew = [msgspec.structs.replace(one, body=MessageBody()) if one.body == EMPTY_BODY else one for one in rows]
     assert chat_messages("S", tuple(made_anew), style) == chat_messages("S", tuple(rows), style)
 
 
+@examples(40)
 @given(rows=_histories, style=_styles)
 def test_the_same_rows_give_the_same_bytes_and_stay_as_they_are(rows: list[Message], style: WireSettings) -> None:
     kept = list(rows)

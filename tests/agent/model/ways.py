@@ -73,6 +73,8 @@ WAYS = [
     for kind, before_text, before_arguments in ((CHAT_COMPLETIONS, 1, 2), (RESPONSES, 4, 3), (ANTHROPIC, 3, 3))
     for streams in (True, False)
 ]
+MIXED_WAYS = [WAYS[place] for place in (0, 1, 3, 2, 4, 5)]
+"""The same, for a sample: every other one has both what is streamed and what comes whole, and all protocols."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from gateway.config.settings import Config
 from gateway.config.types import field_range
 from gateway.models.capacity import capacity_in
 from hermes_state.errors import ConfigError
+from tests.sampling import examples
 
 Load: TypeAlias = Callable[..., LoadedConfig]
 
@@ -733,6 +734,7 @@ def test_secrets_are_known_for_redaction_and_masked_when_printed(load: Load) -> 
     assert "sk-secret-key" not in repr(loaded)
 
 
+@examples(40)
 @given(
     st.dictionaries(
         st.text(st.characters(codec="utf-8"), max_size=10),

@@ -36,6 +36,7 @@ from hermes_state.sessions import load_tip
 from hermes_state.store.writer import Store
 from hermes_state.values import CanonicalUsage, ChatId, LineageId, MicroUsd, Millis
 from tests.hermes_state.rows import CALL, START, exchange, make_chat, migrated
+from tests.sampling import examples
 
 PRICED = replace(CALL, cost=MicroUsd(250_000))
 HOUR = 3_600_000
@@ -234,6 +235,7 @@ _spent = st.builds(
 _named = st.lists(st.tuples(st.text("abc-/:é", min_size=1, max_size=60), _spent), max_size=14).map(tuple)
 
 
+@examples(40)
 @given(days=st.lists(_spent, min_size=1, max_size=366), chats=_named, models=_named, total=_spent)
 def test_whatever_was_spent_fits_a_phone(
     days: list[TotalUsage],
@@ -259,6 +261,7 @@ def test_without_any_price_the_chart_counts_tokens(db: sqlite3.Connection) -> No
 # ---- over the control socket and back
 
 
+@examples(40)
 @given(days=st.lists(st.tuples(st.dates(), _spent)).map(tuple), chats=_named, total=_spent)
 def test_a_report_crosses_the_socket_whole(
     days: tuple[tuple[date, TotalUsage], ...], chats: tuple[tuple[str, TotalUsage], ...], total: TotalUsage

@@ -22,6 +22,7 @@ from hermes_state.store.migrate import migrate, shipped_migrations
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, Tokens
 from tests.hermes_state.rows import migrated
+from tests.sampling import examples
 
 NOW = Millis(1_767_225_600_000)
 ROUTE, MODEL = "chat_completions api.example.com", "lab-128k"
@@ -139,6 +140,7 @@ async def test_a_calibration_that_cannot_be_right_is_learned_again(store: Store,
     assert found == ModelProfile(learned_context=Tokens(65_536), learned_beside=SET)
 
 
+@examples(20)
 @given(
     st.builds(
         Calibration,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state.chats import ensure_chat
@@ -18,6 +18,7 @@ from hermes_state.store.migrate import migrate
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, append_view_row
 from hermes_state.values import ChatKey, ChatKind, MessageId, MessageRole, Millis, Origin
+from tests.sampling import examples
 
 
 def start(db: sqlite3.Connection, chat_ref: str) -> Session:
@@ -193,7 +194,7 @@ def db() -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-@settings(max_examples=150)
+@examples(60)
 @given(rows=st.lists(_WORDS.filter(lambda text: parse_query(f'"{text}"') is not None), min_size=1, max_size=15))
 def test_every_stored_text_is_found_by_its_own_words(db: sqlite3.Connection, rows: list[str]) -> None:
     db.execute("BEGIN")
@@ -295,7 +296,7 @@ _TYPED = st.lists(
 ).map(" ".join)
 
 
-@settings(max_examples=200)
+@examples(80)
 @given(typed=_TYPED.filter(lambda text: (parsed := parse_query(text)) is not None and parsed.whole is not None))
 def test_whatever_is_pasted_is_among_the_first_hits(db: sqlite3.Connection, typed: str) -> None:
     db.execute("BEGIN")

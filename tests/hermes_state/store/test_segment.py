@@ -3,12 +3,13 @@ import sqlite3
 import unicodedata
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state.search.query import MAX_TERMS, parse_query
 from hermes_state.store.connections import register_functions
 from hermes_state.store.segment import INDEXED_CHARACTERS, phrase, segment
+from tests.sampling import examples
 
 CJK = "修改数据库你好こんにちはカタカナ한국어ｱｲｳ々〇𠀋𰻞"
 EMOJI = "😀🎉🥲🫠☕→⌚🚀"
@@ -148,13 +149,13 @@ _NOISE = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=500)
+@examples(150)
 @given(query=_NOISE)
 def test_no_text_at_all_is_a_syntax_error(small_index: sqlite3.Connection, query: str) -> None:
     found(small_index, query)
 
 
-@settings(max_examples=300)
+@examples(100)
 @given(
     texts=st.lists(st.text(alphabet=CJK + EMOJI + " 。a", max_size=12), min_size=1, max_size=8),
     query=st.text(alphabet=CJK + EMOJI, min_size=1, max_size=5),

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -15,9 +15,9 @@ from platforms.discord.rendering import LIMIT, render
 from platforms.text import utf16_units
 from tests.platforms.contract import RecordingIntake, running
 from tests.platforms.discord.harness import DiscordHarness, chat
-from tests.sampling import sample
+from tests.sampling import examples, sample
 
-ANSWERS = sample(250, 2_000)
+ANSWERS = sample(80, 2_000)
 _PARSER = MarkdownIt("commonmark", {"html": False})  # without tables, of which it would hide cells
 
 _SAMPLE = (
@@ -170,7 +170,7 @@ def test_a_broken_surrogate_does_not_reach_the_wire() -> None:
     assert text == "half \ufffd emoji"
 
 
-@settings(max_examples=400)
+@examples(150)
 @given(st.text(st.sampled_from("ab \n`~|-#>*_.1世👋\t\\"), max_size=300) | st.text(max_size=200))
 def test_any_text_keeps_its_words_and_closes_its_fences(text: str) -> None:
     for limit in (LIMIT, 60):

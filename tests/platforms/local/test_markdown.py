@@ -4,11 +4,12 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from platforms.local.markdown import split_parts, to_html
 from tests.platforms.telegram.test_rendering import ANSWERS, AnswerMaker
+from tests.sampling import examples
 
 ALLOWED = {
     *(
@@ -67,7 +68,7 @@ class Tags(HTMLParser):
         self.text += data
 
 
-@settings(max_examples=400)
+@examples(150)
 @given(text=markdown | st.text(max_size=300))
 def test_no_tag_attribute_or_address_of_the_author_gets_through(text: str) -> None:
     for tag, attributes in Tags(to_html(text)).found:
@@ -120,7 +121,7 @@ def test_an_image_is_a_link_to_it() -> None:
     assert "a cat</a>" in html
 
 
-@settings(max_examples=300)
+@examples(120)
 @example(text="aa```data:text/html,xvbscript:x~~~" * 9, limit=200)
 @given(text=markdown.map(lambda text: text * 9), limit=st.integers(200, 900))
 def test_parts_fit_keep_their_words_and_close_their_code(text: str, limit: int) -> None:

@@ -22,6 +22,7 @@ from hermes_state.values import Image, Message, MessageBody, ToolCall
 from tests.agent.context.histories import histories
 from tests.agent.context.rows import answer, human, result, row
 from tests.fakes.llm_legality import check_anthropic
+from tests.sampling import examples
 
 MAKER = "anthropic:claude"
 TOOLS = (ToolSchema(name="look", description="Look.", parameters={"type": "object"}),)
@@ -62,6 +63,7 @@ def shape(messages: list[Any]) -> list[tuple[str, list[str]]]:
 # --- what must always hold
 
 
+@examples(60)
 @given(rows=histories(), has_tools=st.booleans())
 def test_the_list_is_legal_whatever_the_rows_are(rows: tuple[Message, ...], has_tools: bool) -> None:
     images = {1: PNG, 2: "data:image/jpeg;base64,AAAA"}
@@ -87,6 +89,7 @@ def test_the_list_is_legal_whatever_the_rows_are(rows: tuple[Message, ...], has_
     assert len(ids) == len(set(ids))
 
 
+@examples(40)
 @given(rows=histories(), cut=st.integers(0, 40))
 def test_a_new_row_changes_nothing_before_the_last_message(rows: tuple[Message, ...], cut: int) -> None:
     before, after = messages_of(*rows[:cut]), messages_of(*rows)
@@ -98,6 +101,7 @@ def test_a_new_row_changes_nothing_before_the_last_message(rows: tuple[Message, 
     assert after[:kept] == before[:kept]
 
 
+@examples(40)
 @given(rows=histories())
 def test_nothing_of_the_neutral_list_is_lost(rows: tuple[Message, ...]) -> None:
     neutral = wire.chat_messages("", rows, WireSettings())
@@ -109,6 +113,7 @@ def test_nothing_of_the_neutral_list_is_lost(rows: tuple[Message, ...]) -> None:
                 assert json.dumps(words, ensure_ascii=False)[1:-1] in kept
 
 
+@examples(40)
 @given(rows=histories())
 def test_the_neutral_list_stays_as_it_is(rows: tuple[Message, ...]) -> None:
     neutral = wire.chat_messages("Be.", rows, WireSettings())

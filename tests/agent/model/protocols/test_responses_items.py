@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.base import ModelRequest, ToolSchema
@@ -24,6 +24,7 @@ from hermes_state.values import Image, Message, MessageBody, Reasoning, ToolCall
 from tests.agent.context.histories import histories
 from tests.agent.context.rows import answer, human, result
 from tests.fakes.llm_items import check_items
+from tests.sampling import examples
 
 MAKER = "responses:m"
 STYLE = WireSettings(reasoning_of=MAKER, image_urls={1: "data:image/png;base64,AA=="})
@@ -228,7 +229,7 @@ def thoughtful_histories(draw: st.DrawFn) -> tuple[Message, ...]:
     )
 
 
-@settings(max_examples=300)
+@examples(100)
 @given(
     rows=thoughtful_histories(), style=st.sampled_from([STYLE, WireSettings(is_shared=True, max_result_characters=5)])
 )
@@ -236,12 +237,14 @@ def test_any_rows_make_a_legal_input(rows: tuple[Message, ...], style: WireSetti
     assert check_items(items(*rows, human("and now?"), style=style)) == []
 
 
+@examples(40)
 @given(rows=thoughtful_histories())
 def test_the_same_rows_give_the_same_bytes(rows: tuple[Message, ...]) -> None:
     asked = request(*rows, human("and now?"))
     assert encoded_request("m", asked) == encoded_request("m", asked)
 
 
+@examples(40)
 @given(rows=thoughtful_histories())
 def test_no_thought_is_lost_or_told_twice(rows: tuple[Message, ...]) -> None:
     stored = [item for row in rows if row.body.reasoning for _, item in orjson.loads(row.body.reasoning.blocks)]
