@@ -1,9 +1,6 @@
 """Asking a model on the fake server, whatever its protocol."""
 
-import asyncio
 from typing import Any
-
-import pytest
 
 from agent.model.base import ChatModel, ModelReply, ModelRequest, ToolSchema
 from tests.agent.context.rows import human
@@ -27,13 +24,3 @@ async def ask(model: ChatModel, asked: ModelRequest | None = None) -> tuple[Mode
     shown: list[str] = []
     reply = await model.complete(asked or request(), shown.append)
     return reply, shown
-
-
-async def cancel_where_it_hangs(model: ChatModel, llm: LLM) -> None:
-    """Ask, and leave where the server's script hangs; the server sees that its client has gone."""
-    asked = asyncio.create_task(ask(model))
-    assert await llm.requests.query({"wait": 2}, lambda row: row["outcome"] == "hung")
-    asked.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asked
-    assert await llm.requests.query({"wait": 2}, lambda row: row["outcome"] == "client_gone")

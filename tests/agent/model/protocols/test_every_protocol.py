@@ -1,0 +1,115 @@
+"""What every protocol does alike, streamed and whole, with the real SDK; `test_model_faults` has what fails."""
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from agent.model.base import FinishReason
+from agent.model.errors import sentence_for
+from hermes_state.errors import AuthRejected, ModelUnavailable
+from tests.agent.model.asking import TOOL, ask, request, script
+from tests.agent.model.ways import WAYS, Way
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+every_way = pytest.mark.parametrize("way", WAYS, ids=str)
+
+
+@every_way
+async def test_text_is_shown_as_it_comes_and_its_usage_is_reported(way: Way, server: labkit.Server, llm: LLM) -> None:
+    script(llm, text="one two three", chunk_chars=4)
+    async with way.dialled(server.url) as model:
+        reply, shown = await ask(model)
+    steps = ["one ", "one two ", "one two thre", "one two three"]
+    assert shown == (steps if way.streams else steps[-1:])
+    assert (reply.text, reply.calls, reply.finish) == ("one two three", (), FinishReason.STOP)
+    [row] = llm.requests.rows
+    assert (bool(row["body"].get("stream")), row["violations"]) == (way.streams, [])
+    assert reply.usage is not None
+    assert (reply.usage.prompt, reply.usage.output) == (row["prompt_tokens"], row["completion_tokens"])
+
+
+@every_way
+async def test_parallel_tool_calls_are_put_together(way: Way, server: labkit.Server, llm: LLM) -> None:
+    long = {"path": "a/very/long/path/that/takes/several/chunks.txt"}
+    calls = [{"id": "x", "name": "look", "arguments": long}, {"id": "y", "name": "look", "arguments": "{}"}]
+    script(llm, text="Looking.", tool_calls=calls, chunk_chars=7)
+    async with way.dialled(server.url) as model:
+        reply, shown = await ask(model, request(tools=(TOOL,)))
+    assert shown[-1] == reply.text == "Looking."
+    assert reply.finish is FinishReason.TOOL_CALLS
+    assert [(call.id, json.loads(call.arguments)) for call in reply.calls] == [("x", long), ("y", {})]
+
+
+@every_way
+async def test_calls_with_equal_ids_get_ids_of_their_own(way: Way, server: labkit.Server, llm: LLM) -> None:
+    same = {"id": "same", "name": "look", "arguments": "{}"}
+    script(llm, tool_calls=[same, same])
+    async with way.dialled(server.url) as model:
+        reply, _ = await ask(model, request(tools=(TOOL,)))
+    assert len({call.id for call in reply.calls}) == 2
+
+
+@every_way
+async def test_text_that_reached_the_output_limit_is_kept(way: Way, server: labkit.Server, llm: LLM) -> None:
+    script(llm, text="x" * 9_000)
+    async with way.dialled(server.url) as model:
+        reply, _ = await ask(model)
+    assert reply.finish is FinishReason.LENGTH
+    assert len(reply.text) == 4_000
+    assert llm.requests.rows[0]["max_tokens"] == 1_000
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.protocol != "anthropic"], ids=str)  # it always reports
+async def test_a_provider_that_reports_no_usage_is_no_failure(way: Way, server: labkit.Server, llm: LLM) -> None:
+    script(llm, text="ok", no_usage=True)
+    async with way.dialled(server.url) as model:
+        assert (await ask(model))[0].usage is None
+
+
+@every_way
+async def test_an_unreachable_provider_is_unavailable(way: Way) -> None:
+    async with way.dialled("http://127.0.0.1:1") as model:
+        with pytest.raises(ModelUnavailable):
+            await ask(model)
+
+
+@every_way
+async def test_an_error_quotes_neither_the_key_nor_the_providers_text(
+    way: Way, server: labkit.Server, llm: LLM
+) -> None:
+    script(llm, error={"kind": "401", "message": "Incorrect API key provided: lab-key."})
+    async with way.dialled(server.url) as model:
+        with pytest.raises(AuthRejected) as raised:
+            await ask(model)
+    assert "lab-key" not in f"{raised.value} {sentence_for(raised.value)}"
+
+
+@every_way
+async def test_nothing_of_the_prompt_or_the_key_is_logged(
+    way: Way, server: labkit.Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with way.dialled(server.url) as model:
+        await ask(model, request("a very private matter"))
+    assert "private" not in caplog.text
+    assert "lab-key" not in caplog.text
+
+
+@every_way
+async def test_any_number_of_calls_run_at_once(way: Way, server: labkit.Server, llm: LLM) -> None:
+    script(llm, hang=60)
+    async with way.dialled(server.url) as model:
+        asked = [asyncio.create_task(ask(model)) for _ in range(120)]  # an HTTP client's own bound is a hundred
+        assert len(await llm.requests.query({"count": 120, "wait": 30})) == 120
+        for one in asked:
+            one.cancel()
+        assert set(map(type, await asyncio.gather(*asked, return_exceptions=True))) == {asyncio.CancelledError}
+
+
+@every_way
+async def test_the_route_names_protocol_and_host_and_no_credential(way: Way) -> None:
+    async with way.dialled("https://user:secret@models.example") as model:
+        assert model.route == f"{way.protocol}:models.example"
