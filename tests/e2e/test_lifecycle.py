@@ -15,14 +15,14 @@ from yarl import URL
 
 from gateway.config.settings import Config
 from tests.e2e.protocols import ModelProtocol
-from tests.e2e.world import ROOT, START_SECONDS, STOP_SECONDS, World, world_in
+from tests.e2e.world import ROOT, START_SECONDS, STARTED_ANEW, STOP_SECONDS, World, world_in
 from tests.hermes_state.helpers import locked_by_another_process
 
 
 @pytest.fixture
 async def executed(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
     """Telegram and a model; the gateway is started as the unit starts it, by a Python of its own."""
-    async with world_in(tmp_path, protocol, program=("-m", "gateway", "run")) as made:
+    async with world_in(tmp_path, protocol, program=STARTED_ANEW) as made:
         yield made
 
 
@@ -67,16 +67,16 @@ async def test_a_turn_cut_by_the_end_of_the_drain_resumes_at_the_next_start(worl
     assert world.query("SELECT state, restarts FROM turns") == [("finished", 1)]
 
 
-async def test_a_second_signal_cuts_the_drain_short(executed: World) -> None:
-    await executed.gateway.start()
-    await executed.script(match="hang", hang=True)
-    await executed.say("hang on")
-    await executed.turn_runs()
-    executed.gateway.signal(signal.SIGTERM)
-    await executed.gateway.wait_for_log("daemon.draining")
-    assert await asyncio.wait_for(executed.gateway.stop(), 10) == 0
-    assert executed.query("SELECT state FROM turns") == [("running",)]
-    assert "delivery.unfinished" not in executed.gateway.log_text()
+async def test_a_second_signal_cuts_the_drain_short(world: World) -> None:
+    await world.gateway.start()
+    await world.script(match="hang", hang=True)
+    await world.say("hang on")
+    await world.turn_runs()
+    world.gateway.signal(signal.SIGTERM)
+    await world.gateway.wait_for_log("daemon.draining")
+    assert await asyncio.wait_for(world.gateway.stop(), 10) == 0
+    assert world.query("SELECT state FROM turns") == [("running",)]
+    assert "delivery.unfinished" not in world.gateway.log_text()
 
 
 async def test_a_killed_turn_is_taken_up_again_and_answered_once(world: World) -> None:
@@ -92,21 +92,21 @@ async def test_a_killed_turn_is_taken_up_again_and_answered_once(world: World) -
     assert world.query("SELECT count(*) FROM messages WHERE text = 'hang on'") == [(1,)]
 
 
-async def test_a_start_that_a_locked_database_holds_up_can_be_stopped(executed: World) -> None:
-    await executed.gateway.start()
-    assert await executed.gateway.stop() == 0
-    seen = len(executed.gateway.log_bytes())
-    with locked_by_another_process(executed.home / "state.db", 60):
-        await executed.gateway.spawn(HERMES_STORE__BUSY_SECONDS="1")
-        await executed.gateway.wait_for_log("another process keeps the database locked", since=seen)
-        assert await asyncio.wait_for(executed.gateway.stop(), 10) == 0
+async def test_a_start_that_a_locked_database_holds_up_can_be_stopped(world: World) -> None:
+    await world.gateway.start()
+    assert await world.gateway.stop() == 0
+    seen = len(world.gateway.log_bytes())
+    with locked_by_another_process(world.home / "state.db", 60):
+        await world.gateway.spawn(HERMES_STORE__BUSY_SECONDS="1")
+        await world.gateway.wait_for_log("another process keeps the database locked", since=seen)
+        assert await asyncio.wait_for(world.gateway.stop(), 10) == 0
 
 
-async def test_a_crash_is_logged_and_ends_with_1(executed: World) -> None:
-    (executed.home / "control.sock").mkdir(parents=True)
-    await executed.gateway.spawn()
-    assert await executed.gateway.wait() == 1
-    lines = [json.loads(line) for line in executed.gateway.log_text().splitlines()]
+async def test_a_crash_is_logged_and_ends_with_1(world: World) -> None:
+    (world.home / "control.sock").mkdir(parents=True)
+    await world.gateway.spawn()
+    assert await world.gateway.wait() == 1
+    lines = [json.loads(line) for line in world.gateway.log_text().splitlines()]
     assert "IsADirectoryError" in next(line["exception"] for line in lines if line["event"] == "daemon.crashed")
 
 

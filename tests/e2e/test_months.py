@@ -240,7 +240,6 @@ async def check_history(chat: Chat, month: Month) -> None:
         assert f"ANSWER-{number:04d}: " in shown
 
 
-@pytest.mark.each_protocol
 async def test_a_busy_week_on_a_small_model(tmp_path: Path, protocol: ModelProtocol) -> None:
     await spend_on("telegram", SAMPLE, tmp_path, protocol)
 

@@ -66,6 +66,7 @@ def text_of(output: Path) -> str:
 
 Program = Callable[[], object] | Sequence[str]
 """Main function of a forked process, or the arguments of a Python that is started anew."""
+STARTED_ANEW: Program = ("-m", "gateway", "run")
 
 
 class Gateway:
@@ -74,7 +75,8 @@ class Gateway:
     def __init__(self, environ: Mapping[str, str], log: Path, program: Program) -> None:
         self.environ = dict(environ)
         self._log = log
-        self._program = program
+        self.program = program
+        """What the next start runs."""
         self.process: asyncio.subprocess.Process | ForkedProcess | None = None
         self.started_from = 0
         """Offset in the output at which the process of now began to write, in bytes."""
@@ -88,12 +90,12 @@ class Gateway:
         """Start without waiting."""
         self.environ.update(changes)
         self.started_from = len(self.log_bytes())
-        if callable(self._program):
-            self.process = ForkedProcess(self._program, self.environ, self._log)
+        if callable(self.program):
+            self.process = ForkedProcess(self.program, self.environ, self._log)
             return
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, *self._program), env=self.environ, cwd=ROOT, stdout=log, stderr=log
+                *(sys.executable, *self.program), env=self.environ, cwd=ROOT, stdout=log, stderr=log
             )
 
     async def wait_for_log(self, words: str, *, since: int = 0, seconds: float = START_SECONDS) -> None:

@@ -9,9 +9,10 @@ import contextlib
 import json
 import re
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain, count, islice, repeat
 from typing import Any
 from urllib.parse import quote, unquote
@@ -53,19 +54,36 @@ def packed(pieces: Callable[[], Iterator[bytes]], wbits: int = 31) -> Callable[[
     return compressed
 
 
+@cache
+def _packed_with_brotli(beginning: bytes) -> bytes:
+    return brotli.compress(beginning + b"a" * 100_000_000, quality=1)
+
+
 def packed_with_brotli(beginning: bytes) -> Callable[[], Iterator[bytes]]:
-    return lambda: iter([brotli.compress(beginning + b"a" * 100_000_000, quality=1)])
+    return lambda: iter([_packed_with_brotli(beginning)])
 
 
-def events(*first: Mapping[str, Any], then: Callable[[int], Mapping[str, Any]]) -> Callable[[], Iterator[bytes]]:
-    """A stream of events, the later ones by their number."""
+def events(
+    *first: Mapping[str, Any], then: Mapping[str, Any] | Callable[[int], Mapping[str, Any]]
+) -> Callable[[], Iterator[bytes]]:
+    """A stream of events, the later ones always the same or by their number."""
+
+    def numbered(make: Callable[[int], Mapping[str, Any]]) -> Iterator[bytes]:
+        numbers = count()
+        while True:
+            yield _encoded(map(make, islice(numbers, 20)))
 
     def stream() -> Iterator[bytes]:
-        coming = chain(first, map(then, count()))
-        while True:
-            yield b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in islice(coming, 20))
+        if callable(then):
+            return chain([_encoded(first)], numbered(then))
+        event = _encoded([then])
+        return chain([_encoded(first)], repeat(event * (BLOCK // len(event) + 1)))
 
     return stream
+
+
+def _encoded(some: Iterable[Mapping[str, Any]]) -> bytes:
+    return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in some)
 
 
 ENDLESS_LINE = filled("data: ", "a")
@@ -158,20 +176,20 @@ def _piece(index: int, **delta: object) -> Mapping[str, Any]:
 FUNCTION = {"name": "look", "arguments": "{"}
 STREAMS: Mapping[str, Mapping[str, Callable[[], Iterator[bytes]]]] = {
     "chat_completions": {
-        "text": events(then=lambda _: _chat(content=[WIDE * 4] * 500)),
-        "halves of characters": events(then=lambda _: _chat(content=["a\ud83d"] * 500)),
-        "reasoning": events(then=lambda _: _chat(content=[{"type": "thinking", "thinking": [WIDE * 4] * 500}])),
-        "nested details": events(then=lambda _: _chat(reasoning_details=[{"a": [{"": {}}] * 1_000}])),
-        "details": events(then=lambda _: _chat(reasoning_details=[{"": {}}] * 10)),
-        "thoughts in tags": events(_chat(content="<think>"), then=lambda _: _chat(content=[WIDE * 4] * 500)),
-        "tags": events(then=lambda _: _chat(content="<think></think>" * 10_000)),
+        "text": events(then=_chat(content=[WIDE * 4] * 500)),
+        "halves of characters": events(then=_chat(content=["a\ud83d"] * 500)),
+        "reasoning": events(then=_chat(content=[{"type": "thinking", "thinking": [WIDE * 4] * 500}])),
+        "nested details": events(then=_chat(reasoning_details=[{"a": [{"": {}}] * 1_000}])),
+        "details": events(then=_chat(reasoning_details=[{"": {}}] * 10)),
+        "thoughts in tags": events(_chat(content="<think>"), then=_chat(content=[WIDE * 4] * 500)),
+        "tags": events(then=_chat(content="<think></think>" * 10_000)),
         "arguments": events(
             _chat(tool_calls=[{"index": 0, "id": "c", "function": FUNCTION}]),
-            then=lambda _: _chat(tool_calls=[{"index": 0, "function": {"arguments": WIDE * 4}}] * 500),
+            then=_chat(tool_calls=[{"index": 0, "function": {"arguments": WIDE * 4}}] * 500),
         ),
     },
     "responses": {
-        "text": events(then=lambda _: {"type": "response.output_text.delta", "output_index": 0, "delta": WIDE * 20}),
+        "text": events(then={"type": "response.output_text.delta", "output_index": 0, "delta": WIDE * 20}),
         "messages": events(then=lambda n: {"type": "response.output_text.delta", "output_index": n, "delta": "a"}),
         "items": events(
             then=lambda n: {"type": "response.output_item.done", "output_index": n, "item": {"type": "other"}}
@@ -187,11 +205,11 @@ STREAMS: Mapping[str, Mapping[str, Callable[[], Iterator[bytes]]]] = {
     "anthropic": {
         "text": events(
             {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-            then=lambda _: _piece(0, type="text_delta", text=WIDE * 20),
+            then=_piece(0, type="text_delta", text=WIDE * 20),
         ),
         "reasoning": events(
             {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking"}},
-            then=lambda _: _piece(0, type="thinking_delta", thinking=WIDE * 20),
+            then=_piece(0, type="thinking_delta", thinking=WIDE * 20),
         ),
         "arguments at once": events(
             then=lambda n: {
