@@ -112,7 +112,7 @@ async def test_the_calls_of_one_answer_run_side_by_side(chat: Chat, shop: Worksh
     both = asyncio.Barrier(2)
 
     async def meet(arguments: dict[str, Any], context: ToolContext) -> str:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             await both.wait()
         return "met"
 
@@ -412,7 +412,8 @@ async def test_an_answer_that_is_cut_off_while_its_count_is_noted_was_paid_for(
         await asyncio.sleep(0.001)
     async with one_batch(chat.store):
         llm.resumed.set()
-        await asyncio.sleep(0.2)  # the reply is whole long before, and its end waits for the writer
+        await llm.requests.query({"wait": 20}, lambda row: row["outcome"] != "open")
+        await asyncio.sleep(0.2)  # it is read long before, and its end waits for the writer
         running.cancel()
         await asyncio.sleep(0.01)
     await asyncio.wait([running])

@@ -20,6 +20,7 @@ from tests.e2e.test_discord import ALICE, ready
 from tests.e2e.test_discord import say as say_on_discord
 from tests.e2e.world import World, world_in
 from tests.platforms.local.harness import Listener, Screen, Shown
+from tests.sampling import every
 
 FILLER = "We looked at the harbour, the old bridge and the market, and wrote down what each of them costs. " * 12
 SMALL = {
@@ -99,19 +100,14 @@ async def test_compress_shortens_what_the_model_sees_and_keeps_what_was_said(wor
 async def test_while_a_summary_takes_long_commands_are_answered_and_messages_wait(world: World) -> None:
     await world.gateway.start(**SMALL)
     await talk(world, 20)
-    await world.script(summary=True, delay=4)
-    said_at = time.monotonic()
+    await world.hold(summary=True)
     await world.say("/compress")
-    begun = await world.tg.get("sent", method="sendMessage", match=WORKING, wait=5, count=1)
-    assert seconds_until(begun, said_at) < 1
-    asked_at = time.monotonic()
+    begun = await world.tg.get("sent", method="sendMessage", match=WORKING, wait=15, count=1)
     await world.say("/status")
-    shown = await world.tg.get(
-        "sent", method="sendMessage", match="Conversation", since=begun[-1]["seq"], wait=5, count=1
-    )
-    assert seconds_until(shown, asked_at) < 1
+    assert await world.replies(1, match="Conversation", since=begun[-1]["seq"])
     await world.say("said meanwhile")
     assert await world.replies(0, wait=0.5, match="^Compressed|said meanwhile") == []
+    await world.release()
     assert await world.replies(1, match="echo: .*said meanwhile")
     shown_texts = await world.replies(0, wait=0)
     places = [
@@ -128,7 +124,7 @@ async def test_a_summary_that_hangs_is_ended_by_stop(world: World) -> None:
     await world.say("/compress")
     await world.asked(1, summary="true")
     await world.say("/stop")
-    assert await world.replies(1, match="^Stopped", wait=2)
+    assert await world.replies(1, match="^Stopped")
     assert await world.replies(1, match="gave up compressing")
     await world.converse("and now?")
     assert world.query(LAYERS) == []
@@ -146,8 +142,8 @@ async def test_compress_as_a_slash_command_on_discord(discord_world: World) -> N
     given_at = time.monotonic()
     given = {"name": "compress", "options": {"text": "focus: the bridge"}, "dm_user_id": ALICE}
     await world.dc.post("interaction", given)
-    [deferred] = await world.dc.get("sent", action="interaction_defer", wait=5, count=1)
-    assert seconds_until([deferred], given_at) < 1
+    [deferred] = await world.dc.get("sent", action="interaction_defer", wait=15, count=1)
+    assert seconds_until([deferred], given_at) < 3, "Discord waits no longer"
     await say_on_discord(world, "said meanwhile")
     [told] = await world.dc.get("sent", action="interaction_(edit|followup)", match="Compressed: ", wait=20, count=1)
     assert "with the focus “the bridge”" in told["text"]
@@ -208,10 +204,11 @@ async def test_compress_in_the_web_chat(tmp_path: Path, protocol: ModelProtocol)
             await page.write("/compress preview")
             await page.until("Nothing was changed")
             assert await summaries(world) == []
-            await world.script(summary=True, delay=3)
+            await world.hold(summary=True)
             await page.write("/compress here 3")
-            await page.until(WORKING, seconds=1)
+            await page.until(WORKING)
             await page.write("said meanwhile")
+            await world.release()
             await page.until("Compressed: ")
             await world.asked(22)
             assert "CONTEXT COMPACTION" in system_and_rest((await turns(world))[-1])[1]
@@ -354,7 +351,8 @@ LANGUAGES = {
 }
 
 
-@pytest.mark.parametrize("bytes_per_token", [4.0, 2.5])
+@pytest.mark.fuzz
+@pytest.mark.parametrize("bytes_per_token", every(2, [4.0, 2.5]))
 async def test_every_language_is_kept_in_its_window(world: World, bytes_per_token: float) -> None:
     """The same number of tokens is said in each, in chats of their own, on a tokenizer that is usual or dense."""
     await world.llm.post("config", {"bytes_per_token": bytes_per_token})

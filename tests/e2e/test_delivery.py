@@ -85,7 +85,7 @@ async def test_stop_ends_the_delivery_of_an_answer_and_is_answered_next(world: W
     await world.say("tell me all")
     await world.replies(2)
     await world.say("/stop")
-    assert await world.replies(1, match="^Stopped", wait=5)
+    assert await world.replies(1, match="^Stopped", wait=15)
     await world.say("what else?")
     assert await world.replies(1, match="^echo: .*what else")
     texts = await world.replies(0, wait=0)

@@ -33,7 +33,7 @@ async def test_a_slow_download_delays_no_other_chat(world: World) -> None:
     await world.say("", media="document", caption="read this", **document)
     await world.tg.get("calls", method="getFile", wait=10, count=1)
     await world.say("quick", chat_id=43)
-    assert await world.replies(1, chat_id=43, wait=5)
+    assert await world.replies(1, chat_id=43, wait=15)
     assert len((await world.tg.get("faults"))["fired"]) == 1, "the download hangs"
     assert await world.replies(0, wait=0) == []
 

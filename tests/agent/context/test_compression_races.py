@@ -108,11 +108,11 @@ async def test_a_turn_whose_prompt_was_refused_goes_on_in_the_view_of_whoever_wa
     chat: Chat, small: ChatCompletionsModel, rival: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
-    llm.add_scripts([{"summary": True, "model": "lab-8k", "delay": 0.6, "text": summary_of("the loser")}])
+    llm.add_scripts([{"summary": True, "model": "lab-8k", "delay": 2.0, "text": summary_of("the loser")}])
     agent, faster = agent_of(chat, small), agent_of(chat, rival)
     turn = await fill_and_ask(chat, agent, 3_500)
     running = asyncio.create_task(agent.run(turn, Sink()))
-    await llm.requests.query({"wait": 5}, lambda row: bool(row.get("summary")))
+    await llm.requests.query({"wait": 20}, lambda row: bool(row.get("summary")))
     assert isinstance(await by_hand(chat, faster, turn.conversation), Compressed)
     await chat.finish(turn, await running)
     found = await look(chat, turn.lineage_id)
@@ -123,11 +123,11 @@ async def test_a_turn_whose_prompt_was_refused_goes_on_in_the_view_of_whoever_wa
 async def test_whoever_fails_after_another_has_compressed_leaves_no_trace_but_the_call(
     chat: Chat, small: ChatCompletionsModel, rival: ChatCompletionsModel, llm: LLM
 ) -> None:
-    llm.add_scripts([{"summary": True, "model": "lab-8k", "delay": 0.6, "error": {"kind": "401"}}])
+    llm.add_scripts([{"summary": True, "model": "lab-8k", "delay": 2.0, "error": {"kind": "401"}}])
     agent, faster = agent_of(chat, small), agent_of(chat, rival)
     turn = await fill_and_ask(chat, agent, 3_500)
     slow = asyncio.create_task(by_hand(chat, agent, turn.conversation))
-    await llm.requests.query({"wait": 5}, lambda row: bool(row.get("summary")))
+    await llm.requests.query({"wait": 20}, lambda row: bool(row.get("summary")))
     assert isinstance(await by_hand(chat, faster, turn.conversation), Compressed)
     outcome = await slow
     assert isinstance(outcome, NotNeeded)

@@ -123,7 +123,7 @@ async def test_a_call_that_is_cut_off_closes_its_connection_and_is_paid_for(
         talk, sink = Talk(chat, model), Watching()
         turn = await chat.start("go")
         asked = asyncio.create_task(talk.agent.run(turn, sink))
-        assert await llm.requests.query({"wait": 10}, lambda row: row["outcome"] == "hung")
+        assert await llm.requests.query({"wait": 20}, lambda row: row["outcome"] == "hung")
         if way.streams and where == "after some":
             async with asyncio.timeout(10):
                 await sink.has_come.wait()
@@ -146,7 +146,7 @@ async def test_a_call_that_is_cut_off_closes_its_connection_and_is_paid_for(
 
 
 async def gone(llm: LLM) -> bool:
-    return bool(await llm.requests.query({"wait": 10}, lambda row: row["outcome"] == "client_gone"))
+    return bool(await llm.requests.query({"wait": 20}, lambda row: row["outcome"] == "client_gone"))
 
 
 # ---- two chats on two routes
@@ -181,7 +181,7 @@ async def test_a_provider_that_asks_one_chat_for_time_holds_up_no_other(
     llm.scripts.append(busy)
     async with way.dialled(server.url, "lab-200k") as bad, other.dialled(server.url, "lab-128k") as good:
         waiting = asyncio.create_task(Talk(chat_at(chat, 1), bad).say("go"))
-        assert await llm.requests.query({"wait": 10}, lambda row: row["outcome"] == "scripted 429")
+        assert await llm.requests.query({"wait": 20}, lambda row: row["outcome"] == "scripted 429")
         async with asyncio.timeout(10):
             assert (await Talk(chat_at(chat, 2), good).say("go")).outcomes == ["ok"]
         assert not waiting.done()

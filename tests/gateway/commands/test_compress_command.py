@@ -299,15 +299,11 @@ async def test_while_the_summary_hangs_commands_are_answered_and_a_message_waits
     model = CountingModel()
     async with talking(store, tmp_path, model, count=COUNT) as gateway:
         model.summary = hang = Hang(says="", text=SUMMARY)
-        began = time.monotonic()
         await gateway.say("/compress")
         await eventually(lambda: gateway.adapter.texts()[-1] == STARTED, "acknowledged")
-        assert time.monotonic() - began < 1
         await hang.begun.wait()
-        asked_at = time.monotonic()
         await gateway.say("/status")
         await eventually(lambda: "Context" in gateway.adapter.texts()[-1], "/status")
-        assert time.monotonic() - asked_at < 1
         await gateway.say("said meanwhile")
         await asyncio.sleep(0.05)
         assert not any("meanwhile" in text for text in gateway.adapter.texts())

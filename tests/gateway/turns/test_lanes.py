@@ -566,7 +566,7 @@ async def test_a_turn_that_keeps_ending_the_process_is_given_up(store: Store, tm
             if not asked_times:
                 await gateway.say("q")
             try:
-                await asyncio.wait_for(hang.begun.wait(), 0.5)
+                await asyncio.wait_for(hang.begun.wait(), 3)
             except TimeoutError:
                 await gateway.quiet()
                 break

@@ -253,7 +253,7 @@ class TestWriting:
 
         def slow(db: sqlite3.Connection) -> None:
             entered.set()
-            assert release.wait(10)
+            assert release.wait(60)
             save_note(db, "n", "")
 
         task = asyncio.ensure_future(store.write(slow))
@@ -323,8 +323,8 @@ class TestLocked:
 
     async def test_reading_goes_on_while_another_process_holds_the_lock(self, store: Store) -> None:
         await store.write(save_note, "n", "before")
-        with locked_by_another_process(store.path, seconds=5):
-            assert await asyncio.wait_for(store.read(load_note, "n"), 1) == "before"
+        with locked_by_another_process(store.path, seconds=30):
+            assert await asyncio.wait_for(store.read(load_note, "n"), 20) == "before"
 
     async def test_a_lock_that_stays_is_a_clear_error_and_work_resumes_after_it(self, tmp_path: Path) -> None:
         store = await Store.open(tmp_path / "state.db", busy_seconds=0.2)
@@ -399,7 +399,7 @@ class TestReading:
         def twice(db: sqlite3.Connection) -> tuple[int, int]:
             first = count_notes(db)
             entered.set()
-            assert release.wait(10)
+            assert release.wait(60)
             return first, count_notes(db)
 
         reading = asyncio.ensure_future(store.read(twice))
@@ -419,10 +419,10 @@ class TestReading:
 
     async def test_a_slow_read_does_not_hold_up_the_next(self, store: Store) -> None:
         release = threading.Event()
-        slow = asyncio.ensure_future(store.read(lambda db: release.wait(10)))
+        slow = asyncio.ensure_future(store.read(lambda db: release.wait(60)))
         await asyncio.sleep(0)
         for _ in range(5):
-            await asyncio.wait_for(store.read(count_notes), 2)
+            await asyncio.wait_for(store.read(count_notes), 20)
         release.set()
         assert await slow
 
@@ -484,7 +484,7 @@ class TestClosing:
         store = await Store.open(tmp_path / "state.db")
         reading = asyncio.ensure_future(store.read_within(60, lambda db: db.execute(ENDLESS).fetchone()))
         await asyncio.sleep(0.05)
-        await asyncio.wait_for(store.close(), 5)
+        await asyncio.wait_for(store.close(), 20)
         with pytest.raises(StoreUnavailable):
             await reading
 

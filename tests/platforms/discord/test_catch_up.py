@@ -125,7 +125,7 @@ async def test_live_messages_wait_for_the_missed_ones_of_their_channel_only(
 ) -> None:
     await seen_once(harness, intake)
     await harness.write("missed")
-    await harness.fault(match=f"GET /channels/{harness.direct_chat.chat_ref}", kind="delay", seconds=1)
+    await harness.fault(match=f"GET /channels/{harness.direct_chat.chat_ref}", kind="delay", seconds=2)
     async with running(harness.adapter, intake):
         first = await harness.write("live")
         await harness.delete(first)
@@ -313,7 +313,7 @@ async def test_a_bound_of_zero_switches_catching_up_off(
 async def test_commands_do_not_wait_for_history(harness: DiscordHarness, intake: RecordingIntake) -> None:
     await seen_once(harness, intake)
     await harness.write("missed")
-    await harness.fault(match=f"GET /channels/{harness.direct_chat.chat_ref}", kind="delay", seconds=1)
+    await harness.fault(match=f"GET /channels/{harness.direct_chat.chat_ref}", kind="delay", seconds=2)
     async with running(harness.adapter, intake):
         await harness.post("interaction", {"name": "stop", "dm_user_id": ALICE, "force": True})
         await intake.wait_for(2)

@@ -113,10 +113,10 @@ async def test_a_mistake_of_ours_is_not_called_an_outage() -> None:
 
 async def test_unanswered_heartbeats_end_the_connection(harness: DiscordHarness) -> None:
     await harness.post("config", {"heartbeat_ms": 100, "enforce_heartbeat": False})
-    impatient = harness.another_adapter(stale_seconds=0.6)
+    impatient = harness.another_adapter(stale_seconds=1.2)
     task = asyncio.create_task(impatient.run(RecordingIntake()))
     await eventually(lambda: impatient.health().is_ready, "ready")
-    await asyncio.sleep(0.8)
+    await asyncio.sleep(1.4)
     assert impatient.health().is_ready, "answered heartbeats are progress"
     await harness.post("gateway", {"action": "mute"})
     muted_at = time.monotonic()
@@ -125,7 +125,7 @@ async def test_unanswered_heartbeats_end_the_connection(harness: DiscordHarness)
         await harness.write("still talking")  # the connection carries events: only the answers are missing
         states.add(impatient.health().state)
         await asyncio.sleep(0.02)
-    assert time.monotonic() - muted_at < 3
+    assert time.monotonic() - muted_at < 15
     assert AdapterState.STALLED in states
     with pytest.raises(PlatformUnavailable, match="heartbeat"):
         await task
@@ -135,11 +135,11 @@ async def test_a_session_that_does_not_come_back_ends_the_connection(harness: Di
     impatient = harness.another_adapter(stale_seconds=0.6)
     task = asyncio.create_task(impatient.run(RecordingIntake()))
     await eventually(lambda: impatient.health().is_ready, "ready")
-    await harness.fault(match="GATEWAY connect", kind="hang", seconds=5, times=-1)
+    await harness.fault(match="GATEWAY connect", kind="hang", seconds=30, times=-1)
     await harness.post("gateway", {"action": "drop"})
     await eventually(lambda: impatient.health().state is AdapterState.BACKING_OFF, "the loss shows")
     with pytest.raises(PlatformUnavailable, match="session"):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 20)
 
 
 async def test_a_short_loss_is_resumed_without_a_new_run(harness: DiscordHarness) -> None:

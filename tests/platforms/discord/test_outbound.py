@@ -272,13 +272,13 @@ async def test_an_unreadable_answer_is_ambiguous(live: DiscordHarness) -> None:
 
 
 async def test_a_request_that_hangs_is_given_up_as_ambiguous(harness: DiscordHarness) -> None:
-    hasty = harness.another_adapter(request_seconds=0.3)
+    hasty = harness.another_adapter(request_seconds=1.0)
     async with running(hasty, RecordingIntake()):
-        await harness.fault(match="POST /channels/.*/messages", kind="hang", seconds=2)
+        await harness.fault(match="POST /channels/.*/messages", kind="hang", seconds=20)
         started = time.monotonic()
         with pytest.raises(SendAmbiguous):
             await hasty.send(request(harness.direct_chat, "hello"))
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 15
 
 
 async def test_a_server_that_is_gone_means_not_sent(live: DiscordHarness) -> None:

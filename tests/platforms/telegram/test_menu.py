@@ -21,8 +21,8 @@ async def test_the_menu_is_set_once_for_many_starts(tmp_path: Path, intake: Reco
     async with TelegramHarness(tmp_path, menu=MENU) as telegram:
         for _ in range(2):
             async with running(telegram.adapter, intake):
-                assert await telegram.calls("getMyCommands", wait=5)
-                assert await telegram.calls("setMyCommands", wait=5)
+                assert await telegram.calls("getMyCommands", wait=15)
+                assert await telegram.calls("setMyCommands", wait=15)
         [call] = await telegram.calls("setMyCommands")
         [bot] = (await telegram.get("state"))["bots"]
         [shown] = bot["commands"].values()
@@ -37,7 +37,7 @@ async def test_a_menu_that_is_refused_does_not_stop_the_adapter(tmp_path: Path, 
     async with TelegramHarness(tmp_path, menu=MENU) as telegram:
         await telegram.fault(match="MyCommands", kind="500", times=-1)
         async with running(telegram.adapter, intake):
-            assert await telegram.calls("getMyCommands", wait=5)
+            assert await telegram.calls("getMyCommands", wait=15)
             await telegram.write("hello")
             await intake.wait_for(1)
             await eventually(lambda: telegram.adapter.health().is_ready, "ready")
@@ -70,16 +70,16 @@ async def test_every_admin_has_a_menu_with_what_is_for_admins(tmp_path: Path, in
     intake.admins = frozenset({"42", "43"})
     async with TelegramHarness(tmp_path, menu=(*MENU, ADMIN_ITEM)) as telegram:
         async with running(telegram.adapter, intake):
-            await telegram.calls("setMyCommands", wait=5, count=3)
+            await telegram.calls("setMyCommands", wait=15, count=3)
             assert await menus(telegram) == {"": everybody, "42": admins, "43": admins}
             intake.admins = frozenset({"43", "44"})
             intake.admins_changed.set()
-            await telegram.calls("setMyCommands", wait=5, count=4)
-            await telegram.calls("deleteMyCommands", wait=5, count=1)
+            await telegram.calls("setMyCommands", wait=15, count=4)
+            await telegram.calls("deleteMyCommands", wait=15, count=1)
             assert await menus(telegram) == {"": everybody, "43": admins, "44": admins}
         intake.admins = frozenset()
         async with running(telegram.adapter, intake):
-            await telegram.calls("deleteMyCommands", wait=5, count=3)
+            await telegram.calls("deleteMyCommands", wait=15, count=3)
             assert await menus(telegram) == {"": everybody}
 
 
@@ -92,5 +92,5 @@ async def test_an_admin_who_has_no_chat_with_the_bot_yet_is_tried_again(
         where = {"scope": {"type": "chat", "chat_id": 42}}
         await telegram.fault(match="getMyCommands", kind="400", description="Bad Request: chat not found", where=where)
         async with running(telegram.adapter, intake):
-            await telegram.calls("setMyCommands", wait=5, count=2)
+            await telegram.calls("setMyCommands", wait=15, count=2)
             assert (await menus(telegram))["42"] == ["new", "title", "pair"]

@@ -197,9 +197,9 @@ class TestPreviews:
     ) -> None:
         group = telegram.group_chat()
         async with running(telegram.adapter, intake):
-            await telegram.fault(match="sendMessage", kind="delay", seconds=1)
+            await telegram.fault(match="sendMessage", kind="delay", seconds=3)
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(telegram.adapter.show(preview(group, "one")), 0.2)
+                await asyncio.wait_for(telegram.adapter.show(preview(group, "one")), 0.7)
             assert await telegram.adapter.show(preview(group, "one two")) is None
 
     async def test_a_placeholder_that_was_refused_may_be_tried_again(
@@ -324,7 +324,7 @@ class TestButtons:
 
 
 async def eventually_answered(telegram: TelegramHarness, count: int) -> list[dict[str, Any]]:
-    rows = await telegram.sent("answerCallbackQuery", count=count, wait=5)
+    rows = await telegram.sent("answerCallbackQuery", count=count, wait=15)
     assert len(rows) == count
     return rows
 
@@ -364,9 +364,9 @@ class TestRefusals:
                 await telegram.adapter.send(request(telegram.direct_chat, "hello"))
 
     async def test_silence_after_sending_is_ambiguous(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
-        adapter = telegram.another_adapter(request_seconds=0.3)
+        adapter = telegram.another_adapter(request_seconds=1.0)
         async with running(adapter, intake):
-            await telegram.fault(match="sendMessage", kind="hang", seconds=2)
+            await telegram.fault(match="sendMessage", kind="hang", seconds=20)
             with pytest.raises(SendAmbiguous):
                 await adapter.send(request(telegram.direct_chat, "hello"))
 

@@ -152,7 +152,7 @@ async def test_a_webhook_that_somebody_took_off_is_set_again(
 ) -> None:
     async with running(telegram.adapter, intake):
         await telegram.control.post("/bot123456:LABTOKEN/deleteWebhook", json={})
-        assert len(await telegram.calls("setWebhook", count=2, wait=5)) == 2
+        assert len(await telegram.calls("setWebhook", count=2, wait=15)) == 2
 
 
 async def test_an_outage_shows_although_nobody_posts(telegram: TelegramHarness, intake: RecordingIntake) -> None:
