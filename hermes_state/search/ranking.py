@@ -19,10 +19,10 @@ from hermes_state.values import Millis
 RANKED_HITS = 1_000
 """Newest matches that SQLite ranks: ranking every match of a common word takes a second per million rows."""
 
-COMMON_ROWS = 50_000
-"""Matches in the whole index that SQLite may count, in about 2 ms; more of a term, and it is common."""
+COMMON_ROWS = 200_000
+"""Matches in the whole index that SQLite may count, in about 8 ms; more of a term, and it is common."""
 
-COUNTED_HITS, COUNTED_CHARACTERS, COUNTED_TERMS = 300, 4_000, 8
+COUNTED_HITS, COUNTED_CHARACTERS, COUNTED_TERMS = 200, 4_000, 8
 """Where something is common: newest matches in one scope that are ranked (they lie apart, and reading them takes time),
 beginnings of their texts in which terms are counted (the rest is taken to be like them), and terms, the rarest."""
 
