@@ -3,23 +3,21 @@
 import asyncio
 import base64
 import hashlib
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Mapping
 
+import orjson
 import structlog
-import telegram
 from msgspec.structs import replace
-from telegram import InlineKeyboardButton, InlineKeyboardMarkup, LinkPreviewOptions, Message, ReplyParameters
-from telegram.constants import ChatAction
 from telegram.error import BadRequest, InvalidToken, TelegramError
 
 from hermes_state.errors import PlatformError, SendAmbiguous
 from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatKey, OutboundPart
-from platforms.base import FILE_NAME, Preview, SendRequest
+from platforms.base import Preview, SendRequest
 from platforms.buttons import ButtonCommands
 from platforms.telegram.errors import NOT_EDITABLE, NOT_MODIFIED, TOPIC_GONE, is_refused, translated
 from platforms.telegram.rendering import marked_as_repeat, render
+from platforms.telegram.transport import BotApiRequest
 
 log = structlog.get_logger(__name__)
 
@@ -29,9 +27,7 @@ LABEL_CHARACTERS = 64
 MAX_BUTTON_BYTES = 64
 """Most that Telegram takes as a button's `callback_data`."""
 
-_NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer with ten sources is not about the first of them
-
-T = TypeVar("T")
+_NO_LINK_PREVIEW = '{"is_disabled":true}'  # an answer with ten sources is not about the first of them
 
 
 def button_commands(store: Store) -> ButtonCommands:
@@ -48,8 +44,9 @@ def button_commands(store: Store) -> ButtonCommands:
 class TelegramSender:
     """Sender of one running bot. Every method raises what `PlatformAdapter.send` lists."""
 
-    def __init__(self, sdk: telegram.Bot, buttons: ButtonCommands) -> None:
-        self._sdk = sdk
+    def __init__(self, request: BotApiRequest, address: str, buttons: ButtonCommands) -> None:
+        self._request = request
+        self._address = address
         self._buttons = buttons
         self._has_drafts = True
         self._lost_placeholders: set[int] = set()
@@ -73,20 +70,16 @@ class TelegramSender:
         """Show the newest message's worth of an unfinished answer; returns the placeholder's id, if one is known."""
         part = (await asyncio.to_thread(render, preview.text))[-1]
         if not preview.is_shared and self._has_drafts and preview.ref is None:
-            if await _call(self._draft(preview, part)):
+            if await self._draft(preview, part):
                 return None
             log.debug("telegram.draft_refused")  # a placeholder does; it serves the rest of this turn
-        if preview.ref is not None and await self._edit(preview.chat, preview.ref, part, None):
+        if preview.ref is not None and await self._edit(preview.chat, preview.ref, part, ""):
             return preview.ref
         return await self._placeholder(preview, part)
 
     async def show_typing(self, chat: ChatKey) -> None:
         """Show for five seconds that something is being written."""
-        await _call(
-            self._sdk.send_chat_action(
-                chat_id=int(chat.chat_ref), action=ChatAction.TYPING, message_thread_id=_thread(chat)
-            )
-        )
+        await self._ask("sendChatAction", chat, {"action": "typing", "message_thread_id": chat.thread_ref})
 
     async def _placeholder(self, preview: Preview, part: OutboundPart) -> str | None:
         """Make the turn's placeholder, unless one may stand there already: nobody could take a second copy away."""
@@ -94,7 +87,7 @@ class TelegramSender:
             return None
         self._lost_placeholders.add(preview.number)  # until the opposite is known: this can be cancelled, too
         try:
-            ref = await self._send(preview.chat, part, None, preview.reply_to)
+            ref = await self._send(preview.chat, part, "", preview.reply_to)
         except SendAmbiguous:
             raise
         except PlatformError:
@@ -105,100 +98,65 @@ class TelegramSender:
 
     async def _draft(self, preview: Preview, part: OutboundPart) -> bool:
         """Show a draft; False where the Bot API server has none, or none for this chat."""
+        draft = {"draft_id": str(preview.number), "text": part.text, "entities": part.markup}
         try:
-            await self._sdk.send_message_draft(
-                chat_id=int(preview.chat.chat_ref),
-                draft_id=preview.number,
-                text=part.text,
-                message_thread_id=_thread(preview.chat),
-                api_kwargs=_entities(part),
-            )
+            await self._call("sendMessageDraft", preview.chat, {**draft, "message_thread_id": preview.chat.thread_ref})
         except InvalidToken:  # also what the SDK makes of "no such method": an older Bot API server
             self._has_drafts = False
             return False
         except BadRequest as error:
             return is_refused(error, NOT_MODIFIED)
+        except TelegramError as error:
+            raise translated(error) from error
         return True
 
-    async def _send(
-        self, chat: ChatKey, part: OutboundPart, keyboard: InlineKeyboardMarkup | None, reply_to: str | None
-    ) -> str:
-        reply = None
-        if reply_to is not None:
-            reply = ReplyParameters(message_id=int(reply_to), allow_sending_without_reply=True)
+    async def _send(self, chat: ChatKey, part: OutboundPart, keyboard: str, reply_to: str | None) -> str:
+        reply = f'{{"message_id":{int(reply_to)},"allow_sending_without_reply":true}}' if reply_to is not None else ""
+        method, shown = "sendMessage", _shown(part)
+        if part.file:
+            method, shown = "sendDocument", {"document": part.file, "caption": part.text}
+        message = {**shown, "reply_parameters": reply, "reply_markup": keyboard}
+        made = await self._ask(method, chat, {**message, "message_thread_id": chat.thread_ref}, unless=TOPIC_GONE)
+        if made is None:
+            # The same people read the group's general topic; an answer that nobody gets helps nobody.
+            log.info("telegram.topic_gone")
+            made = await self._ask(method, chat, message)
+        if not made:
+            raise SendAmbiguous("Telegram's answer names no message")
+        return made
 
-        def attempt(thread: int | None) -> Awaitable[Message]:
-            if part.file:
-                return self._sdk.send_document(
-                    chat_id=int(chat.chat_ref),
-                    document=part.file.encode(),
-                    filename=FILE_NAME,
-                    caption=part.text,
-                    message_thread_id=thread,
-                    reply_parameters=reply,
-                    reply_markup=keyboard,
-                )
-            return self._sdk.send_message(
-                chat_id=int(chat.chat_ref),
-                text=part.text,
-                message_thread_id=thread,
-                reply_parameters=reply,
-                reply_markup=keyboard,
-                link_preview_options=_NO_LINK_PREVIEW,
-                api_kwargs=_entities(part),
-            )
-
-        try:
-            return str((await attempt(_thread(chat))).message_id)
-        except TelegramError as error:
-            if not is_refused(error, TOPIC_GONE):
-                raise translated(error) from error
-        # The same people read the group's general topic; an answer that nobody gets helps nobody.
-        log.info("telegram.topic_gone")
-        return str((await _call(attempt(None))).message_id)
-
-    async def _edit(
-        self, chat: ChatKey, message_ref: str, part: OutboundPart, keyboard: InlineKeyboardMarkup | None
-    ) -> bool:
+    async def _edit(self, chat: ChatKey, message_ref: str, part: OutboundPart, keyboard: str) -> bool:
         """Edit a message of ours; False when it is not there any more."""
-        try:
-            await self._sdk.edit_message_text(
-                chat_id=int(chat.chat_ref),
-                message_id=int(message_ref),
-                text=part.text,
-                reply_markup=keyboard,
-                link_preview_options=_NO_LINK_PREVIEW,
-                api_kwargs=_entities(part),
-            )
-        except TelegramError as error:
-            if is_refused(error, NOT_EDITABLE):
-                return False
-            if not is_refused(error, NOT_MODIFIED):
-                raise translated(error) from error
-        return True
+        changed = {"message_id": message_ref, **_shown(part), "reply_markup": keyboard}
+        return await self._ask("editMessageText", chat, changed, unless=NOT_EDITABLE) is not None
 
-    async def _keyboard(self, buttons: tuple[Button, ...]) -> InlineKeyboardMarkup | None:
-        if not buttons:
-            return None
-        row = []
-        for button in buttons:
-            data = await self._buttons.data_for(button.command)
-            row.append(InlineKeyboardButton(button.label[:LABEL_CHARACTERS], callback_data=data))
+    async def _keyboard(self, buttons: tuple[Button, ...]) -> str:
+        row = [
+            {"text": button.label[:LABEL_CHARACTERS], "callback_data": await self._buttons.data_for(button.command)}
+            for button in buttons
+        ]
         # Two to a row: on a phone a third would cut the labels.
-        return InlineKeyboardMarkup([row[first : first + 2] for first in range(0, len(row), 2)])
+        rows = [row[first : first + 2] for first in range(0, len(row), 2)]
+        return orjson.dumps({"inline_keyboard": rows}).decode() if rows else ""
+
+    async def _ask(
+        self, method: str, chat: ChatKey, parameters: Mapping[str, str], *, unless: tuple[str, ...] = ()
+    ) -> str | None:
+        """Call a method, None where it is refused with one of `unless`; what is as it should be already is no error."""
+        try:
+            return await self._call(method, chat, parameters)
+        except TelegramError as error:
+            if is_refused(error, NOT_MODIFIED):
+                return ""
+            if is_refused(error, unless):
+                return None
+            raise translated(error) from error
+
+    async def _call(self, method: str, chat: ChatKey, parameters: Mapping[str, str]) -> str:
+        """Call a method of the Bot API for a chat; returns the id of the message it made, empty where it made none."""
+        made = await self._request.call(f"{self._address}/{method}", {"chat_id": chat.chat_ref, **parameters})
+        return str(made.get("message_id", "")) if isinstance(made, dict) else ""
 
 
-async def _call(call: Awaitable[T]) -> T:
-    try:
-        return await call
-    except TelegramError as error:
-        raise translated(error) from error
-
-
-def _thread(chat: ChatKey) -> int | None:
-    return int(chat.thread_ref) if chat.thread_ref else None
-
-
-def _entities(part: OutboundPart) -> dict[str, str] | None:
-    """Stored entities as they are: JSON already, so nothing is parsed to be written again."""
-    return {"entities": part.markup} if part.markup else None
+def _shown(part: OutboundPart) -> dict[str, str]:
+    return {"text": part.text, "entities": part.markup, "link_preview_options": _NO_LINK_PREVIEW}

@@ -6,16 +6,19 @@ every address, out of the logs that HTTP libraries write.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlencode
+from urllib.request import getproxies
 
 import aiohttp
 import orjson
 from telegram.error import NetworkError, TelegramError
 from telegram.request import BaseRequest, RequestData
 
+from platforms.base import FILE_NAME
 from platforms.text import UNREADABLE, parsed_json
 
 RETRY_AFTER_SECONDS = 5.0
@@ -23,6 +26,8 @@ RETRY_AFTER_SECONDS = 5.0
 
 MAX_BODY_BYTES = 16_000_000
 """Longest answer, in bytes; a batch of updates has a tenth of it."""
+
+_FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 CLOSE_SECONDS = 5
 """Longest closing of connections, in seconds: a black-holed peer never answers the goodbye."""
@@ -66,7 +71,7 @@ class BotApiRequest(BaseRequest):
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._connections),
-                trust_env=True,  # people behind a proxy set HTTPS_PROXY
+                trust_env=bool(getproxies()),  # HTTPS_PROXY and the like; looked up anew for each request, in a thread
                 auto_decompress=True,
                 headers={"User-Agent": self.USER_AGENT},
             )
@@ -86,11 +91,26 @@ class BotApiRequest(BaseRequest):
         await self.shutdown()
         await self.initialize()
 
+    async def call(self, address: str, parameters: Mapping[str, str]) -> object:
+        """Call a method with parameters that are texts, JSON as text, or a `document`; empty ones are left out.
+
+        Returns its result. Raises what the SDK's methods raise, but makes none of the SDK's objects: they cost more
+        than the request.
+        """
+        given = {name: value for name, value in parameters.items() if value}
+        form: aiohttp.FormData | str
+        if document := given.pop("document", ""):
+            form = aiohttp.FormData(given)
+            form.add_field("document", document.encode(), filename=FILE_NAME, content_type="text/markdown")
+        else:
+            form = urlencode(given)
+        return await self.post(address, form)  # type: ignore[arg-type]  # only handed on, to `do_request`
+
     async def do_request(
         self,
         url: str,
         method: str,
-        request_data: RequestData | None = None,
+        request_data: RequestData | aiohttp.FormData | str | None = None,
         read_timeout: object = BaseRequest.DEFAULT_NONE,
         write_timeout: object = BaseRequest.DEFAULT_NONE,
         connect_timeout: object = BaseRequest.DEFAULT_NONE,
@@ -100,7 +120,7 @@ class BotApiRequest(BaseRequest):
 
         Of the timeouts only `read_timeout` is heeded, and only as a number: the others are fixed for the pool.
         """
-        data = _form(request_data) if request_data is not None else None
+        data = urlencode(request_data.json_parameters) if isinstance(request_data, RequestData) else request_data
         silent_seconds = read_timeout if isinstance(read_timeout, int | float) else self._request_seconds
         async with self._open(method, url, silent_seconds, data=data) as response:
             body = bytearray()
@@ -139,18 +159,19 @@ class BotApiRequest(BaseRequest):
 
     @asynccontextmanager
     async def _open(
-        self, method: str, url: str, silent_seconds: float, data: aiohttp.FormData | dict[str, str] | None = None
+        self, method: str, url: str, silent_seconds: float, data: aiohttp.FormData | str | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
             raise NotSentError("the adapter is shutting down")
         timeout = aiohttp.ClientTimeout(
             total=None, connect=self._connect_seconds, sock_connect=self._connect_seconds, sock_read=silent_seconds
         )
+        headers = _FORM if isinstance(data, str) else None
         # Only the kind of a failure is told: the texts of aiohttp's errors may hold the address, and so the token.
         try:
             # The Bot API redirects nobody: another server would be told what was said, and the token.
             async with self._session.request(
-                method, url, data=data, timeout=timeout, allow_redirects=False
+                method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
@@ -165,16 +186,6 @@ def _is_from_bot_api(body: bytearray) -> bool:
     except orjson.JSONDecodeError:
         return False
     return isinstance(answer, dict) and "ok" in answer
-
-
-def _form(request: RequestData) -> aiohttp.FormData | dict[str, str]:
-    """Fields of a request, and the files that go along."""
-    if not request.contains_files:
-        return request.json_parameters
-    form = aiohttp.FormData(request.json_parameters)
-    for name, (filename, content, mime) in request.multipart_data.items():
-        form.add_field(name, content, filename=filename, content_type=mime)
-    return form
 
 
 def _retry_after(body: bytearray, header: str | None) -> float:

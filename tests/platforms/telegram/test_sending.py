@@ -18,7 +18,7 @@ from hermes_state.errors import (
     SendAmbiguous,
 )
 from hermes_state.values import AttachmentKind, Button, ChatKey, IncomingAttachment
-from platforms.base import Preview, SendRequest
+from platforms.base import AdapterState, Preview, SendRequest
 from platforms.telegram.files import local_path
 from tests.fakes.wire import Wire
 from tests.platforms.contract import RecordingIntake, eventually, request, running
@@ -393,6 +393,7 @@ class TestRefusals:
             adapter = telegram.another_adapter(base_url=wire.url)
             async with running(adapter, intake):
                 wire.cut()
+                await eventually(lambda: adapter.health().state is AdapterState.BACKING_OFF, "the outage shows")
                 with pytest.raises(PlatformUnavailable):
                     await adapter.send(request(telegram.direct_chat, "hello"))
 
