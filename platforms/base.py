@@ -106,6 +106,14 @@ class AdapterHealth:
         return self.state is AdapterState.RUNNING
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Event on its way to the intake, with the cursor that moves over it; no event: only the cursor moves."""
+
+    event: InboundEvent | None
+    cursor: Cursor | None = None
+
+
 class Intake(Protocol):
     """Intake of the gateway, which adapters hand their events to."""
 
@@ -114,6 +122,12 @@ class Intake(Protocol):
 
         Returns after the commit: only then may the event be acknowledged to the platform.
         Raises `StoreUnavailable` when nothing could be stored; the event must then come again.
+        """
+
+    async def accept_batch(self, arrivals: Sequence[Arrival]) -> int:
+        """Store what arrived together, in order, as far as one commit takes it; returns how many: at least the first.
+
+        What it raises is about the first alone, and nothing was stored then. See `accept`.
         """
 
     async def overhear(self, event: InboundEvent) -> None:
@@ -128,9 +142,6 @@ class Intake(Protocol):
 
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
         """Ids of the platform's admins; waits while they are `known`."""
-
-    async def mark_seen(self, cursor: Cursor) -> None:
-        """Move a channel's cursor over something that is no event for us. Raises `StoreUnavailable`."""
 
     async def load_cursors(self, platform: str, account: str) -> Mapping[str, str]:
         """`seen_ref` by `channel_ref`."""

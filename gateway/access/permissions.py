@@ -95,15 +95,12 @@ class AccessControl:
 
     def judge(self, message: InboundMessage) -> AccessResult:
         """Judge a message, before anything is stored, and count the result."""
-        result = self._judge(message)
+        result = self.assess(message)
         self.counts[result] += 1
         return result
 
-    def admits(self, message: InboundMessage) -> bool:
-        """True for a message that would be admitted; it is counted when it comes to be stored."""
-        return self._judge(message) is AccessResult.ADMITTED
-
-    def _judge(self, message: InboundMessage) -> AccessResult:
+    def assess(self, message: InboundMessage) -> AccessResult:
+        """Judge a message without counting it: it comes again to be stored."""
         if message.sender.is_bot:
             return AccessResult.BOT
         if message.chat_kind.is_shared and not message.is_addressed:

@@ -1,5 +1,6 @@
 """Transactions of intake: dedupe and store an event, its acknowledgement and the channel's cursor with it."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
 
@@ -60,6 +61,15 @@ class StoredEvent:
     """Something is owed to the chat."""
     started: RunningTurn | None = None
     """Turn that was started with it."""
+
+
+def admit_all(
+    db: Connection, events: Sequence[AcceptedEvent], cursors: Iterable[Cursor], now: Millis
+) -> list[StoredEvent]:
+    """Store what arrived together, in order, and move the cursors of its channels."""
+    for cursor in cursors:
+        inbox.advance_cursor(db, cursor)
+    return [admit(db, event, now) for event in events]
 
 
 def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:

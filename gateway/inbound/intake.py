@@ -6,7 +6,7 @@ a busy chat, and wakes whoever works on it.
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from gateway.access.pairing import STILL_WAITING, offer_pairing, refuse
 from gateway.access.permissions import AccessControl, AccessResult
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand
 from gateway.commands.runner import CommandRunner
-from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, apply_deletion, apply_edit
+from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, admit_all, apply_deletion, apply_edit
 from gateway.inbound.offline_commands import OfflineCommandRunner
 from gateway.inbound.rate_limit import COMMANDS_PER_MINUTE, MINUTE_MS, TOO_FAST, TOO_MANY, RateLimiter
 from gateway.inbound.waiting import WaitNoticeSender
@@ -40,8 +40,10 @@ from hermes_state.values import (
     EditEvent,
     InboundEvent,
     InboundMessage,
+    Millis,
     Sender,
 )
+from platforms.base import Arrival
 
 log = structlog.get_logger()
 
@@ -55,9 +57,25 @@ STRANGER_MS = 300_000
 STRANGER_ANSWERS = 3
 """Interactions of somebody without access that lead to an answer of their own in the chat, within five minutes."""
 
+MAX_BATCH = 100
+"""Most events stored by one function of a commit: a platform's whole answer, and few enough rows."""
+
+_IGNORED = (AccessResult.BOT, AccessResult.UNADDRESSED)
+
 NO_ACCESS = "You have no access to this bot. Whoever runs it can give it to you."
 AFTER_THIS_ANSWER = "After this answer; /stop ends it now."
 STEERED = "Noted: I take it into account in the answer I am working on."
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class _Batch:
+    """Events that arrived together and are stored together."""
+
+    length: int = 0
+    admissions: list[tuple[AcceptedEvent, RunningTurn | None]] = field(default_factory=list)
+    """Messages, each with the turn that ran in its chat when it arrived."""
+    cursors: dict[str, Cursor] = field(default_factory=dict)
+    """Newest cursor of each channel."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -83,20 +101,22 @@ class GatewayIntake:
         self.waiting = WaitNoticeSender(commands=self.commands)
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
-        now = self.clock.now()
-        if not 0 <= event.sent_at <= now + MAX_AHEAD_MS:
-            event = replace(event, sent_at=now)
-        match event:
-            case InboundMessage():
-                await self._accept_message(event, cursor)
-            case EditEvent():
-                await self._accept_edit(event, cursor)
-            case DeletionEvent():
-                if await self.store.write(apply_deletion, event, cursor, self.clock.now()):
-                    log.info("inbox.withdrawn", chat=event.chat.name)
+        await self.accept_batch([Arrival(event, cursor)])
+
+    async def accept_batch(self, arrivals: Sequence[Arrival]) -> int:
+        count = min(len(arrivals), MAX_BATCH)
+        while True:
+            try:
+                return await self._accept_batch(arrivals[:count])
+            except StoreUnavailable:
+                raise
+            except Exception:  # about any of them: a shorter batch tells, and alone it is the caller's
+                if count == 1:
+                    raise
+                count //= 2
 
     async def overhear(self, event: InboundEvent) -> None:
-        if not isinstance(event, InboundMessage) or not self.access.admits(event):
+        if not isinstance(event, InboundMessage) or self.access.assess(event) is not AccessResult.ADMITTED:
             return
         _, command = self.registry.resolve(event.text)
         if command is None:
@@ -131,9 +151,6 @@ class GatewayIntake:
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
         return await self.access.next_admins(platform, known)
 
-    async def mark_seen(self, cursor: Cursor) -> None:
-        await self.store.write(inbox.advance_cursor, cursor)
-
     async def load_cursors(self, platform: str, account: str) -> Mapping[str, str]:
         return await self.store.read(inbox.load_cursors, platform, account)
 
@@ -144,23 +161,68 @@ class GatewayIntake:
             self.lanes.wake(chat_id)
             self.delivery.wake(chat_id)
 
+    # ---- what arrived together ----------------------------------------------------------------------------------
+
+    async def _accept_batch(self, arrivals: Sequence[Arrival]) -> int:
+        now, batch = self.clock.now(), _Batch()
+        for arrival in arrivals:
+            if not self._joins_batch(batch, _dated(arrival.event, now)):
+                break
+            batch.length += 1
+            if arrival.cursor is not None:
+                batch.cursors[arrival.cursor.channel_ref] = arrival.cursor
+        if not batch.length:
+            await self._accept_alone(_dated(arrivals[0].event, now), arrivals[0].cursor)
+            return 1
+        if batch.admissions or batch.cursors:
+            stored = await self._store_messages(
+                [admission for admission, _ in batch.admissions], batch.cursors.values()
+            )
+            for (admission, running), admitted in zip(batch.admissions, stored, strict=True):
+                self._set_going(admission, running, admitted)
+        return batch.length
+
+    def _joins_batch(self, batch: _Batch, event: InboundEvent | None) -> bool:
+        """Add an event to a batch; False for one that needs more than a row of its own: it is dealt with alone."""
+        if not isinstance(event, InboundMessage):
+            return event is None
+        parsed, command = self.registry.resolve(event.text)
+        if event.is_bare_command and command is None:
+            event = replace(event, is_addressed=False)  # for another bot of the group
+        result = self.access.assess(event)
+        if result in _IGNORED or (result is AccessResult.DENIED and event.ticket is None):
+            self.access.judge(event)
+            return True
+        key = self._key_of(event.chat, event.chat_kind, event.sender)
+        sessions = self.runtime.config.sessions
+        # In the other modes a message may join or end the turn that the one before it in its chat begins.
+        is_apart = sessions.busy_mode == "queue" or all(admission.key != key for admission, _ in batch.admissions)
+        is_plain = parsed is None and result is AccessResult.ADMITTED and is_apart
+        if not is_plain or self._message_limiter.full_since(event, sessions.messages_per_minute) is not None:
+            return False
+        running = self.lanes.running_in(key)
+        batch.admissions.append((self._admission(event, key, None, None, running, None), running))
+        self.access.judge(event)
+        return True
+
+    async def _accept_alone(self, event: InboundEvent | None, cursor: Cursor | None) -> None:
+        match event:
+            case InboundMessage():
+                await self._accept_message(event, cursor)
+            case EditEvent():
+                await self._accept_edit(event, cursor)
+            case DeletionEvent():
+                if await self.store.write(apply_deletion, event, cursor, self.clock.now()):
+                    log.info("inbox.withdrawn", chat=event.chat.name)
+
     # ---- messages ---------------------------------------------------------------------------------------------
 
     async def _accept_message(self, message: InboundMessage, cursor: Cursor | None) -> None:
         parsed, command = self.registry.resolve(message.text)
-        if message.is_bare_command and command is None:
-            message = replace(message, is_addressed=False)  # for another bot of the group
         result = self.access.judge(message)
-        if result is AccessResult.ADMITTED:
-            await self._admit(message, parsed, command, cursor)
-        elif result is AccessResult.STRANGER or (result is AccessResult.DENIED and message.ticket is not None):
+        if result is not AccessResult.ADMITTED:
             await self._answer_denied(message, result, cursor)
-        elif cursor is not None:
-            await self.mark_seen(cursor)
-
-    async def _admit(
-        self, message: InboundMessage, parsed: ParsedCommand | None, command: Command | None, cursor: Cursor | None
-    ) -> None:
+            return
         key = self._key_of(message.chat, message.chat_kind, message.sender)
         running = self.lanes.running_in(key)
         admission = self._admission(message, key, parsed, command, running, cursor)
@@ -170,13 +232,17 @@ class GatewayIntake:
         if command is not None:
             admitted = await self._store_command(admission, command)
         else:
-            admitted = await self._store_message(admission)
+            [admitted] = await self._store_messages([admission], ())
+        self._set_going(admission, running, admitted)
+
+    def _set_going(self, admission: AcceptedEvent, running: RunningTurn | None, admitted: StoredEvent) -> None:
+        """Wake whoever works on what was stored."""
         if admitted.has_reply:
             self.delivery.wake(admitted.chat_id)
         if admitted.inbox_id is None:
             self.lanes.wake(admitted.chat_id)  # who brought it first may have been cancelled before the lane was woken
             return
-        log.info("inbox.accepted", chat=key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
+        log.info("inbox.accepted", chat=admission.key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
         if admission.runs_at_once:
             self.commands.run_soon(admitted.inbox_id, admitted.chat_id)
             return
@@ -256,18 +322,22 @@ class GatewayIntake:
         is_own = running.started_by == message.sender.ref
         return is_own or not message.chat_kind.is_shared or self.access.role_of(message.sender.ref) is UserRole.ADMIN
 
-    async def _store_message(self, admission: AcceptedEvent) -> StoredEvent:
-        """Store a message; while the database takes nothing, its chat is told that it waits."""
-        message = admission.message
-        self.waiting.note_waiting(message)
+    async def _store_messages(
+        self, admissions: Sequence[AcceptedEvent], cursors: Collection[Cursor]
+    ) -> Sequence[StoredEvent]:
+        """Store messages in one commit; while the database takes nothing, their chats are told that they wait."""
+        for admission in admissions:
+            self.waiting.note_waiting(admission.message)
         try:
-            admitted = await self.store.write(admit, admission, self.clock.now())
+            stored = await self.store.write(admit_all, admissions, cursors, self.clock.now())
         except StoreUnavailable:
-            if message.chat_kind is ChatKind.LOCAL:  # the page gives the text back; other platforms bring it again
-                self.waiting.forget(message.chat)
+            for admission in admissions:
+                if admission.message.chat_kind is ChatKind.LOCAL:  # the page gives it back; others bring it again
+                    self.waiting.forget(admission.message.chat)
             raise
-        self.waiting.note_stored(message)
-        return admitted
+        for admission in admissions:
+            self.waiting.note_stored(admission.message)
+        return stored
 
     async def _store_command(self, admission: AcceptedEvent, command: Command) -> StoredEvent:
         """Store a command; while the database is slow or away, it runs from memory first."""
@@ -317,7 +387,7 @@ class GatewayIntake:
     async def _accept_edit(self, edit: EditEvent, cursor: Cursor | None) -> None:
         if self.access.role_of(edit.sender.ref) is None:
             if cursor is not None:
-                await self.mark_seen(cursor)
+                await self.store.write(inbox.advance_cursor, cursor)
             return
         per_user = replace(edit.chat, user_ref=edit.sender.id)
         key = per_user if await self.store.read(find_chat, per_user) is not None else edit.chat
@@ -329,3 +399,8 @@ class GatewayIntake:
         if chat_id is not None:
             log.info("inbox.edited", chat=key.name)
             self.lanes.wake(chat_id)
+
+
+def _dated(event: InboundEvent | None, now: Millis) -> InboundEvent | None:
+    """An event with a time that can be: its own, or now."""
+    return event if event is None or 0 <= event.sent_at <= now + MAX_AHEAD_MS else replace(event, sent_at=now)

@@ -7,7 +7,6 @@ The fetched and the live copy of a message carry the same `event_ref`, so overla
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -16,7 +15,7 @@ import structlog
 
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, RateLimited, StoreUnavailable
 from hermes_state.values import Clock, Cursor, DeletionEvent, EditEvent, InboundMessage, Millis
-from platforms.base import Intake
+from platforms.base import Arrival, Intake
 from platforms.discord.inbound import PLATFORM, snowflake_at
 from platforms.discord.priority import PrioritySemaphore
 from platforms.discord.settings import DiscordSettings
@@ -24,6 +23,9 @@ from platforms.discord.settings import DiscordSettings
 PARALLEL_FETCHES = 4
 SKEW_MS = 60_000
 """Largest difference of this machine's clock and Discord's, in milliseconds."""
+
+MAX_ARRIVED = 100
+"""Most events taken from the queue at once."""
 
 LISTEN_SECONDS = 0.5
 """Seconds that an event may take to be stored before what waits behind it is listened to."""
@@ -60,7 +62,8 @@ class ChangeEvent:
     event: EditEvent | DeletionEvent
 
 
-Item: TypeAlias = ConnectedEvent | ChannelsEvent | MessageEvent | ChangeEvent | InboundMessage
+StoredItem: TypeAlias = MessageEvent | ChangeEvent | InboundMessage
+Item: TypeAlias = ConnectedEvent | ChannelsEvent | StoredItem
 """Event of the queue. A bare message is a slash command or a button: never in the history, never kept waiting."""
 
 
@@ -80,7 +83,7 @@ class _CatchUpState:
     until: int | None
     is_open: bool = True
     """Something may still be missing before the live events that wait."""
-    waiting: deque[MessageEvent | ChangeEvent] = field(default_factory=deque)
+    waiting: list[MessageEvent | ChangeEvent] = field(default_factory=list)
 
 
 class EventQueue:
@@ -140,26 +143,37 @@ class EventQueue:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen(), name="discord listener")
             while True:
-                item = await self._queue.get()
-                match item:
-                    case ConnectedEvent():
-                        self._begin(fetch, tasks)
-                    case ChannelsEvent(newest=newest):
-                        for channel_ref, message_id in newest.items():
-                            if message_id > self._high_water:
-                                self._catch_up(channel_ref, fetch, tasks, message_id)
-                    case InboundMessage():
-                        await self._store(item, None)
-                    case MessageEvent() | ChangeEvent():
-                        latest = item.message_id if isinstance(item, MessageEvent) else 0
-                        self._catch_up(item.channel_ref, fetch, tasks, latest)
-                        if gap := self._gaps.get(item.channel_ref):
-                            gap.waiting.append(item)
-                            self._fetches.prioritize(item.channel_ref)  # there may be a thousand channels to look into
-                            if len(gap.waiting) > self._queue.maxsize:  # a history that cannot be read for long
-                                self.overflowed.set()
-                        else:
-                            await self._settle(item)
+                arrived = [await self._queue.get()]
+                while len(arrived) < MAX_ARRIVED and not self._queue.empty():
+                    arrived.append(self._queue.get_nowait())
+                await self._take(arrived, fetch, tasks)
+
+    async def _take(self, items: Sequence[Item], fetch: FetchHistory, tasks: asyncio.TaskGroup) -> None:
+        """Store what arrived together, but for what has to wait for the history of its channel."""
+        batch: list[StoredItem] = []
+        for item in items:
+            match item:
+                case ConnectedEvent():
+                    await self._settle(batch)
+                    batch.clear()
+                    self._begin(fetch, tasks)
+                case ChannelsEvent(newest=newest):
+                    for channel_ref, message_id in newest.items():
+                        if message_id > self._high_water:
+                            self._catch_up(channel_ref, fetch, tasks, message_id)
+                case InboundMessage():
+                    batch.append(item)
+                case MessageEvent() | ChangeEvent():
+                    latest = item.message_id if isinstance(item, MessageEvent) else 0
+                    self._catch_up(item.channel_ref, fetch, tasks, latest)
+                    if gap := self._gaps.get(item.channel_ref):
+                        gap.waiting.append(item)
+                        self._fetches.prioritize(item.channel_ref)  # there may be a thousand channels to look into
+                        if len(gap.waiting) > self._queue.maxsize:  # a history that cannot be read for long
+                            self.overflowed.set()
+                    else:
+                        batch.append(item)
+        await self._settle(batch)
 
     def _begin(self, fetch: FetchHistory, tasks: asyncio.TaskGroup) -> None:
         self._high_water = max(self._cursors.values(), default=0)
@@ -199,10 +213,10 @@ class EventQueue:
         while True:
             if gap.is_open:
                 gap.is_open = False  # before the fetch: a reconnect during it opens the gap again
-                for missed in await self._fetch(channel_ref, gap, fetch):
-                    await self._settle(missed)
+                await self._settle(await self._fetch(channel_ref, gap, fetch))
             elif gap.waiting:
-                await self._settle(gap.waiting.popleft())
+                waiting, gap.waiting = gap.waiting, []
+                await self._settle(waiting)
             else:
                 break
         del self._gaps[channel_ref]
@@ -223,35 +237,46 @@ class EventQueue:
             await asyncio.sleep(wait)
         raise AssertionError("a backoff never ends")
 
-    async def _settle(self, item: MessageEvent | ChangeEvent) -> None:
-        if isinstance(item, ChangeEvent):
-            await self._store(item.event, None)
-            return
-        # Two messages of one moment may arrive in the other order: the cursor never moves back, the event counts.
-        seen = max(item.message_id, self._cursors.get(item.channel_ref, 0))
-        cursor = Cursor(platform=PLATFORM, account=PLATFORM, channel_ref=item.channel_ref, seen_ref=str(seen))
-        await self._store(item.event, cursor)
-        self._cursors[item.channel_ref] = seen
+    async def _settle(self, items: Sequence[StoredItem]) -> None:
+        """Store events in order, the cursors with them."""
+        newest: dict[str, int] = {}
+        arrivals: list[Arrival] = []
+        for item in items:
+            if not isinstance(item, MessageEvent):
+                arrivals.append(Arrival(item.event if isinstance(item, ChangeEvent) else item))
+                continue
+            # Two messages of one moment may arrive in the other order: the cursor never moves back, the event counts.
+            ref = item.channel_ref
+            seen = newest[ref] = max(item.message_id, newest.get(ref, 0), self._cursors.get(ref, 0))
+            cursor = Cursor(platform=PLATFORM, account=PLATFORM, channel_ref=ref, seen_ref=str(seen))
+            arrivals.append(Arrival(item.event, cursor))
+        while arrivals:
+            stored = arrivals[: await self._store(arrivals)]
+            for arrival in stored:
+                if arrival.event is not None:
+                    self._unstored.pop(arrival.event.event_ref, None)
+                if arrival.cursor is not None:
+                    self._cursors[arrival.cursor.channel_ref] = int(arrival.cursor.seen_ref)
+            del arrivals[: len(stored)]
 
-    async def _store(self, event: InboundMessage | EditEvent | DeletionEvent | None, cursor: Cursor | None) -> None:
-        if event is not None:
+    async def _store(self, arrivals: Sequence[Arrival]) -> int:
+        """Store the first events, tried until it is done; returns how many."""
+        if (event := arrivals[0].event) is not None:
             self._unstored.pop(event.event_ref, None)
         timer = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._start_listening)
         try:
             for delay in self._backoff:
                 try:
-                    if event is not None:
-                        await self._intake.accept(event, cursor)
-                    elif cursor is not None:
-                        await self._intake.mark_seen(cursor)
+                    count = await self._intake.accept_batch(arrivals)
                     self._is_held_up = False
-                    return
+                    return count
                 except StoreUnavailable as error:
                     log.warning("discord.event_retried", detail=str(error), retry_seconds=delay)
                 self._start_listening()
                 await asyncio.sleep(delay)
         finally:
             timer.cancel()
+        raise AssertionError("a backoff never ends")
 
     async def _load_cursors(self) -> None:
         for delay in self._backoff:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlencode
 
 import orjson
@@ -24,7 +23,7 @@ from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import ALLOWED_UPDATES
 from platforms.telegram.settings import TelegramSettings
 from platforms.telegram.transport import AmbiguousRequestError, BotApiRequest, FloodControl
-from platforms.telegram.updates import NotStoredError, UpdateHandler
+from platforms.telegram.updates import NotStoredError, ReadUpdate, UpdateHandler
 
 log = structlog.get_logger(__name__)
 
@@ -77,32 +76,34 @@ class Poller:
         async with asyncio.timeout(wait + self.settings.poll_grace_seconds):
             updates = await self._fetch(wait)
         self.health.progressed(_CONFLICT if time.monotonic() < self._conflict_until else "")
-        for number, raw in enumerate(updates):
+        done = 0
+        while done < len(updates):
             try:
-                await self._put(raw)
+                done += await self._put(updates[done:])
             except NotStoredError:
-                for later in updates[number + 1 :]:
+                for later in updates[done + 1 :]:
                     await self.updates.overhear(later)
                 raise
-            self._offset = raw["update_id"] + 1
+            self._offset = (updates[done - 1].number or 0) + 1
         self._is_probe = False
         if updates or not was_probe:
             self._failures = 0
 
-    async def _put(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
-        """Store an update; while the database keeps it waiting, listen for a `/stop` among what follows."""
-        putting = asyncio.create_task(self.updates.handle(raw), name="telegram-put")
+    async def _put(self, updates: Sequence[ReadUpdate]) -> int:
+        """Store the first updates; while the database keeps them waiting, listen for a `/stop` among what follows."""
+        putting = asyncio.create_task(self.updates.store(updates), name="telegram-put")
         try:
             while not (await asyncio.wait({putting}, timeout=LISTEN_SECONDS))[0]:
                 with suppress(TelegramError, TimeoutError):  # the poll that comes next finds out what is wrong
                     async with asyncio.timeout(self.settings.poll_grace_seconds):
-                        for waiting in await self._fetch(0):
+                        heard = await self._fetch(0)
+                        for waiting in () if putting.done() else heard:  # else they may be stored already
                             await self.updates.overhear(waiting)
         finally:
             await cancel_all([putting])
-        putting.result()
+        return putting.result()
 
-    async def _fetch(self, wait: float) -> Sequence[dict[str, Any]]:  # Any: JSON as the Bot API sent it
+    async def _fetch(self, wait: float) -> Sequence[ReadUpdate]:
         query = {"timeout": f"{wait:g}", "limit": str(BATCH), "allowed_updates": _ALLOWED_UPDATES}
         if self._offset is not None:
             query["offset"] = str(self._offset)
@@ -113,7 +114,8 @@ class Poller:
         )
         if not isinstance(updates, list):
             raise NetworkError("getUpdates did not answer with a list")
-        return [one for one in updates if isinstance(one, dict) and isinstance(one.get("update_id"), int)]
+        known = [one for one in updates if isinstance(one, dict) and isinstance(one.get("update_id"), int)]
+        return [self.updates.read(one) for one in known]
 
     async def _recover(self, error: TelegramError | TimeoutError) -> None:
         """Recover from an error: tell it, renew the connection where that helps, and back off."""

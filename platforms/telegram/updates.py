@@ -1,9 +1,9 @@
 """Updates: each is stored, and only then may Telegram forget it."""
 
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 import structlog
@@ -13,7 +13,7 @@ from telegram.error import NetworkError
 
 from hermes_state.errors import StoreUnavailable
 from hermes_state.values import Clock, EditEvent, InboundMessage
-from platforms.base import Intake
+from platforms.base import Arrival, Intake
 from platforms.buttons import ButtonCommands
 from platforms.telegram.inbound import PLATFORM, UpdateReader, read_migration
 from platforms.text import UNREADABLE
@@ -23,10 +23,23 @@ log = structlog.get_logger(__name__)
 AnswerPress = Callable[[CallbackQuery, str | None], None]
 """Stops the button's spinner, with a text for the person or without; must not block."""
 
-Received: TypeAlias = InboundMessage | EditEvent | None
+Content: TypeAlias = InboundMessage | EditEvent | CallbackQuery | tuple[str, str] | Exception | None
+"""Content of an update: an event, a pressed button, the old and new id of a group that moved, why it cannot be read."""
 
 MAX_ALBUMS = 64
 """Albums remembered; the pieces of one arrive within a second or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUpdate:
+    """Update with its number at Telegram, by which it is acknowledged."""
+
+    number: int | None
+    content: Content
+
+    @property
+    def event(self) -> InboundMessage | EditEvent | None:
+        return self.content if isinstance(self.content, InboundMessage | EditEvent) else None
 
 
 class NotStoredError(NetworkError):
@@ -46,48 +59,63 @@ class UpdateHandler:
     _albums: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ALBUMS), init=False)
     """Albums that are meant for us."""
 
-    async def handle(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
-        """Store an update; returns after the commit, and then the update may be acknowledged.
+    def read(self, raw: dict[str, Any]) -> ReadUpdate:  # Any: JSON as the Bot API sent it
+        """Read an update. One that cannot be read counts as dealt with: fetched again, it would block all after it."""
+        content: Content
+        try:
+            update = Update.de_json(raw, self.sdk)
+            content = update.callback_query or read_migration(update) or self.reader.read(update)
+            if isinstance(content, InboundMessage):
+                content = self._with_its_album(update, content)
+        except UNREADABLE as error:
+            content = error
+        return ReadUpdate(raw.get("update_id"), content)
 
-        An update that cannot be read is logged and counts as dealt with: fetched again, it would block all after it.
+    async def store(self, updates: Sequence[ReadUpdate]) -> int:
+        """Store the first update, and with it those behind it that one commit takes; returns how many.
+
+        Returns after the commit: then they may be acknowledged.
 
         Raises the SDK's `NetworkError` when nothing could be stored: to whoever fetches updates that means "not
         acknowledged, ask again", which is what must happen.
         """
         try:
-            update = Update.de_json(raw, self.sdk)
-            await self._store(update, self._with_its_album(update, self.reader.read(update)))
+            count = await self._store(updates)
         except UNREADABLE as error:
-            log.warning("update.skipped", update_id=raw.get("update_id"), error=type(error).__name__)
+            _log_skipped(updates[0], error)
+            return 1
         except StoreUnavailable as error:
             raise NotStoredError(f"an update could not be stored and will be asked for again: {error}") from error
+        for update in updates[:count]:
+            if isinstance(update.content, Exception):
+                _log_skipped(update, update.content)
+        return count
 
-    async def overhear(self, raw: dict[str, Any]) -> None:  # Any: JSON as the Bot API sent it
-        """Look at an update that has to wait for its turn: see `Intake.overhear`. What cannot be read is left alone."""
-        with suppress(*UNREADABLE):
-            received = self.reader.read(Update.de_json(raw, self.sdk))
-            if isinstance(received, InboundMessage):
-                await self.intake.overhear(received)
+    async def overhear(self, update: ReadUpdate) -> None:
+        """Look at an update that has to wait for its turn: see `Intake.overhear`."""
+        if isinstance(update.content, InboundMessage):
+            await self.intake.overhear(update.content)
 
-    def _with_its_album(self, update: Update, received: Received) -> Received:
+    def _with_its_album(self, update: Update, received: InboundMessage) -> InboundMessage:
         """Address the pieces of an album to whom its caption is meant for, which stands on the first of them."""
         message = update.message
-        if message is None or message.media_group_id is None or not isinstance(received, InboundMessage):
+        if message is None or message.media_group_id is None:
             return received
         album = f"{message.chat.id}:{message.media_group_id}"
-        if not received.is_addressed:
-            return replace(received, is_addressed=album in self._albums)
-        if album not in self._albums:
+        if received.is_addressed and album not in self._albums:
             self._albums.append(album)
-        return received
+        return replace(received, is_addressed=album in self._albums)
 
-    async def _store(self, update: Update, received: Received) -> None:
-        if update.callback_query is not None:
-            await self._store_press(update.callback_query)
-        elif (refs := read_migration(update)) is not None:
-            await self.intake.move_chat(PLATFORM, PLATFORM, *refs)
-        elif received is not None:
-            await self.intake.accept(received)
+    async def _store(self, updates: Sequence[ReadUpdate]) -> int:
+        first = updates[0].content
+        if isinstance(first, CallbackQuery):
+            await self._store_press(first)
+        elif isinstance(first, tuple):
+            await self.intake.move_chat(PLATFORM, PLATFORM, *first)
+        else:
+            together = takewhile(lambda one: not isinstance(one.content, CallbackQuery | tuple), updates)
+            return await self.intake.accept_batch([Arrival(one.event) for one in together])
+        return 1
 
     async def _store_press(self, query: CallbackQuery) -> None:
         command = await self.buttons.command_of(query.data) if query.data else None
@@ -96,3 +124,7 @@ class UpdateHandler:
             return
         await self.intake.accept(self.reader.press(query, query.message, command, self.clock.now()))
         self.answer_press(query, None)
+
+
+def _log_skipped(update: ReadUpdate, error: Exception) -> None:
+    log.warning("update.skipped", update_id=update.number, error=type(error).__name__)

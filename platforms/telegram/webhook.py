@@ -75,7 +75,7 @@ class WebhookHandler:
         if not isinstance(raw, dict):
             return web.Response(status=400)
         try:
-            await self._updates.handle(raw)
+            await self._updates.store([self._updates.read(raw)])
         except NetworkError as error:
             log.warning("webhook.put_off", detail=error.message)
             self._health.change(AdapterState.BACKING_OFF, error.message)

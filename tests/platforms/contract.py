@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NoReturn, TypeVar
 
@@ -44,7 +44,7 @@ from hermes_state.values import (
     InputKind,
     OutboundPart,
 )
-from platforms.base import AdapterState, PlatformAdapter, Preview, SendRequest
+from platforms.base import AdapterState, Arrival, PlatformAdapter, Preview, SendRequest
 
 Event = TypeVar("Event", InboundMessage, EditEvent, DeletionEvent)
 
@@ -79,6 +79,12 @@ class RecordingIntake:
         """Sentences for slash commands and buttons that are refused at once, by their command lines."""
         self.admins: frozenset[str] = frozenset()
         self.admins_changed = asyncio.Event()
+        self.batch_length = 100
+        """Most events that one commit takes."""
+        self.batches: list[int] = []
+        """Numbers of events that were offered together."""
+        self.capacity = 1_000_000
+        """Most events there is room for."""
         self.refusals = 0
         """How many of the next calls fail as a database that cannot be written does."""
         self.gate = asyncio.Event()
@@ -87,14 +93,21 @@ class RecordingIntake:
         self._refs: set[str] = set()
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
-        self.offered.append(event.event_ref)
+        await self.accept_batch([Arrival(event, cursor)])
+
+    async def accept_batch(self, arrivals: Sequence[Arrival]) -> int:
+        self.batches.append(len(arrivals))
+        batch = arrivals[: self.batch_length]
+        self.offered += [arrival.event.event_ref for arrival in batch if arrival.event is not None]
         await self.gate.wait()
         self._refuse_if_told()
-        if event.event_ref not in self._refs:
-            self._refs.add(event.event_ref)
-            self.events.append(event)
-        if cursor is not None:
-            self.cursors[cursor.channel_ref] = cursor.seen_ref
+        for event, cursor in ((arrival.event, arrival.cursor) for arrival in batch):
+            if event is not None and event.event_ref not in self._refs:
+                self._refs.add(event.event_ref)
+                self.events.append(event)
+            if cursor is not None:
+                self.cursors[cursor.channel_ref] = cursor.seen_ref
+        return len(batch)
 
     async def overhear(self, event: InboundEvent) -> None:
         self.overheard.append(event)
@@ -107,10 +120,6 @@ class RecordingIntake:
             await self.admins_changed.wait()
             self.admins_changed.clear()
         return self.admins
-
-    async def mark_seen(self, cursor: Cursor) -> None:
-        self._refuse_if_told()
-        self.cursors[cursor.channel_ref] = cursor.seen_ref
 
     async def load_cursors(self, platform: str, account: str) -> Mapping[str, str]:
         return dict(self.cursors)
@@ -136,6 +145,8 @@ class RecordingIntake:
         return self.messages
 
     def _refuse_if_told(self) -> None:
+        if len(self.events) >= self.capacity:
+            raise StoreUnavailable("full")
         if self.refusals > 0:
             self.refusals -= 1
             raise StoreUnavailable("the test says so")

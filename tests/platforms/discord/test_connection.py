@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import discord
@@ -11,8 +11,7 @@ from discord.gateway import DiscordWebSocket
 from discord.http import Route
 
 from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavailable, TokenRejected
-from hermes_state.values import Cursor, InboundEvent
-from platforms.base import AdapterState, PlatformAdapter
+from platforms.base import AdapterState, Arrival, PlatformAdapter
 from platforms.discord.errors import connection_errors
 from tests.platforms.contract import RecordingIntake, eventually, request, running
 from tests.platforms.discord.harness import TOKEN, DiscordHarness
@@ -171,9 +170,9 @@ async def test_a_goodbye_that_is_not_answered_does_not_hold_up_the_end(harness: 
 class StubbornIntake(RecordingIntake):
     """Fails in its own way when it is interrupted."""
 
-    async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
+    async def accept_batch(self, arrivals: Sequence[Arrival]) -> int:
         try:
-            await super().accept(event, cursor)
+            return await super().accept_batch(arrivals)
         except asyncio.CancelledError:
             raise ValueError("interrupted") from None
 
@@ -192,7 +191,7 @@ async def test_an_error_on_the_way_out_does_not_hide_the_order_to_stop(harness: 
 
 async def test_a_mistake_in_the_intake_ends_the_run_as_itself(harness: DiscordHarness) -> None:
     class Broken(RecordingIntake):
-        async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
+        async def accept_batch(self, arrivals: Sequence[Arrival]) -> int:
             raise ValueError("a bug")
 
     task = asyncio.create_task(harness.adapter.run(Broken()))

@@ -160,6 +160,52 @@ async def test_the_cursor_passes_a_message_only_once_it_is_stored() -> None:
     await asyncio.gather(worker, return_exceptions=True)
 
 
+@pytest.mark.parametrize("batch_length", [1, 4, 100])
+async def test_a_burst_is_handed_over_together_and_in_order(batch_length: int) -> None:
+    intake = RecordingIntake()
+    intake.batch_length = batch_length
+    events = EventQueue(intake, SETTINGS, clock=StepClock())
+    burst = [_arrived(CHANNELS[number % 3], number) for number in range(20)]
+    events.put(ConnectedEvent())
+    for message in burst:
+        events.put(message)
+    async with _working(events, Weather(random.Random(1)).fetch):
+        await intake.wait_for(20)
+    assert intake.batches == list(range(20, 0, -batch_length))
+    assert intake.messages == [message.event for message in burst]
+    assert intake.cursors == {message.channel_ref: str(message.message_id) for message in burst}
+
+
+async def test_what_was_missed_is_handed_over_together() -> None:
+    intake = RecordingIntake()
+    intake.cursors = {"1": str(snowflake_at(Millis(START - 1)))}
+    weather = Weather(random.Random(1))
+    weather.channels["1"] = [_arrived("1", number) for number in range(50)]
+    weather.dice.random = lambda: 0.9  # type: ignore[method-assign]
+    events = EventQueue(intake, SETTINGS, clock=weather.clock)
+    events.put(ConnectedEvent())
+    async with _working(events, weather.fetch):
+        await intake.wait_for(50)
+    assert intake.batches == [50]
+
+
+async def test_the_cursor_stops_before_what_is_not_stored_and_what_is_behind_it_waits() -> None:
+    intake = RecordingIntake()
+    intake.batch_length, intake.capacity = 4, 8
+    events = EventQueue(intake, SETTINGS, clock=StepClock())
+    burst = [_arrived("1", number) for number in range(11)]
+    events.put(ConnectedEvent())
+    for message in burst:
+        events.put(message)
+    async with _working(events, Weather(random.Random(1)).fetch):
+        await eventually(lambda: len(intake.overheard) == 2, "what waits behind it is heard")
+        assert intake.cursors == {"1": str(burst[7].message_id)}
+        intake.capacity = 11
+        await intake.wait_for(11)
+    assert intake.messages == [message.event for message in burst]
+    assert intake.overheard == [message.event for message in burst[9:]]
+
+
 # ---- while something has to wait ---------------------------------------------------------------------------------
 
 

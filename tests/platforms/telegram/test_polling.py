@@ -366,3 +366,31 @@ async def test_the_token_is_in_no_log(
     assert logs
     assert TOKEN not in caplog.text + repr(logs)
     assert "LABTOKEN" not in repr(TelegramSettings(token=TOKEN))
+
+
+async def test_the_updates_of_a_poll_are_handed_over_together_and_in_order(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    await telegram.post("message", [{"chat_id": PERSON, "text": f"message {number}"} for number in range(30)])
+    async with running(telegram.adapter, intake):
+        await intake.wait_for(30)
+    assert intake.batches == [30]
+    assert [message.text for message in intake.messages] == [f"message {number}" for number in range(30)]
+
+
+async def test_the_offset_moves_over_what_is_stored_and_never_past_what_is_not(
+    telegram: TelegramHarness, intake: RecordingIntake
+) -> None:
+    intake.batch_length, intake.capacity = 4, 8
+    await telegram.post("message", [{"chat_id": PERSON, "text": f"message {number}"} for number in range(11)])
+    async with running(telegram.adapter, intake):
+        await eventually(lambda: intake.batches.count(3) > 2, "the rest is offered again and again")
+        [bot] = (await telegram.get("state"))["bots"]
+        assert len(bot["pending"]) == 3, "Telegram still holds what is not stored, and nothing else"
+        assert len(intake.overheard) >= 2, "what waits behind it is heard"
+        intake.capacity = 11
+        await intake.wait_for(11)
+    assert [message.text for message in intake.messages] == [f"message {number}" for number in range(11)]
+    assert len(intake.events) == 11
+    assert len([ref for ref in intake.offered if intake.offered.count(ref) > 1]) >= 3
+    assert all(intake.offered.count(event.event_ref) == 1 for event in intake.events[:8])

@@ -1,0 +1,204 @@
+"""Events that arrive together: one commit for as many as it takes, in order, and never one past what is not stored."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hermes_state.errors import StoreUnavailable
+from hermes_state.store import batch
+from hermes_state.store.writer import Store
+from hermes_state.values import AttachmentKind, ChatKey, Cursor, InboundMessage, IncomingAttachment
+from platforms.base import Arrival
+from tests.gateway.helpers import BOB, DIRECT, GROUP, PLATFORM, TestGateway, serving
+from tests.hermes_state.helpers import set_max_pages
+
+
+def chat(number: int) -> ChatKey:
+    return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(100 + number))
+
+
+async def deliver(gateway: TestGateway, arrivals: Sequence[Arrival]) -> list[int]:
+    """Bring everything, as an adapter does; returns the lengths of the batches."""
+    lengths: list[int] = []
+    while rest := arrivals[sum(lengths) :]:
+        lengths.append(await gateway.intake.accept_batch(rest))
+    return lengths
+
+
+async def texts(gateway: TestGateway) -> list[str]:
+    rows = await gateway.rows("SELECT text FROM messages WHERE origin = 'human' ORDER BY inbox_id")
+    return [text for (text,) in rows]
+
+
+@pytest.fixture
+def commits(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Functions of every commit from here on."""
+    seen: list[list[str]] = []
+    real = batch.run_batch
+
+    def noted(db, requests):  # type: ignore[no-untyped-def]
+        real(db, requests)
+        seen.append([request.fn.__name__ for request in requests])
+
+    monkeypatch.setattr("hermes_state.store.writer.run_batch", noted)
+    return seen
+
+
+async def test_what_arrived_together_is_stored_in_one_commit_and_in_order(
+    store: Store, tmp_path: Path, commits: list[list[str]]
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        messages = [gateway.message(f"m{number}", chat=chat(number % 7)) for number in range(40)]
+        commits.clear()
+        assert await deliver(gateway, [Arrival(message) for message in messages]) == [40]
+        assert commits[0] == ["admit_all"]
+        assert [names for names in commits if "admit_all" in names or "admit" in names] == [["admit_all"]]
+        refs = await gateway.rows("SELECT event_ref FROM inbox ORDER BY id")
+        assert [ref for (ref,) in refs] == [message.event_ref for message in messages]
+        for number in range(7):
+            await gateway.quiet(chat(number))
+        assert await gateway.inbox_states() == ["done"] * 40
+
+
+async def test_cursors_of_messages_that_are_not_for_us_move_in_the_same_commit(
+    store: Store, tmp_path: Path, commits: list[list[str]]
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        commits.clear()
+        arrivals = []
+        for number in range(10):
+            moved = Cursor(platform=PLATFORM, account=PLATFORM, channel_ref=f"c{number % 2}", seen_ref=str(number))
+            overheard = gateway.message("talk", chat=GROUP, is_addressed=False) if number % 3 else None
+            arrivals.append(Arrival(gateway.message("you there?", chat=GROUP) if number == 5 else overheard, moved))
+        assert await deliver(gateway, arrivals) == [10]
+        assert commits[0] == ["admit_all"]
+        assert not any("advance_cursor" in names for names in commits)
+        assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c0": "8", "c1": "9"}
+        await gateway.quiet(GROUP)
+        assert len(await gateway.inbox_states()) == 1
+
+
+async def test_what_needs_no_row_costs_no_commit(store: Store, tmp_path: Path, commits: list[list[str]]) -> None:
+    async with serving(store, tmp_path) as gateway:
+        commits.clear()
+        overheard = [gateway.message("talk", chat=GROUP, is_addressed=False) for _ in range(10)]
+        assert await deliver(gateway, [Arrival(message) for message in overheard]) == [10]
+        assert commits == []
+
+
+async def test_a_command_among_messages_keeps_its_place(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
+        lines = ("one", "two", "/new", "three", "/queue four", "five", "six")
+        assert await deliver(gateway, [Arrival(gateway.message(line)) for line in lines]) == [2, 1, 1, 1, 2]
+        await gateway.quiet()
+        assert await texts(gateway) == ["one", "two", "three", "four", "five", "six"]
+        [(before, after)] = await gateway.rows(
+            """SELECT (SELECT count(*) FROM messages WHERE origin = 'human' AND session_id = min(s.id)),
+                (SELECT count(*) FROM messages WHERE origin = 'human' AND session_id = max(s.id)) FROM sessions s"""
+        )
+        assert (before, after) == (2, 4), "what was written before a /new belongs to the old conversation"
+
+
+async def test_an_edit_finds_the_message_that_came_with_it(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"groups": "per_user"}, is_started=False) as gateway:
+        message = gateway.message("wrnog", chat=GROUP, sender=BOB)
+        await deliver(gateway, [Arrival(message), Arrival(gateway.message("next", chat=GROUP, sender=BOB))])
+        await gateway.edit(message, "right")
+        rows = await gateway.rows("SELECT payload FROM inbox ORDER BY id")
+        assert "right" in str(rows[0])
+        assert len(rows) == 2
+
+
+async def test_a_full_database_in_the_middle_stores_what_is_before_it_and_nothing_behind(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path, is_started=False) as gateway:
+        lines = ["first", "second", "/new", *("x" * 20_000 for _ in range(5)), "last"]
+        arrivals = [Arrival(gateway.message(line, chat=chat(number))) for number, line in enumerate(lines)]
+        done = await gateway.intake.accept_batch(arrivals)
+        done += await gateway.intake.accept_batch(arrivals[done:])
+        assert done == 3
+        await store.write(set_max_pages, 1)
+        with pytest.raises(StoreUnavailable):
+            await gateway.intake.accept_batch(arrivals[done:])
+        assert len(await gateway.inbox_states()) == 3
+        await store.write(set_max_pages, None)
+        assert await deliver(gateway, arrivals[done:]) == [6]
+        refs = await gateway.rows("SELECT event_ref FROM inbox ORDER BY id")
+        assert [ref for (ref,) in refs] == [str(one.event.event_ref) for one in arrivals if one.event is not None]
+
+
+async def test_one_that_cannot_be_stored_is_told_apart_from_those_around_it(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        messages = [gateway.message(f"m{number}", chat=chat(number)) for number in range(9)]
+        poison = replace(messages[4], message_ref="\ud800")
+        arrivals = [Arrival(message) for message in (*messages[:4], poison, *messages[5:])]
+        done = 0
+
+        async def take_all() -> None:
+            nonlocal done
+            while done < len(arrivals):
+                done += await gateway.intake.accept_batch(arrivals[done:])
+
+        with pytest.raises(UnicodeEncodeError):
+            await take_all()
+        assert done == 4
+        assert len(await gateway.inbox_states()) == 4
+        assert await deliver(gateway, arrivals[done + 1 :]) == [4]
+
+
+async def test_a_message_behind_one_of_its_own_chat_may_interrupt_the_turn_that_one_begins(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path, sessions={"busy_mode": "interrupt"}) as gateway:
+        lines = [("a", DIRECT), ("b", GROUP), ("c", DIRECT)]
+        assert await deliver(gateway, [Arrival(gateway.message(line, chat=key)) for line, key in lines]) == [2, 1]
+        await gateway.quiet()
+        await gateway.quiet(GROUP)
+
+
+async def test_of_a_flood_in_one_commit_so_much_waits_as_may_and_the_rest_is_refused_once(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path, sessions={"max_waiting": 5}, is_started=False) as gateway:
+        assert await deliver(gateway, [Arrival(gateway.message(f"m{number}")) for number in range(8)]) == [8]
+        assert await gateway.inbox_states() == ["new"] * 5 + ["dropped"] * 3
+        assert await gateway.rows("SELECT count(*) FROM outbox") == [(1,)]
+
+
+async def test_more_than_one_commit_takes_is_stored_in_several(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"messages_per_minute": 0}, is_started=False) as gateway:
+        arrivals = [Arrival(gateway.message("m", chat=chat(number))) for number in range(230)]
+        assert await deliver(gateway, arrivals) == [100, 100, 30]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_batches_store_what_one_after_the_other_would(store: Store, tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    limits = {"messages_per_minute": 12}
+    async with serving(store, tmp_path, sessions=limits, is_started=False) as gateway:
+        script: list[InboundMessage] = []
+        for _ in range(60):
+            line = dice.choice(("hello", "hello", "hello", "/new", "/queue later", "/nonsense"))
+            key = dice.choice((DIRECT, GROUP))
+            file = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref="f", name="f.txt")
+            message = gateway.message(line, chat=key, files=[file] if dice.random() < 0.1 else ())
+            script.append(replace(message, is_addressed=key is DIRECT or dice.random() < 0.6))
+        await deliver(gateway, [Arrival(message) for message in script])
+        state = "CASE kind WHEN 'command' THEN '' ELSE state END"  # commands are run meanwhile
+        query = f"SELECT event_ref, chat_id, kind, mode, {state}, sent_at FROM inbox ORDER BY id"
+        together = await gateway.rows(query)
+    await asyncio.to_thread((tmp_path / "again").mkdir)
+    again = await Store.open(tmp_path / "again" / "state.db")
+    try:
+        async with serving(again, tmp_path / "again", sessions=limits, is_started=False) as other:
+            for message in script:
+                await other.intake.accept(message)
+            assert await other.rows(query) == together
+            assert len(together) > 15
+    finally:
+        await again.close()
