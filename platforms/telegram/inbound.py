@@ -1,7 +1,7 @@
 """Inbound updates of Telegram as values. Pure: what an update means, never what is done about it."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from telegram import Audio, CallbackQuery, Chat, MaybeInaccessibleMessage, Message, MessageEntity, Update, User, Voice
 
@@ -26,6 +26,9 @@ MESSAGE_UNITS = 4096
 EXPECTS_MORE_UNITS = MESSAGE_UNITS - 200
 """Length from which on a message is probably the first piece of a cut paste, in UTF-16 code units."""
 QUOTE_CHARACTERS = 500
+
+MAX_DATE = 1 << 32
+"""End of the dates that are read without the SDK, in seconds."""
 
 GENERAL_TOPIC = 1
 """Topic that a forum starts with; messages in it behave as those of a group without topics."""
@@ -52,6 +55,36 @@ class UpdateReader:
             return self._message(update.message)
         if update.edited_message is not None:
             return self._edit(update, update.edited_message)
+        return None
+
+    def plain_text(self, raw: dict[str, Any]) -> InboundMessage | None:  # Any: JSON as the Bot API sent it
+        """Read a plain text of a private chat without the SDK's objects; None for all else, which `read` reads.
+
+        Most messages are such texts, and the objects are most of what reading one costs.
+        """
+        match raw:
+            case {
+                "message": {
+                    "message_id": int(message_id),
+                    "from": {"id": int(user_id), "is_bot": bool(is_bot), "first_name": str(name)} as user,
+                    "chat": {"id": int(chat_id), "type": Chat.PRIVATE} as chat,
+                    "date": int(date),
+                    "text": str(text),
+                } as message
+            } if len(raw) == 2 and len(message) == 5 and name and text and 0 <= date < MAX_DATE:
+                name = f"{name} {user['last_name']}" if user.get("last_name") else name
+                return InboundMessage(
+                    event_ref=f"{self.bot_id}:m:{chat_id}:{message_id}",
+                    chat=ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(chat_id)),
+                    chat_kind=ChatKind.DIRECT,
+                    chat_title=chat.get("title"),
+                    sender=Sender(platform=PLATFORM, id=str(user_id), name=name, is_bot=is_bot),
+                    text=text,
+                    message_ref=str(message_id),
+                    sent_at=Millis(date * 1000),
+                    is_addressed=True,
+                    expects_more=_is_near_limit(text),
+                )
         return None
 
     def press(

@@ -63,10 +63,12 @@ class UpdateHandler:
         """Read an update. One that cannot be read counts as dealt with: fetched again, it would block all after it."""
         content: Content
         try:
-            update = Update.de_json(raw, self.sdk)
-            content = update.callback_query or read_migration(update) or self.reader.read(update)
-            if isinstance(content, InboundMessage):
-                content = self._with_its_album(update, content)
+            content = self.reader.plain_text(raw)
+            if content is None:
+                update = Update.de_json(raw, self.sdk)
+                content = update.callback_query or read_migration(update) or self.reader.read(update)
+                if isinstance(content, InboundMessage):
+                    content = self._with_its_album(update, content)
         except UNREADABLE as error:
             content = error
         return ReadUpdate(raw.get("update_id"), content)
