@@ -1,0 +1,81 @@
+"""The transport to the Bot API: proxies of the environment, and what it sends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp.client
+import pytest
+
+from platforms.telegram.transport import BotApiRequest
+
+ADDRESS = "http://api.example.test/bot1:LABTOKEN/sendMessage"
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+@pytest.fixture(autouse=True)
+def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@asynccontextmanager
+async def listening(asked: list[str]) -> AsyncIterator[str]:
+    """A server that keeps the first line and the body of each request; its address."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = next(int(line.split()[1]) for line in head.splitlines() if line.lower().startswith("content-length"))
+        asked.append(f"{head.splitlines()[0]} {(await reader.readexactly(length)).decode()}")
+        body = b'{"ok":true,"result":true}'
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[BotApiRequest]:
+    request = BotApiRequest(connections=2, connect_seconds=5, request_seconds=5)
+    await request.initialize()
+    try:
+        yield request
+    finally:
+        await request.shutdown()
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY"])
+async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    asked: list[str] = []
+    async with listening(asked) as proxy:
+        monkeypatch.setenv(name, proxy)
+        async with opened() as request:
+            assert await request.call(ADDRESS, {"chat_id": "1", "text": "a & b"}) is True
+    assert asked == [f"POST {ADDRESS} HTTP/1.1 chat_id=1&text=a+%26+b"]
+
+
+async def test_a_proxy_set_meanwhile_is_used_by_the_next_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    async with listening(asked) as proxy, opened() as request:
+        monkeypatch.setenv("http_proxy", proxy)
+        await request.renew()
+        assert await request.call(ADDRESS, {"chat_id": "1"}) is True
+    assert len(asked) == 1
+
+
+async def test_without_a_proxy_none_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(*_: object) -> None:
+        raise AssertionError("a look at the environment and ~/.netrc, in a thread, for every request")
+
+    monkeypatch.setattr(aiohttp.client, "get_env_proxy_for_url", look_up)
+    asked: list[str] = []
+    async with listening(asked) as server, opened() as request:
+        assert await request.call(f"{server}/bot1:LABTOKEN/x", {"chat_id": "1", "text": "", "reply_markup": ""}) is True
+    assert asked == ["POST /bot1:LABTOKEN/x HTTP/1.1 chat_id=1"]
