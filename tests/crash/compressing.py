@@ -100,7 +100,7 @@ async def play(world: World) -> None:
     await _say(world, FOURTH, FOURTH_ANSWER)
     await _say(world, COMPRESS, COMPRESSED)
     await _say(world, LAST, GONE_ON)
-    while not await _ends(world):
+    while not await ends(world):
         pass  # killed on its way out and up again, with nothing that tells it to go
 
 
@@ -114,7 +114,8 @@ async def _say(world: World, text: str, *answers: str) -> None:
         await world.until(f"{answer[:40]!r} is on screen", is_seen)
 
 
-async def _ends(world: World) -> bool:
+async def ends(world: World) -> bool:
+    """Ask the daemon to go; false when a kill came instead of its own end. Raises `Stuck`."""
     kill_count = await world.terminate()
 
     async def is_over() -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from tests.crash import compressing, compressing_invariants, invariants, scenario
+from tests.crash import compressing, compressing_invariants, invariants, scenario, together
 from tests.crash.invariants import Label
 from tests.crash.world import World
 
@@ -54,6 +54,15 @@ SCENARIOS = {
             samples=10,
             other_samples=0,
             pairs=40,
+        ),
+        Scenario(
+            name="together",
+            play=together.play,
+            problems_of=together.problems_of,
+            untouched_problems_of=together.untouched_problems_of,
+            samples=5,
+            other_samples=0,
+            pairs=20,
         ),
     )
 }

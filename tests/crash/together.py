@@ -1,0 +1,68 @@
+"""Several people write while nobody listens, one of them a command: one poll brings everything.
+
+What stands before the command is stored in one commit, then the command, then the rest. Wherever the kill comes, each
+message is answered once, and the order within a chat is kept.
+"""
+
+from collections import Counter
+from contextlib import closing
+
+from gateway.inbound.offline_commands import NOT_TAKEN
+from tests.crash.compressing import ends
+from tests.crash.invariants import copies, file_problems, opened, undecided_rows
+from tests.crash.world import World
+
+BEFORE = (42, 43, 44)
+AFTER = (45, 46)
+TITLE = "/title Together"
+TITLE_REPLY = "This conversation is called “Together” now."
+BEHIND = "After this answer; /stop ends it now."
+
+
+def answer(chat_id: int) -> str:
+    return f"Answer for {chat_id}."
+
+
+async def play(world: World) -> None:
+    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    for chat_id in (*BEFORE, *AFTER):
+        await world.telegram.post("chat", {"chat_id": chat_id})
+    rules = [{"match": f"ask {chat_id}", "text": answer(chat_id), "times": -1} for chat_id in (*BEFORE, *AFTER)]
+    await world.llm.post("script", rules)
+    asked = [{"chat_id": chat_id, "user_id": 42, "text": f"ask {chat_id}"} for chat_id in (*BEFORE, *AFTER)]
+    asked.insert(len(BEFORE), {"chat_id": BEFORE[-1], "user_id": 42, "text": TITLE})
+    await world.telegram.post("message", asked)
+    world.start()
+    for chat_id, wanted in [(BEFORE[-1], TITLE_REPLY), *((one, answer(one)) for one in (*BEFORE, *AFTER))]:
+
+        async def is_seen(chat_id: int = chat_id, wanted: str = wanted) -> bool:
+            return any(wanted in shown for shown in await world.visible(chat_id))
+
+        await world.until(f"{wanted!r} is on screen in {chat_id}", is_seen)
+    while not await ends(world):
+        pass  # killed on its way out and up again, with nothing that tells it to go
+
+
+async def problems_of(world: World) -> list[str]:
+    """Everything that is not as promised, one sentence each."""
+    with closing(opened(world.home / "state.db")) as db:
+        found = [*undecided_rows(db), *file_problems(db)]
+        rows = db.execute(
+            "SELECT c.chat_ref, i.kind, i.message_ref FROM inbox i JOIN chats c ON c.id = i.chat_id ORDER BY i.id"
+        ).fetchall()
+    wanted = [str(one) for one in (*BEFORE, BEFORE[-1], *AFTER)]
+    if [chat_ref for chat_ref, _, _ in rows] != wanted or [kind for _, kind, _ in rows].index("command") != len(BEFORE):
+        found.append(f"the inbox is {rows}")
+    for chat_id in (*BEFORE, *AFTER):
+        counts = Counter(await world.visible(chat_id))
+        counts.pop(NOT_TAKEN, None)  # a busy disk: said past the outbox, for a command that is carried out anyway
+        for text in (answer(chat_id), TITLE_REPLY, BEHIND):
+            found += copies(counts, text, world.kill_count)
+        found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
+    return found
+
+
+async def untouched_problems_of(world: World) -> list[str]:
+    """What holds beside that when nothing was killed: two commits for what stands around the command."""
+    runs = [line for line in world.commits() if "admit_all" in line.split("+")]
+    return [] if len(runs) == 2 else [f"the commits are {world.commits()}"]
