@@ -132,6 +132,15 @@ class _QuietHandler(logging.Handler):
             print(f"log lines cannot be written to {self}: {reason}", file=sys.stderr, flush=True)
 
 
+class _JsonFormatter(structlog.stdlib.ProcessorFormatter):
+    """Formatter that renders a record once, for however many handlers."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: str = record.__dict__.get("hermes_line") or super().format(record)
+        record.__dict__["hermes_line"] = line
+        return line
+
+
 class _StreamHandler(_QuietHandler, logging.StreamHandler[TextIO]):
     pass
 
@@ -149,8 +158,9 @@ def _with_formatter(
         rendering = [_printable, structlog.dev.ConsoleRenderer(colors=is_terminal, timestamp_key="at")]
         if is_terminal:
             rendering.insert(0, _for_a_screen)
+    formatter = _JsonFormatter if as_json else structlog.stdlib.ProcessorFormatter
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
+        formatter(
             foreign_pre_chain=[*_SHARED, structlog.stdlib.ExtraAdder()],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,

@@ -242,7 +242,7 @@ class GatewayIntake:
         if admitted.inbox_id is None:
             self.lanes.wake(admitted.chat_id)  # who brought it first may have been cancelled before the lane was woken
             return
-        log.info("inbox.accepted", chat=admission.key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
+        log.debug("inbox.accepted", chat=admission.key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
         if admission.runs_at_once:
             self.commands.run_soon(admitted.inbox_id, admitted.chat_id)
             return

@@ -19,6 +19,7 @@ from structlog.contextvars import bound_contextvars
 from gateway import logs
 from gateway.config.settings import LoggingConfig
 from gateway.logs import configure_logging, update_logging
+from hermes_state.redaction import Redactor
 
 TOKEN = "1234567:AAE-notARealToken_notARealToken_123"
 KEY = "sk-the-configured-key-0001"
@@ -212,6 +213,24 @@ def test_configuring_again_replaces_the_first_handlers(stream: io.StringIO, tmp_
     structlog.get_logger("x").info("thing.happened")
     assert len(stream.getvalue().splitlines()) == 1
     assert len((tmp_path / "gateway.log").read_text().splitlines()) == 1
+
+
+def test_a_line_for_two_handlers_is_rendered_once(
+    tmp_path: Path, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+
+    class Recording(Redactor):
+        def __call__(self, text: str) -> str:
+            looked.append(text)
+            return super().__call__(text)
+
+    monkeypatch.setattr(logs, "Redactor", Recording)
+    configure_logging(LoggingConfig(), secrets=[KEY], directory=tmp_path, stream=stream)
+    structlog.get_logger("x").info("thing.happened", chat="one")
+    logging.getLogger("some.library").warning("said %s", "two", extra={"more": "three"})
+    assert stream.getvalue() == (tmp_path / "gateway.log").read_text()
+    assert [looked.count(text) for text in ("thing.happened", "one", "three", "some.library")] == [1] * 4
 
 
 def test_values_that_json_cannot_carry_become_text(lines: Lines) -> None:
