@@ -5,7 +5,7 @@ Most of a text is no secret, so everything is looked for from a word that is qui
 
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 
 from hermes_state.redaction.patterns import Span, expression, stored
 from hermes_state.redaction.shapes import MARK
@@ -57,6 +57,7 @@ def _words() -> frozenset[str]:
     return frozenset(stored()["names"]["words"].split())
 
 
+@lru_cache(maxsize=1_000)
 def is_secret_name(name: str) -> bool:
     """True for names of fields that hold a secret (`api_key`, `telegram_token`); `max_tokens` does not."""
     lower = name.lower()

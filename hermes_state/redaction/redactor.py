@@ -26,6 +26,8 @@ _REACH_CHARS = 140
 """More characters than a secret with a space in it has with its name, but for quoted values, headers and commands."""
 _COMMAND_CHARS = 600
 _SEAM_TRIES = 50
+MAX_KNOWN_CLEAN = 4_096
+"""Texts remembered to hold no secret, by a digest; the same names and words come in every line of a log."""
 
 
 def redact(text: str) -> str:
@@ -95,7 +97,10 @@ def _may_open_value(text: str, index: int) -> bool:
 
 
 class Redactor:
-    """Takes out the configured secrets exactly (plain, URL-encoded, JSON-escaped), then whatever `redact` finds."""
+    """Takes out the configured secrets exactly (plain, URL-encoded, JSON-escaped), then whatever `redact` finds.
+
+    Remembers what it has seen clean; other secrets need another redactor.
+    """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         known = {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}
@@ -104,8 +109,20 @@ class Redactor:
         pieces = {piece for form in whole for piece in _SEAM.split(form) if len(piece) >= MIN_SECRET_CHARS}
         self._forms = sorted(whole | pieces, key=lambda form: (-len(form), form))  # the longest first
         self._exact = re.compile("|".join(map(re.escape, self._forms))) if self._forms else None
+        self._clean: set[tuple[int, int]] = set()
 
     def __call__(self, text: str) -> str:
+        digest = len(text), hash(text)
+        if digest in self._clean:
+            return text
+        safe = self._redacted(text)
+        if safe == text:
+            if len(self._clean) >= MAX_KNOWN_CLEAN:
+                self._clean.clear()
+            self._clean.add(digest)
+        return safe
+
+    def _redacted(self, text: str) -> str:
         if self._exact is not None and any(form in text for form in self._forms):
             text = self._exact.sub(MARK, text)
         return redact(text)

@@ -13,6 +13,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from hermes_state.redaction import MARK, MIN_SECRET_CHARS, Redactor, is_secret_name, redact, seam
+from hermes_state.redaction import redactor as redactor_module
 from tests.sampling import examples
 
 _A = "AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
@@ -207,6 +208,25 @@ def test_a_configured_secret_that_is_cut_at_a_seam_is_known_by_its_pieces(secret
         assert not any(secret[at : at + MIN_SECRET_CHARS] in shown for at in range(len(secret) - MIN_SECRET_CHARS))
         start = index + 1
     assert start > text.index(secret) + len(secret)
+
+
+def test_what_was_seen_clean_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def recorded(text: str) -> str:
+        looked.append(text)
+        return redact(text)
+
+    monkeypatch.setattr(redactor_module, "redact", recorded)
+    redactor = Redactor(["a-configured-value"])
+    texts = ("turn.finished", "password=hunter22", "a-configured-value")
+    assert [redactor(text) for text in texts * 2] == ["turn.finished", f"password={MARK}", MARK] * 2
+    assert looked == ["turn.finished", "password=hunter22", MARK, "password=hunter22", MARK]
+    for number in range(redactor_module.MAX_KNOWN_CLEAN):
+        redactor(f"chat {number}")
+    redactor("turn.finished")
+    assert looked[-1] == "turn.finished"  # others took its place
+    assert Redactor(["turn.finished"])("turn.finished") == MARK  # other secrets, another memory
 
 
 def test_looking_for_a_seam_takes_no_time() -> None:
