@@ -1,5 +1,6 @@
 """Transactions of intake: dedupe and store an event, its acknowledgement and the channel's cursor with it."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
@@ -69,7 +70,9 @@ def admit_all(
     """Store what arrived together, in order, and move the cursors of its channels."""
     for cursor in cursors:
         inbox.advance_cursor(db, cursor)
-    return [admit(db, event, now) for event in events]
+    chats = Counter(event.key for event in events)
+    # What arrives together in a chat is a burst, which its lane takes up as one.
+    return [admit(db, event if chats[event.key] == 1 else replace(event, may_start=False), now) for event in events]
 
 
 def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:

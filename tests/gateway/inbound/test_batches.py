@@ -202,3 +202,11 @@ async def test_batches_store_what_one_after_the_other_would(store: Store, tmp_pa
             assert len(together) > 15
     finally:
         await again.close()
+
+
+async def test_what_arrives_together_in_an_idle_chat_is_one_turn(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        assert await gateway.ask("before") == "echo: before"
+        now = gateway.clock.now()
+        await deliver(gateway, [Arrival(gateway.message(f"m{number}", at=now)) for number in range(3)])
+        assert await gateway.replies(2) == ["echo: before", "echo: m0 | m1 | m2"]
