@@ -27,7 +27,7 @@ from hermes_state import inbox
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import find_chat, move_chat
-from hermes_state.errors import StoreUnavailable
+from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.journal import RunningTurn
 from hermes_state.store.writer import Store
@@ -329,7 +329,7 @@ class GatewayIntake:
         for admission in admissions:
             self.waiting.note_waiting(admission.message)
         try:
-            stored = await self.store.write(admit_all, admissions, cursors, self.clock.now())
+            stored = await self._write_messages(admissions, cursors)
         except StoreUnavailable:
             for admission in admissions:
                 if admission.message.chat_kind is ChatKind.LOCAL:  # the page gives it back; others bring it again
@@ -338,6 +338,17 @@ class GatewayIntake:
         for admission in admissions:
             self.waiting.note_stored(admission.message)
         return stored
+
+    async def _write_messages(
+        self, admissions: Sequence[AcceptedEvent], cursors: Collection[Cursor]
+    ) -> Sequence[StoredEvent]:
+        try:
+            return await self.store.write(admit_all, admissions, cursors, self.clock.now())
+        except (
+            StoreBroken
+        ):  # in the pages of the transcript perhaps: without a turn, what arrives is stored all the same
+            waiting = [replace(admission, may_start=False) for admission in admissions]
+            return await self.store.write(admit_all, waiting, cursors, self.clock.now())
 
     async def _store_command(self, admission: AcceptedEvent, command: Command) -> StoredEvent:
         """Store a command; while the database is slow or away, it runs from memory first."""
