@@ -32,6 +32,7 @@ _FLOOR_NOTE = "search_floor"
 """Id of the oldest message that the index in the making holds."""
 _MADE_NOTE = "search_making_version"
 
+_DEFINITION = Path(__file__).with_name("index.sql").read_text(encoding="utf-8")  # while there are files to be had
 _TRIGGERS = 4
 _COVERED = f" AND {{}}.id >= (SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{_FLOOR_NOTE}')"
 
@@ -68,7 +69,8 @@ def load_progress(db: sqlite3.Connection) -> int | None:
 
 def load_totals(db: sqlite3.Connection, index: str) -> list[int]:
     """Numbers of rows, of words of their texts, and of words of their scopes; others if they are damaged."""
-    return scalar(db, sizes_of, f"SELECT CAST(coalesce((SELECT block FROM {index}_data WHERE id = 1), '') AS BLOB)")
+    totals = scalar(db, sizes_of, f"SELECT CAST(coalesce((SELECT block FROM {index}_data WHERE id = 1), '') AS BLOB)")
+    return totals or [0, 0, 0]  # an index that never held a row has none
 
 
 def sizes_of(blob: bytes) -> list[int]:
@@ -157,8 +159,7 @@ def _finish(db: sqlite3.Connection) -> None:
 
 
 def _define(db: sqlite3.Connection, index: str, covered: str, only: str = "") -> None:
-    sql = Path(__file__).with_name("index.sql").read_text(encoding="utf-8")
-    for statement in statements(sql.format(index=index, new=covered.format("new"), old=covered.format("old"))):
+    for statement in statements(_DEFINITION.format(index=index, new=covered.format("new"), old=covered.format("old"))):
         if only in statement:
             db.execute(statement)
 

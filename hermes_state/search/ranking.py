@@ -77,7 +77,7 @@ class Ranking:
     def _scored(
         self, rows: Iterable[tuple[int, str, int, bytes]], terms: Sequence[Term]
     ) -> Iterator[tuple[int, float]]:
-        count, *words = load_totals(self._db, self._index) or [1]
+        count, *words = load_totals(self._db, self._index)
         average = max(1.0, sum(words) / max(1, count))
         known = [(self._weight(term, count) if len(terms) > 1 else 1.0, term.pattern() or "(?!)") for term in terms]
         counted = [(weight, re.compile(pattern)) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)]

@@ -27,7 +27,7 @@ async def keep_index(store: Store) -> None:
         try:
             await mend_index(store)
             await store.index_failed.wait()
-        except (StoreUnavailable, sqlite3.Error) as error:
+        except (StoreUnavailable, sqlite3.Error, OSError) as error:
             log.warning("search.rebuild_delayed", error=str(error), retry_seconds=RETRY_SECONDS)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(store.index_failed.wait(), RETRY_SECONDS)

@@ -128,8 +128,10 @@ async def test_an_index_that_is_damaged_while_it_is_made_is_made_once_more(
         await store.close()
 
 
-async def test_a_sound_index_is_left_alone(store: Store) -> None:
-    await fill(store)
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_a_sound_index_is_left_alone(store: Store, is_new: bool) -> None:
+    if not is_new:
+        await fill(store)
     assert find_fault(store.path) is None
     before = await store.read(lambda db: db.execute("SELECT * FROM sqlite_schema").fetchall())
     await mend_index(store)
