@@ -51,8 +51,9 @@ class Entry:
 
     @property
     def order(self) -> int:
-        """Place on the page, by which entries are sorted."""
-        return max(self.at, self.not_before) + (_WAITING_MS if self.is_waiting else 0)
+        """Place on the page, by which entries are sorted; what was taken up stands behind what was shown just then."""
+        at = max(self.at, self.not_before) + (_WAITING_MS if self.is_waiting else 0)
+        return 2 * at + (self.not_before > self.at)
 
 
 def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[Entry], since: Millis) -> list[Entry]:

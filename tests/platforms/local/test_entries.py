@@ -1,5 +1,7 @@
 """One timeline of what is stored and what was said lately."""
 
+from dataclasses import replace
+
 from hermes_state.values import Millis
 from platforms.local.entries import Entry, EntryKind, merge
 
@@ -30,3 +32,9 @@ def test_what_is_not_stored_stands_where_it_was_said() -> None:
     assert merge(stored, frozenset(), [notice], ALL) == [stored[0], notice, stored[1]]
     assert merge(stored, frozenset({"n"}), [notice], ALL) == stored
     assert merge(stored, frozenset(), [notice], Millis(3)) == stored
+
+
+def test_what_was_taken_up_stands_behind_what_was_shown_just_then() -> None:
+    stored = [replace(entry("q", "second question", EntryKind.PERSON, at=1), not_before=Millis(5))]
+    failed = entry("n", "That did not work.", EntryKind.NOTICE, at=5)
+    assert merge(stored, frozenset(), [failed], ALL) == [failed, stored[0]]
