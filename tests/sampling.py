@@ -13,9 +13,6 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile("fuzz", hypothesis.settings.get_profile("default"), max_examples=20_000)
 hypothesis.settings.load_profile("default")
 
-FUZZ_SECONDS = 0
-"""Timeout of a test under `make fuzz`, in seconds: none."""
-
 Test = TypeVar("Test", bound=Callable[..., object])
 Cell = TypeVar("Cell")
 Column = TypeVar("Column")

@@ -251,7 +251,7 @@ async def test_cancelled_at_any_await_a_chat_has_its_old_state_or_the_new_one_an
         assert after.depth in (found.depth, 1)
         await fresh.close()
     assert depths == {0, 1}, "some cut came before the split and some behind it"
-    assert number - uncut > 5, "there was something to cut"
+    assert number - uncut >= 5, "there was something to cut"
 
 
 async def _whole(work: Awaitable[T]) -> T:

@@ -31,7 +31,7 @@ PAGE = 4_096
 CHATS, TURNS = 4, 150
 TABLE_INTERIOR, TABLE_LEAF = 0x05, 0x0D
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(sample(few=300, many=0))  # seconds; 0 is none
 
 
 def _fill(db: sqlite3.Connection) -> None:
@@ -424,7 +424,13 @@ def test_whatever_was_hit_the_rest_is_saved_and_nothing_is_made_up(sound: Path, 
         path.parent.mkdir()
         shutil.copy(sound, path)
         way = _damage(path, random.Random(seed))
-        report = repair_database(path)
+        try:
+            report = repair_database(path)
+        except StoreUnavailable:  # without the tables' descriptions only the tool finds them
+            with opened(path) as db, pytest.raises(sqlite3.DatabaseError):
+                db.execute("SELECT * FROM sqlite_schema").fetchall()
+            shares.append(0.0)
+            continue
         with opened(path) as db:
             assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)], (seed, way)
         changed = {number for number, text in texts(path).items() if before.get(number) != text}
