@@ -18,8 +18,8 @@ from hermes_state.errors import ReplyMalformed
 from hermes_state.text import ends_in_half, well_formed
 from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning, ToolCall
 
-MAX_CHARACTERS: Final = 1_000_000
-"""Longest reply, its calls included: twice what any model writes. A stream without an end stops here."""
+MAX_CHARACTERS: Final = 800_000
+"""Longest reply, its calls included: more than any model writes. A stream without an end stops here."""
 
 MAX_CALLS: Final = 128
 """Most tool calls in one reply."""
