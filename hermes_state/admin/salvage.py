@@ -108,10 +108,14 @@ class TableSalvage:
         tail = f"ORDER BY {', '.join(f'{part} {order}' for part in self._key)} LIMIT 1"
         after = f"AND ({', '.join(self._key)}) {beyond} ({', '.join('?' * len(self._key))})"
         places, last = [self._columns.index(part) for part in self._key], [0]
+        seen = set[tuple[object, ...]]()
         try:
             row = self._old.execute(f"{query} {tail}", values).fetchone()
             while row is not None:
                 last = [row[place] for place in places]
+                if tuple(last) in seen:
+                    raise sqlite3.DatabaseError("pages that are not where they belong lead in a circle")
+                seen.add(tuple(last))
                 self._insert(row, last[0])
                 if len(last) == len(values) == 1:
                     break  # a row id has one row: looking beyond it may meet damage that is not its own

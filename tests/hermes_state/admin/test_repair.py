@@ -419,7 +419,8 @@ def _damage(path: Path, rng: random.Random) -> str:
 @pytest.mark.usefixtures("no_tool")
 def test_whatever_was_hit_the_rest_is_saved_and_nothing_is_made_up(sound: Path, tmp_path: Path) -> None:
     before, total, shares = texts(sound), sum(counts(sound).values()), []
-    for seed in range(sample(few=12, many=300)):
+    circle = 145  # a page in another's place, from which the order of keys led back to itself
+    for seed in sorted({*range(sample(few=12, many=300)), circle}):
         path = tmp_path / str(seed) / "state.db"
         path.parent.mkdir()
         shutil.copy(sound, path)
