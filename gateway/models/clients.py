@@ -77,15 +77,11 @@ def preload(config: Config) -> None:
     """Import what the models of a configuration are called with, and read the certificates that they are trusted by."""
     protocols = {route.protocol for route in all_routes(config) if missing_extra(route.protocol) is None} - {"offline"}
     if protocols:
-        for name in (*(f"agent.model.protocols.{name}" for name in sorted(protocols)), *_IMPORTED_AT_A_FIRST_CALL):
-            importlib.import_module(name)
+        for name in sorted(protocols):
+            importlib.import_module(f"agent.model.protocols.{name}")
         importlib.import_module("agent.model.http").ssl_context()
     if config.transcription.model is not None:
         importlib.import_module("agent.model.transcription")
-
-
-_IMPORTED_AT_A_FIRST_CALL = ("anyio._backends._asyncio", "httpcore2")
-"""Modules that the HTTP library puts off until then."""
 
 
 def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
