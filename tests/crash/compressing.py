@@ -100,8 +100,7 @@ async def play(world: World) -> None:
     await _say(world, FOURTH, FOURTH_ANSWER)
     await _say(world, COMPRESS, COMPRESSED)
     await _say(world, LAST, GONE_ON)
-    while not await ends(world):
-        pass  # killed on its way out and up again, with nothing that tells it to go
+    await world.end()
 
 
 async def _say(world: World, text: str, *answers: str) -> None:
@@ -112,14 +111,3 @@ async def _say(world: World, text: str, *answers: str) -> None:
             return any(wanted in shown for shown in await world.visible(CHAT))
 
         await world.until(f"{answer[:40]!r} is on screen", is_seen)
-
-
-async def ends(world: World) -> bool:
-    """Ask the daemon to go; false when a kill came instead of its own end. Raises `Stuck`."""
-    kill_count = await world.terminate()
-
-    async def is_over() -> bool:
-        return world.exit_code == 0 or world.kill_count != kill_count
-
-    await world.until("the daemon has ended", is_over)
-    return world.kill_count == kill_count

@@ -93,12 +93,7 @@ async def _ends(world: World) -> bool:
     """Ask the daemon to go; false when a kill came instead of its own end. Raises `Stuck`."""
     kill_count = await world.terminate()
     await world.resume_stream()
-
-    async def is_over() -> bool:
-        return world.exit_code == 0 or world.kill_count != kill_count
-
-    await world.until("the daemon has drained and ended", is_over)
-    return world.kill_count == kill_count
+    return await world.is_ended_by(kill_count)
 
 
 async def _until_taken(world: World, update_id: int) -> None:

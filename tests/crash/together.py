@@ -8,7 +8,6 @@ from collections import Counter
 from contextlib import closing
 
 from gateway.inbound.offline_commands import NOT_TAKEN
-from tests.crash.compressing import ends
 from tests.crash.invariants import copies, file_problems, opened, undecided_rows
 from tests.crash.world import World
 
@@ -39,8 +38,7 @@ async def play(world: World) -> None:
             return any(wanted in shown for shown in await world.visible(chat_id))
 
         await world.until(f"{wanted!r} is on screen in {chat_id}", is_seen)
-    while not await ends(world):
-        pass  # killed on its way out and up again, with nothing that tells it to go
+    await world.end()
 
 
 async def problems_of(world: World) -> list[str]:

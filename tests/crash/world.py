@@ -140,6 +140,20 @@ class World:
             self._daemon.send_signal(signal.SIGTERM)
         return self.kill_count
 
+    async def end(self) -> None:
+        """Ask the daemon to go until it has ended by itself, killed on its way or not. Raises `Stuck`."""
+        while not await self.is_ended_by(await self.terminate()):
+            continue  # it is up again, and nothing tells it to go
+
+    async def is_ended_by(self, kill_count: int) -> bool:
+        """Wait for its end; false when it was another kill than the `kill_count` before. Raises `Stuck`."""
+
+        async def is_over() -> bool:
+            return self.exit_code == 0 or self.kill_count != kill_count
+
+        await self.until("the daemon has drained and ended", is_over)
+        return self.kill_count == kill_count
+
     def commits(self, life: int = 0) -> list[str]:
         """What was committed in a life."""
         path = self._commits_file(life)

@@ -585,3 +585,12 @@ async def serving(
 
 def human_texts(rows: Iterable[Message]) -> list[str]:
     return [row.text or "" for row in rows if row.origin is Origin.HUMAN]
+
+
+async def hanging(gateway: TestGateway, text: str = "q", **details: Any) -> Hang:  # Any: see `message`
+    """A turn whose model does not answer yet; release it, or stop the turn."""
+    hang = Hang()
+    gateway.model.script.append(hang)
+    await gateway.say(text, **details)
+    await hang.begun.wait()
+    return hang

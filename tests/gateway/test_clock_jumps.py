@@ -12,7 +12,7 @@ from hermes_state.errors import PlatformUnavailable, RateLimited
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, SystemClock
-from tests.gateway.helpers import DIRECT, Hang, MemoryAdapter, TestGateway, eventually, serving
+from tests.gateway.helpers import DIRECT, MemoryAdapter, TestGateway, eventually, hanging, serving
 from tests.hermes_state.helpers import locked_by_another_process
 
 DAY_MS = 86_400_000
@@ -27,15 +27,6 @@ class TurnedClock:
 
     def now(self) -> Millis:
         return Millis(SystemClock().now() + self.offset)
-
-
-async def begun_turn(gateway: TestGateway) -> Hang:
-    """A turn whose model does not answer yet; release it, or stop the turn."""
-    hang = Hang()
-    gateway.model.script.append(hang)
-    await gateway.say("q")
-    await hang.begun.wait()
-    return hang
 
 
 async def failed_once(gateway: TestGateway) -> None:
@@ -120,7 +111,7 @@ async def test_a_paste_that_waited_at_a_restart_is_answered(store: Store, tmp_pa
 async def test_stop_ends_the_turn_that_runs(store: Store, tmp_path: Path, jump: int) -> None:
     clock = TurnedClock()
     async with serving(store, tmp_path, clock=clock) as gateway:
-        await begun_turn(gateway)
+        await hanging(gateway)
         clock.offset = jump
         assert await gateway.ask("/stop") == "Stopped."
         assert await gateway.turns_of() == [("stopped", "q")]
@@ -131,7 +122,7 @@ async def test_stop_ends_the_turn_that_runs(store: Store, tmp_path: Path, jump: 
 async def test_stop_from_memory_is_confirmed(store: Store, tmp_path: Path, jump: int) -> None:
     clock = TurnedClock()
     async with serving(store, tmp_path, clock=clock) as gateway:
-        await begun_turn(gateway)
+        await hanging(gateway)
         with locked_by_another_process(store.path, 1.5):
             saying = asyncio.create_task(gateway.say("/stop"))
             await eventually(lambda: gateway.model.running == 0, "the model is let go")
@@ -147,7 +138,7 @@ async def test_a_turn_that_crosses_the_jump_is_answered_and_status_counts_no_day
 ) -> None:
     clock = TurnedClock()
     async with serving(store, tmp_path, clock=clock) as gateway:
-        hang = await begun_turn(gateway)
+        hang = await hanging(gateway)
         clock.offset = jump
         await gateway.say("/status")
         await eventually(gateway.adapter.texts, "an answer")

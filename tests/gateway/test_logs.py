@@ -228,9 +228,9 @@ def test_a_line_for_two_handlers_is_rendered_once(
     monkeypatch.setattr(logs, "Redactor", Recording)
     configure_logging(LoggingConfig(), secrets=[KEY], directory=tmp_path, stream=stream)
     structlog.get_logger("x").info("thing.happened", chat="one")
-    logging.getLogger("some.library").warning("said %s", "two", extra={"more": "three"})
+    logging.getLogger("some.package").warning("said %s", "two", extra={"more": "three"})
     assert stream.getvalue() == (tmp_path / "gateway.log").read_text()
-    assert [looked.count(text) for text in ("thing.happened", "one", "three", "some.library")] == [1] * 4
+    assert [looked.count(text) for text in ("thing.happened", "one", "three", "some.package")] == [1] * 4
 
 
 def test_values_that_json_cannot_carry_become_text(lines: Lines) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,21 +29,13 @@ from tests.gateway.helpers import (
     calls,
     config_of,
     eventually,
+    hanging,
     serving,
     settled,
 )
 from tests.gateway.turns.test_lanes import tool
 
 BOSS_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="9")
-
-
-async def hanging(gateway: TestGateway, text: str = "q", **details: Any) -> Hang:  # Any: see `message`
-    """A turn whose model hangs."""
-    hang = Hang()
-    gateway.model.script.append(hang)
-    await gateway.say(text, **details)
-    await hang.begun.wait()
-    return hang
 
 
 # ---- the table

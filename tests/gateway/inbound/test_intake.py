@@ -14,14 +14,12 @@ from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Cursor, Sender
 from tests.gateway.helpers import (
     BOB,
-    DIRECT,
     EVE,
     GROUP,
     PLATFORM,
-    Hang,
-    TestGateway,
     asked,
     eventually,
+    hanging,
     serving,
     settled,
 )
@@ -32,14 +30,6 @@ EVE_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="666")
 
 def cursor(seen: int) -> Cursor:
     return Cursor(platform=PLATFORM, account=PLATFORM, channel_ref="c", seen_ref=str(seen))
-
-
-async def hanging(gateway: TestGateway, text: str = "q", chat: ChatKey = DIRECT) -> Hang:
-    hang = Hang()
-    gateway.model.script.append(hang)
-    await gateway.say(text, chat=chat)
-    await hang.begun.wait()
-    return hang
 
 
 # ---- times

