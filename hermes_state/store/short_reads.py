@@ -43,7 +43,7 @@ class ShortReader:
         self._began = self._paused_until = 0.0
 
     def run(self, call: Callable[[sqlite3.Connection], T]) -> T:
-        """What `call` reads from one snapshot. Raises `NotAtOnce`."""
+        """Read with `call` from one snapshot. Raises `NotAtOnce`."""
         self._began, self._steps = time.monotonic(), 0
         if self._began < self._paused_until:
             raise NotAtOnce
