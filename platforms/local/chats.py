@@ -14,7 +14,7 @@ import msgspec
 
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.values import Millis
-from platforms.local.entries import Entry, EntryKind
+from platforms.local.entries import Entry, EntryKind, taken_up
 from platforms.local.history import chat_key, load_known_refs
 from platforms.local.pages import PageRenderer
 from platforms.local.stream import ChatStream
@@ -108,7 +108,7 @@ class LiveChat:
         """Show that of what was sent only `waiting` still waits; the rest has its place from `now` on."""
         for entry in self.recent:
             if entry.is_waiting and entry.ref not in waiting:
-                self.add(replace(entry, is_waiting=False, not_before=now))
+                self.add(replace(entry, is_waiting=False, not_before=taken_up(now)))
 
     def _publish(self, entries: Sequence[Entry], *, is_writing: bool | None = None, slot: str | None = None) -> None:
         self.stream.publish(lambda: self._pages.fragment("upsert", self.name, entries, is_writing), slot)

@@ -47,13 +47,17 @@ class Entry:
     is_waiting: bool = False
     """It was sent during an answer, and stands below whatever belongs to that."""
     not_before: Millis = BEGINNING
-    """Time at which it was taken up, where that was later than it was sent."""
+    """Time before which it does not stand, where that is later than it was sent: it was taken up later."""
 
     @property
     def order(self) -> int:
-        """Place on the page, by which entries are sorted; what was taken up stands behind what was shown just then."""
-        at = max(self.at, self.not_before) + (_WAITING_MS if self.is_waiting else 0)
-        return 2 * at + (self.not_before > self.at)
+        """Place on the page, by which entries are sorted; those of one place keep the order that they are given in."""
+        return max(self.at, self.not_before) + (_WAITING_MS if self.is_waiting else 0)
+
+
+def taken_up(at: Millis) -> Millis:
+    """Time before which nothing that was taken up `at` stands: behind what was shown just then."""
+    return Millis(at + 1)
 
 
 def merge(stored: Sequence[Entry], known_refs: frozenset[str], recent: Sequence[Entry], since: Millis) -> list[Entry]:

@@ -15,7 +15,7 @@ from hermes_state.inbox import InboxKind, load_waiting
 from hermes_state.journal import find_open_turn
 from hermes_state.store.sql import scalar_or_none
 from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Millis, Origin
-from platforms.local.entries import BEGINNING, Entry, EntryKind, merge
+from platforms.local.entries import BEGINNING, Entry, EntryKind, merge, taken_up
 
 TOOL_CHARACTERS = 4_000
 """Most characters of a tool call's arguments, and of its result, that a page shows; `history_open` has all of it."""
@@ -92,7 +92,7 @@ def _with_dividers(rows: Sequence[HistoryRow]) -> Iterator[Entry]:
     seen: set[int] = set()
     latest = BEGINNING
     for row in rows:
-        latest = max(latest, row.created_at, row.taken_up_at or BEGINNING)
+        latest = max(latest, row.created_at, BEGINNING if row.taken_up_at is None else taken_up(row.taken_up_at))
         if seen and row.lineage_id not in seen:
             yield Entry(ref=f"d{row.lineage_id}", kind=EntryKind.DIVIDER, at=row.created_at, not_before=latest)
         seen.add(row.lineage_id)

@@ -19,7 +19,7 @@ from jinja2.bccache import Bucket
 from yarl import URL
 
 from hermes_state.errors import StoreUnavailable
-from hermes_state.values import ChatKey, Clock, SystemClock
+from hermes_state.values import ChatKey, Clock, Millis, SystemClock
 from platforms.base import CommandMenuItem
 from platforms.local import LocalAdapter, LocalSettings
 from platforms.local.access import KEY_HEADER, TOKEN_HEADER
@@ -150,6 +150,16 @@ class CompiledTemplates(jinja2.BytecodeCache):
 
 
 COMPILED = CompiledTemplates()
+
+
+class SetClock:
+    """Shows the time that it is set to, in milliseconds."""
+
+    def __init__(self, at: int = 1_800_000_000_000) -> None:
+        self.at = at
+
+    def now(self) -> Millis:
+        return Millis(self.at)
 
 
 class LocalHarness(AdapterHarness):

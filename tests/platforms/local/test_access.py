@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.meta import save_note
 from hermes_state.store.writer import Store
-from hermes_state.values import Millis
 from platforms.local.access import (
     CONTENT_POLICY,
     KEY_HEADER,
@@ -26,7 +25,7 @@ from platforms.local.access import (
     is_same_origin,
 )
 from tests.platforms.contract import RecordingIntake, request, running
-from tests.platforms.local.harness import LocalHarness, Screen
+from tests.platforms.local.harness import LocalHarness, Screen, SetClock
 
 ADDRESSES = [
     "/",
@@ -37,14 +36,6 @@ ADDRESSES = [
     "/nowhere",
     "/?token=x",
 ]
-
-
-class SetClock:
-    def __init__(self) -> None:
-        self.at = 1_800_000_000_000
-
-    def now(self) -> Millis:
-        return Millis(self.at)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hermes_state.values import Millis
-from platforms.local.entries import Entry, EntryKind, merge
+from platforms.local.entries import Entry, EntryKind, merge, taken_up
 
 ALL = Millis(0)
 
@@ -35,6 +35,6 @@ def test_what_is_not_stored_stands_where_it_was_said() -> None:
 
 
 def test_what_was_taken_up_stands_behind_what_was_shown_just_then() -> None:
-    stored = [replace(entry("q", "second question", EntryKind.PERSON, at=1), not_before=Millis(5))]
+    stored = [replace(entry("q", "second question", EntryKind.PERSON, at=1), not_before=taken_up(Millis(5)))]
     failed = entry("n", "That did not work.", EntryKind.NOTICE, at=5)
     assert merge(stored, frozenset(), [failed], ALL) == [failed, stored[0]]

@@ -32,7 +32,7 @@ from platforms.local.markdown import to_html
 from platforms.local.routes import PAGE_ROWS
 from platforms.local.stream import MAX_EVENTS, ChatStream, encode
 from tests.platforms.contract import RecordingIntake, request, running
-from tests.platforms.local.harness import LocalHarness, Screen
+from tests.platforms.local.harness import LocalHarness, Screen, SetClock
 
 CALL = ModelCall(purpose="turn", route="main", model="m", outcome="ok", usage=None, took_ms=1)
 
@@ -455,6 +455,17 @@ async def test_earlier_conversations_stay_above_a_line(local: LocalHarness, inta
     screen = await local.screen()
     assert [entry.kind for entry in screen.entries] == ["person", "answer", "divider", "person", "answer"]
     assert texts(screen)[0] == "first question"
+
+
+async def test_an_answer_of_the_millisecond_in_which_its_question_was_taken_up_stands_below_it(
+    local: LocalHarness, intake: StoringIntake
+) -> None:
+    await whole_turn(local, intake, "first question", "first answer")
+    await local.store.write(sessions.reset, intake.chat_id, local.clock.now())
+    local.clock = SetClock(local.clock.now() + 60_000)
+    await whole_turn(local, intake, "second question", "second answer")
+    screen = await local.screen()
+    assert [entry.kind for entry in screen.entries] == ["person", "answer", "divider", "person", "answer"]
 
 
 async def test_what_was_taken_back_stays_and_is_marked(local: LocalHarness, intake: StoringIntake) -> None:
