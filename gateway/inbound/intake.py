@@ -344,9 +344,7 @@ class GatewayIntake:
     ) -> Sequence[StoredEvent]:
         try:
             return await self.store.write(admit_all, admissions, cursors, self.clock.now())
-        except (
-            StoreBroken
-        ):  # in the pages of the transcript perhaps: without a turn, what arrives is stored all the same
+        except StoreBroken:  # perhaps in the pages of the transcript, which nothing touches without a turn
             waiting = [replace(admission, may_start=False) for admission in admissions]
             return await self.store.write(admit_all, waiting, cursors, self.clock.now())
 
