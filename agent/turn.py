@@ -28,9 +28,10 @@ from agent.tools.registry import ToolContext, ToolReply, failed
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError, OutputCapTooLarge, ReplyMalformed, ToolError
-from hermes_state.journal import ModelAnswer, RunningTurn, ToolResult, ToolRunState, count_tool_rounds, load_tool_runs
+from hermes_state.journal import ModelAnswer, RunningTurn
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
+from hermes_state.tool_runs import ToolResult, ToolRunState, count_tool_rounds, load_tool_runs
 from hermes_state.transcripts import View
 from hermes_state.values import (
     Clock,

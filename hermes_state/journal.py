@@ -12,18 +12,18 @@ A turn belongs to a lineage and may cross a split: rows go to whatever session i
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state import inbox, outbox
+from hermes_state import inbox, outbox, tool_runs
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.models import ledger
 from hermes_state.outbox import OutboxKind, OutboxRow, Reply
 from hermes_state.sessions import ensure_active
 from hermes_state.store.sql import columns, insert_row, scalar, scalar_or_none, scalars, select_one
+from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append_to_tip, load_message
 from hermes_state.values import (
     AttachmentId,
@@ -31,7 +31,6 @@ from hermes_state.values import (
     ChatKey,
     ChatKind,
     ConversationRef,
-    Image,
     InboxId,
     LineageId,
     Message,
@@ -114,25 +113,6 @@ class ModelAnswer:
     reasoning: Reasoning | None = None
     markdown: str = ""
     """Text for the chat where it differs from `text` (a notice below it); empty: the same."""
-
-
-class ToolRunState(StrEnum):
-    STARTED = "started"
-    DONE = "done"
-    FAILED = "failed"
-    UNKNOWN = "unknown"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolResult:
-    """Result of one tool call, for the model."""
-
-    call_message_id: MessageId
-    call: ToolCall
-    text: str
-    state: ToolRunState
-    images: tuple[Image, ...] = ()
 
 
 # ---- starting -------------------------------------------------------------------------------------------------
@@ -255,19 +235,6 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
 
 # ---- steps ------------------------------------------------------------------------------------------------------
 
-# Purpose: the beginning of a run, which a call that was begun before keeps.
-_BEGIN_RUN = """
-INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
-VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT (call_message_id, tool_call_id) DO NOTHING
-"""
-# Purpose: the end of a run. A call that was answered without being run (unknown tool, stopped before it began) gets
-# its row here.
-_END_RUN = """
-INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at, ended_at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (call_message_id, tool_call_id) DO UPDATE SET state = excluded.state, ended_at = excluded.ended_at
-"""
-
 
 def append_calls(db: Connection, turn_id: TurnId, answer: ModelAnswer, now: Millis) -> Message:
     """Store a model answer that calls tools, with its place in the ledger. Raises `TurnClosed`."""
@@ -298,7 +265,7 @@ def start_tools(
 ) -> None:
     """Commit that these calls begin; a call that was begun before keeps its row. Raises `TurnClosed`."""
     _require_running(db, turn_id)
-    db.executemany(_BEGIN_RUN, [(turn_id, call_message_id, call.id, call.name, now) for call in calls])
+    tool_runs.begin(db, turn_id, call_message_id, calls, now)
 
 
 def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> Message:
@@ -308,7 +275,7 @@ def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis
 
 def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Millis) -> Message:
     call = result.call
-    db.execute(_END_RUN, (turn.id, result.call_message_id, call.id, call.name, result.state, now, now))
+    tool_runs.end(db, turn.id, result, now)
     row = NewMessage(
         role=MessageRole.TOOL,
         origin=Origin.TOOL,
@@ -415,7 +382,7 @@ WHERE m.turn_id = ? AND m.role = 'assistant' AND m.body IS NOT NULL AND m.seq > 
 
 def _answer_open_calls(db: Connection, turn: RunningTurn, text: str, state: ToolRunState, now: Millis) -> None:
     for message_id in scalars(db, MessageId, _ANSWERS_WITH_BODY, (turn.id,)):
-        runs = load_tool_runs(db, message_id)
+        runs = tool_runs.load_tool_runs(db, message_id)
         for call in load_message(db, message_id).body.calls:
             if runs.get(call.id, ToolRunState.STARTED) is ToolRunState.STARTED:
                 result = ToolResult(call_message_id=message_id, call=call, text=text, state=state)
@@ -479,17 +446,6 @@ def _find_open(db: Connection, turn_id: TurnId) -> RunningTurn | None:
 def was_stopped(db: Connection, turn_id: TurnId) -> bool:
     """True for a turn that was stopped."""
     return scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM turns WHERE id = ? AND state = 'stopped')", (turn_id,))
-
-
-def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, ToolRunState]:
-    """The state of each call of an assistant row that was begun, by tool call id."""
-    query = "SELECT tool_call_id, state FROM tool_runs WHERE call_message_id = ?"
-    return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
-
-
-def count_tool_rounds(db: Connection, turn_id: TurnId) -> int:
-    """Number of a turn's answers that called tools, whatever the view holds of them by now."""
-    return scalar(db, int, "SELECT count(DISTINCT call_message_id) FROM tool_runs WHERE turn_id = ?", (turn_id,))
 
 
 def note_resumed(db: Connection, turn_id: TurnId, is_restart: bool) -> RunningTurn:

@@ -10,8 +10,8 @@ import structlog
 from agent.model.base import ToolSchema
 from agent.tools.arguments import checked_arguments
 from hermes_state.errors import ToolError
-from hermes_state.journal import ToolRunState
 from hermes_state.store.writer import Store
+from hermes_state.tool_runs import ToolRunState
 from hermes_state.values import ChatId, Image, LineageId, ToolCall, ToolEffect, TurnId
 
 log = structlog.get_logger()

@@ -14,9 +14,9 @@ from hermes_state import journal
 from hermes_state.chats import ensure_chat, load_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.errors import LineageMoved
-from hermes_state.journal import load_tool_runs
 from hermes_state.sessions import get_compression_tip, load_active, load_session, load_tip, reset, set_system_prompt
 from hermes_state.store.writer import Store
+from hermes_state.tool_runs import load_tool_runs
 from hermes_state.transcripts import NewMessage, append_view_row, hide, load_messages, load_view
 from hermes_state.values import (
     ChatId,

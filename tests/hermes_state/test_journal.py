@@ -5,17 +5,10 @@ import pytest
 
 from hermes_state import inbox, journal, outbox
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
-from hermes_state.journal import (
-    InboxMoved,
-    ModelAnswer,
-    PreparedMessage,
-    ToolResult,
-    ToolRunState,
-    TurnClosed,
-    load_tool_runs,
-)
+from hermes_state.journal import InboxMoved, ModelAnswer, PreparedMessage, TurnClosed
 from hermes_state.outbox import OutboxKind, OutboxState, Reply
 from hermes_state.sessions import choose_effort, choose_model, load_active, load_session, load_tip
+from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_messages, load_view
 from hermes_state.values import (
     AttachmentId,

@@ -7,8 +7,9 @@ import pytest
 
 from agent.context.pruning import MAX_DEPTH, PruneStyle, prune
 from hermes_state import journal
-from hermes_state.journal import ModelAnswer, ToolResult, ToolRunState
+from hermes_state.journal import ModelAnswer
 from hermes_state.redaction import Redactor
+from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.values import CanonicalUsage, Message, MessageBody, MessageRole, ModelCall, ToolCall, Transcript
 from tests.agent.conftest import Chat
 from tests.agent.context.histories import PASSAGES

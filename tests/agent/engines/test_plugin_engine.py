@@ -36,9 +36,9 @@ from agent.model.base import ModelRequest, ToolSchema
 from agent.tools.registry import ToolContext, ToolRegistry
 from hermes_state import sessions
 from hermes_state.compressions import Layer
-from hermes_state.journal import ToolRunState
 from hermes_state.redaction import redact
 from hermes_state.sessions import Session
+from hermes_state.tool_runs import ToolRunState
 from hermes_state.transcripts import NewMessage, View
 from hermes_state.values import (
     CanonicalUsage,

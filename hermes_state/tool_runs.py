@@ -1,0 +1,69 @@
+"""Tool runs: each call of the model that was begun, and what became of it.
+
+Turns write them with their steps, see `hermes_state.journal`; after a crash they tell which calls may have had effects.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from sqlite3 import Connection
+
+from hermes_state.store.sql import scalar
+from hermes_state.values import Image, MessageId, Millis, ToolCall, TurnId
+
+
+class ToolRunState(StrEnum):
+    """State of a run; what was begun and has no result by a restart is `unknown`."""
+
+    STARTED = "started"
+    DONE = "done"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolResult:
+    """Result of one tool call, for the model."""
+
+    call_message_id: MessageId
+    call: ToolCall
+    text: str
+    state: ToolRunState
+    images: tuple[Image, ...] = ()
+
+
+# Purpose: the beginning of a run, which a call that was begun before keeps.
+_BEGIN_RUN = """
+INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
+VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT (call_message_id, tool_call_id) DO NOTHING
+"""
+# Purpose: the end of a run. A call that was answered without being run (unknown tool, stopped before it began) gets
+# its row here.
+_END_RUN = """
+INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at, ended_at)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (call_message_id, tool_call_id) DO UPDATE SET state = excluded.state, ended_at = excluded.ended_at
+"""
+
+
+def begin(db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis) -> None:
+    """Note that these calls begin; one that was begun before keeps its row."""
+    db.executemany(_BEGIN_RUN, [(turn_id, call_message_id, call.id, call.name, now) for call in calls])
+
+
+def end(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> None:
+    """Note what became of a call."""
+    call = result.call
+    db.execute(_END_RUN, (turn_id, result.call_message_id, call.id, call.name, result.state, now, now))
+
+
+def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, ToolRunState]:
+    """The state of each call of an assistant row that was begun, by tool call id."""
+    query = "SELECT tool_call_id, state FROM tool_runs WHERE call_message_id = ?"
+    return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
+
+
+def count_tool_rounds(db: Connection, turn_id: TurnId) -> int:
+    """Number of a turn's answers that called tools, whatever the view holds of them by now."""
+    return scalar(db, int, "SELECT count(DISTINCT call_message_id) FROM tool_runs WHERE turn_id = ?", (turn_id,))
