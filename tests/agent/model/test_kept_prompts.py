@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.base import ModelRequest, ToolSchema
@@ -17,6 +17,7 @@ from agent.model.wire import WireSettings, chat_messages
 from hermes_state.values import Message, MessageRole, Reasoning, SessionId, Transcript
 from tests.agent.context.histories import histories
 from tests.agent.context.rows import answer, human, result
+from tests.sampling import examples
 
 TOOLS = (ToolSchema(name="look", description="Look.", parameters={"type": "object"}),)
 Encode = Callable[[ModelRequest, KeptPrompts], bytes]
@@ -101,7 +102,7 @@ def _thinking(rows: Sequence[Message], maker: str, places: set[int]) -> list[Mes
 
 
 @pytest.mark.parametrize(("maker", "encode"), ENCODERS)
-@settings(max_examples=60)
+@examples(20)
 @given(
     parts=st.lists(histories(), min_size=2, max_size=6),
     cuts=st.lists(st.integers(0, 400), max_size=6),
