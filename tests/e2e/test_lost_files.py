@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.world import World
+from tests.e2e.protocols import ModelProtocol
+from tests.e2e.world import World, world_in
 from tests.hermes_state.helpers import opened
+from tests.side_by_side import side_by_side
 
 LOST = "store.broken"
 
@@ -39,10 +41,18 @@ async def texts_of(path: Path) -> list[str]:
         return [text for (text,) in db.execute("SELECT text FROM messages WHERE role = 'user' ORDER BY id")]
 
 
-@pytest.mark.parametrize("what", ["state.db", "state.db*", "replaced", "home"])
 async def test_a_database_lost_under_a_running_gateway_is_told_of_and_comes_back(
-    world: World, tmp_path: Path, what: str
+    tmp_path: Path, protocol: ModelProtocol
 ) -> None:
+    async def lost_and_back(folder: Path, what: str) -> None:
+        async with world_in(folder, protocol) as world:
+            await _lose_and_bring_back(world, folder, what)
+
+    losses = ("state.db", "state.db*", "replaced", "home")
+    await side_by_side({what: lost_and_back(tmp_path / str(at), what) for at, what in enumerate(losses)})
+
+
+async def _lose_and_bring_back(world: World, tmp_path: Path, what: str) -> None:
     await world.gateway.start()
     await world.converse("before the loss")
     if what == "home":

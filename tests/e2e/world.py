@@ -147,6 +147,7 @@ class World:
         self.protocol = protocol
         self.home = folder / "home"
         self._folder = folder
+        folder.mkdir(exist_ok=True)
         self._stack = AsyncExitStack()
         self._commands = itertools.count(1)
         self.environ: dict[str, str] = {}

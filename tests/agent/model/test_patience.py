@@ -1,95 +1,123 @@
 """How long a reply is waited for: silence, a line that is only kept open, and models that think for long."""
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
+from agent.model.base import ChatModel
 from agent.model.http import EndpointSettings
 from hermes_state.errors import ModelTimeout
 from tests.agent.model.asking import ask, request, script
 from tests.agent.model.ways import MIXED_WAYS, WAYS, Way
-from tests.fakes import labkit
-from tests.fakes.fake_llm import LLM
+from tests.fakes import fake_llm, labkit
 from tests.sampling import crossed
+from tests.side_by_side import side_by_side
+
+STREAMED = [way for way in WAYS if way.streams]
 
 
 def elapsed_since(began: float) -> float:
     return asyncio.get_running_loop().time() - began
 
 
+async def over_each(ways: Iterable[Way], case: Callable[[Way], Awaitable[None]]) -> None:
+    """A case over each of the ways, all at the same time."""
+    await side_by_side({str(way): case(way) for way in ways})
+
+
+@asynccontextmanager
+async def replying(way: Way, reply: dict[str, Any], **patience: float) -> AsyncIterator[tuple[ChatModel, fake_llm.LLM]]:
+    """A model with a server of its own, which replies like this to every request."""
+    async with labkit.Server(fake_llm.make_app()) as server:
+        llm = server.app[fake_llm.LLM_KEY]
+        script(llm, **reply)
+        async with way.dialled(server.url, **patience) as model:
+            yield model, llm
+
+
 @pytest.mark.fuzz
-@pytest.mark.parametrize(("filler", "way"), crossed(2, ["comment", "event"], MIXED_WAYS), ids=str)
-async def test_a_model_may_think_for_longer_than_it_may_be_silent(
-    server: labkit.Server, llm: LLM, way: Way, filler: str
-) -> None:
-    script(llm, text="done", keep_open=way.before_text, keep_open_with=filler, keep_open_seconds=2.0)
-    async with way.dialled(server.url, read_seconds=1.5, first_piece_seconds=20.0) as model:
-        reply, _ = await ask(model)
-    assert reply.text == "done"
+async def test_a_model_may_think_for_longer_than_it_may_be_silent() -> None:
+    async def thinks(way: Way, filler: str) -> None:
+        kept_open = {"keep_open": way.before_text, "keep_open_with": filler, "keep_open_seconds": 2.0}
+        async with replying(way, {"text": "done", **kept_open}, read_seconds=1.5, first_piece_seconds=20.0) as (
+            model,
+            _,
+        ):
+            reply, _ = await ask(model)
+        assert reply.text == "done"
+
+    cells = crossed(2, ["comment", "event"], MIXED_WAYS)
+    await side_by_side({f"{filler} {way}": thinks(way, filler) for filler, way in cells})
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-async def test_a_server_that_sends_nothing_at_all_is_given_up_after_its_silence(
-    server: labkit.Server, llm: LLM, way: Way
-) -> None:
-    script(llm, hang=30)
-    began = asyncio.get_running_loop().time()
-    async with way.dialled(server.url, read_seconds=0.2, first_piece_seconds=20.0) as model:
-        with pytest.raises(ModelTimeout):
-            await ask(model)
-    assert elapsed_since(began) < 20
+async def test_a_server_that_sends_nothing_at_all_is_given_up_after_its_silence() -> None:
+    async def is_silent(way: Way) -> None:
+        async with replying(way, {"hang": 30}, read_seconds=0.2, first_piece_seconds=20.0) as (model, _):
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(ModelTimeout):
+                await ask(model)
+            assert elapsed_since(began) < 20
+
+    await over_each(WAYS, is_silent)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-async def test_the_first_piece_has_a_bound_of_its_own(server: labkit.Server, llm: LLM, way: Way) -> None:
-    script(llm, text="done", keep_open=0)
-    began = asyncio.get_running_loop().time()
-    async with way.dialled(server.url, read_seconds=20.0, first_piece_seconds=0.8) as model:
-        with pytest.raises(ModelTimeout):
-            await ask(model)
-    assert 0.8 <= elapsed_since(began) < 20
-    assert len(llm.requests.rows) == 1
+async def test_the_first_piece_has_a_bound_of_its_own() -> None:
+    async def says_nothing(way: Way) -> None:
+        reply = {"text": "done", "keep_open": 0}
+        async with replying(way, reply, read_seconds=20.0, first_piece_seconds=0.8) as (model, llm):
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(ModelTimeout):
+                await ask(model)
+            assert 0.8 <= elapsed_since(began) < 20
+            assert len(llm.requests.rows) == 1
+
+    await over_each(WAYS, says_nothing)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way.streams], ids=str)
-async def test_after_the_first_piece_only_pieces_count(server: labkit.Server, llm: LLM, way: Way) -> None:
-    script(llm, text="one two three", chunk_chars=4, keep_open=way.before_text + 1)
-    began = asyncio.get_running_loop().time()
-    async with way.dialled(server.url, read_seconds=0.4, first_piece_seconds=60.0) as model:
-        with pytest.raises(ModelTimeout):
-            await ask(model)
-    assert elapsed_since(began) < 20
+async def test_after_the_first_piece_only_pieces_count() -> None:
+    async def goes_on_without_words(way: Way) -> None:
+        reply = {"text": "one two three", "chunk_chars": 4, "keep_open": way.before_text + 1}
+        async with replying(way, reply, read_seconds=0.4, first_piece_seconds=60.0) as (model, _):
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(ModelTimeout):
+                await ask(model)
+            assert elapsed_since(began) < 20
+
+    await over_each(STREAMED, goes_on_without_words)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way.streams], ids=str)
-async def test_silence_in_the_middle_is_a_timeout_and_what_came_was_shown(
-    server: labkit.Server, llm: LLM, way: Way
-) -> None:
-    script(llm, text="one two three", chunk_chars=4, hang_after=way.before_text + 2)
-    shown: list[str] = []
-    async with way.dialled(server.url, read_seconds=1.0, first_piece_seconds=20.0) as model:
-        with pytest.raises(ModelTimeout):
-            await model.complete(request(), shown.append)
-    assert shown[-1] == "one two "
+async def test_silence_in_the_middle_is_a_timeout_and_what_came_was_shown() -> None:
+    async def falls_silent(way: Way) -> None:
+        reply = {"text": "one two three", "chunk_chars": 4, "hang_after": way.before_text + 2}
+        shown: list[str] = []
+        async with replying(way, reply, read_seconds=1.0, first_piece_seconds=20.0) as (model, _):
+            with pytest.raises(ModelTimeout):
+                await model.complete(request(), shown.append)
+        assert shown[-1] == "one two "
+
+    await over_each(STREAMED, falls_silent)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way.streams], ids=str)
-async def test_a_reply_that_takes_long_is_read_to_its_end_while_it_goes_on(
-    server: labkit.Server, llm: LLM, way: Way
-) -> None:
-    script(llm, text="x" * 12, chunk_chars=1, chunk_delay=0.15)
-    async with way.dialled(server.url, read_seconds=1.5, first_piece_seconds=1.5) as model:
-        assert (await ask(model))[0].text == "x" * 12
+async def test_a_reply_that_takes_long_is_read_to_its_end_while_it_goes_on() -> None:
+    async def takes_long(way: Way) -> None:
+        reply = {"text": "x" * 12, "chunk_chars": 1, "chunk_delay": 0.15}
+        async with replying(way, reply, read_seconds=1.5, first_piece_seconds=1.5) as (model, _):
+            assert (await ask(model))[0].text == "x" * 12
+
+    await over_each(STREAMED, takes_long)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way.protocol == "chat_completions" and way.streams], ids=str)
-async def test_reasoning_is_a_piece(server: labkit.Server, llm: LLM, way: Way) -> None:
-    script(llm, reasoning="x" * 12, text="done", chunk_chars=1, chunk_delay=0.15)
-    async with way.dialled(server.url, read_seconds=1.5, first_piece_seconds=1.5) as model:
+async def test_reasoning_is_a_piece() -> None:
+    [way] = [way for way in STREAMED if way.protocol == "chat_completions"]
+    reply = {"reasoning": "x" * 12, "text": "done", "chunk_chars": 1, "chunk_delay": 0.15}
+    async with replying(way, reply, read_seconds=1.5, first_piece_seconds=1.5) as (model, _):
         assert (await ask(model))[0].text == "done"
 
 
-async def test_reasoning_of_responses_is_a_piece(server: labkit.Server, llm: LLM) -> None:
+async def test_reasoning_of_responses_is_a_piece() -> None:
     raw = "".join(
         f"data: {one}\n\n"
         for one in (
@@ -98,17 +126,18 @@ async def test_reasoning_of_responses_is_a_piece(server: labkit.Server, llm: LLM
             '{"type": "response.completed", "response": {"status": "completed", "output": []}}',
         )
     )
-    script(llm, raw=raw)
-    (way, *_) = [way for way in WAYS if way.protocol == "responses"]
-    async with way.dialled(server.url) as model:
+    [way] = [way for way in STREAMED if way.protocol == "responses"]
+    async with replying(way, {"raw": raw}) as (model, _):
         assert (await ask(model))[0].text == "done"
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way.streams], ids=str)
-async def test_a_reply_whose_stream_is_never_closed_is_whole(server: labkit.Server, llm: LLM, way: Way) -> None:
-    script(llm, text="done", keep_open=99, no_done=True)
-    async with way.dialled(server.url, read_seconds=1.5, first_piece_seconds=20.0) as model:
-        assert (await ask(model))[0].text == "done"
+async def test_a_reply_whose_stream_is_never_closed_is_whole() -> None:
+    async def stays_open(way: Way) -> None:
+        reply = {"text": "done", "keep_open": 99, "no_done": True}
+        async with replying(way, reply, read_seconds=1.5, first_piece_seconds=20.0) as (model, _):
+            assert (await ask(model))[0].text == "done"
+
+    await over_each(STREAMED, stays_open)
 
 
 def test_the_bounds_are_as_documented() -> None:
