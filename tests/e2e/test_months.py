@@ -59,7 +59,7 @@ MONTHS = (
     Month("lab-32k", 32_768, 400, said=600, lines=25, every=2),
     Month("lab-128k", 131_072, 400, said=1_200, lines=60, every=1),
 )
-SAMPLE = Month("lab-8k", 8_192, 90, said=900, lines=12, every=3)
+SAMPLE = Month("lab-8k", 8_192, 60, said=900, lines=12, every=3)
 
 
 class Chat(Protocol):
