@@ -14,7 +14,7 @@ ARGS ?=
 # Extras that were asked for once are kept up to date with everything else.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic)
 
-.PHONY: help install setup run anthropic test test-browser check fmt lint type unit bench figures walk catalog crash months protocols fuzz lock clean
+.PHONY: help install setup run anthropic test test-browser check fmt lint type unit bench quality figures walk catalog crash months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -100,6 +100,9 @@ unit: setup ## the systemd units and the documentation against the code
 
 bench: setup ## speed and memory, beside the floor in the same run; ARGS="chats start" runs some groups
 	@$(BIN)/python -m bench $(ARGS)
+
+quality: setup ## what compressions keep, beside other policies; ARGS="--windows 32 -- facts" runs some, ARGS=costs their costs
+	@$(BIN)/python -m bench.quality $(ARGS)
 
 figures: setup ## sizes, words and imports of the code, beside libraries'; ARGS="--show headlines" lists places
 	@$(BIN)/python -m bench.figures $(ARGS)

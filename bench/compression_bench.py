@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,7 +35,7 @@ from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.model.client import ModelClient
 from bench import peer_compressor
 from bench.conversation import Conversation, as_chat_messages, as_new_message
-from bench.measure import Measure, NoFailures, table
+from bench.measure import Measure, NoFailures, peer_output, table
 from gateway.process import SWITCH_SECONDS
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, split
@@ -208,12 +207,8 @@ def _of_peer(interpreter: str, transcripts: list[Transcript], rounds: int) -> li
             path = Path(folder) / f"{count}.json"
             path.write_text(json.dumps(as_chat_messages(rows)), encoding="utf-8")
             jobs.append(f"{WINDOW}:{path}")
-        environ = {"PATH": os.environ["PATH"], "HOME": folder, "HERMES_HOME": f"{folder}/home"}
-        command = [interpreter, str(Path(peer_compressor.__file__).resolve()), str(rounds), *jobs]
-        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"hermes-agent could not be measured:\n{done.stderr}")
-    return [float(cost) for cost in json.loads(done.stdout.splitlines()[-1])]
+        found = peer_output(interpreter, peer_compressor.__file__, [str(rounds), *jobs], folder)
+    return [float(cost) for cost in found]
 
 
 def _renumbered(rows: Transcript) -> Transcript:

@@ -1,7 +1,12 @@
 """One figure of the performance suite: what we measured, what it is compared with, and the bar it has to meet."""
 
+import json
+import os
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from agent.model.base import Payer
 from hermes_state.values import ModelCall
@@ -37,6 +42,17 @@ class Measure:
             return True
         value = self.ours if self.ratio is None else self.ratio
         return value >= self.bar if self.at_least else value <= self.bar
+
+
+def peer_output(interpreter: str, script: str, arguments: Sequence[str], folder: str) -> Sequence[Any]:
+    """List that a script prints as JSON in its last line, run by an interpreter that has another program."""
+    environ = {"PATH": os.environ["PATH"], "HOME": folder, "HERMES_HOME": f"{folder}/home"}
+    command = [interpreter, str(Path(script).resolve()), *arguments]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{script} could not be run:\n{done.stderr}")
+    found: Sequence[Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def percentile(values: Sequence[float], share: float) -> float:

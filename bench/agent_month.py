@@ -1,0 +1,250 @@
+"""A month through the real `Agent` and `Store`, by a virtual clock: nothing sleeps, and every wait is counted."""
+
+import asyncio
+import random
+import selectors
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from sqlite3 import Connection
+from typing import Any, TypeVar
+
+import aiosqlite
+
+from agent.context.job import Compressed
+from agent.context.model_handle import ContextSettings
+from agent.handoff import END_MARKER
+from agent.model.base import FinishReason, ModelReply, ModelRequest
+from agent.model.wire import WireSettings, chat_messages
+from agent.tools.recall import recall_tools
+from agent.tools.registry import Tool, ToolContext, ToolRegistry
+from bench.policies import Meter, StandIn, StandInKind, Turn, piece_of, tokens
+from hermes_state import journal
+from hermes_state.journal import PreparedMessage, RunningTurn
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import load_view
+from hermes_state.values import CanonicalUsage, ChatKey, Document, MessageBody, Millis, Tokens, ToolCall, ToolEffect
+from tests.agent.conftest import Chat, FixedClock
+from tests.agents import SingleModelAgent, TurnSettings
+from tests.clients import client_of
+
+T = TypeVar("T")
+ANSWER_SECONDS, SUMMARY_SECONDS = 1.0, (20.0, 40.0)
+"""Time of a model call for a turn, and for a summary."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop, FixedClock):
+    """Event loop whose time jumps to the next timer whenever nothing runs, in no thread either."""
+
+    def __init__(self) -> None:
+        self.running, self.seconds, loop = 0, 0.0, self
+
+        class Selector(selectors.DefaultSelector):
+            def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+                ready = super().select(0)
+                if ready or timeout == 0:
+                    return ready
+                if loop.running or timeout is None:
+                    return super().select(5.0)
+                loop.seconds += timeout
+                return []
+
+        super().__init__(Selector())
+
+    def time(self) -> float:
+        return self.seconds
+
+    def now(self) -> Millis:
+        return Millis(1_767_225_600_000 + int(self.seconds * 1_000))
+
+    def run_in_executor(  # type: ignore[override]  # typed by its arguments there
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        return self.counted(super().run_in_executor(executor, func, *args))
+
+    def counted(self, job: asyncio.Future[T]) -> asyncio.Future[T]:
+        """A job of a thread: time stands until it is done."""
+
+        def end(_: object) -> None:
+            self.running -= 1
+
+        self.running += 1
+        job.add_done_callback(end)
+        return job
+
+
+def virtual(work: Coroutine[Any, Any, T]) -> T:
+    """Result of `work`, by a clock of its own."""
+    execute: Any = aiosqlite.Connection._execute  # untyped there
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, VirtualLoop)
+
+        async def counted(self: Any, *args: Any, **options: Any) -> Any:
+            return await loop.counted(asyncio.ensure_future(execute(self, *args, **options)))
+
+        aiosqlite.Connection._execute = counted  # type: ignore[method-assign]  # the way to its threads
+        try:
+            return runner.run(work)
+        finally:
+            aiosqlite.Connection._execute = execute  # type: ignore[method-assign]
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """Figures of one month with the agent."""
+
+    meter: Meter
+    stand_in: StandIn
+    compressions: list[Compressed] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    """Seconds that each turn waited for a summary."""
+    behind: list[bool] = field(default_factory=list)
+    """The newest request stands once behind the end marker and nowhere before it, by call."""
+    pieces: Sequence[str] = ()
+    """The last prompt."""
+    rules: str = ""
+    """Lines that are listed as rules in the last prompt."""
+    listed: set[str] = field(default_factory=set)
+    """Lines that were listed as rules at any time."""
+    invented: int = 0
+    """Identifiers that nobody said: most in one prompt."""
+    said: list[tuple[str, str]] = field(default_factory=list)
+    """Rules and the like, with their kind."""
+    turn: RunningTurn | None = None
+
+    def look(self, pieces: Sequence[str], said: str | None) -> None:
+        """A prompt, and the request that it is for."""
+        self.pieces = pieces
+        before, marker, behind = "\n".join(pieces).rpartition(END_MARKER)
+        if marker:
+            if said is not None:
+                self.behind.append(behind.count(said) == 1 and said not in before)
+            self.invented = max(self.invented, sum(name in before for name in self.stand_in.invented))
+            self.rules = before.partition("\n## Standing rules\n")[2].partition("\n## ")[0]
+            self.listed |= set(self.rules.splitlines())
+
+    def kept_rules(self) -> int:
+        """Rules that stand word for word in the last prompt."""
+        whole = "\n".join(self.pieces)
+        return sum(text in whole for kind, text in self.said if kind == "rule")
+
+    def listed_of(self, kind: str) -> tuple[int, int]:
+        """Sentences of a kind that are listed as rules (at the end, or what never was one at any time), of how many."""
+        lines = self.rules if kind in ("rule", "taken back") else "\n".join(self.listed)
+        found = [text in lines for one, text in self.said if one == kind]
+        return sum(found), len(found)
+
+
+class MonthModel:
+    """Plays the month's answers, and writes its summaries as a stand-in does."""
+
+    route = "bench"
+
+    def __init__(self, name: str, record: Record) -> None:
+        self.name, self._record = name, record
+        self._chance = random.Random(11)
+        self.script: Turn = {}
+        self.number = self.step = 0
+
+    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
+        """The next reply of the turn, or a summary."""
+        record = self._record
+        if not request.tools:
+            prompt = request.transcript[-1].text or ""
+            text = record.stand_in.write(prompt)
+            read, written = record.meter.summary(f"{request.system}\n{prompt}", text)
+            await asyncio.sleep(self._chance.uniform(*SUMMARY_SECONDS))
+            return ModelReply(text=text, finish=FinishReason.STOP, usage=CanonicalUsage(input=read, output=written))
+        system = "\n".join([request.system, *(f"{tool.description} {tool.parameters}" for tool in request.tools)])
+        pieces = [piece_of(dict(message)) for message in chat_messages(system, request.transcript, request.style)]
+        record.look(pieces, self.script["said"])
+        if self.step == 0:
+            record.meter.look(self.number, pieces)
+        functions = [(call["id"], call["function"]) for call in self.script["calls"] if self.step == 0]
+        calls = tuple(ToolCall(id=one, name=call["name"], arguments=call["arguments"]) for one, call in functions)
+        text = "" if calls else self.script["answer"]
+        written = tokens(text) + sum(tokens(call.arguments) for call in calls)
+        whole, cached = record.meter.call(pieces, written)
+        self.step += 1
+        await asyncio.sleep(ANSWER_SECONDS)
+        usage = CanonicalUsage(input=whole - cached, cache_read=cached, output=written)
+        finish = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
+        return ModelReply(text=text, calls=calls, finish=finish, usage=usage)
+
+    async def fetch_limits(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def run_tool(self, arguments: dict[str, Any], context: ToolContext) -> str:
+        """Result of a step of the script."""
+        numbers = [call["number"] for call in self.script["calls"]]
+        return str(self.script["results"][numbers.index(arguments["step"])])
+
+
+class AgentMonth:
+    """A chat of a store, with an agent and its model."""
+
+    def __init__(
+        self, store: Store, window: int, turns: int, ref: str, kind: StandInKind, settings: ContextSettings
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self._store, self._loop = store, loop
+        self._chat = Chat(store, key=ChatKey(platform="telegram", account="telegram", chat_ref=ref), clock=loop)
+        self.record = Record(meter=Meter(turns), stand_in=StandIn(kind))
+        self.model = MonthModel(f"month-{ref}", self.record)
+        properties = {"step": {"type": "integer"}, "note": {"type": "string"}}
+        run = Tool(
+            name="run",
+            description="Runs a step and returns what it prints.",
+            parameters={"type": "object", "properties": properties},
+            effect=ToolEffect.READ_ONLY,
+            run=self.model.run_tool,
+        )
+        self.agent = SingleModelAgent(
+            store=store,
+            client=client_of(self.model, store, loop),
+            tools=ToolRegistry([*recall_tools(), run]),
+            settings=TurnSettings(
+                context_length=Tokens(window), max_output_tokens=Tokens(window // 4), context=settings
+            ),
+            clock=loop,
+            listeners=[self._listen],
+        )
+
+    def _listen(self, db: Connection, conversation: object, event: object, now: object) -> None:
+        if isinstance(event, Compressed):
+            self.record.compressions.append(event)
+
+    async def play(self, month: Sequence[Turn], gap: float) -> AsyncIterator[int]:
+        """Run the month, a message every `gap` seconds; yields the number of each turn that is over."""
+        model, record = self.model, self.record
+        for number, script in enumerate(month):
+            await asyncio.sleep(max(0.0, number * gap - self._loop.time()))
+            model.script, model.number, model.step = script, number, 0
+            record.meter.say(script["facts"])
+            record.said += script["sentences"]
+            began = self._loop.time()
+            turn = record.turn = await self._start(script)
+            answer = await self.agent.agent.run(turn, lambda text: None, self.agent.model, await self.agent.check(turn))
+            record.waits.append(self._loop.time() - began - model.step * ANSWER_SECONDS)
+            await self._chat.finish(turn, answer)
+            yield number
+
+    async def compress(self, topic: str | None = None, keep_turns: int | None = None) -> None:
+        """`/compress {topic}`; the record has the view behind it as a model is shown it."""
+        turn = self.record.turn
+        assert turn is not None
+        result = await self.agent.context.prepare_by_hand(turn.conversation, focus=topic, keep_turns=keep_turns)
+        await self._store.write(self.agent.context.settle, result, self._loop.now())
+        view = await self._store.read(load_view, turn.lineage_id)
+        self.record.look([piece_of(dict(one)) for one in chat_messages("", view.transcript, WireSettings())], None)
+
+    async def _start(self, script: Turn) -> RunningTurn:
+        received = await self._chat.receive(script["said"])
+        documents = (Document(name="note.txt", text=script["document"]),) if script["document"] else ()
+        prepared = {received: PreparedMessage(body=MessageBody(documents=documents))}
+        now = self._loop.now()
+        return await self._store.write(journal.start_turn, await self._chat.id(), [received], prepared, now)

@@ -1,0 +1,253 @@
+"""What compressions keep: `make quality`, months of three chats on three windows, as one table beside other policies.
+
+With `BENCH_PEER=/path/to/python`, an interpreter that has hermes-agent 0.19.0, that program runs through the same
+months. What this version does not have is left out, with a line that says so. `ARGS="--windows 32 facts"` takes some
+windows and groups, `ARGS=costs` makes the table of what a compression costs.
+"""
+
+import argparse
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import structlog
+
+from agent.context import compressor
+from agent.model.prices import price_of
+from bench.agent_month import Record
+from bench.measure import aligned
+from bench.months import DENSE, USUAL
+from bench.policies import POLICIES
+from bench.quality_questions import corpus, search, topics
+from bench.quality_runs import PEER, PEER_NAME, SIZES, Bench, Cell, Row, span
+
+LONG = {128_000: (250, 8)}
+"""The same where ten compressions take longer than a month."""
+MODELS = ("gpt-5-mini", "claude-sonnet-4-5", "claude-opus-4-5")
+READ_A_SECOND, WRITTEN_A_SECOND = 5_000, 60
+"""Tokens a second of a model that writes a summary."""
+AUDIT = "audited"
+"""Function of the compressor that leaves out lines of a summary."""
+
+
+# ---- facts
+
+
+def facts(bench: Bench) -> list[Row]:
+    """Shares of facts in the prompt, of the second half of each month, against other policies."""
+    rows: list[Row] = []
+    for who, bar in (("people", "100 %"), ("answers", "≥ 98 %"), ("arguments", ""), ("results", ""), ("documents", "")):
+        rows += bench.row(f"facts of {who}, usual", bench.over(_shown(who), density=USUAL), bar)
+    bench.ask_peer()
+    others = [PEER_NAME] * bool(os.environ.get(PEER)) + list(POLICIES)
+
+    def beside(group: str, density: float, form: str) -> list[Row]:
+        named = (
+            (policy, lambda w, p=policy: span(bench.other(p, w, density), lambda one: one[group], form))
+            for policy in others
+        )
+        return [row for policy, cell in named for row in bench.row(f"– {policy}", cell)]
+
+    rows += bench.row("**all facts, usual**", bench.over(_shown("all"), density=USUAL), "≥ 85 %")
+    rows += beside("all", USUAL, "{:.0%}")
+    bar = "≥ 1.7 × lean at 32K, ≥ 2.5 × at 128K"
+    rows += bench.row("**all facts, dense**", bench.over(_shown("all")), bar)
+    rows += beside("all", DENSE, "{:.0%}")
+    rows += bench.row("mean prompt, dense, tokens", bench.over(_shown("prompt"), "{:,.0f}"), "below lean's")
+    rows += beside("prompt", DENSE, "{:,.0f}")
+    for kind in ("omits", "invents"):
+        name = f"all facts, dense, stand-in that {kind}"
+        rows += bench.row(name, bench.over(_shown("all"), kind=kind), "± 3 points", [32_768])
+    rows += bench.row("all facts, dense, summary_budget lean", bench.over(_shown("all"), summary_budget="lean"))
+    for policy, bar in ((PEER_NAME, "≤ 0.95"), ("lean, emulated", "≤ 0.88")):
+        rows += bench.row(f"price of a month, of {policy}'s", lambda w, p=policy: _price(bench, w, p), bar)  # type: ignore[misc]
+    return rows
+
+
+def _shown(group: str) -> Callable[[Record], float]:
+    return lambda one: one.meter.figures()[group]
+
+
+def _price(bench: Bench, window: int, policy: str) -> str | None:
+    pairs = [(bench.run(window, density), bench.other(policy, window, density)) for density in (USUAL, DENSE)]
+    if any(ours is None or theirs is None for ours, theirs in pairs):
+        return None
+    ratios = [
+        one.meter.price / it["price"]
+        for ours, theirs in pairs
+        for one, it in zip(ours or (), theirs or (), strict=True)
+    ]
+    return span(ratios, float, "{:.2f}")
+
+
+# ---- rules
+
+
+def rules(bench: Bench) -> list[Row]:
+    """Rules, what was taken back, traps, inventions and the newest request."""
+
+    def listed(kind: str, **options: Any) -> Cell:
+        def cell(window: int) -> str:
+            found = [one.listed_of(kind) for one in bench.run(window, **options) or ()]
+            return f"{sum(one for one, _ in found)} of {sum(every for _, every in found)}"
+
+        return cell
+
+    def behind(window: int) -> str:
+        found = [shown for key, one in bench.records.items() if key[0] == window for shown in one.behind]
+        return f"{sum(found):,} of {len(found):,}"
+
+    def long(measure: Callable[[Record], float]) -> Cell:
+        return lambda window: bench.over(measure, "{:.0f}", shape=LONG.get(window))(window)
+
+    rows = bench.row("compressions of the month in the next line", long(lambda one: len(one.compressions)))
+    rows += bench.row("standing rules verbatim at its end, of 12", long(Record.kept_rules), "12")
+    for kind in ("omits", "invents"):
+        rows += bench.row(f"– stand-in that {kind}", bench.over(Record.kept_rules, "{:.0f}", kind=kind), "12", [32_768])
+    rows += bench.row("listed as rules: taken back", listed("taken back"), "0")
+    rows += bench.row("– what held once", listed("once"), "0")
+    rows += bench.row("– casual sentences with a rule's words", listed("trap"), "≤ 2 %")
+    invented = bench.over(lambda one: one.invented, "{:.0f}", kind="invents")
+    rows += bench.row("identifiers nobody said, stand-in that invents", invented, "0", [32_768])
+    return rows + bench.row("newest request once behind the end marker", behind, "all")
+
+
+# ---- waiting
+
+
+def waiting(bench: Bench) -> list[Row]:
+    """Turns that wait for a summary, and how often there is one."""
+
+    def waits(**options: Any) -> Cell:
+        def cell(window: int) -> str | None:
+            found = bench.run(window, USUAL, **options)
+            longest = max((max(one.waits) for one in found or ()), default=0.0)
+            return None if found is None else f"{span(found, _share_waiting, '{:.1%}')}, {longest:.0f} s"
+
+        return cell
+
+    def small(window: int) -> str:
+        found = bench.run(window, USUAL)
+        counts = span(found, lambda one: len(one.compressions), "{:.0f}")
+        return f"{counts}; {span(found, lambda one: one.meter.read_by_summaries / one.meter.read, '{:.2f}')} ×"
+
+    rows = bench.row("turns that wait, longest; a message every 45 s", waits(), "0")
+    talk, bursts = (400, 0), (60, 6)
+    rows += bench.row("– every 2 s, small talk", waits(gap=2.0, shape=talk), "≤ 2 %", [8_192])
+    rows += bench.row("– a compression every 4 turns", waits(shape=bursts), "≤ 2 %", [32_768])
+    return rows + bench.row("120 turns: compressions; read by summaries of the turns'", small, "≤ 32; ≤ 0.6 ×", [8_192])
+
+
+def _share_waiting(one: Record) -> float:
+    return sum(wait > 0.05 for wait in one.waits) / len(one.waits)
+
+
+def without(bench: Bench) -> list[Row]:
+    """The same without single parts; and what rules, facts and audit cost."""
+    rows: list[Row] = []
+    for name, options in (("facts_share 0", {"facts_share": 0.0}), ("mode blocking", {"is_background": False})):
+        rows += bench.row(f"{name}: all facts, dense", bench.over(_shown("all"), **options))
+        rows += bench.row(f"{name}: turns that wait", bench.over(_share_waiting, "{:.1%}", **options))
+        rows += bench.row(f"{name}: mean prompt, dense", bench.over(_shown("prompt"), "{:,.0f}", **options))
+    spent, leaving = [0.0], [0]
+
+    def no_rules(*given: Any, **options: Any) -> Any:
+        return replace(real(*given, **options), rules=())
+
+    def timed(function: Any, *given: Any, **options: Any) -> Any:
+        began = time.thread_time()
+        result = function(*given, **options)
+        spent[0] += time.thread_time() - began
+        return result
+
+    def timed_rows(*given: Any, **options: Any) -> Any:
+        leaving[0] += len(given[2])
+        return timed(real, *given, **options)
+
+    real: Any = getattr(compressor, "carried", None)
+    if real is None:
+        bench.left_out.append("rules and facts")
+        return rows
+    with patch.object(compressor, "carried", no_rules):
+        kept = Bench(bench.windows).over(Record.kept_rules, "{:.0f}")
+        rows += bench.row("without rules: standing rules verbatim, of 12", kept, "", [32_768])
+    if (audit := getattr(compressor, AUDIT, None)) is not None:
+        with patch.object(compressor, AUDIT, lambda text, *given: text):
+            invented = Bench(bench.windows).over(lambda one: one.invented, "{:.0f}", kind="invents")
+            rows += bench.row("without audit: identifiers nobody said", invented, "", [32_768])
+        with patch.object(compressor, "carried", timed_rows), patch.object(compressor, AUDIT, partial(timed, audit)):
+            Bench([32_768]).run(32_768)
+        cost = f"{spent[0] * 1e3 / leaving[0]:.3f} ms"
+        rows.append(("CPU of rules, facts and audit, per row that leaves", {32_768: cost}, "≤ 0.15 ms"))
+    return rows
+
+
+# ---- what a compression costs
+
+
+def costs(bench: Bench) -> list[Row]:
+    """Lines for `docs/compression.md`: tokens, time and money of one compression."""
+    found = {}
+    for window in SIZES:
+        record = (bench.run(window, USUAL) or [])[0]
+        read, written = (statistics.mean(pair[at] for pair in record.meter.summaries) for at in (0, 1))
+        before = statistics.mean(one.job.tokens_before for one in record.compressions)
+        after = statistics.mean(one.prepared.tokens_after for one in record.compressions)
+        found[window] = (before, after, read, written)
+    rows: list[Row] = [
+        (name, {window: f"{round(sizes[at], -1):,.0f}" for window, sizes in found.items()}, "")
+        for at, name in enumerate(("prompt before", "prompt after", "summary: tokens read", "summary: tokens written"))
+    ]
+    seconds = {
+        w: f"{read / READ_A_SECOND + written / WRITTEN_A_SECOND:.0f} s" for w, (_, _, read, written) in found.items()
+    }
+    rows.append(("summary: time", seconds, ""))
+    for model in MODELS:
+        price = price_of(model, {})
+        assert price is not None
+        # The summary, and the next prompt, of which no cache knows what stands behind the system prompt.
+        paid = {
+            window: (read * price.input + written * price.output + after * (price.input - price.cache_read)) / 10_000
+            for window, (_, after, read, written) in found.items()
+        }
+        rows.append((f"{model}, US cents", {window: f"{cents:.2f}" for window, cents in paid.items()}, ""))
+    return rows
+
+
+GROUPS: dict[str, Callable[[Bench], list[Row]]] = {
+    "facts": facts,
+    "rules": rules,
+    "corpus": corpus,
+    "waiting": waiting,
+    "topics": topics,
+    "search": search,
+    "without": without,
+    "costs": costs,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.quality", description=__doc__)
+    parser.add_argument("--windows", nargs="*", type=int, default=(8, 32, 128), help="in thousands of tokens")
+    parser.add_argument("groups", nargs="*", help=f"without costs by default: {', '.join(GROUPS)}")
+    given = parser.parse_args()
+    if unknown := set(given.groups) - set(GROUPS):
+        parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    groups = given.groups or [name for name in GROUPS if name != "costs"]
+    windows = [window for window in SIZES if window // 1_000 in given.windows or groups == ["costs"]]
+    bench = Bench(windows)
+    rows = [row for name in groups for row in GROUPS[name](bench)]
+    heads = ["measure", *(f"{window // 1_000}K" for window in windows), "to reach"]
+    print(aligned([heads, *([name, *(cells.get(window, "") for window in windows), bar] for name, cells, bar in rows)]))
+    print("\n".join(["", *(f"Left out, not in this version: {name}" for name in dict.fromkeys(bench.left_out))]))
+
+
+if __name__ == "__main__":
+    main()

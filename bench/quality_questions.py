@@ -1,0 +1,172 @@
+"""Rows of the quality bench that ask for something: rule sentences, the topic of `/compress`, searches."""
+
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from sqlite3 import Connection
+
+from agent.context.model_handle import ContextSettings
+from agent.tools.recall import recall_tools
+from agent.tools.registry import ToolContext
+from bench import policies
+from bench.agent_month import AgentMonth, virtual
+from bench.corpus import COMMON, RARE, Corpus
+from bench.months import DENSE, DOMAINS, sentences
+from bench.policies import Turn
+from bench.quality_runs import GAP, Bench, Row, configured, opened, played, script_of, span
+from hermes_state.chats import ensure_chat
+from hermes_state.sessions import ensure_active
+from hermes_state.transcripts import NewMessage, append
+from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, MessageRole, Millis, Origin, TurnId
+
+QUERIES, LARGE = 100, 200_000
+"""Facts of a chat that are searched for, and rows of a long one."""
+
+
+def corpus(bench: Bench) -> list[Row]:
+    """Sentences of the corpus, each typed in a chat of its language that is then compressed by hand."""
+    found: dict[tuple[str, str], list[bool]] = {}
+    for language in sorted({one["language"] for one in sentences()}):
+        ours = [one for one in sentences() if one["language"] == language]
+        listed = virtual(_listed([one["text"] for one in ours if one["kind"] != "take_back"]))
+        for one in ours:
+            text = one["text"]
+            if one["kind"] == "take_back":
+                is_found = one["rule"] in listed and one["rule"] not in virtual(_listed([one["rule"], text]))
+            else:
+                is_found = text in listed
+            found.setdefault((one["half"], one["kind"]), []).append(is_found)
+    return [
+        (f"corpus, {half} half: {kind}", {bench.windows[0]: f"{sum(hits)} of {len(hits)}"}, "")
+        for (half, kind), hits in sorted(found.items())
+    ]
+
+
+async def _listed(texts: Sequence[str]) -> str:
+    """Rules that are listed once so many messages were compressed."""
+    filler = "Thanks, I have taken note of that and go on with the other things that were asked for before. " * 6
+    empty = {"document": "", "calls": (), "results": (), "answer": filler, "facts": (), "sentences": ()}
+    script: list[Turn] = [{**empty, "said": text} for text in ("Hello!", *texts, "And now?", "Thank you.")]
+    settings = configured(is_enabled=False, protect_first_n=0)
+    async with opened() as store:
+        chat = AgentMonth(store, 1_000_000, len(script), "corpus", "shortens", settings or ContextSettings())
+        async for _ in chat.play(script, GAP):
+            pass
+        await chat.compress(keep_turns=1)
+        await chat.agent.close()
+    return chat.record.rules
+
+
+# ---- topics
+
+
+def topics(bench: Bench) -> list[Row]:
+    """Facts on the topic of `/compress` against those beside it, after one, three and ten compressions."""
+    found = [virtual(_focused(domain)) for domain in DOMAINS]
+    return [
+        (
+            f"after {count} × `/compress {{topic}}`: facts on it / beside it",
+            {32_768: " / ".join(str(span(found, lambda one: one[count - 1][at], "{:.0%}")) for at in (0, 1))},  # noqa: B023  # called at once
+            "",
+        )
+        for count in (1, 3, 10)
+    ]
+
+
+async def _focused(domain: str) -> list[tuple[float, float]]:
+    topic, script = DOMAINS[domain].topics[0], script_of(domain, 32_768, DENSE, (100, 2))
+    settings, shares = configured(is_enabled=False) or ContextSettings(), []
+    async with opened() as store:
+        chat = AgentMonth(store, 32_768, len(script), domain, "shortens", settings)
+        said: list[tuple[str, bool]] = []
+        async for number in chat.play(script, GAP):
+            said += [(fact[0], fact[2] == topic) for fact in script[number]["facts"]]
+            if number % 10 == 9:
+                await chat.compress(topic)
+                shown = frozenset[str]().union(*map(policies.names, chat.record.pieces))
+                on, beside = ([value in shown for value, is_on in said if is_on is wanted] for wanted in (True, False))
+                shares.append((statistics.mean(on), statistics.mean(beside)))
+        await chat.agent.close()
+    return shares
+
+
+# ---- search
+
+
+def search(bench: Bench) -> list[Row]:
+    """One `history_search` for each of many facts, by how it is asked for."""
+    return [*virtual(_searched()), *virtual(_large())]
+
+
+async def _searched() -> list[Row]:
+    scripts = {domain: script_of(domain, 32_768, DENSE) for domain in DOMAINS}
+    every = {domain: [fact for turn in script for fact in turn["facts"]] for domain, script in scripts.items()}
+    hits: dict[str, list[bool]] = {}
+    leaks: list[int] = []
+    async with opened() as store:
+        turns = {name: (await played(store, name, 32_768, script)).turn for name, script in scripts.items()}
+        for domain, turn in turns.items():
+            assert turn is not None
+            context = ToolContext(chat_id=turn.chat_id, lineage_id=turn.lineage_id, turn_id=turn.id, store=store)
+            for value, who, _, key, noun in every[domain][:: max(1, len(every[domain]) // QUERIES)]:
+                holding = await store.read(_holding, turn.lineage_id, value)
+                for name, query in _queries(domain, who, key, noun).items():
+                    hits.setdefault(name, []).append(bool(await _ask(context, query) & holding))
+            for _, _, _, key, noun in (fact for others in every.values() for fact in others[:134]):
+                found = await _ask(context, f"{key} {noun}")
+                leaks.append(len(found - await store.read(_holding, turn.lineage_id, "")))
+    bars = {"one rare word shared": "≥ 90 %", "one letter missing": "≥ 95 %"}
+    shares = [(name, f"{statistics.mean(found):.0%}") for name, found in sorted(hits.items())]
+    rows: list[Row] = [(f"one search: {name}", {32_768: text}, bars.get(name, "≥ 99 %")) for name, text in shares]
+    return [*rows, (f"one search: rows of other chats, {len(leaks):,} queries", {32_768: str(sum(leaks))}, "0")]
+
+
+async def _large() -> list[Row]:
+    """A search that finds nothing as it is typed: one word is misspelt, one was never said."""
+
+    def fill(db: Connection, texts: Sequence[str]) -> LineageId:
+        key = ChatKey(platform="telegram", account="telegram", chat_ref="large")
+        session = ensure_active(db, ensure_chat(db, key, ChatKind.DIRECT, None, Millis(0)), Millis(0))
+        for text in texts:
+            append(db, session.id, NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text), Millis(0))
+        return session.lineage_id
+
+    async with opened() as store:
+        texts = list(Corpus().messages(LARGE))
+        for at in range(0, LARGE, 500):
+            lineage_id = await store.write(fill, texts[at : at + 500])
+        context = ToolContext(chat_id=ChatId(1), lineage_id=lineage_id, turn_id=TurnId(0), store=store)
+        times = []
+        for _ in range(9):
+            began = time.perf_counter()
+            await _ask(context, f"{RARE[:4]}{RARE[5:]} whereabouts {COMMON}")
+            times.append(time.perf_counter() - began)
+    return [
+        (
+            f"a search with both fallbacks, {LARGE:,} rows",
+            {32_768: f"{statistics.median(times) * 1e3:.0f} ms"},
+            "≤ 150 ms",
+        )
+    ]
+
+
+def _queries(domain: str, who: str, key: str, noun: str) -> dict[str, str]:
+    """Ways to ask for a fact, by name."""
+    if who in ("arguments", "documents"):
+        return {who: f"{key} {noun}"}
+    if domain == "Chinese":
+        return {"Chinese": f"{key} {noun}", "Chinese, two characters": key}
+    one_rare, shorter = f"{key} whereabouts please", f"{key[:3]}{key[4:]}"
+    return {"exact words": f"{key} {noun}", "one rare word shared": one_rare, "one letter missing": shorter}
+
+
+async def _ask(context: ToolContext, query: str) -> set[int]:
+    output = await recall_tools()[0].run({"query": query}, context)
+    return {int(number) for number in re.findall(r"^m(\d+) ", str(output), re.MULTILINE)}
+
+
+def _holding(db: Connection, lineage_id: LineageId, value: str) -> set[int]:
+    holds = "instr(coalesce(text, '') || coalesce(body, ''), ?)"
+    query = f"SELECT id FROM messages WHERE lineage_id = ? AND seq > 0 AND {holds}"
+    return {row[0] for row in db.execute(query, (lineage_id, value))}

@@ -1,0 +1,160 @@
+"""Runs of the quality bench: every month once, with the agent and with other policies, and lines of its table."""
+
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from agent.context.limits import SummaryBudget
+from agent.context.model_handle import ContextSettings
+from bench import policies
+from bench.agent_month import AgentMonth, Record, virtual
+from bench.measure import peer_output
+from bench.months import DENSE, DOMAINS, USUAL, month
+from bench.policies import POLICIES, StandInKind, Turn, simulate
+from hermes_state.store.writer import Store
+
+T = TypeVar("T")
+Cell = Callable[[int], str | None]
+Row = tuple[str, Mapping[int, str], str]
+"""Name, cells by window, and the figure to reach."""
+
+PEER, PEER_NAME = "BENCH_PEER", "hermes-agent 0.19.0"
+SIZES = {8_192: (120, 2), 32_768: (190, 2), 128_000: (160, 8), 200_000: (110, 8)}
+"""Turns of a month, and how long they are, by window."""
+GAP = 45.0
+"""Seconds between two messages."""
+
+
+def configured(**options: object) -> ContextSettings | None:
+    """Settings with these values, each wherever a setting of the name is; None where there is none."""
+    settings, left = _with(ContextSettings(), options)
+    is_known = options.get("summary_budget", "proportional") in get_args(SummaryBudget)
+    return None if left or not is_known else settings
+
+
+def _with(settings: Any, options: Mapping[str, object]) -> tuple[Any, Mapping[str, object]]:
+    own = {one.name for one in fields(settings)}
+    changed = {name: value for name, value in options.items() if name in own}
+    left: Mapping[str, object] = {name: value for name, value in options.items() if name not in own}
+    for name in own:
+        if is_dataclass(inner := getattr(settings, name)):
+            changed[name], left = _with(inner, left)
+    return replace(settings, **changed), left
+
+
+def script_of(domain: str, window: int, density: float, shape: tuple[int, int] | None = None) -> list[Turn]:
+    turns, length = shape or SIZES[window]
+    return month(domain, turns, density, length=length)
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[Store]:
+    with tempfile.TemporaryDirectory(prefix="quality-") as folder:
+        store = await Store.open(Path(folder) / "months.db", synchronous="NORMAL")
+        yield store
+        await store.close()
+
+
+async def played(
+    store: Store,
+    domain: str,
+    window: int,
+    script: Sequence[Turn],
+    *,
+    kind: StandInKind = "shortens",
+    gap: float = GAP,
+    settings: ContextSettings | None = None,
+) -> Record:
+    chat = AgentMonth(store, window, len(script), domain, kind, settings or ContextSettings())
+    async for _ in chat.play(script, gap):
+        pass
+    await chat.agent.close()
+    return chat.record
+
+
+@dataclass(slots=True)
+class Bench:
+    """Every month of this bench, each run once."""
+
+    windows: Sequence[int]
+    records: dict[tuple[object, ...], Record] = field(default_factory=dict)
+    figures: dict[tuple[object, ...], Mapping[str, float]] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    system: str = ""
+
+    def run(
+        self,
+        window: int,
+        density: float = DENSE,
+        *,
+        kind: StandInKind = "shortens",
+        gap: float = GAP,
+        shape: tuple[int, int] | None = None,
+        **options: object,
+    ) -> list[Record] | None:
+        """A month of each chat with the agent; None where a setting is not there."""
+        settings = configured(**options)
+        if settings is None:
+            return None
+
+        async def play(script: Sequence[Turn], domain: str) -> Record:
+            async with opened() as store:
+                return await played(store, domain, window, script, kind=kind, gap=gap, settings=settings)
+
+        keys = {domain: (window, domain, density, kind, gap, shape, *sorted(options.items())) for domain in DOMAINS}
+        for domain, key in keys.items():
+            if key not in self.records:
+                self.records[key] = virtual(play(script_of(domain, window, density, shape), domain))
+                self.system = self.records[key].pieces[0]
+        return [self.records[key] for key in keys.values()]
+
+    def other(self, policy: str, window: int, density: float) -> list[Mapping[str, float]] | None:
+        """Figures of another policy."""
+        keys = {domain: (policy, domain, window, density) for domain in DOMAINS}
+        for domain, key in keys.items():
+            if key not in self.figures:
+                if policy not in POLICIES:
+                    return None
+                script = script_of(domain, window, density)
+                self.figures[key] = simulate(script, self.system, window, POLICIES[policy])
+        return [self.figures[key] for key in keys.values()]
+
+    def ask_peer(self) -> None:
+        """Run hermes-agent through the months, in an interpreter that has it."""
+        if not os.environ.get(PEER):
+            self.left_out.append(f"{PEER_NAME}: {PEER} names no interpreter that has it")
+            return
+        keys = [
+            (domain, window, density) for window in self.windows for density in (USUAL, DENSE) for domain in DOMAINS
+        ]
+        jobs = [{"month": script_of(*key), "system": self.system, "window": key[1]} for key in keys]
+        with tempfile.TemporaryDirectory(prefix="peer-quality-") as folder:
+            path = Path(folder) / "months.json"
+            path.write_text(json.dumps(jobs), encoding="utf-8")
+            found = peer_output(os.environ[PEER], policies.__file__, [str(path)], folder)
+        self.figures |= {(PEER_NAME, *key): figures for key, figures in zip(keys, found, strict=True)}
+
+    def row(self, name: str, cell: Cell, bar: str = "", windows: Sequence[int] = ()) -> list[Row]:
+        """A line of the table; a note instead where a cell cannot be had."""
+        cells = {window: cell(window) for window in windows or self.windows if window in self.windows}
+        if None in cells.values():
+            self.left_out.append(name)
+            return []
+        return [(name, {window: text or "" for window, text in cells.items()}, bar)] if cells else []
+
+    def over(self, measure: Callable[[Record], float], form: str = "{:.0%}", **options: Any) -> Cell:
+        """The lowest and the highest of the three chats."""
+        return lambda window: span(self.run(window, **options), measure, form)
+
+
+def span(found: Sequence[T] | None, measure: Callable[[T], float], form: str) -> str | None:
+    if found is None:
+        return None
+    values = [measure(one) for one in found]
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low.rstrip('%')}–{high}"
