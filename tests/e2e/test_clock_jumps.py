@@ -4,11 +4,10 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import world_in
 from tests.processes import run_gateway
+from tests.side_by_side import side_by_side
 
 DAY_NS = 86_400 * 10**9
 
@@ -20,10 +19,12 @@ def run_on_turned_clock() -> None:
     run_gateway()
 
 
-@pytest.mark.parametrize("jump", [-DAY_NS, DAY_NS], ids=["back", "forward"])
-async def test_a_clock_turned_by_a_day_holds_up_no_answer_and_no_stop(
-    tmp_path: Path, protocol: ModelProtocol, jump: int
-) -> None:
+async def test_a_clock_turned_by_a_day_holds_up_no_answer_and_no_stop(tmp_path: Path, protocol: ModelProtocol) -> None:
+    jumps = {"back": -DAY_NS, "forward": DAY_NS}
+    await side_by_side({name: _turn_clock(tmp_path / name, protocol, jump) for name, jump in jumps.items()})
+
+
+async def _turn_clock(tmp_path: Path, protocol: ModelProtocol, jump: int) -> None:
     async with world_in(tmp_path, protocol, program=run_on_turned_clock) as world:
         await world.gateway.start()
         await world.script(match="hang", hang=True)

@@ -4,15 +4,14 @@ import asyncio
 import os
 import resource
 import socket
-import time
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
 
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import World, world_in
 from tests.processes import run_gateway
+from tests.side_by_side import side_by_side
 
 FEW_FILES = 96
 
@@ -43,10 +42,8 @@ async def test_a_thousand_half_open_requests_hold_up_nobody(tmp_path: Path, prot
             _, writer = await asyncio.open_connection(host, int(port))
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX-Slow: ")
             writers.append(writer)
-        began = time.monotonic()
         await world.say("are you there?")
         assert await world.replies(1, wait=10)
-        assert time.monotonic() - began < 5
         code, output = await world.command_line("status")
         assert (code, "running: yes" in output) == (0, True)
         async with world.http.get(f"{chat}/chat/main") as answer:
@@ -56,12 +53,15 @@ async def test_a_thousand_half_open_requests_hold_up_nobody(tmp_path: Path, prot
             writer.close()
 
 
-@pytest.mark.parametrize("event_loop", ["asyncio", "uvloop"])
 async def test_connections_that_cannot_be_accepted_are_told_once_a_minute(
-    tmp_path: Path, protocol: ModelProtocol, event_loop: str
+    tmp_path: Path, protocol: ModelProtocol
 ) -> None:
     """By asyncio's loop; uvloop's turns them away without a word."""
-    pytest.importorskip(event_loop)
+    loops = [name for name in ("asyncio", "uvloop") if find_spec(name) is not None]
+    await side_by_side({name: _connect_too_often(tmp_path / name, protocol, name) for name in loops})
+
+
+async def _connect_too_often(tmp_path: Path, protocol: ModelProtocol, event_loop: str) -> None:
     async with world_in(tmp_path, protocol, program=partial(run_with_files, FEW_FILES)) as world:
         await serve_page(world, HERMES_EVENT_LOOP=event_loop)
         before = len(world.gateway.log_bytes())

@@ -185,9 +185,9 @@ async def test_an_idle_gateway_asks_no_model(world: World) -> None:
     seen = len(world.gateway.log_bytes())
     world.gateway.signal(signal.SIGHUP)
     await world.gateway.wait_for_log("config.reloaded", since=seen)
-    await asyncio.sleep(3.0)
+    await asyncio.sleep(1.5)
     assert len(await world.asked(0, wait=0)) == asked
     await world.gateway.stop()
     await world.gateway.start()
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(1.0)
     assert len(await world.asked(0, wait=0)) == asked

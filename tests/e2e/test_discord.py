@@ -37,6 +37,7 @@ async def test_six_messages_sent_while_the_daemon_is_stopped_are_answered_once_e
     discord_world: World,
 ) -> None:
     world = discord_world
+    await world.dc.post("config", {"rate_limits": False})
     await ready(world, HERMES_SESSIONS__MERGE_SECONDS="0")
     await say(world, "before")
     await sent(world, 1)

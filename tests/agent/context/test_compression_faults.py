@@ -1,7 +1,7 @@
 """When no summary can be had: what a chat sees, what is stored, and when it is tried again.
 
 Every way in which a summariser fails, on every way to a compression, with and without room to wait for a better day;
-`make test` sees a third of them.
+`make test` sees a third of them, a fifth of those that are waited for.
 """
 
 import re
@@ -149,8 +149,14 @@ TRIGGERS = {
 }
 
 
+_SILENT = [name for name, fault in FAULTS.items() if fault.calls[0] == "timeout"]
+_SOUNDING = [name for name in FAULTS if name not in _SILENT]
+
+
 @pytest.mark.fuzz
-@pytest.mark.parametrize(("fault_name", "trigger_name"), crossed(3, FAULTS, list(TRIGGERS)))
+@pytest.mark.parametrize(
+    ("fault_name", "trigger_name"), [*crossed(3, _SOUNDING, list(TRIGGERS)), *crossed(5, _SILENT, list(TRIGGERS))]
+)
 async def test_a_summary_that_fails_stops_no_chat(
     fault_name: str, trigger_name: str, chat: Chat, server: labkit.Server, llm: LLM
 ) -> None:

@@ -5,7 +5,7 @@ is stored, and that the chat goes on afterwards. `make test` sees half of the ta
 streamed or whole; those that are waited for over one way each, as `test_patience` waits on every way.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +14,18 @@ import pytest
 
 from agent.model.errors import REMEDIES
 from tests.agent.conftest import Chat
+from tests.agent.context.contexts import chat_at
 from tests.agent.model.ways import ASKED, MIXED_WAYS, Talk, Way
 from tests.fakes import fake_llm, labkit
-from tests.fakes.fake_llm import LLM
 from tests.sampling import crossed
+from tests.side_by_side import side_by_side
 
 Json = dict[str, Any]
 
-PATIENCE_SECONDS = 1.0
+PATIENCE_SECONDS = 1.5
 """How long a silent provider is waited for where it falls silent on purpose; what it says before comes within."""
+AT_ONCE = 9
+"""Silent providers that are waited for at the same time."""
 STAMP = "[2026-01-01 00:00]"
 HALF = "half of an answer that never comes"
 CALL = {"name": "note", "arguments": {"text": "half of a call that never comes"}}
@@ -225,14 +228,35 @@ FAULTS: Mapping[str, Fault] = {
     ),
 }
 
+Cell = tuple[Fault, Way]
 _SOUNDING = [item for item in FAULTS.items() if not item[1].falls_silent]
 _SILENT = [item for item in FAULTS.items() if item[1].falls_silent]
-CELLS = [
-    pytest.param(fault, way, id=f"{name}, {way}")
-    for (name, fault), way in (*crossed(2, _SOUNDING, MIXED_WAYS), *crossed(6, _SILENT, MIXED_WAYS))
-]
-PASSING = [cell for cell in CELLS if len(cell.values[0].expected(cell.values[1])[0]) > 1]
-"""Those in which the provider is asked again."""
+CELLS = {f"{name}, {way}": (fault, way) for (name, fault), way in crossed(2, _SOUNDING, MIXED_WAYS)}
+SILENT_CELLS = {f"{name}, {way}": (fault, way) for (name, fault), way in crossed(6, _SILENT, MIXED_WAYS)}
+
+
+def passing(cells: Mapping[str, Cell]) -> dict[str, Cell]:
+    """Those in which the provider is asked again."""
+    return {name: (fault, way) for name, (fault, way) in cells.items() if len(fault.expected(way)[0]) > 1}
+
+
+def each(cells: Mapping[str, Cell]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("fault", "way"), cells.values(), ids=cells)
+
+
+async def waited_for(
+    cells: Mapping[str, Cell], chat: Chat, case: Callable[[Fault, Way, Chat, labkit.Server], Awaitable[None]]
+) -> None:
+    """A case in each of the cells, a few at the same time, each in a chat and at a server of its own."""
+
+    async def with_server(fault: Fault, way: Way, own: Chat) -> None:
+        async with labkit.Server(fake_llm.make_app()) as server:
+            await case(fault, way, own, server)
+
+    names = list(cells)
+    for start in range(0, len(names), AT_ONCE):
+        some = names[start : start + AT_ONCE]
+        await side_by_side({name: with_server(*cells[name], chat_at(chat, name)) for name in some})
 
 
 @asynccontextmanager
@@ -245,11 +269,21 @@ async def faulty(fault: Fault, way: Way, chat: Chat, server: labkit.Server, time
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize(("fault", "way"), CELLS)
+@each(CELLS)
 async def test_a_fault_that_lasts_ends_the_turn_with_one_sentence_and_not_the_chat(
-    fault: Fault, way: Way, chat: Chat, server: labkit.Server, llm: LLM
+    fault: Fault, way: Way, chat: Chat, server: labkit.Server
 ) -> None:
+    await _lasts(fault, way, chat, server)
+
+
+@pytest.mark.fuzz
+async def test_a_silence_that_lasts_ends_the_turn_with_one_sentence_and_not_the_chat(chat: Chat) -> None:
+    await waited_for(SILENT_CELLS, chat, _lasts)
+
+
+async def _lasts(fault: Fault, way: Way, chat: Chat, server: labkit.Server) -> None:
     calls, says = fault.expected(way)
+    llm = server.app[fake_llm.LLM_KEY]
     async with faulty(fault, way, chat, server, times=-1) as talk:
         left = await talk.say("go")
         assert left.calls == calls
@@ -270,8 +304,17 @@ async def test_a_fault_that_lasts_ends_the_turn_with_one_sentence_and_not_the_ch
 
 
 @pytest.mark.fuzz
-@pytest.mark.parametrize(("fault", "way"), PASSING)
+@each(passing(CELLS))
 async def test_a_fault_that_passes_is_not_noticed(fault: Fault, way: Way, chat: Chat, server: labkit.Server) -> None:
+    await _passes(fault, way, chat, server)
+
+
+@pytest.mark.fuzz
+async def test_a_silence_that_passes_is_not_noticed(chat: Chat) -> None:
+    await waited_for(passing(SILENT_CELLS), chat, _passes)
+
+
+async def _passes(fault: Fault, way: Way, chat: Chat, server: labkit.Server) -> None:
     (first, *_), _ = fault.expected(way)
     async with faulty(fault, way, chat, server, times=1) as talk:
         left = await talk.say("go")

@@ -28,8 +28,8 @@ from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
 from hermes_state.store.lock import FileLock
 from hermes_state.store.migrate import APPLICATION_ID
-from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
+from tests.databases import open_store
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
 
@@ -212,7 +212,7 @@ def test_status_of_a_gateway_that_never_ran(run: Run, home: Path) -> None:
 
 
 async def test_status_of_a_gateway_at_rest_counts_what_it_left(run: Run, home: Path) -> None:
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     await store.close()
     done = await threaded(run, "status", "--json")
     assert done.exit_code == 3
@@ -298,7 +298,7 @@ def leave_an_empty_database(path: Path) -> None:
 
 
 async def test_the_database_is_left_alone_while_somebody_holds_it(run: Run, home: Path) -> None:
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     try:
         for words in (("status",), ("pair", "list")):
             done = await threaded(run, *words)
@@ -309,7 +309,7 @@ async def test_the_database_is_left_alone_while_somebody_holds_it(run: Run, home
 
 
 async def test_pairings_are_listed_from_a_resting_database(run: Run, home: Path) -> None:
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     person = Sender(platform="telegram", id="42", name="Ada")
     now = SystemClock().now()
     await store.write(pairings.offer, person, pairings.new_code(), 60_000, 10, Millis(now))
@@ -360,14 +360,14 @@ async def test_pairing_is_decided_without_a_daemon_too_and_the_person_is_told_at
         sent_at=Millis(0),
         is_addressed=True,
     )
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     await store.write(offer_pairing, message, code, PairingConfig(), None, SystemClock().now())
     await store.close()
     done = await threaded(run, "pair", "approve", code)
     assert "Ada (telegram:42) may write now, as user." in done.output
     done = await threaded(run, "pair", "approve", code)
     assert "not valid" in str(done.exception)
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     owed = await store.read(lambda db: db.execute("SELECT payload FROM outbox ORDER BY id").fetchall())
     await store.close()
     assert [WELCOME[UserRole.USER] in payload for (payload,) in owed] == [False, True]

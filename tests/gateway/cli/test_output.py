@@ -18,8 +18,8 @@ from hermes_state.admin import pairings
 from hermes_state.chats import ensure_chat
 from hermes_state.errors import CommandError
 from hermes_state.sessions import set_title
-from hermes_state.store.writer import Store
 from hermes_state.values import ChatKind, Sender, SystemClock
+from tests.databases import open_store
 from tests.hermes_state.rows import START, exchange, key_of
 
 Run: TypeAlias = Callable[..., Result]
@@ -75,7 +75,7 @@ def fill(db: sqlite3.Connection) -> None:
 async def test_look_ups_print_control_characters_as_their_codes(
     run: Run, home: Path, words: tuple[str, ...], shown: str
 ) -> None:
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     await store.write(fill)
     await store.close()
     done = await asyncio.to_thread(run, *words)

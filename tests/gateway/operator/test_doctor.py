@@ -18,8 +18,8 @@ from gateway.operator.doctor import CheckResult, CheckStatus, check_database, ru
 from gateway.operator.socket import serve_control
 from hermes_state.store.lock import FileLock
 from hermes_state.store.migrate import APPLICATION_ID
-from hermes_state.store.writer import Store
 from tests.agent.engines.test_loader import ENGINE
+from tests.databases import open_store
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
 from tests.hermes_state.search.test_full_text import say, start
@@ -134,7 +134,7 @@ def test_files_open_to_others_are_told_with_the_remedy(
 
 
 async def test_a_resting_database_is_checked(environ: dict[str, str], home: Path) -> None:
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     await store.close()
     found = await examined(environ)
     assert found["database"].verdict is CheckStatus.FINE
@@ -142,7 +142,7 @@ async def test_a_resting_database_is_checked(environ: dict[str, str], home: Path
 
 
 async def test_a_damaged_database_is_noticed(environ: dict[str, str], home: Path) -> None:
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     await store.close()
     damage(home / "state.db")
     assert (await examined(environ))["database"].verdict is CheckStatus.FAILED
@@ -156,7 +156,7 @@ def damage(path: Path) -> None:
 
 
 async def test_a_running_daemon_checks_its_own_database(environ: dict[str, str], home: Path) -> None:
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
 
     async def doctor(_args: Mapping[str, Any]) -> Any:
         return [await store.read(check_database)]
@@ -456,7 +456,7 @@ def test_a_user_service_without_linger_is_told(
 
 
 async def test_looking_changes_nothing(environ: dict[str, str], home: Path) -> None:
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     await store.close()
     before = snapshot(home)
     await examined(environ)
@@ -499,7 +499,7 @@ def test_a_context_engine_that_nobody_has_is_told(environ: dict[str, str]) -> No
 
 
 async def test_the_search_index_is_checked_against_the_messages(environ: dict[str, str], home: Path) -> None:
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     try:
         session = await store.write(start, "a")
         await store.write(say, session, "the door")

@@ -34,6 +34,7 @@ from hermes_state.values import (
     SessionId,
     ToolCall,
 )
+from tests.databases import open_store
 from tests.hermes_state.rows import START, exchange, key_of, migrated
 
 Run: TypeAlias = Callable[..., Result]
@@ -98,7 +99,7 @@ async def said(run: Run, home: Path, *words: str) -> list[dict[str, Any]]:
     """What `--json` prints: from the file at rest, and from a daemon, which must be the same."""
     resting = await asyncio.to_thread(run, *words, "--json")
     assert resting.exit_code == 0, resting.output
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     try:
         async with answering(store, home):
             running = await asyncio.to_thread(run, *words, "--json")
@@ -110,7 +111,7 @@ async def said(run: Run, home: Path, *words: str) -> list[dict[str, Any]]:
 
 
 async def filled(home: Path) -> LineageId:
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     try:
         return await store.write(fill)
     finally:
@@ -176,7 +177,7 @@ async def test_secrets_are_taken_out_of_hits_also_where_the_snippet_would_have_c
         chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
         exchange(db, chat, "a " * 50 + f"{KEY} " + "b " * 25 + "window " + "y " * 300, "open")
 
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     await store.write(one)
     await store.close()
     (row,) = await said(run, home, "search", "window")
@@ -207,7 +208,7 @@ async def test_a_long_history_comes_in_pages_without_a_gap(
             row = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=str(number) + "x" * 10)
             append(db, SessionId(session), row, START)
 
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     await store.write(many)
     await store.close()
     monkeypatch.setattr(lookups, "MAX_PAGE_CHARS", 30)
@@ -269,7 +270,7 @@ async def test_tool_rows_name_their_tool_and_what_was_called(run: Run, home: Pat
         )
         append(db, session, found, START)
 
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     await store.write(tools)
     await store.close()
     rows = await said(run, home, "history", "telegram:42")
@@ -371,7 +372,7 @@ async def test_configured_secrets_are_known_to_the_command_line_too(run: Run, ho
         chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
         exchange(db, chat, "the door opens with plainwordsecret today", "open")
 
-    store = await Store.open(home / "state.db")
+    store = await open_store(home / "state.db")
     await store.write(one)
     await store.close()
     done = await asyncio.to_thread(partial(run, "search", "door", OPENAI_API_KEY="plainwordsecret"))

@@ -8,6 +8,7 @@ from hermes_state.admin.overview import load_overview, open_resting, quick_check
 from hermes_state.errors import DatabaseRejected, LockUnavailable
 from hermes_state.store.migrate import APPLICATION_ID, newest_schema
 from hermes_state.store.writer import Store
+from tests.databases import open_store
 from tests.hermes_state.helpers import opened
 from tests.hermes_state.rows import START, exchange, make_chat, receive, start
 
@@ -19,7 +20,7 @@ async def filled(path: Path) -> None:
         receive(db, make_chat(db, "2"), "waits")
         inbox.settle(db, receive(db, make_chat(db, "2"), "gone"), inbox.InboxState.DROPPED, START)
 
-    store = await Store.open(path)
+    store = await open_store(path)
     await store.write(fill)
     await store.close()
 

@@ -21,7 +21,6 @@ from hermes_state.search.full_text import search
 from hermes_state.search.index import begin_index
 from hermes_state.store.connections import register_functions
 from hermes_state.store.migrate import migrate, shipped_migrations
-from hermes_state.store.writer import Store
 from tests.databases import open_store
 from tests.hermes_state.helpers import opened
 from tests.hermes_state.rows import START, exchange, make_chat, receive, start
@@ -137,7 +136,7 @@ def repaired(path: Path) -> RepairReport:
 
 async def found_again(path: Path) -> set[int]:
     """The messages that search finds in the repaired database, opened as the gateway opens it."""
-    store = await Store.open(path)
+    store = await open_store(path)
     try:
         hits = await store.read(lambda db: search(db, "alpha OR beta OR gamma OR 数据", limit=10_000))
         return {hit.message_id for hit in hits}
@@ -264,7 +263,7 @@ async def test_what_was_said_outlives_the_row_of_its_session_or_chat(path: Path,
     report = repaired(path)
     assert texts(path) == before
     assert any("anew" in note for note in report.notes)
-    store = await Store.open(path)
+    store = await open_store(path)
     try:
         listed = await store.read(
             lambda db: db.execute("SELECT id, lineage_id, depth, kind, next_seq FROM sessions").fetchall()
@@ -345,7 +344,7 @@ def test_an_older_schema_stays_what_it_is_until_the_next_start(tmp_path: Path) -
     path, version = tmp_path / "state.db", len(shipped_migrations()) - 1
 
     async def make() -> None:
-        await (await Store.open(path)).close()
+        await (await open_store(path)).close()
 
     asyncio.run(make())
     with opened(path) as db:
@@ -379,7 +378,7 @@ def test_a_newer_database_is_not_touched(path: Path) -> None:
 
 
 async def test_a_running_gateway_keeps_its_database(path: Path) -> None:
-    store = await Store.open(path)
+    store = await open_store(path)
     try:
         with pytest.raises(LockUnavailable):
             await asyncio.to_thread(repair_database, path)

@@ -25,6 +25,7 @@ from hermes_state.store.connections import register_functions
 from hermes_state.store.meta import save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import MessageId
+from tests.databases import open_store
 from tests.hermes_state.search.test_full_text import say, start
 
 DAMAGES: dict[str, str] = {
@@ -68,11 +69,11 @@ async def fill(store: Store, rows: int = 40) -> list[MessageId]:
 async def spoiled(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     """A store whose index was damaged while nobody had it open."""
     path = tmp_path / "state.db"
-    store = await Store.open(path)
+    store = await open_store(path)
     await fill(store)
     await store.close()
     spoil(path, DAMAGES[request.param])
-    store = await Store.open(path)
+    store = await open_store(path)
     yield store
     await store.close()
 
@@ -108,13 +109,13 @@ async def test_an_index_that_is_damaged_while_it_is_made_is_made_once_more(
 ) -> None:
     monkeypatch.setattr(index_module, "_BLOCK", index_module._BLOCK.replace("LIMIT 500", "LIMIT 10"))
     path = tmp_path / "state.db"
-    store = await Store.open(path)
+    store = await open_store(path)
     await fill(store)
     await store.write(begin_index, keeps_old=False)
     await store.write(extend_index)
     await store.close()
     spoil(path, DAMAGES[damage].replace("messages_fts", MAKING))
-    store = await Store.open(path)
+    store = await open_store(path)
     keeping = asyncio.create_task(keep_index(store))
     try:
         async with asyncio.timeout(20):
@@ -218,12 +219,12 @@ async def test_a_restart_goes_on_where_the_last_process_stopped(
 ) -> None:
     monkeypatch.setattr(index_module, "_BLOCK", index_module._BLOCK.replace("LIMIT 500", "LIMIT 10"))
     path = tmp_path / "state.db"
-    store = await Store.open(path)
+    store = await open_store(path)
     await fill(store)
     await store.write(begin_index, keeps_old=False)
     await store.write(extend_index)
     await store.close()
-    store = await Store.open(path)
+    store = await open_store(path)
     try:
         assert await store.read(is_being_made)
         assert await store.read(load_progress) == 25
