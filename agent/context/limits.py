@@ -31,7 +31,6 @@ SUMMARY_INPUT_TOKENS = 40_000
 SUMMARY_INPUT_PERCENT = 60
 """Share of the summary model's own window, in percent."""
 LEAN_TAIL = (10_000, 25_000)
-LEAN_THRESHOLD_PERCENT = 30
 STEPPED_SHARES = ((10_000, 20), (30_000, 15), (100_000, 10))
 """Up to so many tokens of content, so many percent of them; beyond, `STEPPED_REST`."""
 STEPPED_REST = 5
@@ -139,11 +138,10 @@ def _threshold(context_length: int, window: int, settings: LimitSettings) -> Tok
 
 
 def _tail(context_length: int, threshold: int, settings: LimitSettings) -> Tokens:
-    if settings.tail_mode == "lean":
-        low, high = LEAN_TAIL
-        wanted = min(max(context_length * 25 // 1_000, low), high)
-        return Tokens(min(wanted, threshold * LEAN_THRESHOLD_PERCENT // 100))
-    return Tokens(_at_most(threshold, settings.target_ratio))
+    share = _at_most(threshold, settings.target_ratio)
+    low, high = LEAN_TAIL
+    lean = min(max(context_length * 25 // 1_000, low), high)
+    return Tokens(min(share, lean) if settings.tail_mode == "lean" else share)
 
 
 def _exact(share: float | Fraction) -> Fraction:

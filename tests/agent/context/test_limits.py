@@ -106,12 +106,12 @@ def test_a_share_is_what_people_wrote_and_not_the_float_beside_it() -> None:
     assert limits_of(100_000, 8_192, LimitSettings(threshold=0.29)).threshold == 29_000
 
 
-def test_a_lean_tail_is_a_fortieth_of_the_window_within_bounds_and_at_most_30_percent_of_the_threshold() -> None:
+def test_a_lean_tail_is_a_fortieth_of_the_window_within_bounds_and_never_more_than_the_other() -> None:
     lean = LimitSettings(tail_mode="lean")
     assert limits_of(200_000, 8_192, lean).tail == 10_000
     assert limits_of(600_000, 8_192, lean).tail == 15_000
     assert limits_of(2_000_000, 8_192, lean).tail == 25_000
-    assert limits_of(32_000, 3_200, lean).tail == 4_800
+    assert limits_of(32_768, 8_192, lean).tail == limits_of(32_768, 8_192, DEFAULT).tail == 3_276
 
 
 @pytest.mark.parametrize(("content", "tokens"), [(0, 2_000), (10_000, 2_000), (20_000, 4_000), (900_000, 10_000)])
