@@ -143,7 +143,7 @@ def _agent(store: Store) -> Agent:
         store=store,
         prompts=PromptBuilder(tools=ToolRegistry(recall_tools())),
         clock=clock,
-        pending=CompressionTasks(store, clock),
+        pending=CompressionTasks(),
     )
 
 

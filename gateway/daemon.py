@@ -116,7 +116,7 @@ class _Daemon:
         self._terminals = [] if "NOTIFY_SOCKET" in environ else [number for number in (0, 1, 2) if os.isatty(number)]
         self._reloaded = asyncio.Event()
         self._spending = SpendingControl(store, clock)
-        self._pending = CompressionTasks(store, clock)
+        self._pending = CompressionTasks()
         self._scaler = ImageScaler(loaded.attachments)
         self._clients: list[ClientRegistry] = []
         self._agents: list[Agent] = []

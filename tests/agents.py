@@ -132,7 +132,7 @@ class SingleModelAgent:
             prompts=PromptBuilder(tools=tools, persona=settings.persona, zone=settings.zone),
             max_tool_rounds=settings.max_tool_rounds,
             clock=clock,
-            pending=pending or CompressionTasks(store, clock),
+            pending=pending or CompressionTasks(),
             **options,
         )
         self.client = client

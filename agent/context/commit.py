@@ -42,14 +42,15 @@ from hermes_state.compressions import (
     split,
     undo_compression,
 )
-from hermes_state.errors import LineageMoved, StateError
-from hermes_state.models import ledger
+from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, load_session
 from hermes_state.store.sql import nested
-from hermes_state.store.writer import Store
-from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis
+from hermes_state.values import EstimatedTokens, LineageId, Millis
 
 log = structlog.get_logger()
+
+MAX_KEPT = 512
+"""Compressions that are on their way or wait for a step of their conversations: each holds a whole view."""
 
 
 def commit_compression(
@@ -57,7 +58,7 @@ def commit_compression(
 ) -> tuple[CompressionOutcome, list[ContextEvent]]:
     """Commit a prepared compression, or keep the trace of an attempt that changes no view; also the events of it.
 
-    `system_prompt`: of the child. When somebody else was faster nothing is written but what it has cost.
+    `system_prompt`: of the child. When somebody else was faster nothing is written.
     """
     job, prepared = attempt.job, attempt.result
     session, conversation = load_session(db, job.view.session.id), job.conversation
@@ -74,14 +75,12 @@ def commit_compression(
         context=prepared.context,
         row=_row(attempt),
         system_prompt=f"{system_prompt}\n\n{SYSTEM_NOTE}" if job.settings.note_in_system else system_prompt,
-        context_state=stored_form(attempt.state.compressed(job.tokens_before)),
+        context_state=stored_form(attempt.state.compressed(job.tokens_before, job.grown)),
     )
     with suppress(LineageMoved), nested(db):
         child = load_session(db, split(db, plan, now))
         count = count_compressions(db, conversation.lineage_id)
         outcome = Compressed(job=job, prepared=prepared, child=child, compressions=count)
-    if prepared.call is not None:
-        ledger.record(db, conversation.turn_id, conversation.lineage_id, prepared.call, now)
     if outcome is None:
         return job.not_needed(SkipReason.MOVED), []
     limit, messages = job.message_limit, job.messages_before
@@ -183,21 +182,18 @@ def log_outcome(attempt: CompressionResult, outcome: CompressionOutcome) -> None
 class CompressionTasks:
     """Tasks that prepare compressions, at most one for each conversation. One of it for a store."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
-        self._store = store
-        self._clock = clock
+    def __init__(self) -> None:
         self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         """True while a compression of the conversation is prepared beside its turns."""
         return lineage_id in self._tasks
 
-    async def begin(
-        self, lineage_id: LineageId, prepare: Coroutine[Any, Any, CompressionResult], seconds: float | None
-    ) -> None:
-        """Start to prepare one and wait for it so long, for None until it is done. It is kept either way."""
+    async def begin(self, lineage_id: LineageId, prepare: Coroutine[Any, Any, CompressionResult]) -> None:
+        """Start to prepare one. It is kept until a step of the conversation takes it in."""
+        if len(self._tasks) >= MAX_KEPT:
+            await self.drop(next(iter(self._tasks)))
         self._tasks[lineage_id] = asyncio.create_task(prepare, name=f"compression-{lineage_id}")
-        await self.wait(lineage_id, seconds)
 
     async def wait(self, lineage_id: LineageId, seconds: float | None = None) -> None:
         """Wait until what is prepared for the conversation is done, for so long at most."""
@@ -212,26 +208,11 @@ class CompressionTasks:
         return await task
 
     async def drop(self, lineage_id: LineageId) -> None:
-        """Give up what is prepared for the conversation."""
-        task = self._tasks.pop(lineage_id, None)
-        if task is None:
-            return
-        task.cancel()
-        await asyncio.wait({task})
-        await self._record_costs(lineage_id, task)
+        """Give up what is prepared for the conversation. What it has cost is in the ledger already."""
+        if (task := self._tasks.pop(lineage_id, None)) is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def close(self) -> None:
         """Give up all that are kept."""
-        for task in self._tasks.values():
-            task.cancel()
-        for lineage_id in list(self._tasks):
-            with suppress(StateError):  # while a database is locked a daemon has to end, too
-                await self.drop(lineage_id)
-
-    async def _record_costs(self, lineage_id: LineageId, task: asyncio.Task[CompressionResult]) -> None:
-        """A compression that was ready and is not taken in was paid for all the same."""
-        if task.cancelled() or task.exception() is not None:
-            return
-        result = task.result().result
-        if isinstance(result, PreparedCompression) and result.call is not None:
-            await self._store.write(ledger.record, None, lineage_id, result.call, self._clock.now())
+        await asyncio.gather(*map(self.drop, list(self._tasks)))

@@ -39,7 +39,7 @@ from agent.tokens import estimated_text_tokens
 from agent.tools.registry import Tool
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError
-from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, ModelCall, Origin, Tokens, Transcript
+from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, Origin, Tokens, Transcript
 
 log = structlog.get_logger()
 
@@ -84,11 +84,10 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SummaryResult:
-    """A summary, by a model (`client` in `call`) or by rule, for the reason in `failure`."""
+    """A summary, by a model (`client`) or by rule, for the reason in `failure`."""
 
     text: str
     client: ModelClient | None = None
-    call: ModelCall | None = None
     failure: str | None = None
     passed_over: str | None = None
     """The route that was asked before and failed."""
@@ -133,8 +132,6 @@ class Compressor:
         after = EstimatedTokens(max(0, job.tokens_before - plan.content_tokens) + gained)
         if after >= job.tokens_before:
             log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
-            if written.client is not None and written.call is not None:  # no split will carry it, and it was paid for
-                await written.client.ledger.record(job.request.payer, written.call)
             return job.not_needed(SkipReason.NOT_SMALLER), state.struck(job.tokens_before)
         return PreparedCompression(
             context=child_context(job.view.transcript, plan.cut, handoff),
@@ -142,7 +139,6 @@ class Compressor:
             model=None if written.client is None else written.client.name,
             failure=written.failure,
             passed_over=written.passed_over,
-            call=written.call,
             summarised=len(plan.rows),
             tokens_after=after,
         ), state
@@ -251,12 +247,15 @@ class Compressor:
         room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
         request = replace(request, payer=job.request.payer, output_cap=max(MIN_OUTPUT, room))
         done = await route.client.complete(request, purpose="summary", within=job.settings.summary_seconds)
+        call = done.call
         try:
             text = await asyncio.to_thread(self._usable, done.reply, wanted)
         except SummaryError as error:
-            await route.client.ledger.record(job.request.payer, replace(done.call, outcome=error.outcome))
+            call = replace(call, outcome=error.outcome)
             raise
-        return _SummaryResult(text=text, client=route.client, call=done.call)
+        finally:  # it was paid for, whatever becomes of it
+            await route.client.ledger.record(job.request.payer, call)
+        return _SummaryResult(text=text, client=route.client)
 
     def _usable(self, reply: ModelReply, wanted: SummaryJob) -> str:
         text = checked_summary(reply, wanted, self._redact)

@@ -107,13 +107,13 @@ class ContextController:
     async def measure(self, conversation: ConversationRef, model: ModelHandle) -> MeasuredPrompt:
         """The conversation as it is stored now, with what was compressed for it meanwhile; before a turn begins."""
         await model.profile.ask()
-        await self._take_finished(conversation)
+        await self._take_finished(conversation, model)
         return await self._measure.load(conversation, model)
 
     async def compress_before_turn(self, prompt: MeasuredPrompt, *, message_limit: int | None) -> None:
         """Compress for hygiene, unless something holds the automatic layers back.
 
-        A turn with room to begin waits for `hold_seconds` at most, one without until the summary is there.
+        A turn with room to begin waits for `hold_seconds` at most.
 
         `message_limit`: set where it is the number of messages, not their size, that makes hygiene act.
         """
@@ -123,10 +123,7 @@ class ContextController:
         if message_limit is not None:
             log.info("hygiene.message_limit", messages=len(ready.view.transcript), limit=message_limit)
         job = replace(self._job(ready, "hygiene"), message_limit=message_limit)
-        hold_seconds = None if job.must_shrink else prompt.model.context.hold_seconds
-        async with self._waited_for(ready):
-            await self.pending.begin(prompt.conversation.lineage_id, self._prepare(job), hold_seconds)
-        await self._take_finished(prompt.conversation)
+        await self._compress(ready, job, seconds=prompt.model.context.hold_seconds)
 
     async def make_room(
         self,
@@ -138,11 +135,12 @@ class ContextController:
     ) -> MeasuredPrompt:
         """Before a model call: compress from the threshold on, more than once while it helps.
 
+        In the background the call goes on beside it, as it does beside one that hygiene has begun, while there is room.
         `known`: the view's prompt, where it was measured already.
         """
         if known is None:  # else whoever has measured it has asked
             await model.profile.ask()
-        if await self._take_finished(conversation) is not None:
+        if await self._take_finished(conversation, model) is not None:
             prompt = await self._measure.load(conversation, model)
         else:
             prompt = known or await self._measure.measure(conversation, model, view)
@@ -151,19 +149,15 @@ class ContextController:
             ready = await self._ready(prompt, layer) if wanted is not None else None
             if wanted is None or ready is None:
                 break
-            prompt = ready
-            if self.pending.is_pending(conversation.lineage_id):
-                if not prompt.limits.is_urgent(prompt.estimated):
-                    break  # hygiene's summary is on its way, and there is room until it is here
-                async with self._waited_for(prompt):
-                    await self.pending.wait(conversation.lineage_id)
-                await self._take_finished(conversation)
-                prompt = await self._measure.load(conversation, model)
-                continue
-            outcome = await self._compress(prompt, self._job(prompt, layer, focus=wanted.focus))
+            prompt, was_pending = ready, self.pending.is_pending(conversation.lineage_id)
+            seconds = 0 if model.context.is_background or was_pending else None
+            outcome = await self._compress(prompt, self._job(prompt, layer, focus=wanted.focus), seconds=seconds)
+            if outcome is None:
+                break
             # Loaded anew also when nothing was compressed: what is remembered of the attempt belongs to what follows.
             before, prompt = prompt.estimated, await self._measure.load(conversation, model)
-            if not _is_another_view(outcome) or prompt.estimated * 100 > before * MAX_REMAINING_PERCENT:
+            has_helped = _is_another_view(outcome) and prompt.estimated * 100 <= before * MAX_REMAINING_PERCENT
+            if not (has_helped or was_pending):
                 break
         return prompt
 
@@ -172,9 +166,9 @@ class ContextController:
     ) -> bool:
         """A prompt is too long: compress whatever the state; False when that did not help.
 
-        `error`: how the provider refused it; None where that it cannot fit was clear beforehand.
+        What is under way is waited for first. `error`: how the provider refused the prompt; None where that it cannot
+        fit was clear beforehand.
         """
-        await self.pending.drop(conversation.lineage_id)
         prompt = await self._measure.load(conversation, model)
         profile = model.profile
         if error is not None:
@@ -193,7 +187,11 @@ class ContextController:
             return False
         # A window may have been learned or assumed just now.
         prompt = replace(prompt, limits=model.limits_for(conversation.lineage_id), model_limits=model.limits)
-        return _is_another_view(await self._compress(prompt, replace(self._job(prompt, "overflow"), must_shrink=True)))
+        was_pending = self.pending.is_pending(conversation.lineage_id)
+        has_helped = _is_another_view(
+            await self._compress(prompt, replace(self._job(prompt, "overflow"), must_shrink=True))
+        )
+        return has_helped or (was_pending and await self.after_overflow(conversation, model, None))
 
     async def largest_answered(self, prompt: MeasuredPrompt) -> int | None:
         """Tokens of the largest prompt that the model has answered in this conversation; None before any."""
@@ -364,10 +362,20 @@ class ContextController:
             for listener in self.listeners:
                 listener(db, conversation, event, now)
 
-    async def _compress(self, prompt: MeasuredPrompt, job: CompressionJob) -> CompressionOutcome:
-        async with self._waited_for(prompt):
-            result = await self._prepare(job)
-        return await self._commit(result)
+    async def _compress(
+        self, prompt: MeasuredPrompt, job: CompressionJob, *, seconds: float | None = None
+    ) -> CompressionOutcome | None:
+        """Begin a compression, unless one is under way, and take it in; None while it goes on beside the turn.
+
+        It is waited for until it is there, or with room for so many `seconds` at most.
+        """
+        lineage_id = job.conversation.lineage_id
+        if not self.pending.is_pending(lineage_id):
+            await self.pending.begin(lineage_id, self._prepare(job))
+        if job.must_shrink or seconds != 0:
+            async with self._waited_for(prompt):
+                await self.pending.wait(lineage_id, None if job.must_shrink else seconds)
+        return await self._take_finished(job.conversation, prompt.model)
 
     async def _prepare(self, job: CompressionJob, *, state: ContextState | None = None) -> CompressionResult:
         """A compression that could be committed, and what is to be kept of the attempt. Writes only failed calls."""
@@ -379,15 +387,13 @@ class ContextController:
         took_ms = round((time.perf_counter() - started) * 1_000)
         return CompressionResult(job=job, result=result, state=after, took_ms=took_ms)
 
-    async def _take_finished(self, conversation: ConversationRef) -> CompressionOutcome | None:
+    async def _take_finished(self, conversation: ConversationRef, model: ModelHandle) -> CompressionOutcome | None:
         """Commit what was prepared beside the conversation, if it is done by now, for the turn that takes it in."""
         result = await self.pending.take_finished(conversation.lineage_id)
         if result is None:
             return None
-        return await self._commit(replace(result, job=replace(result.job, conversation=conversation)))
-
-    async def _commit(self, result: CompressionResult) -> CompressionOutcome:
-        """Settle a compression in a transaction of its own."""
+        grown = max(0, (await self._measure.load(conversation, model)).estimated - result.job.tokens_before)
+        result = replace(result, job=replace(result.job, conversation=conversation, grown=grown))
         outcome = await self.store.write(self.settle, result, self.clock.now())
         log_outcome(result, outcome)
         if isinstance(outcome, Compressed):
@@ -459,7 +465,7 @@ async def _tell_of_wait(prompt: MeasuredPrompt, on_wait: OnWait) -> None:
     await on_wait(prompt.conversation, prompt.view)
 
 
-def _is_another_view(outcome: CompressionOutcome) -> bool:
+def _is_another_view(outcome: CompressionOutcome | None) -> bool:
     """True when the conversation goes on from another view now: ours, or that of whoever was faster."""
     return isinstance(outcome, Compressed) or (isinstance(outcome, NotNeeded) and outcome.why is SkipReason.MOVED)
 

@@ -26,7 +26,6 @@ from hermes_state.values import (
     ConversationRef,
     EstimatedTokens,
     Millis,
-    ModelCall,
     Origin,
     ReportedTokens,
     SessionId,
@@ -82,6 +81,8 @@ class CompressionJob:
     focus: str | None
     keep_turns: int | None
     tokens_before: EstimatedTokens
+    grown: int = 0
+    """Tokens that the prompt has grown by while the compression was prepared."""
     must_shrink: bool
     """There is no room to leave the conversation as it is."""
     message_limit: int | None = None
@@ -125,8 +126,6 @@ class PreparedCompression:
     """Reason why no model's summary could be had, in words for people; None when there is one."""
     passed_over: str | None = None
     """Summary route of its own that has failed, so that another model wrote it."""
-    call: ModelCall | None = None
-    """Successful call that is not in the ledger yet."""
     summarised: int
     """Messages that the handoff stands for, earlier handoffs' messages not counted."""
     tokens_after: EstimatedTokens

@@ -79,6 +79,8 @@ class ContextSettings:
 
     is_enabled: bool = True
     """False: nothing but `/compress` compresses."""
+    is_background: bool = True
+    """True: while there is room, a turn goes on beside the summary that is written for it."""
     limits: LimitSettings = field(default_factory=LimitSettings)
     compressor: CompressorSettings = field(default_factory=CompressorSettings)
     hard_message_limit: int = 5_000

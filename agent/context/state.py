@@ -45,6 +45,8 @@ class UnverifiedCompression(msgspec.Struct, frozen=True, kw_only=True):
     """A compression whose effect the next reported prompt will show."""
 
     tokens_before: int
+    grown: int = 0
+    """Tokens that the prompt has grown by while it was prepared: nothing of them was in it."""
 
 
 class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,8 +79,8 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         """After a report: whether the last compression has helped."""
         if self.awaited is None:
             return self
-        before = self.awaited.tokens_before
-        has_helped = reported < threshold and reported * 100 <= before * (100 - MIN_GAIN_PERCENT)
+        before, after = self.awaited.tokens_before, reported - self.awaited.grown
+        has_helped = after < threshold and after * 100 <= before * (100 - MIN_GAIN_PERCENT)
         settled = msgspec.structs.replace(self, awaited=None)
         return msgspec.structs.replace(settled, strikes=0, blocked_at=0) if has_helped else settled.struck(reported)
 
@@ -97,12 +99,12 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             changed = msgspec.structs.replace(changed, held_at=0)
         return changed
 
-    def compressed(self, tokens_before: int) -> "ContextState":
+    def compressed(self, tokens_before: int, grown: int = 0) -> "ContextState":
         """A compression is about to be committed. A route that failed meanwhile goes on cooling down.
 
         Passes that follow one another without a report between them are judged as one.
         """
-        awaited = self.awaited or UnverifiedCompression(tokens_before=tokens_before)
+        awaited = self.awaited or UnverifiedCompression(tokens_before=tokens_before, grown=grown)
         return msgspec.structs.replace(self, awaited=awaited, held_at=0, pressure_level=0)
 
     def undone(self, tokens: int) -> "ContextState":

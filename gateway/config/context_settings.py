@@ -14,19 +14,14 @@ GLOBAL_KEYS = ("models", "enabled", "mode")
 """Keys of `compression` that hold for every model."""
 
 
-def _existing_mode(value: object) -> object:
-    if isinstance(value, str) and value.strip().lower() == "background":
-        raise ValueError("background does not exist yet; leave it at blocking")
-    return value
-
-
 class CompressionConfig(BaseConfig):
     """Compressing conversations before they outgrow the model's window."""
 
     enabled: bool = True
     """Compress by itself. Off: only `/compress` does."""
-    mode: Annotated[Literal["blocking"], AnyCase, BeforeValidator(_existing_mode)] = "blocking"
-    """`blocking`: a compression that is due is finished before the next model call."""
+    mode: Annotated[Literal["background", "blocking"], AnyCase] = "background"
+    """`background`: a summary is written while the conversation goes on, and waited for only without room. `blocking`:
+    a compression that is due is finished before the next model call."""
     threshold: float = setting(0.50, ge=0.0, le=1.0, unit="of the context window")
     """Size of the prompt from which on the agent compresses. At most 75 % of the input window, whatever is set; `0`
     leaves it to `minimum_context_length`."""
@@ -34,7 +29,7 @@ class CompressionConfig(BaseConfig):
     """Most that the newest messages, which stay as they are, may take."""
     tail_mode: Annotated[Literal["fraction", "lean"], AnyCase] = "fraction"
     """`fraction`: the kept end is `target_ratio` of the threshold. `lean`: 2.5 % of the window, 10,000 to 25,000
-    tokens."""
+    tokens, where that is less."""
     protect_last_n: int = setting(20, ge=1, le=1_000, unit="messages")
     """Newest messages that stay, as long as they take no more than half again of their share."""
     protect_first_n: int = setting(3, ge=0, le=100, unit="messages")

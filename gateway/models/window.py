@@ -44,6 +44,7 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
             zone=zone,
             note_in_system=compression.note_in_system,
         ),
+        is_background=compression.mode == "background",
         hard_message_limit=config.hygiene.hard_message_limit,
         hold_seconds=config.hygiene.hold_seconds,
         pressure_levels=compression.pressure_levels,

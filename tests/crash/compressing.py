@@ -18,8 +18,11 @@ ENVIRON = {
     "HERMES_MODEL__NAME": "lab-16k",
     "HERMES_MODEL__CONTEXT_LENGTH": "16384",
     "HERMES_MODEL__MAX_OUTPUT_TOKENS": "4096",
+    "HERMES_COMPRESSION__MODE": "blocking",
 }
 """Compressed from 8,192 tokens on, by hygiene from 11,060 on; the system prompt and the tools take about 1,500."""
+IN_BACKGROUND = ENVIRON | {"HERMES_COMPRESSION__MODE": "background"}
+"""When a summary is taken in depends on when it is there, and one that a kill cut off is asked for by a later step."""
 
 
 def _words(count: int) -> str:

@@ -20,10 +20,47 @@ _PRESSURE = re.compile(r"\n\n\d+ % of the room before compression is used .*")
 async def problems_of(world: World) -> list[str]:
     """Everything that is not as promised, one sentence each."""
     with closing(opened(world.home / "state.db")) as db:
-        found = [*undecided_rows(db), *_said(db), *_lineage(db), *_summaries(db), *_view(db), *file_problems(db)]
+        found = [
+            *undecided_rows(db),
+            *_said(db),
+            *_lineage(db),
+            *_summaries(db, world.kill_count),
+            *_view(db),
+            *file_problems(db),
+        ]
     found += _seen(await world.visible(CHAT), world.kill_count)
     found += [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
     return found
+
+
+async def problems_in_background_of(world: World) -> list[str]:
+    """What holds wherever a kill meets a summary on its way: it was taken in or given up, and its cost is known."""
+    with closing(opened(world.home / "state.db")) as db:
+        found = [*undecided_rows(db), *_view(db), *file_problems(db)]
+        human = [row[0] for row in db.execute("SELECT text FROM messages WHERE origin = 'human' ORDER BY id")]
+        splits = db.execute(
+            """SELECT p.depth, c.depth FROM compressions e JOIN sessions p ON p.id = e.parent_id
+            JOIN sessions c ON c.id = e.child_id WHERE e.outcome = 'compressed' ORDER BY e.id"""
+        ).fetchall()
+        query = "SELECT count(*) FROM model_calls WHERE purpose = 'summary' AND outcome = 'ok'"
+        paid = db.execute(query).fetchone()[0]
+        records = db.execute("SELECT count(*) FROM messages WHERE origin = 'summary'").fetchone()[0]
+        depth = db.execute("SELECT max(depth) FROM sessions").fetchone()[0]
+    if human != list(HUMAN):
+        found.append(f"people said {[text[:20] for text in human]}")
+    if not 1 <= len(splits) == records == depth or splits != [(number, number + 1) for number in range(depth)]:
+        found.append(f"the compressions are {splits}, with {records} handoffs")
+    if paid < len(splits):
+        found.append(f"{paid} summaries were paid for")
+    return found + [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
+
+
+async def untouched_background_problems_of(world: World) -> list[str]:
+    """No summary was asked for that the ledger does not know."""
+    asked = [row for row in await world.llm.get("requests") if row.get("summary")]
+    with closing(opened(world.home / "state.db")) as db:
+        known = db.execute("SELECT count(*) FROM model_calls WHERE purpose = 'summary'").fetchone()[0]
+    return [] if known == len(asked) else [f"{len(asked)} summaries were asked for, {known} are in the ledger"]
 
 
 async def untouched_problems_of(world: World) -> list[str]:
@@ -75,14 +112,15 @@ def _lineage(db: sqlite3.Connection) -> list[str]:
     return found
 
 
-def _summaries(db: sqlite3.Connection) -> list[str]:
-    """A summary and what it has cost are one fact, and each took up the one before it."""
+def _summaries(db: sqlite3.Connection, kill_count: int) -> list[str]:
+    """What each summary has cost is known, and each took up the one before it."""
     found = []
     calls = db.execute(
         "SELECT outcome, count(*) FROM model_calls WHERE purpose = 'summary' GROUP BY outcome"
     ).fetchall()
-    # A killed attempt has no row; one whose connection the freezing cut may have been tried again in the next life.
-    if dict(calls).get("ok") != len(LAYERS):
+    # A killed attempt has no row. One whose connection the freezing cut, or that a kill met before its split, may have
+    # been tried again in the next life.
+    if not len(LAYERS) <= dict(calls).get("ok", 0) <= len(LAYERS) + kill_count:
         found.append(f"the ledger's summaries are {calls}")
     texts = [row[0] for row in db.execute("SELECT text FROM messages WHERE origin = 'summary' ORDER BY id")]
     if [mark for text in texts for mark in MARKS if mark in text] != list(MARKS):

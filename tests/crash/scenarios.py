@@ -56,6 +56,16 @@ SCENARIOS = {
             pairs=40,
         ),
         Scenario(
+            name="background",
+            play=compressing.play,
+            problems_of=compressing_invariants.problems_in_background_of,
+            untouched_problems_of=compressing_invariants.untouched_background_problems_of,
+            environ=compressing.IN_BACKGROUND,
+            samples=5,
+            other_samples=0,
+            pairs=20,
+        ),
+        Scenario(
             name="together",
             play=together.play,
             problems_of=together.problems_of,

@@ -27,6 +27,7 @@ SMALL = {
     "HERMES_MODEL__NAME": "lab-32k",
     "HERMES_MODEL__CONTEXT_LENGTH": "32768",
     "HERMES_MODEL__MAX_OUTPUT_TOKENS": "8192",
+    "HERMES_COMPRESSION__MODE": "blocking",
 }
 WORKING = "Compressing this conversation"
 REPORTED = "SELECT reported_prompt_tokens FROM sessions ORDER BY id DESC LIMIT 1"
@@ -218,6 +219,24 @@ async def test_compress_in_the_web_chat(tmp_path: Path, protocol: ModelProtocol)
 # ---- waiting
 
 
+async def test_a_conversation_goes_on_while_its_summary_is_written(world: World) -> None:
+    await world.script(summary=True, pause_after=1, times=-1)
+    configure(world, "compression: {threshold: 0.2}\n")
+    await world.gateway.start(**{**SMALL, "HERMES_COMPRESSION__MODE": "background"})
+    await talk(world, 14)
+    assert (len(await summaries(world)), world.query(LAYERS)) == (1, []), "asked for once, and nobody waits"
+    await world.llm.post("resume")
+    for number in range(20):
+        await world.converse(f"and {number}?")
+        if world.query(LAYERS):
+            break
+    assert world.query(LAYERS) == [("preflight", "compressed")]
+    [seen] = [row["body"] for row in (await turns(world))[-1:]]
+    assert "CONTEXT COMPACTION" in str(seen)
+    assert "TICKET-13." in str(seen), "what was said meanwhile stands behind the summary"
+    assert await world.violations() == []
+
+
 async def test_who_waits_long_for_a_compression_is_told_on_each_platform(
     tmp_path: Path, protocol: ModelProtocol
 ) -> None:
@@ -273,7 +292,7 @@ async def test_a_window_lowered_while_the_daemon_rests_is_met_by_hygiene_alone(w
     await talk(world, 17)
     assert world.query(LAYERS) == []
     assert await world.gateway.stop() == 0
-    length = await lowered(world, 0.92)
+    length = await lowered(world, 0.95)
     output = str(length // 4)
     await world.gateway.start(HERMES_MODEL__CONTEXT_LENGTH=str(length), HERMES_MODEL__MAX_OUTPUT_TOKENS=output)
     await world.converse("and now?")
@@ -301,7 +320,7 @@ async def test_a_window_lowered_while_the_daemon_rests_is_met_by_hygiene_alone(w
 async def test_a_reload_to_a_smaller_window_compresses_before_the_first_call(world: World) -> None:
     del world.gateway.environ["HERMES_MODEL__CONTEXT_LENGTH"]
     configure(world, "model: {context_length: 32768, max_output_tokens: 8192}\n")
-    await world.gateway.start(HERMES_MODEL__NAME="lab-32k")
+    await world.gateway.start(HERMES_MODEL__NAME="lab-32k", HERMES_COMPRESSION__MODE="blocking")
     await talk(world, 17)
     length = await lowered(world, 0.80)  # the threshold stands at two thirds, hygiene at nine tenths
     configure(world, f"model: {{context_length: {length}, max_output_tokens: {length // 4}}}\n")

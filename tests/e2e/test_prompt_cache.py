@@ -35,7 +35,7 @@ def logged(world: World, event: str) -> list[dict[str, Any]]:
 
 
 async def test_each_call_of_a_long_conversation_reads_what_the_one_before_it_left(world: World) -> None:
-    await world.gateway.start(**CLAUDE)
+    await world.gateway.start(**CLAUDE, HERMES_COMPRESSION__MODE="blocking")
     for turn in range(14):
         tool = '[[tool:history_search {"query": "rollout"}]] ' if turn % 3 == 1 else ""
         await world.converse(f"{tool}Note {turn}: {PARAGRAPH}")

@@ -37,7 +37,7 @@ async def first_limit(world: World) -> Any:
 
 async def test_the_providers_window_is_respected_and_asked_for_once(unsized: World) -> None:
     world = unsized
-    await world.gateway.start(HERMES_MODEL__NAME="lab-32k")
+    await world.gateway.start(HERMES_MODEL__NAME="lab-32k", HERMES_COMPRESSION__MODE="blocking")
     assert await questions(world) == 0, "not at the start"
     await talk(world, 28)
     assert world.query(LAYERS) == [("preflight", "compressed")]

@@ -338,7 +338,7 @@ class TestGateway:
             store=store,
             prompts=PromptBuilder(tools=ToolRegistry(tools)),
             clock=self.clock,
-            pending=CompressionTasks(store, self.clock),
+            pending=CompressionTasks(),
         )
         self.live = Runtime(config=config, agent=agent, models=ModelRegistry(config.model.route, make))
         self._folder = folder

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -102,10 +102,12 @@ def agent_of(
     attachments: Path | None = None,
     pending: CompressionTasks | None = None,
     on_wait: OnWait | None = None,
+    is_background: bool = False,
 ) -> SingleModelAgent:
     """An agent on a small window, whose chats are told what the gateway's are told. It has one long-winded tool.
 
-    It sees images where `attachments` is given.
+    It sees images where `attachments` is given. A compression that is due is finished before the next call, unless it
+    `is_background`.
     """
     notices = NoticeWriter(store=chat.store, settings=NoticeConfig, deliver=lambda _: None, clock=chat.clock)
     return SingleModelAgent(
@@ -115,7 +117,7 @@ def agent_of(
         settings=settings(
             context_length=Tokens(context_length),
             max_output_tokens=Tokens(context_length // 4),
-            context=context or ContextSettings(),
+            context=replace(context or ContextSettings(), is_background=is_background),
             persona=persona,
             sees_images=attachments is not None,
             attachments=attachments,

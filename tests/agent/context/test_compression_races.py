@@ -242,7 +242,7 @@ async def test_cancelled_at_any_await_a_chat_has_its_old_state_or_the_new_one_an
             continue
         depths.add(found.depth)
         assert found.depth == len(found.compressions) <= 1
-        assert found.summary_calls == ["ok"] * found.depth, "what a summary has cost is known with it, or not at all"
+        assert found.summary_calls in (["ok"] * found.depth, ["ok"]), "its cost is known before it counts"
         llm.scripts.clear()
         fresh = agent_of(own, small, context=trigger.context)
         await own.finish(turn, await fresh.run(turn, Sink()))

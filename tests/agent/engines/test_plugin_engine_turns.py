@@ -10,7 +10,7 @@ import pytest
 
 from agent.context.engine import Engine
 from agent.context.job import Aborted, BlockedEvent, Compressed
-from agent.context.model_handle import ModelInfo
+from agent.context.model_handle import ContextSettings, ModelInfo
 from agent.engines.adapter import PluginEngine
 from agent.engines.contract import ContextEngine
 from agent.engines.loader import FOLDER, load_engine
@@ -52,7 +52,11 @@ def agent_with(
         store=chat.store,
         client=client_of(model, chat.store, chat.clock),
         tools=ToolRegistry(recall_tools()),
-        settings=settings(context_length=Tokens(WINDOW), max_output_tokens=Tokens(WINDOW // 4)),
+        settings=settings(
+            context_length=Tokens(WINDOW),
+            max_output_tokens=Tokens(WINDOW // 4),
+            context=ContextSettings(is_background=False),
+        ),
         clock=chat.clock,
         listeners=[listening],
         make_engine=make_engine,

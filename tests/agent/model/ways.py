@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sqlite3 import Connection
 from typing import Any
 
+from agent.context.model_handle import ContextSettings
 from agent.model.base import ChatModel
 from agent.model.client import RetryPolicy
 from agent.model.errors import sentence_for
@@ -106,7 +107,7 @@ class Talk:
             store=chat.store,
             client=client_of(model, chat.store, chat.clock, policy),
             tools=ToolRegistry([self._tool()]),
-            settings=settings(**options),
+            settings=settings(**{"context": ContextSettings(is_background=False)} | options),
             clock=chat.clock,
         )
         self.shown: list[str] = []

@@ -174,7 +174,7 @@ class Windows:
             store=gateway.store,
             prompts=PromptBuilder(tools=ToolRegistry(recall_tools())),
             clock=gateway.clock,
-            pending=CompressionTasks(gateway.store, gateway.clock),
+            pending=CompressionTasks(),
             listeners=[gateway.notices.write],
         )
         gateway.live.models = ModelRegistry(gateway.live.config.model.route, self.make)

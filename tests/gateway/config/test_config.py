@@ -589,7 +589,7 @@ def test_access_thresholds_log_level_and_routes_are_taken_over(load: Load) -> No
 
 FIXED = {
     "compression.enabled": True,
-    "compression.mode": "blocking",
+    "compression.mode": "background",
     "compression.threshold": 0.50,
     "compression.target_ratio": 0.20,
     "compression.tail_mode": "fraction",
@@ -656,8 +656,7 @@ def test_the_settings_of_compression_have_their_fixed_defaults_and_ranges(load: 
         ("compression: {target_ratio: 0.9}", "compression.target_ratio: must be between 0.1 and 0.8"),
         ("hygiene: {threshold: 0.5}", "hygiene.threshold: must be between 0.85 and 0.95 (is 0.5)"),
         ("hygiene: {hold_seconds: 121}", "hygiene.hold_seconds: must be between 0 and 120"),
-        ("compression: {mode: background}", "compression.mode: background does not exist yet; leave it at blocking"),
-        ("compression: {mode: Background}", "compression.mode: background does not exist yet"),
+        ("compression: {mode: eager}", "compression.mode: must be one of background, blocking"),
         ("compression: {prune_style: all}", "compression.prune_style: must be one of stub, placeholder, excerpt"),
         ("compression: {pressure_levels: [0.5, 65]}", "compression.pressure_levels: must be shares of the window"),
         (

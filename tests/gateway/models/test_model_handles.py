@@ -116,7 +116,7 @@ async def test_one_agent_with_the_configured_engine_runs_the_turns_of_all_models
     agent = make_agent(
         loaded(config, tmp_path),
         store=store,
-        pending=CompressionTasks(store, clock),
+        pending=CompressionTasks(),
         extra_tools=(),
         listeners=(),
         on_wait=silence,

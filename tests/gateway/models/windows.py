@@ -67,6 +67,7 @@ async def talking(
     context: ContextSettings | None = None,
     make_engine: Callable[[Engine], Engine] | None = None,
     count: int = 0,
+    is_background: bool = False,
     **sections: Any,  # Any: see `serving`
 ) -> AsyncIterator[TestGateway]:
     """A gateway with a window of `length` tokens, after `count` messages of Ann."""
@@ -78,7 +79,7 @@ async def talking(
             settings=TurnSettings(
                 context_length=Tokens(length),
                 max_output_tokens=Tokens(min(8_192, length // 4)),
-                context=context or ContextSettings(),
+                context=replace(context or ContextSettings(), is_background=is_background),
             ),
             clock=gateway.clock,
             make_engine=make_engine,

@@ -1,0 +1,292 @@
+"""Compressions that are prepared while the conversation goes on: taken in by a later step or given up, never both."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from sqlite3 import Connection
+
+import pytest
+
+from agent.context.commit import MAX_KEPT, CompressionTasks
+from agent.context.job import Compressed, CompressionResult
+from agent.context.model_handle import ContextSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.tools.registry import Tool, ToolContext
+from hermes_state import journal, sessions, transcripts
+from hermes_state.journal import RunningTurn
+from hermes_state.values import ConversationRef, LineageId, MessageRole, ToolEffect
+from tests.agent.conftest import Chat, Sink
+from tests.agent.context.contexts import agent_of, asked_for_summaries, dialled, fill_and_ask, look, summary_of
+from tests.agents import SingleModelAgent
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+WINDOW = 32_768
+"""Compressed from 16,384 tokens on, by hygiene from 22,119 on, without room from 22,610 on."""
+LINES = "The harbour master counted every boat twice and wrote it down with great care. " * 40
+
+
+@pytest.fixture
+async def medium(server: labkit.Server, llm: LLM) -> AsyncIterator[ChatCompletionsModel]:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
+    async with dialled(server, "lab-32k") as model:
+        yield model
+
+
+def started(chat: Chat, model: ChatCompletionsModel, **options: object) -> SingleModelAgent:
+    options = {"is_background": True} | options
+    return agent_of(chat, model, context_length=WINDOW, **options)  # type: ignore[arg-type]  # those of `agent_of`
+
+
+async def answer(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
+    prompt = await agent.check(turn)
+    await chat.finish(turn, await agent.run(turn, Sink(), prompt))
+
+
+async def prepared(llm: LLM, agent: SingleModelAgent, lineage_id: LineageId) -> None:
+    """Let the summary be written to its end."""
+    llm.resumed.set()
+    await agent.agent.context.pending.wait(lineage_id, 10)
+
+
+async def begun(chat: Chat, agent: SingleModelAgent, llm: LLM) -> RunningTurn:
+    """A turn that was answered while its summary is on its way."""
+    turn = await fill_and_ask(chat, agent, 16_500)
+    await answer(chat, agent, turn)
+    await llm.requests.query({"wait": 20}, lambda row: bool(row.get("summary")))
+    assert agent.agent.context.pending.is_pending(turn.lineage_id)
+    return turn
+
+
+async def test_a_turn_goes_on_beside_its_summary_and_the_next_turn_takes_it_in(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
+    agent = started(chat, medium)
+    turn = await begun(chat, agent, llm)
+    assert (await look(chat, turn.lineage_id)).depth == 0
+    behind = (await chat.view(turn))[-1]
+    await prepared(llm, agent, turn.lineage_id)
+    await answer(chat, agent, await chat.start("and then?"))
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions == [("preflight", "compressed", "model")]
+    assert behind.id in [row.id for row in found.view], "what was said meanwhile stays as it is"
+    assert (asked_for_summaries(llm), found.summary_calls) == (1, ["ok"])
+    await agent.close()
+
+
+async def test_the_next_step_of_the_turn_takes_a_summary_in(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
+    async def wait(arguments: dict[str, object], context: ToolContext) -> str:
+        await prepared(llm, agent, context.lineage_id)
+        return "waited"
+
+    schema = {"type": "object"}
+    tool = Tool(name="wait", description="Waits.", parameters=schema, effect=ToolEffect.READ_ONLY, run=wait)
+    agent = started(chat, medium, tools=[tool])
+    turn = await fill_and_ask(chat, agent, 16_500, "[[tool:wait]]")
+    assert "waited" in (await agent.run(turn, Sink())).text
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions == [("preflight", "compressed", "model")]
+    assert [row.role for row in found.view[-3:]] == [MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL]
+    first, second = (row["body"]["messages"] for row in llm.requests.rows if row["body"].get("tools"))
+    assert len(second) < len(first)
+    await agent.close()
+
+
+async def test_nothing_is_prepared_ahead_of_the_threshold(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
+    agent = started(chat, medium)
+    turn = await fill_and_ask(chat, agent, 15_500)
+    await answer(chat, agent, turn)
+    assert not agent.agent.context.pending.is_pending(turn.lineage_id)
+    assert asked_for_summaries(llm) == 0
+    await agent.close()
+
+
+async def test_a_summary_on_its_way_is_asked_for_once_however_many_turns_come_meanwhile(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
+    agent = started(chat, medium)
+    turn = await begun(chat, agent, llm)
+    for text in ("and then?", "and now?"):
+        await answer(chat, agent, await chat.start(text))
+    assert (await look(chat, turn.lineage_id)).depth == 0
+    assert asked_for_summaries(llm) == 1
+    await agent.close()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_without_room_the_summary_that_is_on_its_way_is_waited_for(
+    refused: bool, chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
+    """Also where the provider finds that there is none."""
+    waits = asyncio.Event()
+
+    async def tell(conversation: ConversationRef, view: object) -> None:
+        waits.set()
+
+    agent = started(chat, medium, context=ContextSettings(quiet_seconds=0), on_wait=tell)
+    turn = await begun(chat, agent, llm)
+    if refused:
+        llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
+    following = await chat.start("and then?" if refused else LINES * 14)
+    running = asyncio.create_task(answer(chat, agent, following))
+    await asyncio.wait_for(waits.wait(), 10)
+    assert not running.done()
+    llm.resumed.set()
+    await running
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions[0] == ("preflight", "compressed", "model")
+    assert asked_for_summaries(llm) == found.depth == 1
+    await agent.close()
+
+
+async def test_in_blocking_mode_a_turn_waits_for_its_summary(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.resumed.set()
+    agent = started(chat, medium, is_background=False)
+    turn = await fill_and_ask(chat, agent, 16_500)
+    await answer(chat, agent, turn)
+    assert (await look(chat, turn.lineage_id)).compressions == [("preflight", "compressed", "model")]
+    await agent.close()
+
+
+async def test_a_failure_in_the_background_leaves_the_chat_as_it_is_and_is_told_once(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.scripts.clear()
+    llm.add_scripts([{"summary": True, "times": -1, "error": {"kind": "401"}}])
+    agent = started(chat, medium)
+    turn = await fill_and_ask(chat, agent, 16_500)
+    await answer(chat, agent, turn)
+    await prepared(llm, agent, turn.lineage_id)
+    for text in ("and then?", "and now?"):
+        await answer(chat, agent, await chat.start(text))
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions == [("preflight", "aborted", "auth")]
+    assert len([text for text in found.told if "could not compress" in text]) == 1
+    assert asked_for_summaries(llm) == 1, "the route rests"
+    await agent.close()
+
+
+# ---- what comes between a summary and its commit
+
+
+Event = Callable[[Chat, SingleModelAgent, RunningTurn], Awaitable[None]]
+
+
+async def process_ends(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
+    await agent.close()
+
+
+async def new(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
+    before = await chat.store.read(sessions.load_tip, turn.lineage_id)
+    await chat.store.write(sessions.reset, turn.chat_id, chat.clock.now())
+    await agent.context.ended(before.id, was_reset=True)
+
+
+async def compress(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
+    result = await agent.context.prepare_by_hand(turn.conversation)
+    assert isinstance(await chat.store.write(agent.context.settle, result, chat.clock.now()), Compressed)
+
+
+async def compress_undo(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
+    undoing = await agent.context.plan_undo(turn.conversation)
+    assert undoing is None, "nothing was compressed yet, and nothing will be"
+
+
+EVENTS: dict[str, tuple[Event, list[str]]] = {
+    "the process ends": (process_ends, []),
+    "/new": (new, []),
+    "/compress": (compress, ["manual"]),
+    "/compress undo": (compress_undo, []),
+}
+
+
+@pytest.mark.parametrize("is_ready", [False, True], ids=["under way", "ready"])
+@pytest.mark.parametrize("event", EVENTS)
+async def test_a_summary_that_something_else_overtakes_is_given_up_and_was_paid_for(
+    event: str, is_ready: bool, chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
+    happen, layers = EVENTS[event]
+    agent = started(chat, medium)
+    turn = await begun(chat, agent, llm)
+    if is_ready:
+        await prepared(llm, agent, turn.lineage_id)
+    llm.resumed.set()
+    await happen(chat, agent, turn)
+    found = await chat.store.read(compressed, turn.lineage_id)
+    assert found == layers, "the view is the old one, or that of the other compression"
+    outcome = "ok" if is_ready else "cancelled"
+    summaries = [outcome for purpose, outcome in await chat.ledger() if purpose == "summary"]
+    assert summaries[: 1 + len(layers)] == [outcome, *["ok" for _ in layers]]
+    assert not agent.agent.context.pending.is_pending(turn.lineage_id)
+    await agent.close()
+
+
+async def test_a_summary_of_a_view_that_people_have_changed_is_given_up_and_was_paid_for(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
+    agent = started(chat, medium)
+    turn = await begun(chat, agent, llm)
+    await prepared(llm, agent, turn.lineage_id)
+    session = await chat.store.read(sessions.load_tip, turn.lineage_id)
+    rows = [row.id for row in await chat.view(turn) if row.turn_id == turn.id]
+    await chat.store.write(transcripts.hide, session.id, rows, "undo", chat.clock.now())
+    await agent.check(await chat.start("something else"))
+    found = await look(chat, turn.lineage_id)
+    assert (found.compressions, found.summary_calls) == ([], ["ok"])
+    assert not set(rows) & {row.id for row in found.view}
+    await agent.close()
+
+
+def compressed(db: Connection, lineage_id: LineageId) -> list[str]:
+    """Layers of a conversation's compressions."""
+    query = """SELECT layer FROM compressions c JOIN sessions s ON s.id = c.parent_id
+        WHERE s.lineage_id = ? AND outcome = 'compressed' ORDER BY c.id"""
+    return [row[0] for row in db.execute(query, (lineage_id,))]
+
+
+async def test_a_turn_that_is_stopped_while_it_waits_leaves_the_summary_to_the_next(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
+    agent = started(chat, medium)
+    turn = await fill_and_ask(chat, agent, 22_700)
+    waiting = asyncio.create_task(agent.run(turn, Sink()))
+    await llm.requests.query({"wait": 20}, lambda row: bool(row.get("summary")))
+    waiting.cancel()
+    await asyncio.wait({waiting})
+    await chat.store.write(journal.stop_turn, turn.id, "", "stopped", chat.clock.now(), notice="(stopped)")
+    await prepared(llm, agent, turn.lineage_id)
+    await answer(chat, agent, await chat.start("and then?"))
+    found = await look(chat, turn.lineage_id)
+    assert found.compressions == [("preflight", "compressed", "model")]
+    assert (asked_for_summaries(llm), found.summary_calls) == (1, ["ok"])
+    await agent.close()
+
+
+async def test_another_model_takes_in_what_was_begun_for_the_one_before(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM, server: labkit.Server
+) -> None:
+    agent = started(chat, medium)
+    turn = await begun(chat, agent, llm)
+    await prepared(llm, agent, turn.lineage_id)
+    async with dialled(server, "lab-128k") as other:
+        agent.model = started(chat, other).model
+        following = await chat.start("and then?")
+        await chat.finish(following, await agent.run(following, Sink()))
+        assert await chat.store.read(compressed, turn.lineage_id) == ["preflight"]
+        await agent.close()
+
+
+async def test_what_nobody_takes_in_is_kept_within_bounds() -> None:
+    tasks, hold = CompressionTasks(), asyncio.Event()
+
+    async def prepare() -> CompressionResult:
+        await hold.wait()
+        raise AssertionError("it was given up")
+
+    for number in range(MAX_KEPT + 1):
+        await tasks.begin(LineageId(number), prepare())
+    assert not tasks.is_pending(LineageId(0))
+    assert tasks.is_pending(LineageId(1))
+    await tasks.close()
+    assert not tasks.is_pending(LineageId(1))
