@@ -8,7 +8,7 @@ while there is room.
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import compress, pairwise
 
 import structlog
 
@@ -56,6 +56,11 @@ TINY_FACTOR = 2
 
 MIN_FRESH_PERCENT = 10
 """Least that must have been said since the last handoff, in percent of the threshold."""
+
+MIN_FREED_PERCENT = 60
+"""Least that a compression frees on a small window that has room, in percent of the threshold."""
+SUMMARY_MS = 30_000
+"""Usual time of a summary, in milliseconds."""
 
 SHORT_TAIL_PERCENT = 20
 """Kept end where the usual one would leave too much, in percent of all messages."""
@@ -169,17 +174,19 @@ class Compressor:
     def _plan(self, job: CompressionJob) -> _Plan | SkipReason:
         rows = job.view.transcript
         sizes = job.estimator.each(rows, job.request.style)
-        cut = find_cut(rows, sizes, job.limits, job.settings.cut, keep_turns=job.keep_turns)
+        short = replace(job.settings.cut, protect_last_n=MIN_TAIL_ROWS)
+        rules = short if job.limits.is_small else job.settings.cut
+        cut = find_cut(rows, sizes, job.limits, rules, keep_turns=job.keep_turns)
         if job.keep_turns is None and isinstance(cut, Cut) and _leaves_too_much(cut, sizes, job):
             tail = min(job.limits.tail, Tokens(sum(sizes) * SHORT_TAIL_PERCENT // 100))
-            rules = replace(job.settings.cut, protect_last_n=MIN_TAIL_ROWS)
-            cut = find_cut(rows, sizes, replace(job.limits, tail=tail), rules)
+            cut = find_cut(rows, sizes, replace(job.limits, tail=tail), short)
         if isinstance(cut, SkipReason):
             return cut
         middle_sizes = cut.middle(sizes)
         is_fresh = (row.origin is not Origin.SUMMARY for row in cut.middle(rows))
         content, fresh = sum(middle_sizes), sum(compress(middle_sizes, is_fresh))
-        if content < _MIN_CONTENT or not _is_worth_a_call(job, content, fresh):
+        is_worth_it = content >= _MIN_CONTENT and _is_worth_a_call(job, content, fresh)
+        if not is_worth_it or _can_wait(job, sizes, content, fresh):
             return SkipReason.NOT_SMALLER
         # The newest rows are never pruned, however large: the model is in the middle of working with them.
         upto = min(cut.tail_start, max(0, len(rows) - job.settings.cut.protect_last_n))
@@ -294,6 +301,24 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
         kept = min(content - fresh, job.limits.summary_tokens(content) + _FRAME_TOKENS)
         return content - kept >= _MIN_CONTENT
     return fresh * 100 >= job.limits.threshold * MIN_FRESH_PERCENT
+
+
+def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: int) -> bool:
+    """True while a small window has room, and a compression would free little of it: every other turn would bring one.
+
+    It has room as long as the next prompt stays below hygiene's line, though the next turn be as large as the largest
+    of the last three, or bring as much as the time that a summary takes.
+    """
+    limits, rows = job.limits, job.view.transcript
+    freed = min(fresh, content - limits.summary_tokens(content) - _FRAME_TOKENS)
+    is_little = limits.is_small and freed * 100 < limits.threshold * MIN_FREED_PERCENT
+    if not is_little or job.must_shrink or job.layer not in ("preflight", "in_loop"):
+        return False
+    people = [index for index, row in enumerate(rows) if row.origin is Origin.HUMAN][-4:]
+    turns = [sum(sizes[start:end]) for start, end in pairwise(people)]
+    since = max(row.created_at for row in rows) - SUMMARY_MS
+    recent = sum(compress(sizes, (row.created_at > since for row in rows)))
+    return job.tokens_before + max(recent, *turns, 0) < limits.hygiene
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:

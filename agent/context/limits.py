@@ -20,6 +20,8 @@ THRESHOLD_CAP_PERCENT = 75
 """Highest threshold, in percent of the input window: ten points below hygiene, which acts at 85 % at the earliest.
 Closer to each other, both would act with every message of a long chat."""
 MIN_INPUT_WINDOW = 2_048
+SMALL_WINDOW = 16_000
+"""Context length, in tokens, below which little is left between beginning, summary and end."""
 
 HEAD_TOKENS = 4_000
 HEAD_THRESHOLD_PERCENT = 25
@@ -80,6 +82,11 @@ class Limits:
             return Tokens(max(MIN_SUMMARY_CEILING, min(content * percent // 100, self.summary_ceiling)))
         floor = min(MIN_SUMMARY_TOKENS, self.summary_ceiling)
         return Tokens(min(max(content // 5, floor), self.summary_ceiling))
+
+    @property
+    def is_small(self) -> bool:
+        """The window is so small that a compression right at the threshold frees little of it."""
+        return self.context_length < SMALL_WINDOW
 
     def is_over_threshold(self, prompt: EstimatedTokens | ReportedTokens) -> bool:
         return prompt >= self.threshold

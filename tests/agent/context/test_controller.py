@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
@@ -29,11 +30,12 @@ from hermes_state.values import (
     LineageId,
     MessageBody,
     MessageRole,
+    Millis,
     ReportedTokens,
     Tokens,
     ToolEffect,
 )
-from tests.agent.conftest import Chat, Sink
+from tests.agent.conftest import SENT_AT, Chat, FixedClock, Sink
 from tests.agent.context.contexts import (
     UNPAID,
     WORDS,
@@ -96,6 +98,44 @@ def answers(llm: LLM) -> list[dict[str, Any]]:
     return [row for row in llm.requests.rows if row["body"].get("tools")]
 
 
+# ---- small windows
+
+
+class SlowClock(FixedClock):
+    """Moves 45 seconds with every look: nobody is in a hurry."""
+
+    def now(self) -> Millis:
+        return Millis(SENT_AT + 45 * (super().now() - SENT_AT))
+
+
+async def test_on_a_small_window_a_compression_waits_until_it_frees_enough_or_the_next_turn_has_no_room(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """Of 4,096 tokens at the threshold the system prompt takes more than a quarter."""
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
+    slow = Chat(chat.store, key=replace(chat.key, chat_ref="slow"), clock=SlowClock())
+    agent = agent_of(slow, small, persona=MUCH * 2)
+    turn = await fill_and_ask(slow, agent, 4_600)
+    await answer(slow, agent, turn)
+    assert (await look(slow, turn.lineage_id)).compressions == []
+    turn = await fill_and_ask(slow, agent, 5_400)
+    await answer(slow, agent, turn)
+    assert (await look(slow, turn.lineage_id)).compressions == [("preflight", "compressed", "model")]
+    await agent.close()
+
+
+async def test_on_a_small_window_a_chat_of_quick_messages_is_compressed_in_time(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """Within the half minute that a summary takes, as much may come as in the last one."""
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
+    agent = agent_of(chat, small, persona=MUCH * 2)
+    turn = await fill_and_ask(chat, agent, 4_600)
+    await answer(chat, agent, turn)
+    assert (await look(chat, turn.lineage_id)).compressions == [("preflight", "compressed", "model")]
+    await agent.close()
+
+
 # ---- passes that do not help
 
 
@@ -151,6 +191,12 @@ async def test_passes_without_a_report_between_them_are_judged_as_one() -> None:
     assert (judged.strikes, judged.awaited) == (0, None)
 
 
+async def test_what_came_beside_a_compression_is_not_held_against_it() -> None:
+    state = ContextState().compressed(20_000, 8_000)
+    assert state.judged(17_000, 16_000).strikes == 0
+    assert state.judged(26_500, 16_000).strikes == 1
+
+
 async def test_a_pass_that_helps_lifts_a_block() -> None:
     state = ContextState(strikes=2, blocked_at=20_000).compressed(20_500)
     assert not state.judged(9_000, 16_000).is_blocked
@@ -184,10 +230,10 @@ async def test_an_answer_is_not_lost_because_nothing_can_be_noted_of_its_prompt(
     turn = await fill_and_ask(chat, agent, 4_200)
     write = chat.store.write
 
-    async def full(fn: Callable[..., Any], *args: Any) -> Any:
+    async def full(fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if fn in (agent.agent.context.record_verdict, save_calibration):
             raise StoreUnavailable("no space left")
-        return await write(fn, *args)
+        return await write(fn, *args, **options)
 
     monkeypatch.setattr(chat.store, "write", full)
     result = await agent.run(turn, Sink())
