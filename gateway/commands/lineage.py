@@ -141,7 +141,7 @@ def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact) -> lis
     for one in found:
         who = one.sender_name or one.role
         head = f"`{recall_id(one.message_id)}` {format_time(one.created_at)}, {who} in `{one.chat.name}`"
-        snippet = redacted_texts(one.text, words, redact)["snippet"]
+        snippet = redacted_texts(one, words, redact)["snippet"]
         lines.append(f"{head}, session `{short_key(one.session_key)}`\n{snippet}")
     return lines
 

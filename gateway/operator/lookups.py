@@ -19,6 +19,7 @@ from hermes_state.errors import CommandError, LookupFailed, LookupReason
 from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of
 from hermes_state.search.index import load_progress
 from hermes_state.sessions import Session, list_conversations, load_active, load_session
+from hermes_state.store.searched import searched_text
 from hermes_state.store.segment import INDEXED_CHARACTERS
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_hidden, load_messages
@@ -96,8 +97,8 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 "chat": found.chat.name,
                 "role": found.role,
                 "at": found.created_at,
-                "text": found.text,
-                "snippet": found.snippet,
+                "text": found,  # shown as `redacted_texts` has it
+                "snippet": "",
                 "score": found.score,
             }
             for found in self.find(db)
@@ -119,13 +120,14 @@ def incompleteness(db: Connection) -> str | None:
     return f"The search index is being made anew ({percent} % done): older messages may be missing here."
 
 
-def redacted_texts(text: str, words: str, redact: Redact) -> dict[str, str]:
+def redacted_texts(found: FoundMessage, words: str, redact: Redact) -> dict[str, str]:
     """`text` and `snippet` of a hit as they may be shown.
 
     Redacted before the snippet is cut: a secret that the cut has halved looks like none.
     """
-    safe = redact(text[:INDEXED_CHARACTERS])
-    return {"text": safe[:MAX_HIT_CHARS], "snippet": snippet_of(safe, words)}
+    safe = redact(found.text[:INDEXED_CHARACTERS])
+    searched = searched_text(found.text, found.body, redact) if found.body else safe
+    return {"text": safe[:MAX_HIT_CHARS], "snippet": snippet_of(searched, words)}
 
 
 class SearchIndexRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hermes_state.admin.salvage import TableReport, TableSalvage
 from hermes_state.errors import SchemaTooNew, StoreUnavailable
-from hermes_state.search.index import serving_index
+from hermes_state.search.index import is_current, serving_index
 from hermes_state.store.backup import flush
 from hermes_state.store.connections import register_functions
 from hermes_state.store.index import SERVING
@@ -159,7 +159,7 @@ def _check(db: sqlite3.Connection) -> None:
     if broken := db.execute("PRAGMA foreign_key_check").fetchone():
         raise StoreUnavailable(f"rows of {broken[0]} point nowhere")
     if serving_index(db) == SERVING:  # one that is being made anew is not whole yet
-        db.execute(f"INSERT INTO {SERVING} ({SERVING}, rank) VALUES ('integrity-check', 1)")
+        db.execute(f"INSERT INTO {SERVING} ({SERVING}, rank) VALUES ('integrity-check', ?)", (is_current(db),))
 
 
 def _make_schema(db: sqlite3.Connection, path: Path, version: int | None) -> None:

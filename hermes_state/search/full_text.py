@@ -7,17 +7,29 @@ import heapq
 import re
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeAlias
+from functools import lru_cache
+from itertools import islice
+from typing import Literal, TypeAlias, Unpack
 
 import msgspec
 
-from hermes_state.search.index import serving_index
-from hermes_state.search.query import Query, Term, fold, one_line, parse_query
-from hermes_state.search.ranking import Ranking
+from hermes_state.search.query import LETTER, Query, Term, fold, one_line, parse_query
+from hermes_state.search.ranking import Matches, Narrowing
 from hermes_state.sessions import LINEAGE_KEY
+from hermes_state.store.searched import searched_text
 from hermes_state.store.segment import INDEXED_CHARACTERS
 from hermes_state.store.sql import columns, scalar, select
-from hermes_state.values import ChatId, ChatKey, LineageId, MessageId, MessageRole, Millis, Origin, SessionId
+from hermes_state.values import (
+    ChatId,
+    ChatKey,
+    LineageId,
+    MessageBody,
+    MessageId,
+    MessageRole,
+    Millis,
+    Origin,
+    SessionId,
+)
 
 SNIPPET_CHARACTERS = 200
 
@@ -26,16 +38,15 @@ COMPARED_HITS = 100
 
 SHOWN_TERMS = 8
 SHOWN_WORDS = 4
-"""A snippet is looked for by the first words of the first terms: it only has to begin near a match."""
+COMPARED_PLACES = 2_000
+"""A snippet is looked for by the first words of the first terms, at the first places: it only has to show a match."""
 
 Order: TypeAlias = Literal["best", "newest"]
 
 _COLUMNS = f"""m.id AS message_id, m.session_id, s.key AS session_key, m.lineage_id,
 {LINEAGE_KEY} AS lineage_key, m.chat_id, {columns(ChatKey, "c", "chat")}, m.role, m.origin, m.sender_name,
-m.created_at, m.text"""
+m.created_at, coalesce(m.text, '') AS text, m.body"""
 _NAMES = "JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id"
-
-_NEWEST = "SELECT rowid, 0.0 FROM {0} WHERE {0} MATCH :match ORDER BY rowid DESC LIMIT :limit"
 
 # Purpose: what is shown of hits, pairs of an id and a score. (Ids grow with time: a limit may come before `since`.)
 _HITS = f"""
@@ -63,53 +74,40 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     created_at: Millis
     text: str
     score: float
+    body: MessageBody | None = None
     snippet: str = ""
-    """One line of about `SNIPPET_CHARACTERS` around the first match, with `…` where it was cut."""
+    """One line of about `SNIPPET_CHARACTERS` where most of the words stand, with `…` where it was cut."""
 
 
 def search(
-    db: sqlite3.Connection,
-    query: str,
-    *,
-    chat_id: ChatId | None = None,
-    lineage_id: LineageId | None = None,
-    role: MessageRole | None = None,
-    since: Millis | None = None,
-    order: Order = "best",
-    limit: int = 20,
+    db: sqlite3.Connection, query: str, *, order: Order = "best", limit: int = 20, **narrowing: Unpack[Narrowing]
 ) -> list[FoundMessage]:
     """The rows that match `query`, any text a person may type; an empty list when it asks for nothing.
 
-    `chat_id`, `lineage_id` and `role` narrow the search inside the index, which makes it faster. Run it with a time
-    limit of its own (`store.read_within(1.0, search, ...)`): a query can be made to be slow.
+    Run it with a time limit of its own (`store.read_within(1.0, search, ...)`): a query can be made to be slow.
     """
-    parsed = parse_query(query)
-    if parsed is None:
-        return []
-    scopes = [
-        f'scope:"{token}"'
-        for token, narrows in ((f"c{chat_id}", chat_id), (f"l{lineage_id}", lineage_id), (f"r{role}", role))
-        if narrows is not None
-    ]
+    parsed, matches = parse_query(query), Matches(db, **narrowing)
+    return [] if parsed is None else load_found(matches, ranked(matches, parsed, order, limit), parsed.wanted)
 
-    index = serving_index(db)
-    ranking = Ranking(db, index)
+
+def ranked(matches: Matches, parsed: Query, order: Order, limit: int) -> list[tuple[int, float]]:
+    """Ids and scores of those that a query asks for."""
 
     def found(expression: str, terms: Sequence[Term], limit: int) -> dict[int, float]:
-        match = " AND ".join([f"text:({expression})", *scopes])
-        if order == "best":
-            return dict(ranking.best(match, terms, scopes, since, limit))
-        return dict(db.execute(_NEWEST.format(index), {"match": match, "limit": limit}).fetchall())
+        return dict(matches.best(expression, terms, limit) if order == "best" else matches.newest(expression, limit))
 
-    hits = _pasted(db, parsed, found, limit)
+    hits = _pasted(matches.db, parsed, found, limit)
     if parsed.expression is not None and (order == "newest" or len(hits) < limit):
         others = found(parsed.expression, parsed.terms, limit)
         best = max(others.values(), default=0.0)
         hits = others | {row_id: score + best for row_id, score in hits.items()}
-    shown = heapq.nlargest(limit, hits.items(), key=lambda hit: (hit[1], hit[0]))
-    rows = select(db, FoundMessage, _HITS, {"hits": msgspec.json.encode(shown).decode(), "since": since})
-    pattern = _pattern(parsed.wanted)
-    return [msgspec.structs.replace(row, snippet=_snippet(row.text, pattern)) for row in rows]
+    return heapq.nlargest(limit, hits.items(), key=lambda hit: (hit[1], hit[0]))
+
+
+def load_found(matches: Matches, hits: Sequence[tuple[int, float]], wanted: Sequence[Term]) -> list[FoundMessage]:
+    """The rows of hits, with snippets of where the wanted terms stand."""
+    rows = select(matches.db, FoundMessage, _HITS, {"hits": msgspec.json.encode(hits).decode(), **matches.bounds})
+    return [msgspec.structs.replace(row, snippet=_snippet(searched_text(row.text, row.body), wanted)) for row in rows]
 
 
 def _pasted(
@@ -121,7 +119,7 @@ def _pasted(
         return {}
     hits = found(parsed.whole.expression, [parsed.whole], max(limit, COMPARED_HITS) if parsed.has_exclusions else limit)
     if parsed.has_exclusions:
-        text_of = f"SELECT substr(text, 1, {INDEXED_CHARACTERS}) FROM messages WHERE id = ?"
+        text_of = f"SELECT substr(fts_row(text, body), 1, {INDEXED_CHARACTERS}) FROM messages WHERE id = ?"
         texts = {row_id: one_line(scalar(db, str, text_of, (row_id,))) for row_id in hits}
         hits = {row_id: score for row_id, score in hits.items() if parsed.text in texts[row_id]}
     return hits
@@ -130,19 +128,31 @@ def _pasted(
 def snippet_of(text: str, query: str) -> str:
     """The snippet that a hit for `query` has, of a text that was changed since (redacted, for one)."""
     parsed = parse_query(query)
-    return _snippet(text, _pattern(parsed.wanted) if parsed is not None else None)
+    return _snippet(text, parsed.wanted if parsed is not None else ())
 
 
-def _pattern(wanted: Sequence[Term]) -> re.Pattern[str] | None:
+@lru_cache(maxsize=64)  # for the hits of one search
+def _pattern(wanted: tuple[Term, ...], edge: str) -> re.Pattern[str] | None:
     """A pattern for folded text: any of the wanted terms, whatever punctuation stands between its words."""
-    patterns = [pattern for term in wanted[:SHOWN_TERMS] if (pattern := term.pattern(SHOWN_WORDS))]
+    patterns = [pattern for term in wanted if (pattern := term.pattern(SHOWN_WORDS, edge))]
     return re.compile("|".join(patterns)) if patterns else None
 
 
-def _snippet(text: str, pattern: re.Pattern[str] | None) -> str:
-    found = pattern.search(fold(text[:INDEXED_CHARACTERS])) if pattern else None
-    at = found.start() if found else 0
+def _snippet(text: str, wanted: Sequence[Term]) -> str:
+    folded, shown = fold(text[:INDEXED_CHARACTERS]), tuple(wanted[:SHOWN_TERMS])
+    at = _place(folded, shown, LETTER) or _place(folded, shown, "") or 0
     start = max(0, min(at - SNIPPET_CHARACTERS // 3, len(text) - SNIPPET_CHARACTERS))
     end = start + SNIPPET_CHARACTERS
     line = " ".join(text[start:end].split())
     return f"{'…' if start else ''}{line}{'…' if end < len(text) else ''}"
+
+
+def _place(folded: str, wanted: tuple[Term, ...], edge: str) -> int | None:
+    """Where most of the terms stand close together, and where first; `edge`: what may not stand beside a word."""
+    pattern = _pattern(wanted, edge)
+    best, last = (0, 0), dict[str, int]()
+    for match in islice(pattern.finditer(folded), COMPARED_PLACES) if pattern else ():
+        last[match[0]] = match.start()
+        near = [start for start in last.values() if match.end() - start <= SNIPPET_CHARACTERS * 2 // 3]
+        best = max(best, (len(near), -min(near, default=0)))
+    return -best[1] if best[0] else None

@@ -14,7 +14,7 @@ from pathlib import Path
 from hermes_state.store.connections import register_functions
 from hermes_state.store.index import SERVING, index_triggers, is_index_trouble
 from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.migrate import statements
+from hermes_state.store.migrate import VERSION_NOTE, define_index, drop_index_triggers
 from hermes_state.store.segment import INDEXED_CHARACTERS, SEGMENT_VERSION, phrase
 from hermes_state.store.sql import scalar, scalar_or_none
 
@@ -23,24 +23,23 @@ BLOCK_ROWS = 500
 BLOCK_CHARACTERS = 500_000
 """Most text of one block, beyond its first row: about 30 ms of the writer's time."""
 SAMPLED_ROWS = 60
-OUTDATED = "this version cuts text into other words"
+OUTDATED = "this version finds more words"
 """Fault of an index that can serve until there is a new one."""
 _SAMPLED_CHARACTERS = 60
 
-_VERSION_NOTE = "segment_version"
 _FLOOR_NOTE = "search_floor"
 """Id of the oldest message that the index in the making holds."""
 _MADE_NOTE = "search_making_version"
 
-_DEFINITION = Path(__file__).with_name("index.sql").read_text(encoding="utf-8")  # while there are files to be had
 _TRIGGERS = 4
 _COVERED = f" AND {{}}.id >= (SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{_FLOOR_NOTE}')"
 
 # Purpose: the oldest row of the next block, which are the newest rows below the floor.
 _BLOCK = f"""SELECT min(id) FROM (
-  SELECT id, sum(min(length(coalesce(text, '')), {INDEXED_CHARACTERS})) OVER (ORDER BY id DESC) AS characters,
+  SELECT id, sum(min(length, {INDEXED_CHARACTERS})) OVER (ORDER BY id DESC) AS characters,
     row_number() OVER (ORDER BY id DESC) AS place
-  FROM (SELECT id, text FROM messages WHERE indexed = 1 AND id < ? ORDER BY id DESC LIMIT {BLOCK_ROWS}))
+  FROM (SELECT id, length(coalesce(text, '')) + length(coalesce(body, '')) AS length FROM messages
+    WHERE indexed = 1 AND id < ? ORDER BY id DESC LIMIT {BLOCK_ROWS}))
 WHERE characters <= {BLOCK_CHARACTERS} OR place = 1"""
 # Purpose: rows without an entry, and entries without a row, or whose sizes (of up to 200,000 words, and 3) are damaged.
 _STRAY = f"""SELECT (SELECT count(*) FROM messages m WHERE m.indexed = 1 AND NOT EXISTS (
@@ -49,13 +48,18 @@ _STRAY = f"""SELECT (SELECT count(*) FROM messages m WHERE m.indexed = 1 AND NOT
     SELECT 1 FROM messages m WHERE m.id = d.id AND m.indexed = 1) OR NOT (hex(d.sz) GLOB '[0-7]?03'
       OR hex(d.sz) GLOB '[89A-F]?[0-7]?03' OR hex(d.sz) GLOB '[89A-F]?[89A-F]?[0-7]?03'))"""
 # Purpose: the newest rows, and others spread over all.
-_SAMPLE = f"""SELECT id, substr(text, 1, {_SAMPLED_CHARACTERS + 1}) FROM messages WHERE indexed = 1
+_SAMPLE = f"""SELECT id, substr(fts_row(text, body), 1, {_SAMPLED_CHARACTERS + 1}) FROM messages WHERE indexed = 1
 AND (id > :top - {SAMPLED_ROWS // 2} OR id % (1 + :top / {SAMPLED_ROWS // 2}) = 0) LIMIT {SAMPLED_ROWS}"""
 
 
 def serving_index(db: sqlite3.Connection) -> str:
     """Table that searches look into: the one in the making while there is no other."""
     return SERVING if _has_table(db, SERVING) else MAKING
+
+
+def is_current(db: sqlite3.Connection) -> bool:
+    """True when the index that serves holds what this version would put into it."""
+    return load_note(db, VERSION_NOTE) == str(SEGMENT_VERSION)
 
 
 def load_progress(db: sqlite3.Connection) -> int | None:
@@ -91,7 +95,7 @@ def find_fault(path: Path) -> str | None:
         register_functions(db)
         db.execute("BEGIN")
         try:
-            return _damage(db) or (_misfit(db) if load_note(db, _VERSION_NOTE) == str(SEGMENT_VERSION) else OUTDATED)
+            return _damage(db) or (_misfit(db) if is_current(db) else OUTDATED)
         except sqlite3.DatabaseError as error:
             if not is_index_trouble(error):
                 raise
@@ -128,7 +132,7 @@ def begin_index(db: sqlite3.Connection, *, keeps_old: bool) -> None:
         _drop(db, index)
     save_note(db, _FLOOR_NOTE, str(_newest(db) + 1))
     save_note(db, _MADE_NOTE, str(SEGMENT_VERSION))
-    _define(db, MAKING, _COVERED)
+    define_index(db, MAKING, _COVERED)
 
 
 def is_being_made(db: sqlite3.Connection) -> bool:
@@ -151,27 +155,16 @@ def extend_index(db: sqlite3.Connection) -> bool:
 
 def _finish(db: sqlite3.Connection) -> None:
     _drop(db, SERVING)
-    _drop_triggers(db, MAKING)
+    drop_index_triggers(db, MAKING)
     db.execute(f"ALTER TABLE {MAKING} RENAME TO {SERVING}")
-    _define(db, SERVING, "", only="CREATE TRIGGER")
-    save_note(db, _VERSION_NOTE, str(SEGMENT_VERSION))
+    define_index(db, SERVING, only="CREATE TRIGGER")
+    save_note(db, VERSION_NOTE, str(SEGMENT_VERSION))
     db.execute("DELETE FROM meta WHERE key IN (?, ?)", (_FLOOR_NOTE, _MADE_NOTE))
-
-
-def _define(db: sqlite3.Connection, index: str, covered: str, only: str = "") -> None:
-    for statement in statements(_DEFINITION.format(index=index, new=covered.format("new"), old=covered.format("old"))):
-        if only in statement:
-            db.execute(statement)
-
-
-def _drop_triggers(db: sqlite3.Connection, index: str) -> None:
-    for name in index_triggers(db, index):
-        db.execute(f"DROP TRIGGER {name}")
 
 
 def _drop(db: sqlite3.Connection, index: str) -> None:
     """Remove an index, however damaged: what SQLite cannot open, it cannot drop as a whole."""
-    _drop_triggers(db, index)
+    drop_index_triggers(db, index)
     try:
         db.execute(f"DROP TABLE IF EXISTS {index}")
     except sqlite3.DatabaseError as error:

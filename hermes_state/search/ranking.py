@@ -1,4 +1,4 @@
-"""Ranking of the newest matches by bm25, at a price that does not grow with the index.
+"""Matches of an expression, counted, newest first, or ranked by bm25 at a price that does not grow with the index.
 
 SQLite's own `bm25` counts the matches of every term and scope in the whole index, to learn how much each of them
 weighs. Where one of them is common, that is estimated from some matches, and the terms are counted in the texts.
@@ -10,11 +10,13 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from typing import TypedDict, Unpack
 
-from hermes_state.search.index import load_totals, sizes_of
+from hermes_state.search.index import load_totals, serving_index, sizes_of
 from hermes_state.search.query import Term, fold
-from hermes_state.store.sql import scalar
-from hermes_state.values import Millis
+from hermes_state.store.searched import REPEATS
+from hermes_state.store.sql import scalar, scalar_or_none
+from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
 
 RANKED_HITS = 1_000
 """Newest matches that SQLite ranks: ranking every match of a common word takes a second per million rows."""
@@ -34,16 +36,18 @@ _K1, _B, _LEAST_WEIGHT = 1.2, 0.75, 1e-6  # as in SQLite
 # Purpose: the best of the newest matches. (`rowid IN (SELECT ...)` would rank every match, once per row.)
 _RANKED = """
 WITH hit AS MATERIALIZED (
-  SELECT rowid AS id, bm25({0}, 1.0, 0.0) AS rank FROM {0} WHERE {0} MATCH :match ORDER BY rowid DESC LIMIT :ranked)
+  SELECT rowid AS id, bm25({0}, 1.0, 0.0) AS rank FROM {0} WHERE {0} MATCH :match AND rowid < :before
+  ORDER BY rowid DESC LIMIT :ranked)
 SELECT id, coalesce(-rank, 0.0) FROM hit
 WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since
 ORDER BY rank, id DESC LIMIT :limit
 """
 # Purpose: the newest matches with what bm25 needs of each.
-_COUNTED = f"""
-WITH hit AS MATERIALIZED (SELECT rowid AS id FROM {{0}} WHERE {{0}} MATCH :match ORDER BY rowid DESC LIMIT :ranked)
-SELECT m.id, substr(m.text, 1, {COUNTED_CHARACTERS}), length(m.text), CAST(coalesce(d.sz, '') AS BLOB)
-FROM hit JOIN messages m ON m.id = hit.id JOIN {{0}}_docsize d ON d.id = hit.id
+_COUNTED = """
+WITH hit AS MATERIALIZED (
+  SELECT rowid AS id FROM {0} WHERE {0} MATCH :match AND rowid < :before ORDER BY rowid DESC LIMIT :ranked)
+SELECT m.id, fts_row(m.text, m.body), CAST(coalesce(d.sz, '') AS BLOB)
+FROM hit JOIN messages m ON m.id = hit.id JOIN {0}_docsize d ON d.id = hit.id
 WHERE :since IS NULL OR m.created_at >= :since
 """
 # Purpose: how close together the newest matches up to a message are.
@@ -53,40 +57,71 @@ SELECT count(*), min(id), max(id) FROM (
 """
 
 
-class Ranking:
-    """Ranking of the matches in one index."""
+# Purpose: the newest matches.
+_NEWEST = "SELECT rowid AS id, 0.0 FROM {0} WHERE {0} MATCH :match AND rowid < :before ORDER BY rowid DESC LIMIT :limit"
+# Purpose: their number. (Ids grow with time: a limit may come before `since`.)
+_COUNT = f"""SELECT count(*) FROM ({_NEWEST}) hit
+WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since"""
 
-    def __init__(self, db: sqlite3.Connection, index: str) -> None:
-        self._db = db
-        self._index = index
+
+class Narrowing(TypedDict, total=False):
+    """Bounds of a search. A turn that searches finds nothing of itself, nor results of earlier searches."""
+
+    chat_id: ChatId | None
+    lineage_id: LineageId | None
+    role: MessageRole | None
+    since: Millis | None
+    turn_id: TurnId | None
+
+
+class Matches:
+    """Matches in the index that serves, within the bounds of a search."""
+
+    def __init__(self, db: sqlite3.Connection, **narrowing: Unpack[Narrowing]) -> None:
+        self.db = db
+        self.index = serving_index(db)
+        marks = {"c": narrowing.get("chat_id"), "l": narrowing.get("lineage_id"), "r": narrowing.get("role")}
+        self._scopes = [f'scope:"{mark}{value}"' for mark, value in marks.items() if value is not None]
+        turn_id = narrowing.get("turn_id")
+        self._excluded = "" if turn_id is None else f' NOT scope:"{REPEATS}"'
+        before = scalar_or_none(db, int, "SELECT min(id) FROM messages WHERE turn_id = ?", (turn_id,))
+        self.bounds = {"before": before or 2**62, "since": narrowing.get("since")}
         self._newest = scalar(db, int, "SELECT coalesce(max(id), 0) FROM messages")
         self._rows_with = cache(self._estimate)
 
-    def best(
-        self, match: str, terms: Sequence[Term], scopes: Sequence[str], since: Millis | None, limit: int
-    ) -> list[tuple[int, float]]:
-        """Ids and scores of the best of the newest matches; `match` asks for `terms` in all of `scopes`."""
+    def count(self, expression: str, limit: int) -> int:
+        """Number of matches, at most `limit`."""
+        return scalar(self.db, int, _COUNT.format(self.index), self._parameters(expression, limit))
+
+    def newest(self, expression: str, limit: int) -> list[tuple[int, float]]:
+        """Ids of the newest matches; of those before `since`, too."""
+        return self.db.execute(_NEWEST.format(self.index), self._parameters(expression, limit)).fetchall()
+
+    def _parameters(self, expression: str, limit: int) -> dict[str, int | str | None]:
+        match = " AND ".join([f"text:({expression}){self._excluded}", *self._scopes])
+        return {"match": match, "limit": limit, **self.bounds}
+
+    def best(self, expression: str, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
+        """Ids and scores of the best of the newest matches; `expression` asks for `terms`."""
         asks_for_common = sum(map(self._frequency, terms)) > COMMON_ROWS
-        ranked = COUNTED_HITS if asks_for_common and scopes else RANKED_HITS
-        parameters = {"match": match, "ranked": ranked, "since": since, "limit": limit}
-        if not asks_for_common and sum(map(self._rows_with, scopes)) <= COMMON_ROWS:
-            return self._db.execute(_RANKED.format(self._index), parameters).fetchall()
-        rows = self._db.execute(_COUNTED.format(self._index), parameters)
+        ranked = COUNTED_HITS if asks_for_common and self._scopes else RANKED_HITS
+        parameters = {"ranked": ranked, **self._parameters(expression, limit)}
+        if not asks_for_common and sum(map(self._rows_with, self._scopes)) <= COMMON_ROWS:
+            return self.db.execute(_RANKED.format(self.index), parameters).fetchall()
+        rows = self.db.execute(_COUNTED.format(self.index), parameters)
         return heapq.nlargest(limit, self._scored(rows, terms), key=lambda hit: (hit[1], hit[0]))
 
-    def _scored(
-        self, rows: Iterable[tuple[int, str, int, bytes]], terms: Sequence[Term]
-    ) -> Iterator[tuple[int, float]]:
-        count, *words = load_totals(self._db, self._index)
+    def _scored(self, rows: Iterable[tuple[int, str, bytes]], terms: Sequence[Term]) -> Iterator[tuple[int, float]]:
+        count, *words = load_totals(self.db, self.index)
         average = max(1.0, sum(words) / max(1, count))
         known = [(self._weight(term, count) if len(terms) > 1 else 1.0, term.pattern() or "(?!)") for term in terms]
         counted = [(weight, re.compile(pattern)) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)]
-        for row_id, text, length, sizes in rows:
-            folded = fold(text)
+        for row_id, text, sizes in rows:
+            folded = fold(text[:COUNTED_CHARACTERS])
             norm = _K1 * (1 - _B + _B * sum(sizes_of(sizes)) / average)
             score = 0.0
             for weight, pattern in counted:
-                found = len(pattern.findall(folded)) * max(1.0, length / COUNTED_CHARACTERS)
+                found = len(pattern.findall(folded)) * max(1.0, len(text) / COUNTED_CHARACTERS)
                 score += weight * found * (_K1 + 1) / (found + norm)
             yield row_id, score
 
@@ -110,7 +145,7 @@ class Ranking:
         sampled: list[float] = []
         for place in range(places, 0, -1):
             top = self._newest * place // places
-            rows, oldest, newest = self._db.execute(_SAMPLE.format(self._index), (match, top)).fetchone()
+            rows, oldest, newest = self.db.execute(_SAMPLE.format(self.index), (match, top)).fetchone()
             if rows < SAMPLED_HITS and place == places:
                 return float(rows)
             if rows == SAMPLED_HITS:

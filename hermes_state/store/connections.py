@@ -16,6 +16,7 @@ import aiosqlite
 from hermes_state.errors import DatabaseRejected, SchemaTooNew, StoreBroken, StoreUnavailable
 from hermes_state.store.migrate import APPLICATION_ID, newest_schema
 from hermes_state.store.presence import marker_of, side_files
+from hermes_state.store.searched import fts_row, fts_scope
 from hermes_state.store.segment import segment
 from hermes_state.store.sql import scalar
 
@@ -145,7 +146,7 @@ def ensure_private(path: Path) -> None:
 
 
 async def connect(path: Path) -> aiosqlite.Connection:
-    """An open connection on its own thread, in autocommit mode, knowing `fts_text`.
+    """An open connection on its own thread, in autocommit mode, knowing `fts_text` and its like.
 
     Its owner must close it. Should the owner die first, the thread does not keep the process alive: losing what was
     never acknowledged is better than a process that systemd has to kill.
@@ -182,6 +183,8 @@ async def on_thread(
 def register_functions(db: sqlite3.Connection) -> None:
     """Teach a connection the SQL functions that the schema's triggers and views use."""
     db.create_function("fts_text", 1, segment, deterministic=True)
+    db.create_function("fts_row", 2, fts_row, deterministic=True)
+    db.create_function("fts_scope", 4, fts_scope, deterministic=True)
 
 
 def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous, busy_seconds: float) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hermes_state.errors import DatabaseRejected, SchemaTooNew, StoreUnavailable
 from hermes_state.store.backup import copy_into
+from hermes_state.store.index import SERVING, index_triggers
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.segment import SEGMENT_VERSION
 from hermes_state.store.sql import scalar
@@ -22,6 +23,8 @@ from hermes_state.store.sql import scalar
 APPLICATION_ID = 0x48475759
 """The letters HGWY, written into the head of every database of ours."""
 
+VERSION_NOTE = "segment_version"  # of the index that serves
+_INDEX = Path(__file__).with_name("index.sql").read_text("utf-8")  # while there are files to be had
 _COMMENT = re.compile(r"--[^\n]*")
 
 
@@ -80,8 +83,23 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
         copy_into(db, copy)  # nobody else writes: it needs no snapshot
     for migration in pending:
         _apply(db, migration)
-    if not version:
-        save_note(db, "segment_version", str(SEGMENT_VERSION))
+    if not version and len(migrations) >= newest_schema():  # nothing is in its index yet
+        drop_index_triggers(db, SERVING)
+        db.execute(f"DROP TABLE {SERVING}")
+        define_index(db, SERVING)
+        save_note(db, VERSION_NOTE, str(SEGMENT_VERSION))
+
+
+def define_index(db: sqlite3.Connection, index: str, covered: str = "", only: str = "") -> None:
+    """Make a search index for the messages that `covered` says, with its triggers, or the parts that say `only`."""
+    for statement in statements(_INDEX.format(index=index, new=covered.format("new"), old=covered.format("old"))):
+        if only in statement:
+            db.execute(statement)
+
+
+def drop_index_triggers(db: sqlite3.Connection, index: str) -> None:
+    for name in index_triggers(db, index):
+        db.execute(f"DROP TRIGGER {name}")
 
 
 def statements(sql: str) -> Iterator[str]:

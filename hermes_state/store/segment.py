@@ -9,8 +9,9 @@ together.
 
 import re
 
-SEGMENT_VERSION = 1
-"""Raise it when `segment` gives other output for any text: the index is then made anew in the background."""
+SEGMENT_VERSION = 2
+"""Raise it when `segment` or what `store.searched` gives to it is other for any row: the index is then made anew in the
+background."""
 
 INDEXED_CHARACTERS = 200_000
 """Only the first so many characters of a row are searchable: long tool output would cost more than it helps."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from gateway.inbound.offline_commands import NOT_TAKEN
-from hermes_state.store.segment import segment
+from hermes_state.store.connections import register_functions
 from platforms.telegram.rendering import REPEAT_MARK
 from tests.crash.scenario import (
     BEHIND,
@@ -66,7 +66,7 @@ async def problems_of(world: World) -> list[str]:
 
 def opened(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path)
-    db.create_function("fts_text", 1, segment, deterministic=True)
+    register_functions(db)
     return db
 
 

@@ -222,6 +222,7 @@ async def lives_on(world: World) -> dict[str, Any]:
     await world.tg.post("update", {"update": {"message": REPEATED}})
     for command in ("/history 50", "/usage", "/sessions"):
         seen[command] = await figures(world, command)
+    await world.gateway.wait_for_log("search.rebuilt", seconds=20)  # with every field of a message
     for command in ("/lineage telegram:42", "/lineage telegram:43", "/search heron", "/session m37"):
         seen[command] = await figures(world, command, ADMIN)
     seen["compressed"] = await ask(world, "and now?")

@@ -26,6 +26,7 @@ from hermes_state.transcripts import NewMessage, append, hide, load_view
 from hermes_state.values import (
     ChatKey,
     ChatKind,
+    Document,
     LineageId,
     MessageBody,
     MessageRole,
@@ -36,6 +37,7 @@ from hermes_state.values import (
 )
 from tests.databases import open_store
 from tests.hermes_state.rows import START, exchange, key_of, migrated
+from tests.hermes_state.search.test_full_text import start
 
 Run: TypeAlias = Callable[..., Result]
 KEY = "sk-abcdefghij0123456789"
@@ -183,6 +185,29 @@ async def test_secrets_are_taken_out_of_hits_also_where_the_snippet_would_have_c
     (row,) = await said(run, home, "search", "window")
     assert "b b window" in row["snippet"]
     assert KEY[-8:] not in row["snippet"] + row["text"]
+
+
+@pytest.mark.parametrize("is_ascii", [True, False])
+async def test_secrets_in_arguments_and_documents_are_taken_out_of_hits(run: Run, home: Path, is_ascii: bool) -> None:
+    """As they were written and as they are meant: one of the two forms may hide a secret from who looks for it."""
+    told = {"user": "window", "password": 'hunter2 "x\nsecond7', "note": f"青 plainwordsecret {KEY}", "half": "é"}
+    call = ToolCall(id="c", name="log_in", arguments=json.dumps(told, ensure_ascii=is_ascii))
+    document = Document(name="keys.txt", text=f"the window opens with {KEY} and plainwordsecret")
+
+    def one(db: sqlite3.Connection) -> None:
+        session = start(db, "a")
+        for body in (MessageBody(calls=(call,)), MessageBody(documents=(document,))):
+            append(db, session.id, NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="x", body=body), START)
+
+    store = await Store.open(home / "state.db")
+    await store.write(one)
+    await store.close()
+    done = await asyncio.to_thread(partial(run, "search", "window", "--json", OPENAI_API_KEY="plainwordsecret"))
+    rows = json.loads(done.output)
+    assert len(rows) == 2
+    assert all("[redacted]" in row["snippet"] and row["text"] == "x" for row in rows)
+    for secret in (KEY[-8:], "plainwordsecret", "hunter2"):
+        assert secret not in done.output
 
 
 async def test_history_is_what_was_said_across_the_whole_conversation(run: Run, home: Path) -> None:

@@ -323,7 +323,7 @@ def test_rows_that_are_still_in_the_log_are_saved(sound: Path, tmp_path: Path, i
     with opened(path) as db:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA wal_autocheckpoint = 0")
-        db.create_function("fts_text", 1, lambda text: text, deterministic=True)
+        register_functions(db)
         db.execute("UPDATE messages SET sender_name = 'from the log' WHERE id = 3")
         target = tmp_path / "killed" / "state.db"
         target.parent.mkdir()

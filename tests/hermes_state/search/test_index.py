@@ -56,7 +56,7 @@ DAMAGES: dict[str, str] = {
 
 def spoil(path: Path, damage: str) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.create_function("fts_text", 1, lambda text: text, deterministic=True)
+        register_functions(db)
         db.execute(damage)
 
 

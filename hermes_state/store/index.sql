@@ -1,0 +1,24 @@
+-- A search index over segmented text and scope tokens, and what keeps it up with the messages; text first: scope first costs
+-- 73 bytes a message. {index} is its table; {new} and {old} say which messages it covers, all when they are empty.
+
+CREATE VIRTUAL TABLE {index} USING fts5(text, scope, content='messages_search', content_rowid='id',
+  tokenize='unicode61 remove_diacritics 2');
+INSERT INTO {index}({index}, rank) VALUES ('automerge', 8);
+CREATE TRIGGER {index}_ai AFTER INSERT ON messages WHEN new.indexed = 1{new} BEGIN
+  INSERT INTO {index}(rowid, text, scope) VALUES (new.id, fts_text(fts_row(new.text, new.body)),
+    fts_scope(new.chat_id, new.lineage_id, new.role, new.tool_name));
+END;
+CREATE TRIGGER {index}_ad AFTER DELETE ON messages WHEN old.indexed = 1{old} BEGIN
+  INSERT INTO {index}({index}, rowid, text, scope) VALUES ('delete', old.id, fts_text(fts_row(old.text, old.body)),
+    fts_scope(old.chat_id, old.lineage_id, old.role, old.tool_name));
+END;
+CREATE TRIGGER {index}_bu BEFORE UPDATE OF text, body, indexed, role, chat_id, lineage_id, tool_name ON messages
+WHEN old.indexed = 1{old} BEGIN
+  INSERT INTO {index}({index}, rowid, text, scope) VALUES ('delete', old.id, fts_text(fts_row(old.text, old.body)),
+    fts_scope(old.chat_id, old.lineage_id, old.role, old.tool_name));
+END;
+CREATE TRIGGER {index}_au AFTER UPDATE OF text, body, indexed, role, chat_id, lineage_id, tool_name ON messages
+WHEN new.indexed = 1{new} BEGIN
+  INSERT INTO {index}(rowid, text, scope) VALUES (new.id, fts_text(fts_row(new.text, new.body)),
+    fts_scope(new.chat_id, new.lineage_id, new.role, new.tool_name));
+END;
