@@ -21,7 +21,7 @@ from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageRole, Origin
 from tests.agent.conftest import Chat
 from tests.agent.context.rows import answer, human, row
-from tests.agent.tools.test_recall import call
+from tests.agent.tools.test_recall import call, told
 
 RECORD = Handoff(text="## Active Task\nNone.", messages=7, first_id=3, last_id=21)
 
@@ -166,8 +166,8 @@ def test_several_imported_handoffs_become_one() -> None:
 
 
 async def test_the_calls_that_a_handoff_names_reach_what_it_stands_for(chat: Chat) -> None:
-    turn = await chat.start("The gate code is 4711.")
-    [said] = await chat.view(turn)
+    turn = await told(chat, "The gate code is 4711.")
+    said = (await chat.view(turn))[0]
     seen = framed(Handoff(text="x", messages=1, first_id=said.id, last_id=said.id).stored())
     named = re.search(rf'{HISTORY_OPEN}\(id="(m\d+)"\)', seen)
     assert named is not None

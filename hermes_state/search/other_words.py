@@ -1,0 +1,93 @@
+"""Search for what was said in other words than those asked for: fewer of them, or ones that are spelt nearly alike."""
+
+import itertools
+import json
+import sqlite3
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Unpack
+
+from hermes_state.search.full_text import FoundMessage, load_found, ranked
+from hermes_state.search.query import fold, parse_query
+from hermes_state.search.ranking import Matches, Narrowing
+from hermes_state.store.index import SERVING
+from hermes_state.store.sql import scalars
+
+COMPARED_ROWS = 1_000
+"""Matches of a word that are counted at most, to tell which is the commonest: about a millisecond."""
+
+RARE_ROWS = 10
+"""Messages with a word at most, for all of them to be shown beside those that have more words."""
+
+MIN_LETTERS, MAX_LETTERS = 5, 32
+"""Letters of a word that may be misspelt: a shorter one is near too many others, a longer one takes too long."""
+
+MAX_MISSPELT, MAX_NEAR_WORDS = 3, 4
+"""Words of a query for which others are looked for, in 15 to 40 ms each, and how many may stand for one."""
+
+# Purpose: words of the index, of whatever chat: those that begin alike, which are close together, and single ones.
+_STANDING = """SELECT term FROM messages_terms WHERE term >= :head AND term < :head || char(0x10ffff)
+UNION ALL SELECT value FROM json_each(:others) WHERE EXISTS (SELECT 1 FROM messages_terms WHERE term = value)"""
+
+
+def search_in_other_words(
+    db: sqlite3.Connection, query: str, *, limit: int = 20, **narrowing: Unpack[Narrowing]
+) -> tuple[list[FoundMessage], tuple[str, ...]]:
+    """The best rows that match `query`, or, if there are none, rows with some of its words, and which these are.
+
+    The commonest word is left out, then the next, until something is found. Those that differ in one letter stand for a
+    word that is unknown where it is looked for, and are left out before the others.
+    """
+    parsed, matches = parse_query(query), Matches(db, **narrowing)
+    hits = ranked(matches, parsed, "best", limit) if parsed is not None else []
+    if parsed is None or hits or not parsed.words:
+        return load_found(matches, hits, parsed.wanted if parsed is not None else ()), ()
+
+    counts = {word: _count(matches, word) for word in parsed.words}
+    near = _near_words(matches, [word for word in counts if not counts[word]])
+    known = sorted(filter(counts.get, counts), key=lambda word: -counts[word])
+    order = [*near, *known]
+    left_out = bisect_left(range(len(order)), True, key=lambda first: _count(matches, " ".join(order[first:]), 1) > 0)
+    kept = " ".join(word for word in (*counts, *near) if word in order[left_out:])
+    # The rarest word may be the wrong one to keep, so half of the room is for messages with any other rare word.
+    rare = [*near, *(word for word in reversed(known) if counts[word] <= RARE_ROWS)]
+    asked = [found for words in (kept, *rare) if (found := parse_query(words)) is not None]
+    first, *others = [matches.best(one.expression or "", one.terms, limit) for one in asked] or [[]]
+    further = dict([*first[: limit // 2], *itertools.chain(*others), *first])
+    terms = dict.fromkeys(term for one in asked for term in one.wanted)
+    return load_found(matches, [*further.items()][:limit], [*terms]), tuple(term.text for term in terms)
+
+
+def _count(matches: Matches, words: str, limit: int = COMPARED_ROWS) -> int:
+    parsed = parse_query(words)
+    return matches.count(parsed.expression, limit) if parsed is not None and parsed.expression else 0
+
+
+def _near_words(matches: Matches, words: list[str]) -> list[str]:
+    """The known words that some others may have meant. The index has those of all chats, so each is looked up."""
+    folded = {word: fold(word).strip(".,:;!?'") for word in words}
+    misspelt = [word for word in words if folded[word].isalpha() and MIN_LETTERS <= len(folded[word]) <= MAX_LETTERS]
+    if matches.index != SERVING:  # the one whose words there is a table of
+        return []
+    near: list[str] = []
+    for word in misspelt[:MAX_MISSPELT]:
+        variants, head = set(_variants(folded[word])), folded[word][: (len(folded[word]) + 1) // 2]
+        others = json.dumps(sorted(variant for variant in variants if not variant.startswith(head)))
+        standing = scalars(matches.db, str, _STANDING, {"head": head, "others": others})
+        if found := [other for other in standing if other in variants and _count(matches, other, 1)]:
+            near.append(f"({' OR '.join(found[:MAX_NEAR_WORDS])})")
+    return near
+
+
+def _variants(word: str) -> Iterator[str]:
+    """Words that differ from `word` in one letter, left out, put in, exchanged, or swapped with the next one."""
+    blocks = {ord(letter) & ~127 for letter in word}
+    letters = (letter for first in blocks for letter in map(chr, range(first, first + 128)) if letter.isalpha())
+    alphabet = [letter for letter in letters if letter == letter.lower()]
+    for index in range(len(word) + 1):
+        before, behind = word[:index], word[index:]
+        yield before + behind[1:]
+        yield before + behind[1:2] + behind[:1] + behind[2:]
+        for letter in alphabet:
+            yield before + letter + behind
+            yield before + letter + behind[1:]

@@ -1,0 +1,174 @@
+"""Searches that find what was said in other words: some of the words asked for, then words that are spelt nearly so."""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes_state import journal
+from hermes_state.search.other_words import search_in_other_words
+from hermes_state.sessions import Session
+from hermes_state.store.connections import register_functions
+from hermes_state.store.migrate import migrate
+from hermes_state.transcripts import NewMessage, append
+from hermes_state.values import MessageRole, Millis, Origin, TurnId
+from tests.hermes_state.rows import CALL, make_chat, receive
+from tests.hermes_state.search.test_full_text import say, start
+
+SAID = (
+    "the staging database listens on port 5433",
+    "the production database is on another host",
+    "please restart the gateway on the staging host",
+    "the configuration of the gateway is in the repository",
+    "数据库每天备份",
+    "настройки сервера лежат рядом",
+)
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        register_functions(connection)
+        migrate(connection, Path("memory"))
+        yield connection
+
+
+@pytest.fixture
+def session(db: sqlite3.Connection) -> Session:
+    made = start(db, "a")
+    for number, text in enumerate(SAID):
+        say(db, made, text, at=number)
+    return made
+
+
+def asked(db: sqlite3.Connection, session: Session, query: str, **narrow: object) -> tuple[list[str], tuple[str, ...]]:
+    hits, words = search_in_other_words(
+        db,
+        query,
+        lineage_id=session.lineage_id,
+        **narrow,  # type: ignore[arg-type]  # tests name what they narrow
+    )
+    return [hit.text for hit in hits], words
+
+
+def test_a_row_with_all_words_is_found_as_ever(db: sqlite3.Connection, session: Session) -> None:
+    assert asked(db, session, "staging database") == ([SAID[0]], ())
+
+
+@pytest.mark.parametrize(
+    ("query", "found", "words"),
+    [
+        ("which socket has the staging database", [SAID[0]], ("the", "staging", "database")),
+        ("host of the production database", [SAID[1]], ("production", "of", "host", "database", "the")),
+        ("production repository", [SAID[3], SAID[1]], ("repository", "production")),
+        ("5433 gateway", [SAID[0]], ("5433", "gateway")),
+        ("备份 时间", [SAID[4]], ("备份",)),
+        ("数据库备份时间", [SAID[4]], ("数据", "据库", "备份")),
+    ],
+)
+def test_the_commonest_words_are_left_out_until_something_is_found(
+    db: sqlite3.Connection, session: Session, query: str, found: list[str], words: tuple[str, ...]
+) -> None:
+    texts, named = asked(db, session, query)
+    assert texts[0] in found
+    assert set(named) == set(words)
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "word"),
+    [
+        ("configration", SAID[3], "configuration"),
+        ("confgiuration", SAID[3], "configuration"),
+        ("konfiguration", SAID[3], "configuration"),
+        ("Configurations", SAID[3], "configuration"),
+        ("prduction", SAID[1], "production"),
+        ("настройка", SAID[5], "настройки"),
+        ("unheard configration?", SAID[3], "configuration"),
+        ("the gateway configration", SAID[3], "configuration"),
+    ],
+)
+def test_a_word_that_is_spelt_nearly_so_is_found(
+    db: sqlite3.Connection, session: Session, query: str, text: str, word: str
+) -> None:
+    texts, words = asked(db, session, query)
+    assert texts[0] == text
+    assert word in words
+
+
+@pytest.mark.parametrize(
+    "query", ["hots", "prot", "5434", "54333", "a1b2c", "zzzzzzzz", "x" * 2_000, "数居库", "😀😀😀😀😀"]
+)
+def test_short_words_and_numbers_are_taken_as_they_are(db: sqlite3.Connection, session: Session, query: str) -> None:
+    assert asked(db, session, query) == ([], ())
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        '"staging gateway" database',
+        '"configration"',
+        "configration -door",
+        "configration OR nothing",
+        "staging -database",
+        "configration NOT door",
+        'staging "unheard',
+        "",
+    ],
+)
+def test_who_asks_exactly_is_answered_exactly(db: sqlite3.Connection, session: Session, query: str) -> None:
+    texts, words = asked(db, session, query)
+    assert words == ()
+    assert texts == ([SAID[2]] if query == "staging -database" else [])
+
+
+def test_filters_hold_in_every_step(db: sqlite3.Connection, session: Session) -> None:
+    assert asked(db, session, "staging configration", role=MessageRole.ASSISTANT) == ([], ())
+    assert asked(db, session, "configration", role=MessageRole.ASSISTANT) == ([], ())
+    assert asked(db, session, "configration", since=Millis(4)) == ([], ())
+    assert asked(db, session, "configration", since=Millis(3))[0] == [SAID[3]]
+    assert asked(db, session, "staging repository unheard", since=Millis(3)) == ([SAID[3]], ("repository",))
+
+
+def test_a_word_that_only_other_chats_know_is_neither_found_nor_named(db: sqlite3.Connection, session: Session) -> None:
+    other = start(db, "b")
+    for text in ("the codename is Zanzibar", "gatewai", "zebra", "stagin"):
+        say(db, other, text)
+    for query in ("Zanzibar", "Zanzibat", "codename Zanzibar", "zebre", "gatewai", "zebra codename"):
+        texts, words = asked(db, session, query)
+        assert not {"zanzibar", "codename", "zebra", "gatewai"} & {word.lower() for word in words}
+        assert set(texts) <= set(SAID)
+    assert asked(db, session, "Zanzibat zebre") == ([], ())
+    assert asked(db, other, "Zanzibat")[1] == ("zanzibar",)
+
+
+def test_what_is_being_answered_is_no_hit(db: sqlite3.Connection) -> None:
+    chat_id = make_chat(db)
+    first = journal.start_turn(db, chat_id, [receive(db, chat_id, "the gate code is 4711")], {}, Millis(0))
+    assert asked_for(db, first, "gate code") == []
+    finish(db, first)
+    second = journal.start_turn(db, chat_id, [receive(db, chat_id, "what is the gate code?")], {}, Millis(1))
+    assert asked_for(db, second, "gate code") == ["the gate code is 4711"]
+
+
+def asked_for(db: sqlite3.Connection, turn: journal.RunningTurn, query: str) -> list[str]:
+    hits, _ = search_in_other_words(db, query, lineage_id=turn.lineage_id, turn_id=turn.id)
+    return [hit.text for hit in hits]
+
+
+def finish(db: sqlite3.Connection, turn: journal.RunningTurn) -> None:
+    journal.finish_turn(db, turn, journal.ModelAnswer(text="noted", call=CALL, reported_prompt_tokens=None), Millis(1))
+
+
+def test_results_of_earlier_searches_are_no_hits(db: sqlite3.Connection, session: Session) -> None:
+    echo = NewMessage(
+        role=MessageRole.TOOL,
+        origin=Origin.TOOL,
+        text="Nothing in this conversation matches 'unheard configuration'.",
+        tool_call_id="c",
+        tool_name="history_search",
+    )
+    append(db, session.id, echo, Millis(9))
+    assert asked(db, session, "unheard configuration", turn_id=TurnId(99))[0] == [SAID[3]]
+    assert len(asked(db, session, "unheard configuration")[0]) == 1
