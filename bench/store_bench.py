@@ -22,6 +22,7 @@ from bench.corpus import CHINESE, COMMON, PHRASE, RARE, Corpus
 from bench.measure import Measure, table
 from hermes_state.chats import ensure_chat
 from hermes_state.search.full_text import search
+from hermes_state.search.other_words import search_in_other_words
 from hermes_state.sessions import Session, load_tip, start_session
 from hermes_state.store.connections import register_functions
 from hermes_state.store.migrate import migrate
@@ -33,6 +34,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CHATS = 200
+RARE_CHAT = 17
+"""Number of the chat where the rare word is said."""
 DIFFERENT_MESSAGES = 1_000_000
 """More are the same ones, said again."""
 _RAW_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "temp_store = MEMORY", "cache_size = -65536")
@@ -292,7 +295,23 @@ async def _searches(store: Store, messages: int) -> list[Measure]:
             assert hits, f"{query} must be found"
         name = f"search {messages:,} messages: {name}, p50"
         measures.append(Measure(name=name, ours=statistics.median(times) * 1e3, unit="ms", bar=bar))
-    return measures
+    return [*measures, await _search_in_other_words(store, messages)]
+
+
+async def _search_in_other_words(store: Store, messages: int) -> Measure:
+    """A search in one chat for common words, one that only another chat knows, and a rare one without a letter."""
+    lineage_of = "SELECT s.lineage_id FROM sessions s JOIN chats c ON c.id = s.chat_id WHERE c.chat_ref = ?"
+    lineage_id = await store.read(lambda db: LineageId(db.execute(lineage_of, (f"chat-{RARE_CHAT}",)).fetchone()[0]))
+    query = f"the of and {PHRASE.split()[-1]} {RARE.replace('i', '')}"
+    times = []
+    for _ in range(30):
+        began = time.perf_counter()
+        hits, words = await store.read(search_in_other_words, query, lineage_id=lineage_id)
+        times.append(time.perf_counter() - began)
+        assert any(RARE in hit.text for hit in hits), f"{RARE} must be found"
+        assert set(words) == {"the", "of", "and", RARE}, f"{words} are not the words of this chat"
+    name = f"search {messages:,} messages: by fewer words and one misspelt, p50"
+    return Measure(name=name, ours=statistics.median(times) * 1e3, unit="ms", bar=150)
 
 
 async def _stalls(store: Store, messages: int) -> list[Measure]:
