@@ -116,7 +116,7 @@ async def test_a_stop_is_heard_while_the_database_is_locked(discord_world: World
         other.execute("BEGIN IMMEDIATE")
         await say(world, "an ordinary message first", channel="general", mention=True)
         await say(world, "/stop")
-        await world.gateway.wait_for_log("command.from_memory", seconds=5)
+        await world.gateway.wait_for_log("command.from_memory")
         other.execute("ROLLBACK")
     other.close()
     assert await world.dc.get("sent", action="send|edit", match="Stopped", wait=20, count=1)

@@ -25,7 +25,7 @@ async def report(world: World, *words: str) -> Any:
 
 async def assert_told(world: World, words: str) -> None:
     """The log, `status` and `doctor` say what happened and how to get the rows back."""
-    await world.gateway.wait_for_log(LOST, seconds=10)
+    await world.gateway.wait_for_log(LOST)
     status = await report(world, "status")
     findings = {one["check"]: one for one in await report(world, "doctor")}
     for text in (world.gateway.log_text(), status["vitals"]["database"], findings["database"]["text"]):
@@ -63,7 +63,7 @@ async def _lose_and_bring_back(world: World, tmp_path: Path, what: str) -> None:
     else:
         for file in world.home.glob(what):
             file.unlink()
-    await world.gateway.wait_for_log(LOST, seconds=10)
+    await world.gateway.wait_for_log(LOST)
     await world.say("into the gap")
     await world.say("mine waits too", chat_id=43)
     assert await world.replies(1, match="waits and is not lost", wait=30)
@@ -161,7 +161,7 @@ async def test_a_damaged_page_is_told_of_once_and_repaired(world: World) -> None
     await world.gateway.start()
     await world.say("are you there?")
     assert await world.replies(1, match="damaged or gone")
-    await world.gateway.wait_for_log(LOST, seconds=10)
+    await world.gateway.wait_for_log(LOST)
     code, output = await world.command_line("doctor", "--repair")
     assert code == 75, output
     findings = {one["check"]: one for one in await report(world, "doctor")}

@@ -10,7 +10,7 @@ from gateway.notify import notify, watchdog_seconds
 def listening(address: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     listener.bind(address)
-    listener.settimeout(5)
+    listener.settimeout(20)
     return listener
 
 

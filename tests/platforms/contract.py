@@ -284,7 +284,7 @@ class AdapterContract:
         async with running(harness.adapter, intake):
             await harness.adapter.send(request(harness.direct_chat, "hello"))
             started = time.monotonic()
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 20
         assert not harness.adapter.health().is_ready
         await eventually(lambda: tasks_beside_the_fakes() <= before, "every task of the adapter has ended")
 

@@ -92,7 +92,7 @@ async def test_a_connection_without_a_whole_request_ends_soon(sent: bytes, monke
     async with http_server.http_server(app, "127.0.0.1", 0, stop_seconds=1) as made.port:
         reader, writer = await made.connect()
         writer.write(sent)
-        answer = await asyncio.wait_for(reader.read(), 5)
+        answer = await asyncio.wait_for(reader.read(), 20)
         assert answer.count(b"here") == sent.count(b"\r\n\r\n")
         writer.close()
 
@@ -105,7 +105,7 @@ async def test_what_is_no_http_gets_a_word_and_no_line_in_the_log(
 ) -> None:
     reader, writer = await site.connect()
     writer.write(junk + b"\r\n\r\n")
-    answer = await asyncio.wait_for(reader.read(), 5)
+    answer = await asyncio.wait_for(reader.read(), 20)
     writer.close()
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"Server" not in answer

@@ -415,6 +415,6 @@ def test_a_person_is_told_of_every_way_out_of_an_overflow() -> None:
 )
 @pytest.mark.parametrize("is_held", [False, True])
 def test_an_answer_that_is_deep_or_long_is_read_at_once(body: str, is_held: bool) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     status_error(400, {}, {"error": {"message": body}} if is_held else body)
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 2.0, "it takes some milliseconds"

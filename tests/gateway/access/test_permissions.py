@@ -138,5 +138,5 @@ async def test_a_revocation_is_read_back_even_when_the_database_is_slow_to_answe
             return await real(fn, *args)  # type: ignore[arg-type]
 
         access._store = type("Slow", (), {"read": staticmethod(read), "write": store.write})()
-        await asyncio.wait_for(access.load(), 5)
+        await asyncio.wait_for(access.load(), 20)
         assert access.role_of(EVE.ref) is None

@@ -331,9 +331,7 @@ async def test_closing_lets_what_is_owed_go_out_and_leaves_the_rest_for_later(st
         gateway.adapter.troubles.extend([PlatformUnavailable("down")] * 50)
         await owe(gateway, "later", "later")
         await eventually(lambda: gateway.adapter.requests, "an attempt")
-        began = time.monotonic()
-        await gateway.delivery.flush(0.1)
-        assert time.monotonic() - began < 1.0
+        await asyncio.wait_for(gateway.delivery.flush(0.1), 10)
         assert not gateway.delivery._tasks
         await owe(gateway, "too late", "too late")
         await settled()

@@ -308,17 +308,14 @@ class TestWriting:
 
 class TestLocked:
     async def test_a_lock_held_by_another_process_delays_and_loses_nothing(self, store: Store) -> None:
-        with locked_by_another_process(store.path, seconds=2.5):
-            started = time.monotonic()
+        with locked_by_another_process(store.path, seconds=60) as locker:
             writes = asyncio.gather(*(store.write(save_note, f"n{number}", "") for number in range(20)))
-            longest_pause, before = 0.0, time.monotonic()
-            while not writes.done():
-                await asyncio.sleep(0.01)
-                now = time.monotonic()
-                longest_pause, before = max(longest_pause, now - before), now
+            for _ in range(100):  # a second and more: longer than one attempt to get the lock
+                await asyncio.sleep(0.012)
+            assert locker.poll() is None, "the event loop waited for the lock"
+            assert not writes.done(), "the lock was not felt"
+            locker.kill()
             await writes
-            assert time.monotonic() - started > 1.5, "the lock was not felt"
-            assert longest_pause < 0.5, "the event loop waited for the lock"
         assert await store.read(count_notes) == 20
 
     async def test_reading_goes_on_while_another_process_holds_the_lock(self, store: Store) -> None:
@@ -476,7 +473,7 @@ class TestClosing:
             await asyncio.sleep(0)
             started = time.monotonic()
             await store.close()
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 20
             results = await asyncio.gather(*writes, return_exceptions=True)
         assert {type(result) for result in results} == {StoreUnavailable}
 

@@ -364,7 +364,7 @@ async def test_streams_end_with_the_adapter_and_the_next_run_catches_pages_up(tm
             stack = AsyncExitStack()
             page = await stack.enter_async_context(local.opened())
         async with stack:
-            assert await asyncio.wait_for(page.response.content.read(), 5) == b"", "the stream ended properly"
+            assert await asyncio.wait_for(page.response.content.read(), 20) == b"", "the stream ended properly"
         local.adapter = local.another_adapter(port=port)
         async with running(local.adapter, intake), local.listening(last=page.last_id) as back:
             assert 'hx-swap="innerMorph"' in (await back.next()).data

@@ -301,7 +301,7 @@ async def test_a_token_revoked_while_running_ends_the_adapter_loudly(
     await eventually(lambda: telegram.adapter.health().is_ready, "ready")
     await telegram.fault(match="getUpdates", kind="401", times=1)
     with pytest.raises(TokenRejected):
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, 20)
     assert telegram.adapter.health().state is AdapterState.FAILED
 
 

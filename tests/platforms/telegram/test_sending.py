@@ -198,8 +198,13 @@ class TestPreviews:
         group = telegram.group_chat()
         async with running(telegram.adapter, intake):
             await telegram.fault(match="sendMessage", kind="delay", seconds=3)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(telegram.adapter.show(preview(group, "one")), 0.7)
+            showing = asyncio.create_task(telegram.adapter.show(preview(group, "one")))
+            async with asyncio.timeout(20):
+                while not (await telegram.get("faults"))["fired"]:  # noqa: ASYNC110 - a fault has no event
+                    await asyncio.sleep(0.01)  # until it is being sent
+            showing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await showing
             assert await telegram.adapter.show(preview(group, "one two")) is None
 
     async def test_a_placeholder_that_was_refused_may_be_tried_again(
