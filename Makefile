@@ -51,14 +51,15 @@ anthropic: $(VENV)/.installed-anthropic ## add the SDK that `model.protocol: ant
 run: $(VENV)/.installed $(EXTRAS) ## start the gateway; ARGS="--help" shows its options
 	@exec $(BIN)/hermes-gateway run $(ARGS)
 
-# Bytecode is written whatever the environment says: three workers read each other's, and the next run reads this one's.
+# Bytecode is written whatever the environment says: workers read each other's, and the next run reads this one's.
 test test-browser crash months protocols fuzz: export PYTHONDONTWRITEBYTECODE :=
 
+# Five workers, on two processors too: half of what a test takes is waiting.
 test: setup ## every test that needs no browser; ARGS="-k name" picks some
 	@echo "Not in this run: browser tests (make test-browser), every kill point (make crash), whole months of a chat"
 	@echo "(make months), everything over each of the three protocols (make protocols), most random cases and whole tables"
 	@echo "of faults (make fuzz); samples of the last four are in this run."
-	@$(BIN)/python -m pytest -n 3 --dist worksteal -m "not browser and not crash and not months" $(ARGS)
+	@$(BIN)/python -m pytest -n 5 --dist worksteal -m "not browser and not crash and not months" $(ARGS)
 
 test-browser: setup ## the web chat in a headless Chromium
 	@command -v chromedriver >/dev/null || { echo "chromedriver is needed; on Debian: apt install chromium chromium-driver" >&2; exit 1; }
