@@ -140,7 +140,7 @@ def _pattern(wanted: tuple[Term, ...], edge: str) -> re.Pattern[str] | None:
 
 def _snippet(text: str, wanted: Sequence[Term]) -> str:
     folded, shown = fold(text[:INDEXED_CHARACTERS]), tuple(wanted[:SHOWN_TERMS])
-    at = _place(folded, shown, LETTER) or _place(folded, shown, "") or 0
+    at = next((place for edge in (LETTER, "") if (place := _place(folded, shown, edge)) is not None), 0)
     start = max(0, min(at - SNIPPET_CHARACTERS // 3, len(text) - SNIPPET_CHARACTERS))
     end = start + SNIPPET_CHARACTERS
     line = " ".join(text[start:end].split())

@@ -176,6 +176,21 @@ async def test_the_snippet_passes_over_what_is_only_alike(store: Store, query: s
     assert hit.snippet.endswith(f" {meant}")
 
 
+@pytest.mark.parametrize(
+    ("query", "text", "shown"),
+    [
+        ("youer", f"{'- ' * 300}请修改youer吧", "youer"),
+        ("the rent", f"the {'- ' * 300}the rent is due, {'- ' * 300} the rents", "the rent is due"),
+        ("need", f"need {'- ' * 300}needles", "need -"),
+    ],
+)
+async def test_the_snippet_shows_where_most_words_stand(store: Store, query: str, text: str, shown: str) -> None:
+    session = await store.write(start, "a")
+    await store.write(say, session, text)
+    (hit,) = await store.read(search, query)
+    assert shown in hit.snippet
+
+
 async def test_a_short_text_is_its_own_snippet(store: Store) -> None:
     session = await store.write(start, "a")
     await store.write(say, session, "one\ntwo   three")
