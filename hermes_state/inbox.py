@@ -57,6 +57,7 @@ class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     transcripts: tuple[str, ...] = msgspec.field(default=(), name="heard")
     """Words of recordings that were attached; they are no attachments any more."""
     quote: Quote | None = None
+    is_forwarded: bool = False
     via: InputKind = InputKind.TYPED
     ticket: str | None = None
 

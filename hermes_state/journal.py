@@ -51,6 +51,8 @@ from hermes_state.values import (
 
 TRANSCRIBED_NOTE = "the message was spoken: its words are a transcript, which may be wrong here and there"
 """Note for the model on a message that came as a recording."""
+FORWARDED_NOTE = "the message was forwarded: its words are those of somebody else"
+"""Note for the model on a message that its sender passed on."""
 
 
 class TurnClosed(StateError):
@@ -221,6 +223,8 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
         body = msgspec.structs.replace(body, quote=quote)
     if row.payload.transcripts:
         body = msgspec.structs.replace(body, notes=(*body.notes, TRANSCRIBED_NOTE))
+    if row.payload.is_forwarded:
+        body = msgspec.structs.replace(body, notes=(*body.notes, FORWARDED_NOTE))
     return NewMessage(
         role=MessageRole.USER,
         origin=Origin.NOTICE if row.kind is InboxKind.NOTICE else Origin.HUMAN,

@@ -180,6 +180,8 @@ class InboundMessage:
     chat_title: str | None = None
     attachments: tuple[IncomingAttachment, ...] = ()
     quote: Quote | None = None
+    is_forwarded: bool = False
+    """Its words are somebody else's, passed on."""
     ticket: str | None = None
     """Token with which the adapter answers a slash command in its own place; valid for minutes, in this process."""
 

@@ -210,15 +210,16 @@ def _cleaned(entries: Sequence[str], redact: Redact) -> Iterator[str]:
 
 def _speaker(row: Message, *, has_names: bool) -> str:
     if row.role is MessageRole.TOOL:
-        return f"result of {_name(row.tool_name) or 'a tool'}"
+        return f"result of {speaker_name(row.tool_name) or 'a tool'}"
     if row.role is MessageRole.ASSISTANT:
         return "assistant"
     if row.origin is not Origin.HUMAN:
         return "gateway"
-    return f"person {_name(row.sender_name) if has_names else ''}".strip()
+    return f"person {speaker_name(row.sender_name) if has_names else ''}".strip()
 
 
-def _name(text: str | None) -> str:
+def speaker_name(text: str | None) -> str:
+    """A name on one line, unable to end its brackets."""
     return " ".join((text or "").split())[:64].translate(_NAME_BRACKETS)
 
 

@@ -84,7 +84,12 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
     is_steer = event.steers is not None and journal.find_turn(db, event.steers) is not None
     mode = InboxMode.STEER if is_steer else event.mode
     payload = InboxPayload(
-        text=event.text, attachments=message.attachments, quote=message.quote, via=message.via, ticket=message.ticket
+        text=event.text,
+        attachments=message.attachments,
+        quote=message.quote,
+        is_forwarded=message.is_forwarded,
+        via=message.via,
+        ticket=message.ticket,
     )
     row = _row(message, chat_id, payload, kind=event.kind, mode=mode, expects_more=message.expects_more)
     inbox_id = inbox.insert(db, row, now)

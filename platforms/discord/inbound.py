@@ -75,6 +75,7 @@ class EventReader:
             chat_title=_title(message.channel),
             attachments=files,
             quote=quote,
+            is_forwarded=bool(message.message_snapshots),
         )
 
     def edit(self, payload: discord.RawMessageUpdateEvent) -> EditEvent | None:

@@ -128,6 +128,7 @@ class UpdateReader:
             expects_more=message.media_group_id is not None or _is_near_limit(raw),
             attachments=attachments,
             quote=quote,
+            is_forwarded=message.forward_origin is not None,
         )
 
     def _edit(self, update: Update, message: Message) -> EditEvent | None:

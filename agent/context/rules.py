@@ -1,0 +1,198 @@
+"""Standing rules: sentences of people that ask for something from now on, and those that take one back.
+
+Told apart by `phrases.toml`. A rule is quoted word for word with the id of its message; in a shared chat with who said
+it, and nobody takes back another's. What cannot be told for sure stays: the model reads the newer sentence, too.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2s
+from itertools import pairwise
+from unicodedata import normalize
+from typing import Final, Literal, TypeAlias
+
+from agent.context.excerpt import Redact, speaker_name
+from agent.context.lines import bounded, one_line
+from agent.context.phrases import QUESTION, languages, sentences
+from agent.tokens import estimated_text_tokens
+from hermes_state.journal import FORWARDED_NOTE
+from hermes_state.values import RECALL_ID, Message, Origin, recall_id
+
+MAX_RULES = 10
+"""Most rules that are taken from one message."""
+SENTENCE_CHARACTERS = 400
+"""A longer sentence is no rule."""
+MATCH_PERCENT = 40
+"""Least that a sentence has in common with the one rule that it takes back, in percent of the shorter one's words."""
+MARGIN_PERCENT = 20
+"""Least by which that rule is nearer than any other."""
+
+Kind: TypeAlias = Literal["rule", "take_back"]
+
+_QUOTED = re.compile(
+    r"```.*?(?:```|\Z)|^[ \t]*>[^\n]*|\"[^\"\n]{1,400}\"|[“„][^“”\n]{1,400}[“”]|«[^»\n]{1,400}»|「[^」\n]{1,400}」"
+    r"|『[^』\n]{1,400}』|《[^》\n]{1,400}》",
+    re.DOTALL | re.MULTILINE,
+)
+_BULLET = re.compile(r"\A(?:[-*•–]|\d{1,2}[.)])\s+")
+_TAG = re.compile(
+    r"[,，、]?\s*(?:ok|okay|please|alright|right|yes|ja|bitte|klar|gut|d'accord|vale|tudo bem|va bene|хорошо|ладно"
+    r"|好吗|好嗎|可以吗|行吗|好不好)\s*[?？]\s*\Z"
+)
+_CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
+_WORD = re.compile(rf"[{_CJK}]+|[^\W{_CJK}]+")
+_IS_CJK, _KANA_ALONE = re.compile(f"[{_CJK}]"), re.compile(r"[\u3040-\u309f]{2}")
+_ACCENTS = re.compile(r"[\u0300-\u036f\u064b-\u0655]")
+_STEM = 5
+_DROPPED: Final = "was taken back with /rules and holds no longer:"
+_DROP = re.compile(rf"\AThe standing rule {RECALL_ID} {_DROPPED}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A standing rule."""
+
+    id: int
+    text: str
+    person: str = ""
+    """Its speaker as the record names them, such as `Ada#3f2a`; empty where only one person writes."""
+
+    @property
+    def line(self) -> str:
+        """The line of the record."""
+        return f"- [{recall_id(self.id)}{' ' if self.person else ''}{self.person}] {self.text}"
+
+
+def kind_of(sentence: str) -> tuple[Kind, ...]:
+    """The kinds that a sentence may be of, likelier first; none for what is told, asked, or wished for once."""
+    lower = sentence.lower().replace("\u2019", "'").strip()
+    lower = _TAG.sub("", lower)
+    found = [one for one in languages() if any(hint in lower for hint in one.hints)]
+    if not found or QUESTION.search(lower) is not None or any(one.once.search(lower) for one in found):
+        return ()
+    kinds: list[Kind] = []
+    for one in found:
+        if one.take_back.search(lower) is not None:
+            kinds.insert(0, "take_back")
+        rule = one.rule.search(lower)
+        if rule is not None and (rule.start() > 0 or one.teller.match(lower) is None):
+            is_told = one.teller.match(lower) is not None and not re.search(r"[,;:，；]", lower[: rule.start() + 1])
+            kinds += [] if is_told else ["rule"]
+    return tuple(dict.fromkeys(kinds))
+
+
+def rules_in_force(
+    earlier: Iterable[Rule], head: Sequence[Message], rows: Sequence[Message], *, redact: Redact, is_shared: bool
+) -> list[Rule]:
+    """The rules of the earlier record and of these rows that nobody took back, oldest first.
+
+    `head`: rows that stay in view in front of them; a rule that stands there is not listed, but what takes it back is.
+    """
+    listed = {_key(rule): rule for rule in earlier}
+    visible = [rule for row in head for _, rule in _said(row, redact, is_shared=is_shared)]
+    for row in rows:
+        dropped = dropped_rule(row)
+        if dropped is not None:
+            for key in [key for key, rule in listed.items() if rule.id == dropped]:
+                del listed[key]
+            if any(rule.id == dropped for rule in visible):
+                listed[row.id, ""] = Rule(id=row.id, text=one_line(row.text or "", SENTENCE_CHARACTERS))
+        for kinds, rule in _said(row, redact, is_shared=is_shared):
+            if kinds[0] == "take_back":
+                own = [one for one in (*listed.values(), *visible) if one.person == rule.person]
+                taken, is_near = _taken_back(rule.text, own)
+                if taken is not None and taken not in visible:
+                    del listed[_key(taken)]
+                    continue
+                if "rule" not in kinds and not is_near:
+                    continue
+            listed.pop(_key(rule), None)  # said again: it stands where it was said last
+            listed[_key(rule)] = rule
+    return sorted(listed.values(), key=lambda rule: rule.id)
+
+
+def within_room(rules: Sequence[Rule], limit: int) -> list[Rule]:
+    """The newest rules that fit into so many tokens; one member's take at most half of them."""
+    kept: list[Rule] = []
+    room = dict.fromkeys((rule.person for rule in rules if rule.person), limit // 2)
+    for rule in reversed(rules):
+        size = estimated_text_tokens(rule.line) + 1
+        if size <= min(limit, room.get(rule.person, limit)):
+            kept.append(rule)
+            limit -= size
+            if rule.person:
+                room[rule.person] -= size
+    return kept[::-1]
+
+
+def drop_notice(rule_id: int, texts: Sequence[str]) -> str:
+    """Text of the notice that takes rules of one message back."""
+    return f"The standing rule {recall_id(rule_id)} {_DROPPED} {' / '.join(texts)}"
+
+
+def dropped_rule(row: Message) -> int | None:
+    """The message whose rules a notice takes back; None for any other row."""
+    if row.origin is not Origin.NOTICE or row.sender_ref is not None:  # the notice of an edit has words of a person
+        return None
+    found = _DROP.match(row.text or "")
+    return None if found is None else int(found[1])
+
+
+def _key(rule: Rule) -> tuple[object, str]:
+    return " ".join(_WORD.findall(rule.text.lower())), rule.person
+
+
+def _said(row: Message, redact: Redact, *, is_shared: bool) -> Iterator[tuple[tuple[Kind, ...], Rule]]:
+    """Rules and take-backs that a person typed in a row; none that were forwarded or quoted."""
+    text = row.text or ""
+    if row.origin is not Origin.HUMAN or FORWARDED_NOTE in row.body.notes or not _may_hold_rules(text):
+        return
+    text = bounded(text, redact)
+    unquoted = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
+    person = person_of(row) if is_shared else ""
+    count = 0
+    for start, end in sentences(unquoted):
+        sentence = _BULLET.sub("", unquoted[start:end].strip())
+        kinds = kind_of(sentence) if 0 < len(sentence) <= SENTENCE_CHARACTERS else ()
+        if kinds and (count := count + 1) <= MAX_RULES:
+            whole = _BULLET.sub("", text[start:end].strip())
+            yield kinds, Rule(id=row.id, text=one_line(whole, SENTENCE_CHARACTERS), person=person)
+
+
+def _may_hold_rules(text: str) -> bool:
+    lower = text[: SENTENCE_CHARACTERS * 50].lower()
+    return any(hint in lower for one in languages() for hint in one.hints)
+
+
+def person_of(row: Message) -> str:
+    """A sender as the record names them: names can be chosen freely, so a digest of the id follows."""
+    digest = blake2s((row.sender_ref or "").encode(), digest_size=2).hexdigest()
+    return f"{speaker_name(row.sender_name)}#{digest}"
+
+
+def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool]:
+    """The rule that a sentence takes back, if it is clear which; and True if it has a word in common with any."""
+    words = _words(sentence)
+    scored = sorted(((_likeness(words, _words(rule.text)), index) for index, rule in enumerate(rules)), reverse=True)
+    if not scored or scored[0][0] == 0:
+        return None, False
+    best = scored[0][0]
+    is_clear = best >= MATCH_PERCENT and (len(scored) == 1 or best - scored[1][0] >= MARGIN_PERCENT)
+    return (rules[scored[0][1]] if is_clear or (best >= MATCH_PERCENT > scored[1][0]) else None), True
+
+
+def _likeness(some: frozenset[str], others: frozenset[str]) -> int:
+    return len(some & others) * 100 // max(1, min(len(some), len(others)))
+
+
+def _words(text: str) -> frozenset[str]:
+    """Stems of the longer words, pairs of characters where words have nothing between them."""
+    found: set[str] = set()
+    plain = normalize("NFC", _ACCENTS.sub("", normalize("NFKD", text.lower())))
+    for word in _WORD.findall(plain):
+        if _IS_CJK.match(word):
+            found.update(pair for pair in map("".join, pairwise(word)) if _KANA_ALONE.fullmatch(pair) is None)
+        elif len(word := word.removeprefix("ال")) > 3 or word.isdigit():
+            found.add(word[:_STEM])
+    return frozenset(found)
