@@ -12,6 +12,7 @@ from itertools import compress, pairwise
 
 import structlog
 
+from agent.context.carried import Carried, carried, parted
 from agent.context.cuts import MIN_TAIL_ROWS, Cut, SkipReason, child_context, find_cut, handoff_for, middle_of
 from agent.context.deterministic import deterministic_summary
 from agent.context.excerpt import fitted
@@ -62,6 +63,9 @@ MIN_FREED_PERCENT = 60
 SUMMARY_MS = 30_000
 """Usual time of a summary, in milliseconds."""
 
+FACTS_DIVISOR = 3
+"""Facts take no more than this part of what leaves the view: quoting is to make it shorter."""
+
 SHORT_TAIL_PERCENT = 20
 """Kept end where the usual one would leave too much, in percent of all messages."""
 
@@ -79,7 +83,9 @@ class _Plan:
     rows: Transcript
     """The middle, pruned, without an earlier handoff."""
     previous: str | None
-    """The text of the earlier handoff."""
+    """The text of the earlier handoff, without what it carries."""
+    carried: Carried
+    """Rules and facts that the new one carries."""
     handoff: Handoff
     """The new handoff, still without a text."""
     pruned: int
@@ -132,7 +138,7 @@ class Compressor:
         written, state = await self._summarise(job, plan, state)
         if isinstance(written, Aborted):
             return written, state
-        handoff = replace(plan.handoff, text=written.text)
+        handoff = replace(plan.handoff, text=plan.carried.behind(written.text))
         gained = int(job.estimator.text(framed(handoff.stored())))
         after = EstimatedTokens(max(0, job.tokens_before - plan.content_tokens) + gained)
         if after >= job.tokens_before:
@@ -160,7 +166,7 @@ class Compressor:
         if isinstance(plan, SkipReason):
             return job.not_needed(plan)
         target = job.limits.summary_tokens(plan.content_tokens)
-        handoff = target + _FRAME_TOKENS
+        handoff = target + _FRAME_TOKENS + estimated_text_tokens(plan.carried.behind(""))
         return CompressionPreview(
             head=plan.cut.head_end,
             middle=len(plan.rows),
@@ -192,10 +198,21 @@ class Compressor:
         upto = min(cut.tail_start, max(0, len(rows) - job.settings.cut.protect_last_n))
         shorter, pruned = prune(rows, upto=upto, redact=self._redact, style=job.settings.prune_style)
         middle, previous = middle_of(shorter, cut)
+        text, earlier = parted(None if previous is None else previous.text)
+        limits = job.limits
         return _Plan(
             cut=cut,
             rows=middle,
-            previous=None if previous is None else previous.text,
+            previous=text,
+            carried=carried(
+                earlier,
+                rows[: cut.head_end],
+                [row for row in cut.middle(rows) if row.origin is not Origin.SUMMARY],
+                rules_limit=limits.rules,
+                facts_limit=min(limits.facts, content // FACTS_DIVISOR),
+                redact=self._redact,
+                is_shared=job.request.style.is_shared,
+            ),
             handoff=handoff_for(middle, previous, text=""),
             pruned=pruned,
             content_tokens=content,

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 import orjson
 
 from agent.context.excerpt import SECRET_MARK, Redact, both_ends, bounded_record, clean, without_thoughts
+from agent.context.phrases import QUESTION, SENTENCE_END, any_of
 from agent.handoff import escape_markers
 from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import MARK
@@ -29,23 +30,6 @@ PREVIOUS_PERCENT = 35
 """Share of the length for an earlier summary."""
 MIN_LINE_TOKENS = 6
 
-_QUESTION = re.compile(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(?=[\s。]|\Z)")
-_DECISION = re.compile(
-    r"\b(?:decided|agreed|we(?:'ll| will) (?:use|go with|keep)|let's (?:use|go with|keep)|chose|settled on|instead of"
-    r"|beschlossen|entschieden|wir nehmen|décidé|on prend|decid(?:imos|ido|iu)|vamos a usar|vamos usar|deciso"
-    r"|решили|решил|договорились)\b|决定|決定|決め|采用|採用|결정|하기로|قررنا|اتفقنا",
-    re.IGNORECASE,
-)
-_RULE = re.compile(
-    r"\b(?:must|never|always|do not|don't|only ever|make sure|immer|niemals?|nie|darf nicht|toujours|jamais|siempre"
-    r"|nunca|sempre|mai|всегда|никогда|нельзя)\b|必须|不要|不得|禁止|总是|必ず|絶対に|ないで|항상|절대|반드시|دائما|أبدا|يجب",
-    re.IGNORECASE,
-)
-_ERROR = re.compile(
-    r"\b(?:[a-z]{0,40}(?:error|exception)|fatal|fail(?:ed|ure|s)|denied|exit code [1-9]\d{0,5}|traceback|panic|fehler"
-    r"|erreur|falló|ошибка)\b|错误|失败|報錯|エラー|失敗|오류|실패|خطأ",
-    re.IGNORECASE,
-)
 _EXTENSIONS = (
     "py|md|txt|json|ya?ml|toml|sql|sh|jsx?|tsx?|css|html?|log|db|csv|ini|conf|cfg|service|xml|pdf|docx?|xlsx?|pptx?"
     "|png|jpe?g|gif|svg|zip|gz|tar|rs|go|java|kt|cpp|hpp|rb|php|lock|env|ipynb|tf"
@@ -70,9 +54,6 @@ _IDENTIFIER = re.compile(
     r"|[\w.+]{1,60}@[\w-]{1,60}(?:\.[\w-]{1,30}){1,4})(?![\w-])",
     re.ASCII,
 )
-_SENTENCE_END = re.compile(r"\n+|(?<=[.!?])\s+|(?<=[\u3002\uff01\uff1f])")
-"""Chinese and Japanese put no space behind it."""
-
 _Findings: TypeAlias = dict[str, dict[str, str]]
 """Lines by heading and by what was found, newest first: each once, with the message that said it last."""
 
@@ -169,7 +150,6 @@ def _earlier(previous: str | None, redact: Redact, limit: int) -> str:
 # ---- what the rules find
 
 _TITLES: Final = (
-    "Constraints & Preferences",
     "Completed Actions",
     "Blocked",
     "Key Decisions",
@@ -189,13 +169,13 @@ def _find(rows: Transcript, redact: Redact, *, max_lines: int) -> _Findings:
         read += len(text) + 1
         if read > READ_CHARACTERS:
             break
-        lines = list(_find_in_text(row, text))
+        lines = list(_find_in_text(text))
         if row.role is MessageRole.TOOL:
             results[row.tool_call_id] = row
         lines += [("Completed Actions", _action(call, results.pop(call.id, None), redact)) for call in row.body.calls]
         if row.role is MessageRole.ASSISTANT and row.text and not row.body.calls:
             is_answered = True
-        elif row.origin is Origin.HUMAN and not is_answered and _QUESTION.search(text):
+        elif row.origin is Origin.HUMAN and not is_answered and QUESTION.search(text):
             lines.append(("Pending User Asks", _one_line(text)))
         for title, line in lines:
             if len(found[title]) < max_lines:
@@ -203,13 +183,11 @@ def _find(rows: Transcript, redact: Redact, *, max_lines: int) -> _Findings:
     return found
 
 
-def _find_in_text(row: Message, text: str) -> Iterator[tuple[str, str]]:
-    for sentence in _SENTENCE_END.split(text):
-        if row.origin is Origin.HUMAN and _RULE.search(sentence):
-            yield "Constraints & Preferences", _one_line(sentence)
-        if _ERROR.search(sentence):
+def _find_in_text(text: str) -> Iterator[tuple[str, str]]:
+    for sentence in SENTENCE_END.split(text):
+        if any_of("error").search(sentence):
             yield "Blocked", _one_line(sentence)
-        if _DECISION.search(sentence):
+        if any_of("decision").search(sentence):
             yield "Key Decisions", _one_line(sentence)
     for match in _FILE.finditer(text):
         yield "Relevant Files", match[0].rstrip(".")

@@ -32,13 +32,17 @@ SUMMARY_THRESHOLD_PERCENT = 20
 SUMMARY_INPUT_TOKENS = 40_000
 SUMMARY_INPUT_PERCENT = 60
 """Share of the summary model's own window, in percent."""
+RULES_TOKENS = 400
+RULES_THRESHOLD_PERCENT = 4
+SMALL_WINDOW = 16_000
+"""Windows below it have little beside what stays: facts take a quarter of their share there."""
 LEAN_TAIL = (10_000, 25_000)
 STEPPED_SHARES = ((10_000, 20), (30_000, 15), (100_000, 10))
 """Up to so many tokens of content, so many percent of them; beyond, `STEPPED_REST`."""
 STEPPED_REST = 5
 
 TailMode = Literal["fraction", "lean"]
-SummaryBudget = Literal["proportional", "stepped"]
+SummaryBudget = Literal["proportional", "lean", "stepped"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,8 @@ class LimitSettings:
     maximum_threshold_tokens: int | None = None
     summary_budget: SummaryBudget = "proportional"
     summary_max_tokens: int = 12_000
+    facts_share: float = 0.20
+    """Share of the threshold that the facts of a record may take; 0: it has none."""
     hygiene_threshold: float = 0.85
     """Not below 0.85, or the threshold could come too close."""
 
@@ -73,6 +79,10 @@ class Limits:
     tail: Tokens
     head: Tokens
     summary_ceiling: Tokens
+    rules: Tokens
+    """Most that the standing rules of a record take."""
+    facts: Tokens
+    """Most that its facts take."""
     summary_budget: SummaryBudget = "proportional"
 
     def summary_tokens(self, content: int) -> Tokens:
@@ -81,7 +91,8 @@ class Limits:
             percent = next((share for upto, share in STEPPED_SHARES if content < upto), STEPPED_REST)
             return Tokens(max(MIN_SUMMARY_CEILING, min(content * percent // 100, self.summary_ceiling)))
         floor = min(MIN_SUMMARY_TOKENS, self.summary_ceiling)
-        return Tokens(min(max(content // 5, floor), self.summary_ceiling))
+        proportional = min(max(content // 5, floor), self.summary_ceiling)
+        return Tokens(proportional // 2 if self.summary_budget == "lean" else proportional)
 
     @property
     def is_small(self) -> bool:
@@ -125,6 +136,8 @@ def limits_of(
         tail=_tail(context_length, threshold, settings),
         head=Tokens(min(HEAD_TOKENS, threshold * HEAD_THRESHOLD_PERCENT // 100)),
         summary_ceiling=Tokens(max(MIN_SUMMARY_CEILING, ceiling)),
+        rules=Tokens(max(RULES_TOKENS, threshold * RULES_THRESHOLD_PERCENT // 100)),
+        facts=Tokens(_at_most(threshold, settings.facts_share) // (4 if context_length < SMALL_WINDOW else 1)),
         summary_budget=settings.summary_budget,
     )
 

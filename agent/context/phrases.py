@@ -1,16 +1,17 @@
-"""Phrases of eleven languages by which rules, what takes them back, decisions and the like are known: `phrases.toml`."""
+"""Phrases of eleven languages by which rules, take-backs, decisions and the like are known: `phrases.toml`."""
 
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeAlias
 
 SENTENCE_END = re.compile(r"\n+|(?<=[.!?\u061f])\s+|(?<=[\u3002\uff01\uff1f])")
 """Chinese and Japanese put no space behind it."""
 QUESTION = re.compile(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(?=[\s。]|\Z)")
-_START = r"(?:\A|[,;:(–—-]\s*|\b(?:and|then|und|et|y|e|и)\s+)(?:(?:{lead})[,:!]?\s+)*"
+_START = r"(?:\A|[,;:(\u2013\u2014-]\s*|\b(?:and|then|und|et|y|e|и)\s+)(?:(?:{lead})[,:!]?\s+)*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,16 @@ def languages() -> tuple[Language, ...]:
     )
 
 
+Hinted: TypeAlias = Sequence[tuple[Language, Sequence[str]]]
+"""Languages in which a text may say something about rules, with the words that hint at it."""
+
+
+def hinted(text: str) -> Hinted:
+    lower = f" {text.lower()}".replace("\u2019", "'").replace("\n", " ")
+    found = ((language, [word for word in language.hints if word in lower]) for language in languages())
+    return [(language, words) for language, words in found if words]
+
+
 @cache
 def any_of(name: str) -> re.Pattern[str]:
     """Expression for the words of this name (`decision`, `error`) in whatever language."""
@@ -48,7 +59,7 @@ def any_of(name: str) -> re.Pattern[str]:
 
 
 @cache
-def _stored() -> dict[str, dict[str, str]]:
+def _stored() -> dict[str, dict[str, Any]]:  # expressions, and lists of words
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
@@ -57,10 +68,16 @@ def _whole(words: str) -> str:
     return rf"(?:{words})" if re.search(r"[\u3040-\u9fff\uac00-\ud7a3]", words) else rf"\b(?:{words})(?!\w)"
 
 
-def _expression(table: dict[str, str], name: str) -> re.Pattern[str]:
+def _expression(table: Mapping[str, Any], name: str) -> re.Pattern[str]:
     text = "|".join(f"(?:{line})" for line in table[name].strip().splitlines())
     start = _START.replace("{lead}", table["lead"])
     return re.compile(text.replace("{start}", start).replace("{told}", table.get("told", "")))
+
+
+@cache
+def weighty_words() -> tuple[str, ...]:
+    """Words in lower case, one of which is in every sentence that says that it matters."""
+    return tuple(dict.fromkeys(word for table in _stored().values() for word in table["matters"]))
 
 
 def sentences(text: str) -> Iterator[tuple[int, int]]:

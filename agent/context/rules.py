@@ -5,16 +5,17 @@ it, and nobody takes back another's. What cannot be told for sure stays: the mod
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2s
-from itertools import pairwise
-from unicodedata import normalize
+from itertools import islice, pairwise
 from typing import Final, Literal, TypeAlias
+from unicodedata import normalize
 
 from agent.context.excerpt import Redact, speaker_name
-from agent.context.lines import bounded, one_line
-from agent.context.phrases import QUESTION, languages, sentences
+from agent.context.lines import ROW_CHARACTERS, bounded, one_line
+from agent.context.phrases import QUESTION, Hinted, hinted, sentences
 from agent.tokens import estimated_text_tokens
 from hermes_state.journal import FORWARDED_NOTE
 from hermes_state.values import RECALL_ID, Message, Origin, recall_id
@@ -35,10 +36,11 @@ _QUOTED = re.compile(
     r"|『[^』\n]{1,400}』|《[^》\n]{1,400}》",
     re.DOTALL | re.MULTILINE,
 )
-_BULLET = re.compile(r"\A(?:[-*•–]|\d{1,2}[.)])\s+")
+_CLAUSE = re.compile(r"[,;:\uff0c\uff1b]")
+_BULLET = re.compile(r"\A(?:[-*•\u2013]|\d{1,2}[.)])\s+")
 _TAG = re.compile(
-    r"[,，、]?\s*(?:ok|okay|please|alright|right|yes|ja|bitte|klar|gut|d'accord|vale|tudo bem|va bene|хорошо|ладно"
-    r"|好吗|好嗎|可以吗|行吗|好不好)\s*[?？]\s*\Z"
+    r"[,\uff0c、]?\s*(?:ok|okay|please|alright|right|yes|ja|bitte|klar|gut|d'accord|vale|tudo bem|va bene|хорошо|ладно"
+    r"|好吗|好嗎|可以吗|行吗|好不好)\s*[?\uff1f]\s*\Z"
 )
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
 _WORD = re.compile(rf"[{_CJK}]+|[^\W{_CJK}]+")
@@ -59,6 +61,11 @@ class Rule:
     """Its speaker as the record names them, such as `Ada#3f2a`; empty where only one person writes."""
 
     @property
+    def owner(self) -> str:
+        """The part of `person` that nobody can choose."""
+        return self.person.rpartition("#")[2]
+
+    @property
     def line(self) -> str:
         """The line of the record."""
         return f"- [{recall_id(self.id)}{' ' if self.person else ''}{self.person}] {self.text}"
@@ -66,19 +73,24 @@ class Rule:
 
 def kind_of(sentence: str) -> tuple[Kind, ...]:
     """The kinds that a sentence may be of, likelier first; none for what is told, asked, or wished for once."""
-    lower = sentence.lower().replace("\u2019", "'").strip()
-    lower = _TAG.sub("", lower)
-    found = [one for one in languages() if any(hint in lower for hint in one.hints)]
-    if not found or QUESTION.search(lower) is not None or any(one.once.search(lower) for one in found):
+    return _kinds(sentence, hinted(sentence))
+
+
+def _kinds(sentence: str, hints: Hinted) -> tuple[Kind, ...]:
+    lower = f" {sentence.lower()}".replace("\u2019", "'")
+    found = [language for language, words in hints if any(word in lower for word in words)]
+    if not found:
+        return ()
+    lower = _TAG.sub("", lower.strip())
+    if QUESTION.search(lower) is not None or any(language.once.search(lower) for language in found):
         return ()
     kinds: list[Kind] = []
-    for one in found:
-        if one.take_back.search(lower) is not None:
+    for language in found:
+        if language.take_back.search(lower) is not None:
             kinds.insert(0, "take_back")
-        rule = one.rule.search(lower)
-        if rule is not None and (rule.start() > 0 or one.teller.match(lower) is None):
-            is_told = one.teller.match(lower) is not None and not re.search(r"[,;:，；]", lower[: rule.start() + 1])
-            kinds += [] if is_told else ["rule"]
+        rule = language.rule.search(lower)
+        if rule is not None and (_CLAUSE.search(lower, 0, rule.start() + 1) or not language.teller.match(lower)):
+            kinds.append("rule")
     return tuple(dict.fromkeys(kinds))
 
 
@@ -100,7 +112,7 @@ def rules_in_force(
                 listed[row.id, ""] = Rule(id=row.id, text=one_line(row.text or "", SENTENCE_CHARACTERS))
         for kinds, rule in _said(row, redact, is_shared=is_shared):
             if kinds[0] == "take_back":
-                own = [one for one in (*listed.values(), *visible) if one.person == rule.person]
+                own = [one for one in (*listed.values(), *visible) if one.owner == rule.owner]
                 taken, is_near = _taken_back(rule.text, own)
                 if taken is not None and taken not in visible:
                     del listed[_key(taken)]
@@ -112,18 +124,16 @@ def rules_in_force(
     return sorted(listed.values(), key=lambda rule: rule.id)
 
 
-def within_room(rules: Sequence[Rule], limit: int) -> list[Rule]:
+def within_room(rules: Sequence[Rule], limit: int) -> tuple[Rule, ...]:
     """The newest rules that fit into so many tokens; one member's take at most half of them."""
     kept: list[Rule] = []
-    room = dict.fromkeys((rule.person for rule in rules if rule.person), limit // 2)
+    used = Counter[str]()
     for rule in reversed(rules):
         size = estimated_text_tokens(rule.line) + 1
-        if size <= min(limit, room.get(rule.person, limit)):
+        if used.total() + size <= limit and used[rule.owner] + size <= (limit // 2 if rule.owner else limit):
             kept.append(rule)
-            limit -= size
-            if rule.person:
-                room[rule.person] -= size
-    return kept[::-1]
+            used[rule.owner] += size
+    return tuple(kept[::-1])
 
 
 def drop_notice(rule_id: int, texts: Sequence[str]) -> str:
@@ -140,29 +150,29 @@ def dropped_rule(row: Message) -> int | None:
 
 
 def _key(rule: Rule) -> tuple[object, str]:
-    return " ".join(_WORD.findall(rule.text.lower())), rule.person
+    return " ".join(_WORD.findall(rule.text.lower())), rule.owner
 
 
 def _said(row: Message, redact: Redact, *, is_shared: bool) -> Iterator[tuple[tuple[Kind, ...], Rule]]:
     """Rules and take-backs that a person typed in a row; none that were forwarded or quoted."""
-    text = row.text or ""
-    if row.origin is not Origin.HUMAN or FORWARDED_NOTE in row.body.notes or not _may_hold_rules(text):
+    if row.origin is not Origin.HUMAN or FORWARDED_NOTE in row.body.notes:
         return
-    text = bounded(text, redact)
-    unquoted = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
+    text = (row.text or "")[:ROW_CHARACTERS]
+    hints = hinted(text)
+    if not hints or next(_sentences(text, hints), None) is None:
+        return
     person = person_of(row) if is_shared else ""
-    count = 0
+    for kinds, said in islice(_sentences(bounded(row.text or "", redact), hints), MAX_RULES):
+        yield kinds, Rule(id=row.id, text=said, person=person)
+
+
+def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str]]:
+    unquoted = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
     for start, end in sentences(unquoted):
-        sentence = _BULLET.sub("", unquoted[start:end].strip())
-        kinds = kind_of(sentence) if 0 < len(sentence) <= SENTENCE_CHARACTERS else ()
-        if kinds and (count := count + 1) <= MAX_RULES:
-            whole = _BULLET.sub("", text[start:end].strip())
-            yield kinds, Rule(id=row.id, text=one_line(whole, SENTENCE_CHARACTERS), person=person)
-
-
-def _may_hold_rules(text: str) -> bool:
-    lower = text[: SENTENCE_CHARACTERS * 50].lower()
-    return any(hint in lower for one in languages() for hint in one.hints)
+        if start < end <= start + SENTENCE_CHARACTERS:
+            kinds = _kinds(_BULLET.sub("", one_line(unquoted[start:end], SENTENCE_CHARACTERS)), hints)
+            if kinds:
+                yield kinds, _BULLET.sub("", one_line(text[start:end], SENTENCE_CHARACTERS))
 
 
 def person_of(row: Message) -> str:

@@ -2,7 +2,19 @@
 
 from functools import partial
 
-from gateway.commands import compression, conversations, help, lineage, models, people, status, stop, turns, usage
+from gateway.commands import (
+    compression,
+    conversations,
+    help,
+    lineage,
+    models,
+    people,
+    rules,
+    status,
+    stop,
+    turns,
+    usage,
+)
 from gateway.commands.registry import Command, CommandKind, CommandRegistry
 
 CONTROL, READ = CommandKind.CONTROL, CommandKind.READ
@@ -13,6 +25,7 @@ _admin = partial(Command, is_admin_only=True)
 _COMPRESS = "shorten what the model sees of this conversation; also `here N`, `preview`, `undo`"
 _MODEL = "which model answers here, and which others there are; with a name: choose one"
 _NEW = "start a new conversation; the old one is kept"
+_RULES = "the standing rules of this conversation; `drop m12` ends those of a message"
 _THINK = "how much the model thinks here before it answers; with a word: choose it"
 _USAGE = "what this conversation has used and cost, and what may still be spent"
 
@@ -25,6 +38,7 @@ COMMANDS = (
     Command("resume <id>", CHANGE, conversations.resume, "go back to a conversation", moderated=".+"),
     Command("history [n]", READ, conversations.history, "what was said, as it was said"),
     Command("compress [topic]", CHANGE, compression.compress, _COMPRESS, moderated="undo"),
+    Command("rules [drop id]", CHANGE, rules.rules, _RULES, moderated="drop.*"),
     Command("model [name]", CHANGE, models.model, _MODEL, moderated=".+"),
     Command("think [low|medium|high|off]", CHANGE, models.think, _THINK),
     Command("stop [all]", CONTROL, stop.stop, "end the running turn; `all` also drops what waits"),

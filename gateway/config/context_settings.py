@@ -42,10 +42,13 @@ class CompressionConfig(BaseConfig):
     """The threshold is not above it."""
     summary_model: str | None = None
     """Model that writes summaries; wins over `auxiliary.compression.model`."""
-    summary_budget: Annotated[Literal["proportional", "stepped"], AnyCase] = "proportional"
-    """Length of a summary: a fifth of what it stands for, or a share that falls with its size."""
+    summary_budget: Annotated[Literal["proportional", "lean", "stepped"], AnyCase] = "proportional"
+    """Length of a summary: a fifth of what it stands for, half of that (`lean`), or a share that falls with its
+    size."""
     summary_max_tokens: int = setting(12_000, ge=256, le=200_000, unit="tokens")
     """A summary is not asked to be longer."""
+    facts_share: float = setting(0.20, ge=0.0, le=0.40, unit="of the threshold")
+    """Most that quoted lines with numbers, dates, paths and the like may take behind a summary; `0`: none are."""
     summary_seconds: float = setting(180, ge=5, le=3_600, unit="seconds")
     """Longest wait for one summary, however steadily it comes in; at most a quarter of `model.turn_seconds`."""
     summary_template: str | None = setting(None, default_text="thirteen headings")

@@ -29,6 +29,7 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
             maximum_threshold_tokens=compression.maximum_threshold_tokens,
             summary_budget=compression.summary_budget,
             summary_max_tokens=compression.summary_max_tokens,
+            facts_share=compression.facts_share,
             hygiene_threshold=config.hygiene.threshold,
         ),
         compressor=CompressorSettings(

@@ -38,6 +38,8 @@ def limits_table() -> str:
         "kept beginning, at most": [one.head for one in limits],
         "kept end": [one.tail for one in limits],
         "summary, at most": [one.summary_ceiling for one in limits],
+        "standing rules, at most": [one.rules for one in limits],
+        "facts, at most": [one.facts for one in limits],
         "shown to the summary's model, at most": [summary_input_tokens(window) for window in WINDOWS],
     }
     lines = ["| tokens | " + " | ".join(f"{window:,}" for window in WINDOWS) + " |", "|---|" + "--:|" * len(WINDOWS)]
@@ -102,4 +104,4 @@ def test_the_worked_example_adds_up() -> None:
     frame = 400
     after = re.search(r"next prompt has about ([\d,]+) tokens", example)
     assert after is not None
-    assert int(after[1].replace(",", "")) == system + head + limits.summary_ceiling + frame + tail
+    assert int(after[1].replace(",", "")) == system + head + limits.summary_ceiling + limits.facts + frame + tail

@@ -108,22 +108,6 @@ def test_decisions_are_found_in_several_languages(sentence: str) -> None:
     assert "Postgres" in line
 
 
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "Never touch prod.",
-        "Fass prod niemals an.",
-        "Ne touche jamais prod.",
-        "不要动 prod。",
-        "prod は絶対に触らないで。",
-        "prod는 절대 건드리지 마.",
-    ],
-)
-def test_rules_are_taken_from_people_only(sentence: str) -> None:
-    assert len(section(made(human(sentence)), "Constraints & Preferences")) == 1
-    assert section(made(human("ok"), answer(sentence)), "Constraints & Preferences") == []
-
-
 def test_errors_files_and_identifiers_are_found_wherever_they_stand() -> None:
     body = MessageBody(documents=(Document(name="notes", text="see build/报告.pdf and docs/plan.md"),))
     text = made(
@@ -186,13 +170,13 @@ def test_the_same_rows_give_the_same_record() -> None:
 
 
 def test_an_earlier_record_is_taken_over_under_one_heading_and_without_its_own_opening() -> None:
-    first = made(human("Never touch prod."), removed=10)
+    first = made(human("We decided on prod."), removed=10)
     second = made(human("And now?"), previous=first, removed=20)
     third = made(human("So?"), previous=second, removed=30)
     assert third.count("No summary could be made") == 1
     assert third.count("Earlier record") == 1
     assert "30 messages" in third
-    assert "Never touch prod." in third
+    assert "We decided on prod." in third
     assert re.findall(r"^## .+$", third, re.MULTILINE)[-1] == "## Earlier record"
 
 

@@ -601,6 +601,7 @@ FIXED = {
     "compression.summary_model": None,
     "compression.summary_budget": "proportional",
     "compression.summary_max_tokens": 12_000,
+    "compression.facts_share": 0.20,
     "compression.summary_seconds": 180,
     "compression.summary_template": None,
     "compression.prune_style": "stub",

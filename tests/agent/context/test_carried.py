@@ -1,0 +1,139 @@
+"""Rules and facts through the real agent and store: whatever a model makes of a conversation, they stand behind it."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from agent.context.carried import Carried, parted
+from agent.context.commit import settle_undo
+from agent.context.cuts import handoff_in
+from agent.context.job import Compressed
+from agent.handoff import parse_handoff
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.turn import Answer
+from hermes_state.values import LineageId, Origin
+from tests.agent.conftest import Chat, Sink
+from tests.agent.context.contexts import UNPAID, WORDS, agent_of, dialled, look, summary_of
+from tests.agents import SingleModelAgent
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+RULES = (
+    "Always answer in German.",
+    "Never restart db-01 before 18:00.",
+    "From now on, write commit messages in English.",
+    "请始终用公制单位。",
+    "Lösche nie etwas, ohne mich zu fragen.",
+    "Réponds toujours avec la source.",
+    "必ず税込みの価格を書いてください。",
+    "Don't send anything to Bob unless I approve it.",
+    "Nunca compartas mi dirección.",
+    "Whenever I send a receipt, put it into the sheet.",
+    "Ни в коем случае не трогай боевую базу.",
+    "You must never call me at the office.",
+)
+
+
+@pytest.fixture
+async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+    async with dialled(server, "lab-8k") as model:
+        yield model
+
+
+@pytest.fixture
+async def medium(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+    async with dialled(server, "lab-32k") as model:
+        yield model
+
+
+async def talk(chat: Chat, texts: Sequence[str], *, words: str = WORDS) -> LineageId:
+    exchanges = [(text, Answer(text=f"Fine. {words}", call=UNPAID, reported_prompt_tokens=None)) for text in texts]
+    return (await chat.talk(exchanges)).lineage_id
+
+
+async def compress(chat: Chat, agent: SingleModelAgent) -> None:
+    turn = await chat.start(f"and on? {WORDS}")
+    prepared = await agent.context.prepare_by_hand(turn.conversation, keep_turns=1)
+    outcome = await chat.store.write(agent.context.settle, prepared, chat.clock.now())
+    assert isinstance(outcome, Compressed), outcome
+    await chat.finish(turn, Answer(text="done", call=UNPAID, reported_prompt_tokens=None))
+
+
+async def record(chat: Chat, lineage_id: LineageId) -> tuple[str | None, Carried]:
+    (row,) = [row for row in (await look(chat, lineage_id)).view if row.origin is Origin.SUMMARY]
+    handoff = handoff_in(row)
+    assert handoff is not None
+    return parted(handoff.text)
+
+
+@pytest.mark.parametrize("has_model", [True, False])
+async def test_twelve_rules_stand_word_for_word_after_ten_compressions(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM, has_model: bool
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("one who forgets")}])
+    agent = agent_of(chat, small, routes=None if has_model else [])
+    await talk(chat, [f"Hello {n}. {WORDS}" for n in range(3)])  # the kept beginning
+    for rule in RULES:
+        lineage_id = await talk(chat, [f"Thanks! {rule} It always rains here. {WORDS}"])
+    for number in range(10):
+        await talk(chat, [f"Number {number}: {WORDS}"] * 4)
+        await compress(chat, agent)
+    text, carried = await record(chat, lineage_id)
+    assert sorted(rule.text for rule in carried.rules) == sorted(RULES)
+    assert text is not None
+    assert "Standing rules" not in text
+
+
+async def test_a_model_is_not_shown_what_is_carried(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
+    agent = agent_of(chat, medium, context_length=32_768)
+    await talk(chat, [f"Hello {n}. {WORDS}" for n in range(3)])
+    await talk(chat, [f"{RULES[0]} The invoice is INV-20117. {WORDS}"] + [f"Next: {WORDS}"] * 12)
+    await compress(chat, agent)
+    await talk(chat, [f"Next: {WORDS}"] * 12)
+    await compress(chat, agent)
+    shown = str([row["body"]["messages"] for row in llm.requests.rows if not row["body"].get("tools")][-1])
+    assert "SUMMARY-BY-the scribe" in shown
+    assert "INV-20117" not in shown
+    assert RULES[0] not in shown
+
+
+async def test_undo_brings_back_a_record_without_what_was_added(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
+    agent = agent_of(chat, medium, context_length=32_768)
+    await talk(chat, [f"Hello {n}. {WORDS}" for n in range(3)])
+    await talk(chat, [f"{RULES[0]} {WORDS}"] + [f"Next: {WORDS}"] * 12)
+    await compress(chat, agent)
+    lineage_id = await talk(chat, [f"{RULES[1]} {WORDS}"] + [f"Next: {WORDS}"] * 12)
+    await compress(chat, agent)
+    assert [rule.text for rule in (await record(chat, lineage_id))[1].rules] == list(RULES[:2])
+    turn = await chat.start("hm")
+    undoing = await agent.context.plan_undo(turn.conversation)
+    assert undoing is not None
+    await chat.store.write(settle_undo, undoing, chat.clock.now())
+    await chat.finish(turn, Answer(text="done", call=UNPAID, reported_prompt_tokens=None))
+    (row,) = [row for row in await chat.view(turn) if row.origin is Origin.SUMMARY]
+    assert [rule.text for rule in parted(parse_handoff(row.text or "").text)[1].rules] == list(RULES[:1])
+    await compress(chat, agent)
+    (row,) = [row for row in await chat.view(turn) if row.origin is Origin.SUMMARY]
+    assert [rule.text for rule in parted(parse_handoff(row.text or "").text)[1].rules] == list(RULES[:2])
+
+
+async def test_a_fact_of_an_argument_stands_in_the_next_prompt(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
+    """JSON hides letters behind escapes; what is quoted are the letters."""
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("one who forgets")}])
+    agent = agent_of(chat, medium, context_length=32_768)
+    await talk(chat, [f"Hello {n}. {WORDS}" for n in range(3)])
+    call = {"name": "dump", "arguments": {"text": "青岛 door code 48213"}}
+    llm.add_scripts([{"has_tools": True, "tool_calls": [call]}])
+    turn = await chat.start(f"Note it. {WORDS}")
+    await chat.finish(turn, await agent.run(turn, Sink()))
+    await talk(chat, [f"Next: {WORDS}"] * 14)
+    await compress(chat, agent)
+    await agent.run(await chat.start("what is the code?"), Sink())
+    prompt = str(llm.requests.rows[-1]["body"]["messages"])
+    assert "call dump] text: 青岛 door code 48213" in prompt
