@@ -64,7 +64,7 @@ SUMMARY_MS = 30_000
 """Usual time of a summary, in milliseconds."""
 
 FACTS_DIVISOR = 3
-"""Facts take no more than this part of what leaves the view: quoting is to make it shorter."""
+"""Facts take no more than this part of what leaves the view beyond the least: quoting is to make it shorter."""
 
 SHORT_TAIL_PERCENT = 20
 """Kept end where the usual one would leave too much, in percent of all messages."""
@@ -209,7 +209,7 @@ class Compressor:
                 rows[: cut.head_end],
                 [row for row in cut.middle(rows) if row.origin is not Origin.SUMMARY],
                 rules_limit=limits.rules,
-                facts_limit=min(limits.facts, content // FACTS_DIVISOR),
+                facts_limit=min(limits.facts, (content - _MIN_CONTENT) // FACTS_DIVISOR),
                 redact=self._redact,
                 is_shared=job.request.style.is_shared,
             ),
@@ -344,7 +344,8 @@ def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> boo
     tail = len(sizes) - cut.tail_start
     is_long = job.message_limit is not None and tail * 2 > job.message_limit
     is_heavy = job.layer == "overflow" and not job.limits.is_urgent(job.tokens_before)
-    return is_long or is_heavy or sum(cut.middle(sizes)) < _MIN_CONTENT
+    is_fresh = (row.origin is not Origin.SUMMARY or job.layer != "manual" for row in job.view.transcript)
+    return is_long or is_heavy or sum(compress(cut.middle(sizes), cut.middle(tuple(is_fresh)))) < _MIN_CONTENT
 
 
 def _outcome_of(error: ModelError) -> str:

@@ -463,6 +463,7 @@ EVERY_COMMAND = (
     *("/start", "/help", "/new", "/reset again", "/title x", "/sessions", "/resume {old}", "/history", "/stop"),
     *("/stop all", "/status", "/retry", "/undo", "/queue later", "/queue", "/steer quickly", "/whoami", "/pair list"),
     *("/compress", "/compress preview", "/compress undo", "/model", "/model other", "/unknown"),
+    *("/rules", "/rules drop m1"),
     *("/think", "/think high", "/think default", "/think lots"),
     *("/lineage", "/search one", "/session m1", "/usage", "/insights 3"),
 )
