@@ -82,6 +82,10 @@ class _Plan:
     cut: Cut
     rows: Transcript
     """The middle, pruned, without an earlier handoff."""
+    whole: Transcript
+    """The same rows as they were said."""
+    record: str | None
+    """All of the earlier handoff's text."""
     previous: str | None
     """The text of the earlier handoff, without what it carries."""
     carried: Carried
@@ -198,16 +202,20 @@ class Compressor:
         upto = min(cut.tail_start, max(0, len(rows) - job.settings.cut.protect_last_n))
         shorter, pruned = prune(rows, upto=upto, redact=self._redact, style=job.settings.prune_style)
         middle, previous = middle_of(shorter, cut)
-        text, earlier = parted(None if previous is None else previous.text)
+        record = None if previous is None else previous.text
+        text, earlier = parted(record)
         limits = job.limits
+        whole = tuple(row for row in cut.middle(rows) if row.origin is not Origin.SUMMARY)
         return _Plan(
             cut=cut,
             rows=middle,
+            whole=whole,
+            record=record,
             previous=text,
             carried=carried(
                 earlier,
                 rows[: cut.head_end],
-                [row for row in cut.middle(rows) if row.origin is not Origin.SUMMARY],
+                whole,
                 rules_limit=limits.rules,
                 facts_limit=min(limits.facts, (content - _MIN_CONTENT) // FACTS_DIVISOR),
                 redact=self._redact,
@@ -258,7 +266,9 @@ class Compressor:
     async def _ask(self, job: CompressionJob, plan: _Plan, route: SummaryRoute) -> _SummaryResult:
         wanted = SummaryJob(
             rows=plan.rows,
+            whole=plan.whole,
             previous=plan.previous,
+            record=plan.record,
             focus=job.focus,
             target=job.limits.summary_tokens(plan.content_tokens),
             input_limit=summary_input_tokens(route.context_length or job.limits.context_length),

@@ -11,6 +11,7 @@ from datetime import UTC, tzinfo
 from functools import lru_cache
 from typing import Final
 
+from agent.context.audit import is_hollow, without_invented
 from agent.context.excerpt import CLOSING_THOUGHT, SECRET_MARK, bounded_record, clean, excerpt, moment, without_thoughts
 from agent.handoff import escape_markers
 from agent.model.base import FinishReason, ModelReply, ModelRequest
@@ -96,8 +97,12 @@ class SummaryJob:
 
     rows: Transcript
     """The middle, pruned, without an earlier handoff."""
+    whole: Transcript = ()
+    """The same rows as they were said; the summary may name what stands in them."""
     previous: str | None
-    """The text of the earlier handoff."""
+    """The text of the earlier handoff, without what it carries."""
+    record: str | None = None
+    """All of the earlier handoff's text."""
     focus: str | None
     target: Tokens
     input_limit: Tokens
@@ -185,6 +190,13 @@ def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], 
         raise SummaryError("too_long", "The summary came out longer than a summary may be.")
     if job.template is None:
         text = _heading_lines(titles).sub(_as_given, text)
+    if titles and is_hollow(_sections_in(text, titles), job.whole, len(titles)):
+        raise SummaryError("malformed", "The model filled in hardly a section of the summary.")
+    if job.whole:
+        audited = without_invented(text, job.whole, job.record, job.now, job.zone)
+        if audited is None:
+            raise SummaryError("invented", "The summary named what nobody had said.")
+        text = audited
     return escape_markers(redact(text).replace(MARK, SECRET_MARK))
 
 
@@ -240,6 +252,14 @@ def _heading_lines(titles: tuple[str, ...]) -> re.Pattern[str]:
         r"(?P<rest>(?(hashes)[^\n]*|(?(bold)[^\n]*)))$",
         re.MULTILINE | re.IGNORECASE,
     )
+
+
+def _sections_in(text: str, titles: tuple[str, ...]) -> list[str]:
+    """Texts of the sections that say something."""
+    found = [*_heading_lines(titles).finditer(text)]
+    ends = [*(one.start() for one in found[1:]), len(text)]
+    pieces = [f"{one['rest'] or ''}\n{text[one.end() : end]}".strip() for one, end in zip(found, ends, strict=True)]
+    return [piece for piece in pieces if any(map(_says_something, piece.splitlines()))]
 
 
 def _key(title: str) -> str:

@@ -8,10 +8,10 @@ message. Every summary is written by the model, and what a prompt says decides w
 What a kill may not change: that there are these three compressions, one after the other, each with its own summary.
 """
 
-from agent.context.summary import HEADINGS
 from platforms.telegram.rendering import render
 from tests.crash.daemon import DUMP_A, DUMP_B
 from tests.crash.world import World
+from tests.summaries import summary_saying
 
 CHAT = 42
 ENVIRON = {
@@ -63,8 +63,8 @@ LAYERS = ("in_loop", "hygiene", "manual")
 
 
 def summary(mark: str) -> str:
-    """Thirteen sections, of which one tells the summaries apart."""
-    return "\n\n".join(f"## {title}\n{mark if title == 'Critical Context' else 'None.'}" for title in HEADINGS)
+    """Thirteen sections that tell the summaries apart."""
+    return summary_saying(f"{mark}:")
 
 
 def _dumps(mark: str) -> list[dict[str, object]]:

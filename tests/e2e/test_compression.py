@@ -13,7 +13,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agent.context.summary import HEADINGS
 from platforms.local.access import KEY_HEADER, TOKEN_HEADER
 from tests.e2e.protocols import ModelProtocol, conversation_of, prompt_of
 from tests.e2e.test_discord import ALICE, ready
@@ -21,6 +20,7 @@ from tests.e2e.test_discord import say as say_on_discord
 from tests.e2e.world import World, world_in
 from tests.platforms.local.harness import Listener, Screen, Shown
 from tests.sampling import every
+from tests.summaries import summary_saying
 
 FILLER = "We looked at the harbour, the old bridge and the market, and wrote down what each of them costs. " * 12
 SMALL = {
@@ -375,10 +375,11 @@ LANGUAGES = {
 async def test_every_language_is_kept_in_its_window(world: World, bytes_per_token: float) -> None:
     """The same number of tokens is said in each, in chats of their own, on a tokenizer that is usual or dense."""
     await world.llm.post("config", {"bytes_per_token": bytes_per_token})
-    await world.script(summary=True, times=-1, text="\n\n".join(f"## {title}\n- as before" for title in HEADINGS))
+    await world.script(summary=True, times=-1, text=summary_saying("- as before:"))
     chats = {name: 101 + place for place, name in enumerate(LANGUAGES)}
     await world.gateway.start(
         **SMALL,
+        HERMES_COMPRESSION__FACTS_SHARE="0",  # what is quoted is no matter of the language
         HERMES_ACCESS__ALLOW=",".join(f"telegram:{chat_id}" for chat_id in chats.values()),
     )
 

@@ -11,7 +11,6 @@ from agent.context.commit import CompressionTasks
 from agent.context.job import ContextEvent, Listener, OnWait
 from agent.context.model_handle import ContextSettings, SummaryRoute
 from agent.context.state import ContextState, state_of
-from agent.context.summary import HEADINGS
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
@@ -37,6 +36,7 @@ from tests.agents import SingleModelAgent
 from tests.clients import client_of
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
+from tests.summaries import summary_saying
 
 CONTEXT = 8_192
 OUTPUT = 2_048
@@ -241,7 +241,7 @@ def _found(db: Connection, lineage_id: LineageId) -> Found:
 
 def summary_of(mark: str) -> str:
     """A summary that can be told from others."""
-    return "\n\n".join(f"## {title}\nSUMMARY-BY-{mark} has something to say here." for title in HEADINGS)
+    return summary_saying(f"SUMMARY-BY-{mark} has something to say here:")
 
 
 def asked_for_summaries(llm: LLM) -> int:

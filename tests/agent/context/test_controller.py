@@ -14,7 +14,6 @@ from agent.context.cuts import SkipReason
 from agent.context.job import Compressed, NotNeeded
 from agent.context.model_handle import CompressorSettings, ContextSettings, LearnedProfile
 from agent.context.state import ContextState, UnverifiedCompression, stored_form
-from agent.context.summary import HEADINGS
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext
@@ -54,6 +53,7 @@ from tests.agents import SingleModelAgent
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 from tests.pictures import picture
+from tests.summaries import summary_saying
 
 WIDE = ModelLimits(context_length=Tokens(131_072), max_output_tokens=Tokens(8_192))
 OFF = ContextSettings(is_enabled=False)
@@ -205,7 +205,7 @@ async def test_a_pass_that_helps_lifts_a_block() -> None:
 async def test_a_summary_longer_than_what_it_stands_for_is_refused_and_paid_for(
     chat: Chat, medium: ChatCompletionsModel, llm: LLM
 ) -> None:
-    long = "\n\n".join(f"## {title}\n" + f"{title} has much to say here. {WORDS * 2}" for title in HEADINGS)
+    long = summary_saying(f"There is much to say here. {WORDS * 2}")
     llm.add_scripts([{"summary": True, "times": -1, "text": long}])
     agent = agent_of(chat, medium, context_length=32_768)
     turn = await fill_and_ask(chat, agent, 2_300)

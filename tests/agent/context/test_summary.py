@@ -549,3 +549,60 @@ def test_any_answer_is_taken_or_refused(text: str) -> None:
         assert checked(kept) == kept
     else:
         assert refused.outcome in {"empty", "refused", "malformed", "too_long"}
+
+
+# ---- the audit
+
+SAID = (
+    human("Ticket SHOP-412 is about /srv/shop/app.py; it costs 2,450.00 € until 2026-03-04."),
+    human("Call me on 0176 2345678."),
+    result("c1", "commit 9fceb02d0ae5 on port 54321"),
+)
+MANY = (*SAID, *(human(f"Order {number} of lot KX-{number}.") for number in range(7_000, 7_030)))
+
+
+def audited(text: str, *rows: Message, record: str | None = None) -> str:
+    return checked(text, of=task(rows=rows, whole=rows, record=record))
+
+
+def test_lines_that_name_what_nobody_said_are_left_out() -> None:
+    true = "SHOP-412 touches /srv/shop/app.py.\nThe price is 2450.00 €, due 2026-03-04.\nPort `54321`, m999.\nAll well."
+    text = audited(
+        filled(critical=f"{true.replace('m999', f'm{SAID[0].id}')}\nThe owner is SHOP-999.\nSee /srv/x/y.py."), *SAID
+    )
+    assert "SHOP-412 touches" in text
+    assert "2450.00" in text
+    assert "54321" in text
+    assert "SHOP-999" not in text
+    assert "/srv/x/y.py" not in text
+
+
+def test_what_the_earlier_record_says_was_said() -> None:
+    text = filled(critical="The owner is SHOP-999.\nAll is well.")
+    assert "SHOP-999" in audited(text, *SAID, record="## Facts\n- [m3 person] SHOP-999 is Ada's.")
+    assert "SHOP-999" not in audited(text, *SAID)
+
+
+def test_a_summary_that_is_mostly_invented_is_refused() -> None:
+    text = "\n".join(f"## {title}\nIt was ticket FAKE-{number}00 all along." for number, title in enumerate(TITLES, 1))
+    with pytest.raises(SummaryError) as raised:
+        audited(text, *SAID)
+    assert raised.value.outcome == "invented"
+
+
+@pytest.mark.parametrize("rows", [SAID, MANY])
+@pytest.mark.parametrize("words", ["Nothing of note.", "Nothing to report.", "没有内容。"])
+def test_a_form_that_is_filled_in_with_nothing_is_refused(words: str, rows: tuple[Message, ...]) -> None:
+    with pytest.raises(SummaryError) as raised:
+        audited("\n".join(f"## {title}\n{words}" for title in TITLES), *rows)
+    assert raised.value.outcome == "malformed"
+
+
+def test_where_much_was_said_three_sections_have_to_say_something() -> None:
+    long = "\n".join(f"## {title}\nIn this section there was nothing of note at all." for title in TITLES)
+    with pytest.raises(SummaryError):
+        audited(long, *MANY)
+    short = "## Active Task\nGreet Ada.\n## Goal\nNone.\n## In Progress\nNone."
+    assert audited(short, *SAID) == short
+    with pytest.raises(SummaryError):
+        audited(short, *MANY)

@@ -10,7 +10,6 @@ import orjson
 
 from agent.context.engine import Engine
 from agent.context.model_handle import ContextSettings
-from agent.context.summary import HEADINGS
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.tools.recall import recall_tools
@@ -21,9 +20,10 @@ from hermes_state.values import CanonicalUsage, Tokens
 from tests.agents import SingleModelAgent, TurnSettings
 from tests.clients import client_of
 from tests.gateway.helpers import ScriptedModel, Step, TestGateway, answer, asked, serving
+from tests.summaries import summary_saying
 
 WORDS = "We looked at the harbour and wrote down what each boat costs and who owns it. " * 6
-SUMMARY = "\n\n".join(f"## {title}\n- as it was before, nothing new" for title in HEADINGS)
+SUMMARY = summary_saying("-")
 
 
 class CountingModel(ScriptedModel):

@@ -1,0 +1,100 @@
+"""Audit of a model's summary: whether its sections say something, and whether it names what nobody has said."""
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from datetime import tzinfo
+from itertools import islice
+
+import structlog
+
+from agent.context.excerpt import moment, said
+from agent.context.facts import arguments_of, identifiers
+from hermes_state.values import Message, Millis, Transcript, recall_id
+
+log = structlog.get_logger()
+
+MIN_SECTION_WORDS = 4
+"""Words of a section, from which on it says something."""
+MIN_SECTION_CHARACTERS = 20
+"""Characters of one whose words are not told apart."""
+MIN_SECTIONS = 3
+"""Sections that have to, where there are enough identifiers."""
+MANY_IDENTIFIERS = 20
+
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
+_PART = re.compile(r"[\w.]*\w")
+_GROUPED = re.compile(r"(?<=\d)[,.' \u00a0\u202f](?=\d{3})")
+
+
+def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
+    """True when sections hold nothing: a few words that come again in each, or, where much was said, the same ones."""
+    words = {text: len(_WORD.findall(text)) for text in sections}
+    if _has_many_identifiers(rows):
+        return sum(count not in range(1, MIN_SECTION_WORDS) for count in words.values()) < min(MIN_SECTIONS, wanted)
+    is_same = len(words) < len(sections)
+    return is_same and all(
+        0 < words[text] < MIN_SECTION_WORDS and len(text) <= MIN_SECTION_CHARACTERS for text in words
+    )
+
+
+def without_invented(text: str, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> str | None:
+    """The summary without the lines whose identifiers neither the rows nor the earlier record hold.
+
+    None when those are more than half of its lines.
+    """
+    lines = text.splitlines()
+    source = _Source(rows, record, now, zone)
+    kept = [line for line in lines if line.startswith("#") or all(map(source.holds, identifiers(line)))]
+    if len(kept) == len(lines):
+        return text
+    before, after = (sum(bool(line.strip()) and not line.startswith("#") for line in some) for some in (lines, kept))
+    log.info("summary.audited", lines=before, left_out=before - after)
+    return "\n".join(kept) if after * 2 >= before else None
+
+
+def _has_many_identifiers(rows: Transcript) -> bool:
+    found = set(islice((one for row in rows for text in said(row) for one in identifiers(text[:2_000])), 1_000))
+    return len(found) >= MANY_IDENTIFIERS
+
+
+class _Source:
+    """All that was said, as a text to look things up in."""
+
+    def __init__(self, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> None:
+        self._text = "\n".join((record or "", moment(now, zone), *(_all_of(rows, zone)))).casefold()
+        self._plain: str | None = None
+
+    def holds(self, identifier: str) -> bool:
+        """True for what was said, for its parts, and for what is no more than a few letters or digits."""
+        token = identifier.strip('`"“”„«»「」($€£¥+.,: ').casefold()
+        digits = sum(map(str.isdigit, token))
+        if (digits < 4 and not (digits and len(token) > 3)) and not re.search(r"[/@]", token):
+            return True
+        if _is_in(token, self._text):
+            return True
+        if self._plain is None:
+            self._plain = _GROUPED.sub("", self._text)
+        parts = [part for part in _PART.findall(token) if any(map(str.isdigit, part))]
+        return _is_in(_GROUPED.sub("", token), self._plain) or (
+            len(parts) > 1 and "/" not in token[:1] and all(_is_in(part, self._text) for part in parts)
+        )
+
+
+def _is_in(token: str, text: str) -> bool:
+    """True for a token that is not a part of a longer number there."""
+    at = text.find(token)
+    while at >= 0:
+        before, behind = text[at - 1 : at], text[at + len(token) : at + len(token) + 1]
+        if not (token[:1].isdigit() and before.isdigit()) and not (token[-1:].isdigit() and behind.isdigit()):
+            return True
+        at = text.find(token, at + 1)
+    return False
+
+
+def _all_of(rows: Iterable[Message], zone: tzinfo) -> Iterator[str]:
+    for row in rows:
+        yield f"{recall_id(row.id)} {moment(row.created_at, zone)} {row.sender_name or ''} {row.tool_name or ''}"
+        yield from said(row)
+        for call in row.body.calls:
+            if "\\" in call.arguments:
+                yield from arguments_of(call.arguments)
