@@ -30,7 +30,7 @@ from agent.context.limits import Limits, summary_input_tokens
 from agent.context.model_handle import SummaryRoute
 from agent.context.pruning import prune
 from agent.context.state import ContextState
-from agent.context.summary import SummaryError, SummaryJob, checked_summary, summary_request
+from agent.context.summary import SummaryError, SummaryJob, audited, checked_summary, summary_request
 from agent.handoff import Handoff, framed
 from agent.model.base import ModelReply
 from agent.model.client import ModelClient
@@ -292,7 +292,7 @@ class Compressor:
         return _SummaryResult(text=text, client=route.client)
 
     def _usable(self, reply: ModelReply, wanted: SummaryJob) -> str:
-        text = checked_summary(reply, wanted, self._redact)
+        text = audited(checked_summary(reply, wanted, self._redact), wanted)
         return fitted(text, Tokens(wanted.target * MAX_LENGTH_PERCENT // 100))
 
     async def _without_model(

@@ -244,7 +244,7 @@ def _shape(text: str) -> str:
 
 def _weighty(text: str) -> list[str]:
     lower = text.lower()
-    return [word for word in weighty_words() if word in lower]
+    return [word for word in weighty_words(is_ascii=text.isascii()) if word in lower]
 
 
 def _quoted(sentence: str, words: Sequence[str], *, has_words: bool) -> Iterator[str]:

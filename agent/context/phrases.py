@@ -75,9 +75,10 @@ def _expression(table: Mapping[str, Any], name: str) -> re.Pattern[str]:
 
 
 @cache
-def weighty_words() -> tuple[str, ...]:
-    """Words in lower case, one of which is in every sentence that says that it matters."""
-    return tuple(dict.fromkeys(word for table in _stored().values() for word in table["matters"]))
+def weighty_words(*, is_ascii: bool) -> tuple[str, ...]:
+    """Words in lower case, one of which is in every sentence that says that it matters. `is_ascii`: it is all ASCII."""
+    words = dict.fromkeys(word for table in _stored().values() for word in table["matters"])
+    return tuple(word for word in words if not is_ascii or word.isascii())
 
 
 def sentences(text: str) -> Iterator[tuple[int, int]]:

@@ -192,12 +192,15 @@ def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], 
         text = _heading_lines(titles).sub(_as_given, text)
     if titles and is_hollow(_sections_in(text, titles), job.whole, len(titles)):
         raise SummaryError("malformed", "The model filled in hardly a section of the summary.")
-    if job.whole:
-        audited = without_invented(text, job.whole, job.record, job.now, job.zone)
-        if audited is None:
-            raise SummaryError("invented", "The summary named what nobody had said.")
-        text = audited
     return escape_markers(redact(text).replace(MARK, SECRET_MARK))
+
+
+def audited(text: str, job: SummaryJob) -> str:
+    """The summary without lines that name what nobody has said. Raises `SummaryError` where that is most of it."""
+    kept = without_invented(text, job.whole, job.record, job.now, job.zone)
+    if kept is None:
+        raise SummaryError("invented", "The summary named what nobody had said.")
+    return kept
 
 
 _EMPTY = ("empty", "The model returned no summary.")

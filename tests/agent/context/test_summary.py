@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from agent.context.summary import HEADINGS, SECTIONS, SummaryError, SummaryJob, checked_summary, summary_request
+from agent.context.summary import audited as audited_summary
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
 from agent.model.base import FinishReason, ModelReply
 from agent.model.protocols.chat_completions import ChatCompletionsModel
@@ -562,7 +563,8 @@ MANY = (*SAID, *(human(f"Order {number} of lot KX-{number}.") for number in rang
 
 
 def audited(text: str, *rows: Message, record: str | None = None) -> str:
-    return checked(text, of=task(rows=rows, whole=rows, record=record))
+    wanted = task(rows=rows, whole=rows, record=record)
+    return audited_summary(checked(text, of=wanted), wanted)
 
 
 def test_lines_that_name_what_nobody_said_are_left_out() -> None:
