@@ -227,7 +227,7 @@ class AgentMonth:
             record.meter.say(script["facts"])
             record.said += script["sentences"]
             began = self._loop.time()
-            turn = record.turn = await self._start(script)
+            turn = record.turn = await self.start(script)
             answer = await self.agent.agent.run(turn, lambda text: None, self.agent.model, await self.agent.check(turn))
             record.waits.append(self._loop.time() - began - model.step * ANSWER_SECONDS)
             await self._chat.finish(turn, answer)
@@ -242,7 +242,8 @@ class AgentMonth:
         view = await self._store.read(load_view, turn.lineage_id)
         self.record.look([piece_of(dict(one)) for one in chat_messages("", view.transcript, WireSettings())], None)
 
-    async def _start(self, script: Turn) -> RunningTurn:
+    async def start(self, script: Turn) -> RunningTurn:
+        """Let a person write, and begin the turn."""
         received = await self._chat.receive(script["said"])
         documents = (Document(name="note.txt", text=script["document"]),) if script["document"] else ()
         prepared = {received: PreparedMessage(body=MessageBody(documents=documents))}

@@ -1,5 +1,6 @@
 """Rows of the quality bench that ask for something: rule sentences, the topic of `/compress`, searches."""
 
+import json
 import re
 import statistics
 import time
@@ -103,23 +104,33 @@ async def _searched() -> list[Row]:
     scripts = {domain: script_of(domain, 32_768, DENSE) for domain in DOMAINS}
     every = {domain: [fact for turn in script for fact in turn["facts"]] for domain, script in scripts.items()}
     hits: dict[str, list[bool]] = {}
-    leaks: list[int] = []
+    questions, leaks = [], []
     async with opened() as store:
-        turns = {name: (await played(store, name, 32_768, script)).turn for name, script in scripts.items()}
-        for domain, turn in turns.items():
-            assert turn is not None
+        chats = {domain: await played(store, domain, 32_768, script) for domain, script in scripts.items()}
+        for domain, chat in chats.items():
+            asked = every[domain][:: max(1, len(every[domain]) // QUERIES)]
+            words = " ".join(query for fact in asked for query in _queries(domain, *fact).values())
+            turn = await chat.start({"said": words, "document": ""})
             context = ToolContext(chat_id=turn.chat_id, lineage_id=turn.lineage_id, turn_id=turn.id, store=store)
-            for value, who, _, key, noun in every[domain][:: max(1, len(every[domain]) // QUERIES)]:
-                holding = await store.read(_holding, turn.lineage_id, value)
-                for name, query in _queries(domain, who, key, noun).items():
-                    hits.setdefault(name, []).append(bool(await _ask(context, query) & holding))
-            for _, _, _, key, noun in (fact for others in every.values() for fact in others[:134]):
-                found = await _ask(context, f"{key} {noun}")
-                leaks.append(len(found - await store.read(_holding, turn.lineage_id, "")))
+            own = await store.read(_holding, turn.lineage_id, "")
+            for fact in asked:
+                holding = await store.read(_holding, turn.lineage_id, fact[0]) - {max(own)}
+                for name, query in _queries(domain, *fact).items():
+                    found = _ids(await _ask(context, query))
+                    hits.setdefault(name, []).append(bool(found & holding))
+                    questions.append(max(own) in found)
+            foreign = {fact[3] for other, facts in every.items() if other != domain for fact in facts}
+            foreign -= set(re.findall(r"\w+", json.dumps(scripts[domain], ensure_ascii=False)))
+            for fact in (fact for facts in every.values() for fact in facts[:134]):
+                for query in (f"{fact[3]} {fact[4]}", f"{fact[3][:3]}{fact[3][4:]}"):
+                    text = await _ask(context, query)
+                    named = set(re.findall(r"\w+", text)) & foreign - {fact[3]}
+                    leaks.append(bool(named or _ids(text) - own))
     bars = {"one rare word shared": "≥ 90 %", "one letter missing": "≥ 95 %"}
     shares = [(name, f"{statistics.mean(found):.0%}") for name, found in sorted(hits.items())]
     rows: list[Row] = [(f"one search: {name}", {32_768: text}, bars.get(name, "≥ 99 %")) for name, text in shares]
-    return [*rows, (f"one search: rows of other chats, {len(leaks):,} queries", {32_768: str(sum(leaks))}, "0")]
+    rows.append(("– the question itself among the hits", {32_768: f"{statistics.mean(questions):.0%}"}, "0"))
+    return [*rows, (f"– rows or words of other chats, {len(leaks):,} queries", {32_768: str(sum(leaks))}, "0")]
 
 
 async def _large() -> list[Row]:
@@ -151,7 +162,7 @@ async def _large() -> list[Row]:
     ]
 
 
-def _queries(domain: str, who: str, key: str, noun: str) -> dict[str, str]:
+def _queries(domain: str, value: str, who: str, topic: str, key: str, noun: str) -> dict[str, str]:
     """Ways to ask for a fact, by name."""
     if who in ("arguments", "documents"):
         return {who: f"{key} {noun}"}
@@ -161,9 +172,13 @@ def _queries(domain: str, who: str, key: str, noun: str) -> dict[str, str]:
     return {"exact words": f"{key} {noun}", "one rare word shared": one_rare, "one letter missing": shorter}
 
 
-async def _ask(context: ToolContext, query: str) -> set[int]:
-    output = await recall_tools()[0].run({"query": query}, context)
-    return {int(number) for number in re.findall(r"^m(\d+) ", str(output), re.MULTILINE)}
+async def _ask(context: ToolContext, query: str) -> str:
+    return str(await recall_tools()[0].run({"query": query}, context))
+
+
+def _ids(text: str) -> set[int]:
+    """Messages that a search has found."""
+    return {int(number) for number in re.findall(r"^m(\d+) ", text, re.MULTILINE)}
 
 
 def _holding(db: Connection, lineage_id: LineageId, value: str) -> set[int]:

@@ -23,7 +23,7 @@ Cell = Callable[[int], str | None]
 Row = tuple[str, Mapping[int, str], str]
 """Name, cells by window, and the figure to reach."""
 
-PEER, PEER_NAME = "BENCH_PEER", "hermes-agent 0.19.0"
+PEER, PEER_NAME, LEAN = "BENCH_PEER", "hermes-agent 0.19.0", "lean, emulated"
 SIZES = {8_192: (120, 2), 32_768: (190, 2), 128_000: (160, 8), 200_000: (110, 8)}
 """Turns of a month, and how long they are, by window."""
 GAP = 45.0
@@ -69,12 +69,12 @@ async def played(
     kind: StandInKind = "shortens",
     gap: float = GAP,
     settings: ContextSettings | None = None,
-) -> Record:
+) -> AgentMonth:
     chat = AgentMonth(store, window, len(script), domain, kind, settings or ContextSettings())
     async for _ in chat.play(script, gap):
         pass
     await chat.agent.close()
-    return chat.record
+    return chat
 
 
 @dataclass(slots=True)
@@ -104,7 +104,8 @@ class Bench:
 
         async def play(script: Sequence[Turn], domain: str) -> Record:
             async with opened() as store:
-                return await played(store, domain, window, script, kind=kind, gap=gap, settings=settings)
+                chat = await played(store, domain, window, script, kind=kind, gap=gap, settings=settings)
+                return chat.record
 
         keys = {domain: (window, domain, density, kind, gap, shape, *sorted(options.items())) for domain in DOMAINS}
         for domain, key in keys.items():
