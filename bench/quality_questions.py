@@ -150,12 +150,12 @@ async def _large() -> list[Row]:
         context = ToolContext(chat_id=ChatId(1), lineage_id=lineage_id, turn_id=TurnId(0), store=store)
         times = []
         for _ in range(9):
-            began = time.perf_counter()
+            began = time.process_time()
             await _ask(context, f"{RARE[:4]}{RARE[5:]} whereabouts {COMMON}")
-            times.append(time.perf_counter() - began)
+            times.append(time.process_time() - began)
     return [
         (
-            f"a search with both fallbacks, {LARGE:,} rows",
+            f"a search with both fallbacks, {LARGE:,} rows, CPU",
             {32_768: f"{statistics.median(times) * 1e3:.0f} ms"},
             "≤ 150 ms",
         )
