@@ -343,7 +343,7 @@ def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: in
         return False
     people = [index for index, row in enumerate(rows) if row.origin is Origin.HUMAN][-4:]
     turns = [sum(sizes[start:end]) for start, end in pairwise(people)]
-    since = max(row.created_at for row in rows) - SUMMARY_MS
+    since = rows[-1].created_at - SUMMARY_MS
     recent = sum(compress(sizes, (row.created_at > since for row in rows)))
     return job.tokens_before + max(recent, *turns, 0) < limits.hygiene
 

@@ -115,8 +115,9 @@ async def test_on_a_small_window_a_compression_waits_until_it_frees_enough_or_th
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
     slow = Chat(chat.store, key=replace(chat.key, chat_ref="slow"), clock=SlowClock())
     agent = agent_of(slow, small, persona=MUCH * 2)
-    turn = await fill_and_ask(slow, agent, 4_600)
+    turn = await fill_and_ask(slow, agent, 3_050, "[[tool:dump]]")
     await answer(slow, agent, turn)
+    assert answers(llm)[-1]["prompt_tokens"] > agent.context.limits.threshold
     assert (await look(slow, turn.lineage_id)).compressions == []
     turn = await fill_and_ask(slow, agent, 5_400)
     await answer(slow, agent, turn)
