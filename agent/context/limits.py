@@ -34,8 +34,6 @@ SUMMARY_INPUT_PERCENT = 60
 """Share of the summary model's own window, in percent."""
 RULES_TOKENS = 400
 RULES_THRESHOLD_PERCENT = 4
-SMALL_WINDOW = 16_000
-"""Windows below it have little beside what stays: facts take a quarter of their share there."""
 LEAN_TAIL = (10_000, 25_000)
 STEPPED_SHARES = ((10_000, 20), (30_000, 15), (100_000, 10))
 """Up to so many tokens of content, so many percent of them; beyond, `STEPPED_REST`."""

@@ -10,6 +10,7 @@ from typing import Any
 from agent.context.commit import CompressionTasks
 from agent.context.job import ContextEvent, Listener, OnWait
 from agent.context.model_handle import ContextSettings, SummaryRoute
+from agent.context.phrases import languages
 from agent.context.state import ContextState, state_of
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.prompt import DEFAULT_PERSONA
@@ -109,6 +110,7 @@ def agent_of(
     It sees images where `attachments` is given. A compression that is due is finished before the next call, unless it
     `is_background`.
     """
+    languages()  # compiled by the first compression, which would be late for what a test has it wait for
     notices = NoticeWriter(store=chat.store, settings=NoticeConfig, deliver=lambda _: None, clock=chat.clock)
     return SingleModelAgent(
         store=chat.store,
