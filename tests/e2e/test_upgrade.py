@@ -290,7 +290,7 @@ async def gentle_seen(world: World) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("engine", "walk"), [("notes", notes_seen), ("gentle", gentle_seen)])
 async def test_a_plugin_compresses(tmp_path: Path, engine: str, walk: Walk) -> None:
-    async with upgraded(tmp_path, HERMES_CONTEXT__ENGINE=engine) as world:
+    async with upgraded(tmp_path, HERMES_CONTEXT__ENGINE=engine, HERMES_COMPRESSION__MODE="blocking") as world:
         before = len(world.query(VERDICTS))
         seen = await walk(world)
         assert_as_before(engine, {**seen, "verdicts": world.query(VERDICTS)[before:]})

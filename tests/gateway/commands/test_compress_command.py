@@ -415,7 +415,7 @@ async def test_what_does_not_fit_any_more_is_not_brought_back(store: Store, tmp_
     model = CountingModel()
     async with talking(store, tmp_path, model, length=8_192, count=20) as gateway:
         await compress(gateway)
-        for number in range(16):
+        for number in range(24):
             await gateway.ask(f"MORE-{number}. {WORDS}")
         before = await dump(gateway)
         events = len(await gateway.rows(EVENTS))
