@@ -12,6 +12,7 @@ SENTENCE_END = re.compile(r"\n+|(?<=[.!?\u061f])\s+|(?<=[\u3002\uff01\uff1f])")
 """Chinese and Japanese put no space behind it."""
 QUESTION = re.compile(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(?=[\s。]|\Z)")
 _START = r"(?:\A|[,;:(\u2013\u2014-]\s*|\b(?:and|then|und|et|y|e|и)\s+)(?:(?:{lead})[,:!]?\s+)*"
+_MARKS = {0x2019: "'"} | dict.fromkeys(range(0x64B, 0x653))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ def languages() -> tuple[Language, ...]:
         Language(
             hints=tuple(table["hints"]),
             rule=_expression(table, "rule"),
-            teller=re.compile(rf"\W*(?:{table['teller']})" + (r"\b" if table["teller"].isascii() else "")),
+            teller=re.compile(rf"\W*{_whole(table['teller'])}"),
             once=re.compile(_whole(table["once"]) + "|" + table["reported"]),
             take_back=_expression(table, "take_back"),
         )
@@ -46,8 +47,13 @@ Hinted: TypeAlias = Sequence[tuple[Language, Sequence[str]]]
 """Languages in which a text may say something about rules, with the words that hint at it."""
 
 
+def plain(text: str) -> str:
+    """A text as the expressions expect it: lower case, apostrophes `'`, Arabic without vowel marks."""
+    return text.lower().translate(_MARKS)
+
+
 def hinted(text: str) -> Hinted:
-    lower = f" {text.lower()}".replace("\u2019", "'").replace("\n", " ")
+    lower = f" {plain(text)}".replace("\n", " ")
     found = ((language, [word for word in language.hints if word in lower]) for language in languages())
     return [(language, words) for language, words in found if words]
 

@@ -15,7 +15,7 @@ from unicodedata import normalize
 
 from agent.context.excerpt import Redact, speaker_name
 from agent.context.lines import ROW_CHARACTERS, bounded, one_line
-from agent.context.phrases import QUESTION, Hinted, hinted, sentences
+from agent.context.phrases import QUESTION, Hinted, any_of, hinted, plain, sentences
 from agent.tokens import estimated_text_tokens
 from hermes_state.journal import FORWARDED_NOTE
 from hermes_state.values import RECALL_ID, Message, Origin, recall_id
@@ -24,7 +24,7 @@ MAX_RULES = 10
 """Most rules that are taken from one message."""
 SENTENCE_CHARACTERS = 400
 """A longer sentence is no rule."""
-MATCH_PERCENT = 40
+MATCH_PERCENT = 50
 """Least that a sentence has in common with the one rule that it takes back, in percent of the shorter one's words."""
 MARGIN_PERCENT = 20
 """Least by which that rule is nearer than any other."""
@@ -40,13 +40,14 @@ _CLAUSE = re.compile(r"[,;:\uff0c\uff1b]")
 _BULLET = re.compile(r"\A(?:[-*•\u2013]|\d{1,2}[.)])\s+")
 _TAG = re.compile(
     r"[,\uff0c、]?\s*(?:ok|okay|please|alright|right|yes|ja|bitte|klar|gut|d'accord|vale|tudo bem|va bene|хорошо|ладно"
+    r"|tá|né|deal|yeah|understood|verstanden|compris|entendido|capito|понял"
     r"|好吗|好嗎|可以吗|行吗|好不好)\s*[?\uff1f]\s*\Z"
 )
 _CJK = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
 _WORD = re.compile(rf"[{_CJK}]+|[^\W{_CJK}]+")
 _IS_CJK, _KANA_ALONE = re.compile(f"[{_CJK}]"), re.compile(r"[\u3040-\u309f]{2}")
 _ACCENTS = re.compile(r"[\u0300-\u036f\u064b-\u0655]")
-_STEM = 5
+_ARTICLE, _STEM = re.compile(r"\A(?:[بفكو]?ال|لل)"), 5
 _DROPPED: Final = "was taken back with /rules and holds no longer:"
 _DROP = re.compile(rf"\AThe standing rule {RECALL_ID} {_DROPPED}")
 
@@ -77,7 +78,7 @@ def kind_of(sentence: str) -> tuple[Kind, ...]:
 
 
 def _kinds(sentence: str, hints: Hinted) -> tuple[Kind, ...]:
-    lower = f" {sentence.lower()}".replace("\u2019", "'")
+    lower = f" {plain(sentence)}"
     found = [language for language, words in hints if any(word in lower for word in words)]
     if not found:
         return ()
@@ -199,10 +200,10 @@ def _likeness(some: frozenset[str], others: frozenset[str]) -> int:
 def _words(text: str) -> frozenset[str]:
     """Stems of the longer words, pairs of characters where words have nothing between them."""
     found: set[str] = set()
-    plain = normalize("NFC", _ACCENTS.sub("", normalize("NFKD", text.lower())))
-    for word in _WORD.findall(plain):
+    said = any_of("common").sub(" ", plain(text))
+    for word in _WORD.findall(normalize("NFC", _ACCENTS.sub("", normalize("NFKD", said)))):
         if _IS_CJK.match(word):
             found.update(pair for pair in map("".join, pairwise(word)) if _KANA_ALONE.fullmatch(pair) is None)
-        elif len(word := word.removeprefix("ال")) > 3 or word.isdigit():
-            found.add(word[:_STEM])
+        elif len(word := _ARTICLE.sub("", word)) > 3 or word.isdigit():
+            found.add(word.removesuffix("s")[:_STEM])
     return frozenset(found)
