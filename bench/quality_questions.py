@@ -34,7 +34,9 @@ def corpus(bench: Bench) -> list[Row]:
         for one in ours:
             text = one["text"]
             if one["kind"] == "take_back":
-                is_found = one["rule"] in listed and one["rule"] not in virtual(_listed([one["rule"], text]))
+                is_found = one["rule"] in listed and one["rule"] not in virtual(
+                    _listed([one["rule"], text, *["Fine."] * 12])
+                )
             else:
                 is_found = text in listed
             found.setdefault((one["half"], one["kind"]), []).append(is_found)
@@ -45,7 +47,7 @@ def corpus(bench: Bench) -> list[Row]:
 
 
 async def _listed(texts: Sequence[str]) -> str:
-    """Rules that are listed once so many messages were compressed."""
+    """Rules that are listed once so many messages were compressed; a chat of less than 12 is too short for it."""
     filler = "Thanks, I have taken note of that and go on with the other things that were asked for before. " * 6
     empty = {"document": "", "calls": (), "results": (), "answer": filler, "facts": (), "sentences": ()}
     script: list[Turn] = [{**empty, "said": text} for text in ("Hello!", *texts, "And now?", "Thank you.")]
