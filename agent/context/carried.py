@@ -1,4 +1,4 @@
-"""What code carries past every summary: standing rules and facts, two sections behind a record's text.
+"""Sections that code carries past every summary: standing rules and facts, behind a record's text.
 
 They are read back from the earlier record and joined with what the rows that leave the view say, so that a record is
 all there is to keep: undo, splits and restarts need nothing. What does not parse, to the letter, is prose.
@@ -70,7 +70,7 @@ def carried(
     redact: Redact,
     is_shared: bool,
 ) -> Carried:
-    """What a record carries for these rows and an earlier record. `head`: rows in front of it; limits are in tokens."""
+    """Rules and facts of the next record, from these rows and an earlier one. `head`: rows in front; limits: tokens."""
     rules = rules_in_force(earlier.rules, head, rows, redact=redact, is_shared=is_shared)
     return Carried(
         rules=within_room(rules, rules_limit),

@@ -1,0 +1,25 @@
+"""Facts: which lines are quoted, and that no secret is among them."""
+
+from agent.context.facts import LINE_CHARACTERS, Fact, facts_of
+from hermes_state.redaction import Redactor
+from hermes_state.values import Message
+from tests.agent.context.rows import human, result
+
+SECRET = "correct-horse-7731-battery-staple"
+
+
+def facts(*rows: Message) -> tuple[Fact, ...]:
+    return facts_of((), rows, limit=4_000, redact=Redactor([SECRET]), is_shared=False)
+
+
+def test_no_secret_is_in_a_fact_whole_or_half_wherever_the_line_is_cut() -> None:
+    for before in range(LINE_CHARACTERS - len(SECRET) - 10, LINE_CHARACTERS + 10):
+        [*found] = facts(human(f"{'ticket 48213 '.ljust(before, 'x')} {SECRET} and ticket 99127 behind it"))
+        assert any("48213" in fact.text for fact in found)
+        assert not any(part in fact.text for fact in found for part in ("correct", "horse-77", "7731", "staple"))
+
+
+def test_a_shape_that_comes_up_often_in_results_is_noise_and_a_rare_line_is_not() -> None:
+    beats = "\n".join(f"heartbeat {number} ok in 3{number:03} ms" for number in range(50))
+    found = facts(result("c1", f"{beats}\nthe release is build 77120 of the harbour branch"))
+    assert [fact.text for fact in found] == ["the release is build 77120 of the harbour branch"]
