@@ -168,7 +168,7 @@ class Agent:
         state = _RunState(turn=turn, model=model, on_text=on_text, rounds=rounds)
         step = _open_calls(view.transcript, turn.id)
         if step is not None:
-            await self._resume(turn, *step)
+            await self._resume(state, *step)
         if step is not None or _ends_with_results(view.transcript, turn.id):
             view = await self._after_tools(turn)
         while True:
@@ -179,7 +179,7 @@ class Agent:
             message = await self._keep_calls(turn, model, done)
             await self.context.after_reply(prompt, done.reply.usage, is_last=False)
             state.rounds += 1
-            await self._run_calls(turn, message, message.body.calls)
+            await self._run_calls(state, message, message.body.calls)
             view = await self._after_tools(turn)
 
     async def _keep_calls(self, turn: RunningTurn, model: ModelHandle, done: CompletedCall) -> Message:
@@ -296,7 +296,7 @@ class Agent:
 
     # ---- the tools
 
-    async def _resume(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall]) -> None:
+    async def _resume(self, state: _RunState, message: Message, calls: Sequence[ToolCall]) -> None:
         """Answer the calls that a crash left open.
 
         A call that never began is run. One that began without an end may have taken effect: its outcome is unknown,
@@ -305,15 +305,17 @@ class Agent:
         runs = await self._store.read(load_tool_runs, message.id)
         begun = [call for call in calls if call.id in runs and not self._is_read_only(call)]
         for call in begun:
-            await self._finish(turn, message, call, ToolReply(text=OUTCOME_UNKNOWN, state=ToolRunState.UNKNOWN))
-        await self._run_calls(turn, message, [call for call in calls if call not in begun])
+            reply = ToolReply(text=OUTCOME_UNKNOWN, state=ToolRunState.UNKNOWN)
+            await self._finish(state.turn, message, call, reply)
+        await self._run_calls(state, message, [call for call in calls if call not in begun])
 
     def _is_read_only(self, call: ToolCall) -> bool:
         tool = self._tools.get(call.name)
         return tool is not None and tool.effect is ToolEffect.READ_ONLY
 
-    async def _run_calls(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall]) -> None:
+    async def _run_calls(self, state: _RunState, message: Message, calls: Sequence[ToolCall]) -> None:
         """Run the calls of one answer side by side; that they begin is committed before any does."""
+        turn = state.turn
         ready: list[tuple[ToolCall, dict[str, Any]]] = []
         refused: list[tuple[ToolCall, ToolReply]] = []
         for call in calls:
@@ -329,13 +331,13 @@ class Agent:
                 for call, reply in refused:
                     group.create_task(self._finish(turn, message, call, reply))
                 for call, arguments in ready:
-                    group.create_task(self._run_call(turn, message, call, arguments), name=f"tool {call.name}")
+                    group.create_task(self._run_call(state, message, call, arguments), name=f"tool {call.name}")
         except BaseExceptionGroup as group_error:  # tools do not raise: the store did, or the turn is closed
             raise group_error.exceptions[0] from group_error
 
-    async def _run_call(self, turn: RunningTurn, message: Message, call: ToolCall, arguments: dict[str, Any]) -> None:
-        context = ToolContext(chat_id=turn.chat_id, lineage_id=turn.lineage_id, turn_id=turn.id, store=self._store)
-        await self._finish(turn, message, call, await self._tools.run(call, arguments, context))
+    async def _run_call(self, state: _RunState, message: Message, call: ToolCall, arguments: dict[str, Any]) -> None:
+        context = ToolContext.of(state.turn, self._store, state.model.limits.input_window)
+        await self._finish(state.turn, message, call, await self._tools.run(call, arguments, context))
 
     async def _finish(self, turn: RunningTurn, message: Message, call: ToolCall, reply: ToolReply) -> None:
         result = ToolResult(

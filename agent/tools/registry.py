@@ -3,28 +3,62 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import structlog
 
 from agent.model.base import ToolSchema
 from agent.tools.arguments import checked_arguments
 from hermes_state.errors import ToolError
+from hermes_state.journal import RunningTurn
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import ToolRunState
-from hermes_state.values import ChatId, Image, LineageId, ToolCall, ToolEffect, TurnId
+from hermes_state.values import (
+    ChatId,
+    ChatKey,
+    ChatKind,
+    Image,
+    LineageId,
+    Tokens,
+    ToolCall,
+    ToolEffect,
+    TurnId,
+    UserRef,
+)
 
 log = structlog.get_logger()
+
+DEFAULT_INPUT_WINDOW = Tokens(128_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """Conversation and turn that a tool runs for."""
+    """Conversation and turn that a tool runs for, and whose turn it is."""
 
     chat_id: ChatId
     lineage_id: LineageId
     turn_id: TurnId
     store: Store
+    chat: ChatKey
+    chat_kind: ChatKind
+    started_by: UserRef
+    """Person whose message the turn answers."""
+    input_window: Tokens = DEFAULT_INPUT_WINDOW
+    """Longest prompt, in tokens, of the model that reads the result."""
+
+    @classmethod
+    def of(cls, turn: RunningTurn, store: Store, input_window: Tokens = DEFAULT_INPUT_WINDOW) -> Self:
+        """The context of a turn's tools."""
+        return cls(
+            chat_id=turn.chat_id,
+            lineage_id=turn.lineage_id,
+            turn_id=turn.id,
+            store=store,
+            chat=turn.chat,
+            chat_kind=turn.chat_kind,
+            started_by=turn.started_by,
+            input_window=input_window,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -743,7 +743,7 @@ async def test_an_engine_that_could_not_be_told_of_the_model_is_told_again() -> 
 @pytest.fixture
 async def context(chat: Chat) -> ToolContext:
     turn = await chat.start("hello")
-    return ToolContext(chat_id=turn.chat_id, lineage_id=turn.lineage_id, turn_id=turn.id, store=chat.store)
+    return ToolContext.of(turn, chat.store)
 
 
 async def test_the_tools_of_an_engine_are_tools_of_the_agent(context: ToolContext) -> None:

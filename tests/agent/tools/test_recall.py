@@ -1,5 +1,6 @@
 """Finding again what was said, in this conversation and nowhere else."""
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -24,7 +25,7 @@ NOTED = Answer(text="Noted.", call=CALL, reported_prompt_tokens=None)
 
 async def call(chat: Chat, turn: RunningTurn, name: str, /, **arguments: Any) -> ToolReply:
     asked = ToolCall(id="c", name=name, arguments=orjson.dumps(arguments).decode())
-    context = ToolContext(chat_id=turn.chat_id, lineage_id=turn.lineage_id, turn_id=turn.id, store=chat.store)
+    context = ToolContext.of(turn, chat.store)
     try:
         return await TOOLS.run(asked, TOOLS.check(asked), context)
     except ToolError as error:
@@ -68,7 +69,7 @@ async def test_another_chat_and_an_older_conversation_stay_closed(chat: Chat) ->
 async def test_what_was_before_new_stays_closed(chat: Chat) -> None:
     first = await chat.start("the code word is xylophone")
     fresh = await chat.store.write(sessions.reset, first.chat_id, chat.clock.now())
-    context = ToolContext(chat_id=first.chat_id, lineage_id=fresh.lineage_id, turn_id=first.id, store=chat.store)
+    context = replace(ToolContext.of(first, chat.store), lineage_id=fresh.lineage_id)
     asked = ToolCall(id="c", name="history_open", arguments='{"id": "m1"}')
     assert (await TOOLS.run(asked, TOOLS.check(asked), context)).state is ToolRunState.FAILED
 
