@@ -19,7 +19,7 @@ SPEAKERS = {"people": 30, "answers": 25, "arguments": 15, "results": 20, "docume
 """Whose sentence a fact stands in, of a hundred."""
 USUAL, DENSE = 0.8, 3.4
 """Facts in 1,000 tokens."""
-_SENTENCES = Path(__file__).parents[1] / "tests" / "agent" / "context"
+_SENTENCES = Path(__file__).parents[1] / "tests" / "agent" / "context" / "carried"
 _SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "je", "ki", "lo", "mu", "na", "pe", "ro", "su", "ta", "ver", "zin")
 _HAN = "青岚松石柳湖云山海风竹梅兰桥塔灯河沙雪雁枫桐泉岩溪川岸峰林谷"
 

@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 MODULES = (
     "agent.context",
+    "agent.context.carried",
     "agent.engines",
     "agent.handoff",
     "agent.model",

@@ -12,7 +12,7 @@ from itertools import compress, pairwise
 
 import structlog
 
-from agent.context.carried import Carried, carried, parted
+from agent.context.carried.sections import Carried, carried, parted
 from agent.context.cuts import MIN_TAIL_ROWS, Cut, SkipReason, child_context, find_cut, handoff_for, middle_of
 from agent.context.deterministic import deterministic_summary
 from agent.context.excerpt import fitted

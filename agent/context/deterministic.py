@@ -12,8 +12,8 @@ from typing import Final, TypeAlias
 
 import orjson
 
+from agent.context.carried.phrases import QUESTION, SENTENCE_END, any_of
 from agent.context.excerpt import SECRET_MARK, Redact, both_ends, bounded_record, clean, without_thoughts
-from agent.context.phrases import QUESTION, SENTENCE_END, any_of
 from agent.handoff import escape_markers
 from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import MARK

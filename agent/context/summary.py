@@ -11,7 +11,7 @@ from datetime import UTC, tzinfo
 from functools import lru_cache
 from typing import Final
 
-from agent.context.audit import is_hollow, without_invented
+from agent.context.carried.audit import is_hollow, without_invented
 from agent.context.excerpt import CLOSING_THOUGHT, SECRET_MARK, bounded_record, clean, excerpt, moment, without_thoughts
 from agent.handoff import escape_markers
 from agent.model.base import FinishReason, ModelReply, ModelRequest

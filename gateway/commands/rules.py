@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from functools import partial
 from sqlite3 import Connection
 
-from agent.context.carried import rules_in_view
-from agent.context.rules import Rule, drop_notice
+from agent.context.carried.rules import Rule, drop_notice
+from agent.context.carried.sections import rules_in_view
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.fields import secrets_of
 from hermes_state.errors import CommandError

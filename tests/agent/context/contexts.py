@@ -7,10 +7,10 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
+from agent.context.carried.phrases import languages
 from agent.context.commit import CompressionTasks
 from agent.context.job import ContextEvent, Listener, OnWait
 from agent.context.model_handle import ContextSettings, SummaryRoute
-from agent.context.phrases import languages
 from agent.context.state import ContextState, state_of
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from agent.prompt import DEFAULT_PERSONA

@@ -13,9 +13,9 @@ from itertools import islice, pairwise
 from typing import Final, Literal, TypeAlias
 from unicodedata import normalize
 
+from agent.context.carried.lines import ROW_CHARACTERS, bounded, one_line
+from agent.context.carried.phrases import QUESTION, Hinted, any_of, hinted, plain, sentences
 from agent.context.excerpt import Redact, speaker_name
-from agent.context.lines import ROW_CHARACTERS, bounded, one_line
-from agent.context.phrases import QUESTION, Hinted, any_of, hinted, plain, sentences
 from agent.tokens import estimated_text_tokens
 from hermes_state.journal import FORWARDED_NOTE
 from hermes_state.values import RECALL_ID, Message, Origin, recall_id

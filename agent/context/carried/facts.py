@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import orjson
 
+from agent.context.carried.lines import ROW_CHARACTERS, bounded, one_line
+from agent.context.carried.phrases import sentences, weighty_words
 from agent.context.excerpt import Redact, speaker_name, without_thoughts
-from agent.context.lines import ROW_CHARACTERS, bounded, one_line
-from agent.context.phrases import sentences, weighty_words
 from agent.tokens import estimated_text_tokens
 from hermes_state.values import Message, MessageRole, Origin, recall_id
 

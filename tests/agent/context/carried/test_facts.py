@@ -1,6 +1,6 @@
 """Facts: which lines are quoted, and that no secret is among them."""
 
-from agent.context.facts import LINE_CHARACTERS, Fact, facts_of
+from agent.context.carried.facts import LINE_CHARACTERS, Fact, facts_of
 from hermes_state.redaction import Redactor
 from hermes_state.values import Message
 from tests.agent.context.rows import human, result

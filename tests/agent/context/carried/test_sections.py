@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from agent.context.carried import Carried, parted
+from agent.context.carried.sections import Carried, parted
 from agent.context.commit import settle_undo
 from agent.context.cuts import handoff_in
 from agent.context.job import Compressed

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent.context.carried import Carried, carried, parted
-from agent.context.rules import MAX_RULES, drop_notice, rules_in_force, within_room
+from agent.context.carried.rules import MAX_RULES, drop_notice, rules_in_force, within_room
+from agent.context.carried.sections import Carried, carried, parted
 from agent.handoff import END_MARKER, Handoff, parse_handoff
 from hermes_state.journal import FORWARDED_NOTE
 from hermes_state.redaction import Redactor

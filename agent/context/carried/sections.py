@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from agent.context.carried.facts import SPEAKERS, Fact, facts_of
+from agent.context.carried.rules import Rule, rules_in_force, within_room
 from agent.context.cuts import handoff_in
 from agent.context.excerpt import Redact
-from agent.context.facts import SPEAKERS, Fact, facts_of
-from agent.context.rules import Rule, rules_in_force, within_room
 from agent.handoff import CARRIED_HEADINGS
 from hermes_state.values import RECALL_ID, Message
 

@@ -7,8 +7,8 @@ from itertools import islice
 
 import structlog
 
+from agent.context.carried.facts import arguments_of, identifiers
 from agent.context.excerpt import moment, said
-from agent.context.facts import arguments_of, identifiers
 from hermes_state.values import Message, Millis, Transcript, recall_id
 
 log = structlog.get_logger()
