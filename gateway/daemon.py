@@ -19,7 +19,7 @@ import structlog
 
 from agent.context.commit import CompressionTasks
 from agent.images.scaling import ImageScaler
-from agent.model.caching import marks_prompts
+from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.registry import Tool
 from agent.turn import Agent

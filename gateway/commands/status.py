@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from sqlite3 import Connection
 
 from agent.engines.loader import BUILT_IN
-from agent.model.caching import marks_prompts
+from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from gateway.commands.registry import CommandContext, CommandRequest, CommandResult, say
 from gateway.models.capacity import window_from

@@ -11,7 +11,6 @@ import orjson
 
 from agent.model import wire
 from agent.model.base import ModelLimits, ModelReply, ModelRequest, SettingsForm, refusal_text, with_fields
-from agent.model.caching import CacheTtl, apply_anthropic_cache_control, marks_prompts
 from agent.model.http import EndpointSettings, HttpChatModel, Sdk
 from agent.model.kept_prompts import NOTHING, Beginning, KeptPrompts
 from agent.model.protocols.anthropic_wire import (
@@ -21,6 +20,7 @@ from agent.model.protocols.anthropic_wire import (
     sampling_fields,
     settled_messages,
 )
+from agent.model.protocols.caching import CacheTtl, apply_anthropic_cache_control, marks_prompts
 from agent.model.protocols.limits import bounded_limits, limits_in
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError, OutputCapTooLarge

@@ -16,10 +16,10 @@ import orjson
 
 from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with_fields
-from agent.model.caching import CacheTtl, apply_anthropic_cache_control, marks_prompts
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.http import EndpointSettings
 from agent.model.kept_prompts import NOTHING, KeptPrompts
+from agent.model.protocols.caching import CacheTtl, apply_anthropic_cache_control, marks_prompts
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
 from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
