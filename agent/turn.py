@@ -13,21 +13,21 @@ from typing import Any
 import msgspec
 import structlog
 
-from agent.context.commit import CompressionTasks
+from agent.context.commit import CompressionRegistry
 from agent.context.compressor import Compressor
 from agent.context.controller import ContextController
 from agent.context.engine import Engine
 from agent.context.job import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import ModelHandle
-from agent.images.model_images import ImageRetry
+from agent.images.model_images import RetriedImageCall
 from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
 from agent.model.client import CompletedCall, record_cancelled
 from agent.prompt import PromptBuilder
 from agent.tools.registry import ToolContext, ToolReply, failed
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
-from hermes_state.errors import ContextOverflow, ModelError, OutputCapTooLarge, ReplyMalformed, ToolError
+from hermes_state.errors import ContextOverflow, ModelError, OutputCapExceeded, ReplyMalformed, ToolError
 from hermes_state.journal import ModelAnswer, RunningTurn
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
@@ -105,7 +105,7 @@ class Agent:
         store: Store,
         prompts: PromptBuilder,
         clock: Clock,
-        pending: CompressionTasks,
+        pending: CompressionRegistry,
         listeners: Sequence[Listener] = (),
         before_split: Sequence[BeforeSplit] = (),
         on_wait: OnWait | None = None,
@@ -158,7 +158,7 @@ class Agent:
         `on_text` is called with the whole text so far of an answer that grows; it must not block. `prompt`: the
         conversation as hygiene has just measured it; nothing may have been stored since.
 
-        Raises the kinds of `ModelError`, `TurnClosed` when the turn was stopped meanwhile, and `StoreUnavailable`.
+        Raises the kinds of `ModelError`, `TurnMoved` when the turn was stopped meanwhile, and `StoreUnavailable`.
         May be cancelled at any await: the rows are those of the last finished step, and running it again goes on.
         A cancelled run may leave one write in the store's queue, so whoever takes a turn up again in the same process
         awaits a write of their own first, such as `journal.note_resumed`.
@@ -183,7 +183,7 @@ class Agent:
             view = await self._after_tools(turn)
 
     async def _keep_calls(self, turn: RunningTurn, model: ModelHandle, done: CompletedCall) -> Message:
-        """Store a reply that calls tools. Raises `TurnClosed` when the turn was stopped; then only its cost is kept."""
+        """Store a reply that calls tools. Raises `TurnMoved` when the turn was stopped; then only its cost is kept."""
         step = ModelAnswer(
             text=done.reply.text,
             calls=done.reply.calls,
@@ -193,7 +193,7 @@ class Agent:
         )
         try:
             return await self._store.write(journal.append_calls, turn.id, step, self._clock.now())
-        except journal.TurnClosed:
+        except journal.TurnMoved:
             await model.client.ledger.record(Payer.of(turn.conversation), done.call)
             raise
 
@@ -259,14 +259,14 @@ class Agent:
 
     async def _call(self, state: _RunState, prompt: MeasuredPrompt) -> tuple[MeasuredPrompt, CompletedCall]:
         client, images = prompt.model.client, prompt.model.images
-        retry = ImageRetry(images) if images is not None else None
+        retry = RetriedImageCall(images) if images is not None else None
         may_call, effort = state.rounds < self._max_tool_rounds, state.turn.reasoning_effort
         request = replace(prompt.request, may_call_tools=may_call, reasoning_effort=effort)
         while True:
             try:
                 done = await client.complete(request, state.on_text, purpose="turn")
                 break
-            except OutputCapTooLarge as error:
+            except OutputCapExceeded as error:
                 request = replace(request, max_output_tokens=_lower_output(request, error))
             except ModelError as error:
                 fewer = await retry.after(request, error) if retry is not None else None
@@ -373,7 +373,7 @@ def _too_large(prompt: MeasuredPrompt) -> ContextOverflow | None:
     return ContextOverflow(f"about {tokens} of {window} tokens", prompt_tokens=tokens, window=window)
 
 
-def _lower_output(request: ModelRequest, error: OutputCapTooLarge) -> int:
+def _lower_output(request: ModelRequest, error: OutputCapExceeded) -> int:
     """A smaller output limit for this one call: what the provider allows, else half. Raises `error` at the bottom."""
     asked = request.max_output_tokens or 0
     lower = error.cap if error.cap is not None and error.cap < asked else asked // 2

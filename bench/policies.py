@@ -290,7 +290,7 @@ def hermes_agent(window: int, stand_in: StandIn) -> Policy:
     return room
 
 
-POLICIES = {"keep everything": keep_everything, "drop oldest": drop_oldest, "lean, emulated": lean}
+REMEDIES = {"keep everything": keep_everything, "drop oldest": drop_oldest, "lean, emulated": lean}
 
 
 def simulate(

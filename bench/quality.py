@@ -23,7 +23,7 @@ from agent.model.prices import price_of
 from bench.agent_month import Record
 from bench.measure import aligned
 from bench.months import DENSE, USUAL
-from bench.policies import POLICIES
+from bench.policies import REMEDIES
 from bench.quality_questions import corpus, search, topics
 from bench.quality_runs import LEAN, PEER, PEER_NAME, SIZES, Bench, Cell, Row, span
 
@@ -45,7 +45,7 @@ def facts(bench: Bench) -> list[Row]:
     for who, bar in (("people", "100 %"), ("answers", "≥ 98 %"), ("arguments", ""), ("results", ""), ("documents", "")):
         rows += bench.row(f"facts of {who}, usual", bench.over(_shown(who), density=USUAL), bar)
     bench.ask_peer()
-    others = [PEER_NAME] * bool(os.environ.get(PEER)) + list(POLICIES)
+    others = [PEER_NAME] * bool(os.environ.get(PEER)) + list(REMEDIES)
 
     def beside(group: str, density: float, form: str) -> list[Row]:
         named = (

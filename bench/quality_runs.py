@@ -15,7 +15,7 @@ from bench import policies
 from bench.agent_month import AgentMonth, Record, virtual
 from bench.measure import peer_output
 from bench.months import DENSE, DOMAINS, USUAL, month
-from bench.policies import POLICIES, StandInKind, Turn, simulate
+from bench.policies import REMEDIES, StandInKind, Turn, simulate
 from hermes_state.store.writer import Store
 
 T = TypeVar("T")
@@ -119,10 +119,10 @@ class Bench:
         keys = {domain: (policy, domain, window, density) for domain in DOMAINS}
         for domain, key in keys.items():
             if key not in self.figures:
-                if policy not in POLICIES:
+                if policy not in REMEDIES:
                     return None
                 script = script_of(domain, window, density)
-                self.figures[key] = simulate(script, self.system, window, POLICIES[policy])
+                self.figures[key] = simulate(script, self.system, window, REMEDIES[policy])
         return [self.figures[key] for key in keys.values()]
 
     def ask_peer(self) -> None:

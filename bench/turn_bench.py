@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
 
-from agent.context.commit import CompressionTasks
+from agent.context.commit import CompressionRegistry
 from agent.context.job import PressureEvent
 from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo
@@ -143,7 +143,7 @@ def _agent(store: Store) -> Agent:
         store=store,
         prompts=PromptBuilder(tools=ToolRegistry(recall_tools())),
         clock=clock,
-        pending=CompressionTasks(),
+        pending=CompressionRegistry(),
     )
 
 

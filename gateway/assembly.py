@@ -7,7 +7,7 @@ from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from agent.context.commit import CompressionTasks
+from agent.context.commit import CompressionRegistry
 from agent.context.engine import Engine
 from agent.context.job import Listener, OnWait
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
@@ -34,7 +34,7 @@ from gateway.models.window import context_settings
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Tokens
-from platforms.base import CommandMenuItem, PlatformAdapter
+from platforms.base import MenuCommand, PlatformAdapter
 
 if TYPE_CHECKING:  # each platform brings some 10 MB, and is imported where it is on
     from platforms.discord import DiscordSettings
@@ -47,7 +47,7 @@ PORT_TRIES = 20
 def make_adapters(
     loaded: LoadedConfig,
     store: Store,
-    menu: Sequence[CommandMenuItem],
+    menu: Sequence[MenuCommand],
     clock: Clock,
     on_local_ready: Callable[[str], None],
 ) -> dict[str, PlatformAdapter]:
@@ -110,7 +110,7 @@ def make_agent(
     loaded: LoadedConfig,
     *,
     store: Store,
-    pending: CompressionTasks,
+    pending: CompressionRegistry,
     extra_tools: Sequence[Tool],
     listeners: Sequence[Listener],
     on_wait: OnWait,

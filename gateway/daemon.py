@@ -17,7 +17,7 @@ from functools import partial
 
 import structlog
 
-from agent.context.commit import CompressionTasks
+from agent.context.commit import CompressionRegistry
 from agent.images.scaling import ImageScaler
 from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
@@ -116,7 +116,7 @@ class _Daemon:
         self._terminals = [] if "NOTIFY_SOCKET" in environ else [number for number in (0, 1, 2) if os.isatty(number)]
         self._reloaded = asyncio.Event()
         self._spending = SpendingControl(store, clock)
-        self._pending = CompressionTasks()
+        self._pending = CompressionRegistry()
         self._scaler = ImageScaler(loaded.attachments)
         self._clients: list[ClientRegistry] = []
         self._agents: list[Agent] = []

@@ -51,7 +51,7 @@ def configure_logging(
     Replaces what an earlier call set up. `secrets` are the configured ones, for exact redaction.
     """
     stream = stream or sys.stderr
-    redaction = _RedactionProcessor(Redactor(secrets))
+    redaction = _LogRedactor(Redactor(secrets))
     as_json = settings.format == "json" or (settings.format == "auto" and not stream.isatty())
     handlers = [_with_formatter(_StreamHandler(stream), redaction, as_json=as_json, stream=stream)]
     if settings.file and directory is not None:
@@ -84,7 +84,7 @@ def update_logging(level: str, secrets: Iterable[str]) -> None:
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, structlog.stdlib.ProcessorFormatter):
             for processor in handler.formatter.processors:
-                if isinstance(processor, _RedactionProcessor):
+                if isinstance(processor, _LogRedactor):
                     processor.redactor = redactor
 
 
@@ -150,7 +150,7 @@ class _FileHandler(_QuietHandler, RotatingFileHandler):
 
 
 def _with_formatter(
-    handler: logging.Handler, redaction: "_RedactionProcessor", *, as_json: bool, stream: TextIO | None = None
+    handler: logging.Handler, redaction: "_LogRedactor", *, as_json: bool, stream: TextIO | None = None
 ) -> logging.Handler:
     rendering: list[Processor] = [structlog.processors.JSONRenderer(serializer=_to_json)]
     if not as_json:
@@ -191,7 +191,7 @@ def _to_json(event: EventDict, **_: Any) -> str:
     return orjson.dumps(event, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
-class _RedactionProcessor:
+class _LogRedactor:
     """Processor that lets no secret past, whatever key it stands under."""
 
     def __init__(self, redactor: Redactor) -> None:

@@ -8,20 +8,20 @@ HermesError
 │   ├── SendAmbiguous         it may have taken effect: repeat only where a repeat cannot show twice
 │   ├── RateLimited           wait `retry_after` seconds, send nothing meanwhile
 │   ├── MessageRejected       the platform refuses this content: fall back to plain text
-│   │   └── FileTooLarge      a file that was sent to us is above `limit_bytes`
+│   │   └── FileSizeExceeded  a file that was sent to us is above `limit_bytes`
 │   ├── ChatUnreachable       nobody there any more (blocked, kicked, deleted): give up on this message
-│   ├── ChatMigrated          the chat has a new id: move it and go on
+│   ├── ChatMoved             the chat has a new id: move it and go on
 │   └── TokenRejected         fatal for this adapter, not for the daemon
 ├── ModelError         the turn fails or is tried again; `agent/model/errors.py` has the remedies
-│   ├── ModelUnavailable · ModelTimeout (ModelStalled) · ModelRateLimited · AuthRejected · QuotaExceeded
-│   ├── ContentFiltered · ModelNotFound · ContextOverflow · OutputCapTooLarge · ImageRejected · ReplyMalformed
+│   ├── ModelUnavailable · ModelTimeout (ModelStallTimeout) · ModelRateLimited · AuthRejected · QuotaExceeded
+│   ├── ContentRejected · ModelNotFound · ContextOverflow · OutputCapExceeded · ImageRejected · ReplyMalformed
 │   └── SpendingCapExceeded · PriceNotFound
 ├── ToolError          goes back to the model as a tool result; the turn goes on
 ├── StateError
 │   ├── StoreUnavailable      nothing was written; the caller's keys make the retry safe
 │   │   └── StoreBroken           the database is damaged or gone: only its operator can mend that
 │   ├── SessionNotFound · LineageMoved
-│   ├── LookupFailed          a name or id that people gave names nothing, or too much; `reason` says which
+│   ├── LookupRejected        a name or id that people gave names nothing, or too much; `reason` says which
 │   ├── PairingNotFound       no code or person of this kind is paired
 │   └── SchemaTooNew · DatabaseRejected
 └── CommandError       its text is safe to show in the chat
@@ -73,7 +73,7 @@ class MessageRejected(PlatformError):
     """The platform refuses this content for good."""
 
 
-class FileTooLarge(MessageRejected):
+class FileSizeExceeded(MessageRejected):
     """A file cannot be fetched because it is larger than `limit_bytes`, ours or the platform's."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -85,7 +85,7 @@ class ChatUnreachable(PlatformError):
     """The bot was blocked or removed, or the chat is gone."""
 
 
-class ChatMigrated(PlatformError):
+class ChatMoved(PlatformError):
     """The chat lives on under another id."""
 
     def __init__(self, new_chat_ref: str) -> None:
@@ -125,7 +125,7 @@ class ModelTimeout(ModelError):
     """The provider did not answer, or stopped answering, in time."""
 
 
-class ModelStalled(ModelTimeout):
+class ModelStallTimeout(ModelTimeout):
     """The provider keeps the line open, and the reply does not go on."""
 
 
@@ -145,7 +145,7 @@ class QuotaExceeded(ModelError):
     """The account has no credit left."""
 
 
-class ContentFiltered(ModelError):
+class ContentRejected(ModelError):
     """The provider refused the content."""
 
 
@@ -167,7 +167,7 @@ class ContextOverflow(ModelError):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class OutputCapTooLarge(ModelError):
+class OutputCapExceeded(ModelError):
     """The requested output limit is above what is allowed."""
 
     cap: int | None = None
@@ -255,7 +255,7 @@ class LookupReason(StrEnum):
     ALREADY_ACTIVE = "already_active"
 
 
-class LookupFailed(StateError):
+class LookupRejected(StateError):
     """A name or id names nothing, too much, or what may not be looked at.
 
     `name` is as it was looked for; `candidates` are the first of what it may mean.

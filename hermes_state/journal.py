@@ -55,7 +55,7 @@ FORWARDED_NOTE = "the message was forwarded: its words are those of somebody els
 """Note for the model on a message that its sender passed on."""
 
 
-class TurnClosed(StateError):
+class TurnMoved(StateError):
     """The turn is not running any more: it was stopped, or another process finished it."""
 
 
@@ -241,7 +241,7 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
 
 
 def append_calls(db: Connection, turn_id: TurnId, answer: ModelAnswer, now: Millis) -> Message:
-    """Store a model answer that calls tools, with its place in the ledger. Raises `TurnClosed`."""
+    """Store a model answer that calls tools, with its place in the ledger. Raises `TurnMoved`."""
     return _append_answer(db, _require_running(db, turn_id), answer, answer.text or None, now)
 
 
@@ -267,13 +267,13 @@ def _assistant_row(turn: RunningTurn, text: str | None, body: MessageBody) -> Ne
 def start_tools(
     db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis
 ) -> None:
-    """Commit that these calls begin; a call that was begun before keeps its row. Raises `TurnClosed`."""
+    """Commit that these calls begin; a call that was begun before keeps its row. Raises `TurnMoved`."""
     _require_running(db, turn_id)
     tool_runs.begin(db, turn_id, call_message_id, calls, now)
 
 
 def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> Message:
-    """Store the result of one call: the run's state and the tool row. Raises `TurnClosed`."""
+    """Store the result of one call: the run's state and the tool row. Raises `TurnMoved`."""
     return _store_result(db, _require_running(db, turn_id), result, now)
 
 
@@ -318,7 +318,7 @@ RETURNING preview_ref, {_QUESTION.format("q.message_ref")}, {_QUESTION.format(_T
 def finish_turn(
     db: Connection, turn: RunningTurn, answer: ModelAnswer, now: Millis, parts: Sequence[OutboundPart] = ()
 ) -> tuple[MessageId, OutboxRow | None]:
-    """Store the answer, settle the inbox and owe the reply, in one go. Raises `TurnClosed`.
+    """Store the answer, settle the inbox and owe the reply, in one go. Raises `TurnMoved`.
 
     `parts`: the rendered reply, for a caller who sends it at once. Unless the chat is owed something else, it is
     stored as `sending`, and its row is returned with the id of the answer.
@@ -326,7 +326,7 @@ def finish_turn(
     assert not answer.calls, "what calls tools ends no turn"
     closed = db.execute(_FINISH, (now, turn.id)).fetchone()
     if closed is None:
-        raise TurnClosed(f"turn {turn.id} is not running")
+        raise TurnMoved(f"turn {turn.id} is not running")
     preview_ref, question_ref, ticket, has_late_steers, is_owed = closed
     turn = msgspec.structs.replace(turn, preview_ref=preview_ref, question_ref=question_ref, ticket=ticket)
     message = _append_answer(db, turn, answer, answer.text, now)
@@ -453,7 +453,7 @@ def was_stopped(db: Connection, turn_id: TurnId) -> bool:
 
 
 def note_resumed(db: Connection, turn_id: TurnId, is_restart: bool) -> RunningTurn:
-    """Note that work on an open turn begins again; a restart of the process counts. Raises `TurnClosed`."""
+    """Note that work on an open turn begins again; a restart of the process counts. Raises `TurnMoved`."""
     db.execute("UPDATE turns SET restarts = restarts + ? WHERE id = ?", (int(is_restart), turn_id))
     return _require_running(db, turn_id)
 
@@ -461,5 +461,5 @@ def note_resumed(db: Connection, turn_id: TurnId, is_restart: bool) -> RunningTu
 def _require_running(db: Connection, turn_id: TurnId) -> RunningTurn:
     turn = find_turn(db, turn_id)
     if turn is None:
-        raise TurnClosed(f"turn {turn_id} is not running")
+        raise TurnMoved(f"turn {turn_id} is not running")
     return turn

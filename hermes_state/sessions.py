@@ -10,7 +10,7 @@ from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.errors import LineageMoved, LookupFailed, LookupReason, SessionNotFound
+from hermes_state.errors import LineageMoved, LookupReason, LookupRejected, SessionNotFound
 from hermes_state.store.sql import columns, insert_row, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import ChatId, EndReason, LineageId, Millis, ReasoningEffort, SessionId
 
@@ -167,12 +167,12 @@ UPDATE sessions SET ended_at = NULL, end_reason = NULL, version = version + 1, l
 def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Session:
     """Make an earlier conversation of this chat the active one again; any session id in it will do.
 
-    Raises `LookupFailed` when the id is unknown here, ambiguous, or already active.
+    Raises `LookupRejected` when the id is unknown here, ambiguous, or already active.
     """
     tip = find_conversation(db, chat_id, key_prefix)
     active = load_active(db, chat_id)
     if active is not None and active.id == tip.id and tip.ended_at is None:
-        raise LookupFailed(LookupReason.ALREADY_ACTIVE, tip.short_key)
+        raise LookupRejected(LookupReason.ALREADY_ACTIVE, tip.short_key)
     if active is not None and active.ended_at is None:
         end_session(db, active.id, EndReason.SWITCHED, now)
     db.execute(_REOPEN, (now, tip.id))
@@ -181,16 +181,16 @@ def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Ses
 
 
 def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Session:
-    """The tip of the conversation in which a session's key starts so. Raises `LookupFailed`."""
+    """The tip of the conversation in which a session's key starts so. Raises `LookupRejected`."""
     prefix = key_prefix.strip().lower()
     if len(prefix) < MIN_KEY_PREFIX or any(letter not in _BASE32 for letter in prefix):
-        raise LookupFailed(LookupReason.MALFORMED, prefix)
+        raise LookupRejected(LookupReason.MALFORMED, prefix)
     query = "SELECT DISTINCT lineage_id FROM sessions WHERE chat_id = ? AND key >= ? AND key < ?"
     lineages = scalars(db, LineageId, query, (chat_id, prefix, prefix + "~"))
     if not lineages:
-        raise LookupFailed(LookupReason.NOT_FOUND, prefix)
+        raise LookupRejected(LookupReason.NOT_FOUND, prefix)
     if len(lineages) > 1:
-        raise LookupFailed(LookupReason.AMBIGUOUS_SESSION, prefix)
+        raise LookupRejected(LookupReason.AMBIGUOUS_SESSION, prefix)
     return load_tip(db, lineages[0])
 
 

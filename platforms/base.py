@@ -36,7 +36,7 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommandMenuItem:
+class MenuCommand:
     """Command as the platform's own menu shows it."""
 
     name: str
@@ -107,7 +107,7 @@ class AdapterHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ReceivedEvent:
     """Event on its way to the intake, with the cursor that moves over it; no event: only the cursor moves."""
 
     event: InboundEvent | None
@@ -124,7 +124,7 @@ class Intake(Protocol):
         Raises `StoreUnavailable` when nothing could be stored; the event must then come again.
         """
 
-    async def accept_batch(self, arrivals: Sequence[Arrival]) -> int:
+    async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
         """Store what arrived together, in order, as far as one commit takes it; returns how many: at least the first.
 
         What it raises is about the first alone, and nothing was stored then. See `accept`.
@@ -176,7 +176,7 @@ class PlatformAdapter(Protocol):
         """Deliver one part; returns the platform's id of the visible message.
 
         Raises `PlatformUnavailable`, `SendAmbiguous`, `RateLimited`, `MessageRejected`, `ChatUnreachable` and
-        `ChatMigrated`.
+        `ChatMoved`.
         """
 
     async def show(self, preview: Preview) -> str | None:
@@ -191,6 +191,6 @@ class PlatformAdapter(Protocol):
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
         """Write the file to `target`; returns its size in bytes.
 
-        Raises `FileTooLarge` when it is larger than `max_bytes` or than the platform hands out, `MessageRejected` when
-        it is gone, and `PlatformUnavailable` when a retry may help.
+        Raises `FileSizeExceeded` when it is larger than `max_bytes` or than the platform hands out, `MessageRejected`
+        when it is gone, and `PlatformUnavailable` when a retry may help.
         """

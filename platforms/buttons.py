@@ -10,7 +10,7 @@ _IN_PLACE = "c:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ButtonCommands:
+class ButtonCommandStore:
     """A button's command: in the button's data where it fits, else in a stored note that the data names by a hash."""
 
     store: Store

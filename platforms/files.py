@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
-from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
+from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnavailable
 
 CHUNK_BYTES = 256 * 1024
 """Size of a piece that is read and written at a time, in bytes."""
@@ -15,7 +15,7 @@ CHUNK_BYTES = 256 * 1024
 async def save_stream(chunks: AsyncIterator[bytes], target: Path, max_bytes: int) -> int:
     """Write `chunks` to `target`; returns the size in bytes and leaves nothing behind on failure.
 
-    Raises `FileTooLarge`, `OSError`, and what reading the chunks raises.
+    Raises `FileSizeExceeded`, `OSError`, and what reading the chunks raises.
     """
     size = 0
     is_whole = False
@@ -24,7 +24,7 @@ async def save_stream(chunks: AsyncIterator[bytes], target: Path, max_bytes: int
             async for chunk in chunks:
                 size += len(chunk)
                 if size > max_bytes:
-                    raise FileTooLarge(max_bytes)
+                    raise FileSizeExceeded(max_bytes)
                 await asyncio.to_thread(file.write, chunk)
         is_whole = True
         return size
@@ -37,12 +37,12 @@ async def save_stream(chunks: AsyncIterator[bytes], target: Path, max_bytes: int
 def copy_file(source: Path, target: Path, max_bytes: int) -> int:
     """Copy `source` to `target`; returns its size in bytes and leaves nothing behind on failure. Blocks.
 
-    Raises `FileTooLarge`, `MessageRejected` when `source` is gone, and `PlatformUnavailable` when the disk fails.
+    Raises `FileSizeExceeded`, `MessageRejected` when `source` is gone, and `PlatformUnavailable` when the disk fails.
     """
     try:
         size = source.stat().st_size
         if size > max_bytes:
-            raise FileTooLarge(max_bytes)
+            raise FileSizeExceeded(max_bytes)
         shutil.copyfile(source, target)
     except OSError as error:
         with suppress(OSError):

@@ -37,7 +37,7 @@ async def http_server(app: web.Application, host: str, port: int, *, stop_second
         manager = runner.server
         assert manager is not None, "made by the set-up"
         listener = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(manager, limiter), host, port, backlog=1
+            lambda: _ConnectionHandler(manager, limiter), host, port, backlog=1
         )
         try:
             for bound in listener.sockets:
@@ -84,7 +84,7 @@ class _ConnectionLimiter:
         return idle is not None
 
 
-class _Connection(web.RequestHandler):
+class _ConnectionHandler(web.RequestHandler):
     """One connection of a client."""
 
     def __init__(self, manager: web.Server, limiter: _ConnectionLimiter) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import TYPE_CHECKING, Any
 
-from agent.context.commit import CompressionTasks, UndoPreview
+from agent.context.commit import CompressionRegistry, UndoPreview
 from agent.context.job import CompressionOutcome, CompressionPreview, CompressionResult, NotNeeded
 from agent.context.limits import Limits
 from agent.context.measure import ContextStatus, MeasuredPrompt
@@ -123,7 +123,7 @@ class SingleModelAgent:
         settings: TurnSettings,
         clock: Clock,
         summary_routes: Sequence[SummaryRoute] | None = None,
-        pending: CompressionTasks | None = None,
+        pending: CompressionRegistry | None = None,
         **options: Any,
     ) -> None:
         """`options`: those of `Agent`."""
@@ -132,7 +132,7 @@ class SingleModelAgent:
             prompts=PromptBuilder(tools=tools, persona=settings.persona, zone=settings.zone),
             max_tool_rounds=settings.max_tool_rounds,
             clock=clock,
-            pending=pending or CompressionTasks(),
+            pending=pending or CompressionRegistry(),
             **options,
         )
         self.client = client

@@ -179,7 +179,7 @@ def log_outcome(attempt: CompressionResult, outcome: CompressionOutcome) -> None
             assert_never(outcome)
 
 
-class CompressionTasks:
+class CompressionRegistry:
     """Tasks that prepare compressions, at most one for each conversation. One of it for a store."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from sqlite3 import Connection
 import msgspec
 import structlog
 
-from agent.context.commit import CompressionTasks, UndoPreview, commit_compression, log_outcome
+from agent.context.commit import CompressionRegistry, UndoPreview, commit_compression, log_outcome
 from agent.context.cuts import SkipReason
 from agent.context.engine import Engine
 from agent.context.job import (
@@ -74,7 +74,7 @@ class ContextController:
     views: ViewCache
     prompts: PromptBuilder
     engine: Engine
-    pending: CompressionTasks
+    pending: CompressionRegistry
     """Shared by the controllers of a store: what one has begun another one takes in."""
     listeners: Sequence[Listener]
     before_split: Sequence[BeforeSplit] = ()

@@ -18,7 +18,7 @@ from agent.model.base import ModelRequest
 from agent.model.errors import IMAGE_FAULTS
 from agent.model.wire import WireSettings
 from hermes_state.errors import ImageFault, ImageRejected, ModelError, StoreUnavailable
-from hermes_state.models.profiles import MAX_LIMIT_AGE_MS, ImageFacts, load_image_facts, save_image_facts
+from hermes_state.models.profiles import MAX_LIMIT_AGE_MS, LearnedImageLimits, load_image_limits, save_image_limits
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Image, Message, Transcript, recall_id
 
@@ -64,34 +64,36 @@ class ModelImages:
         self._key = (route, model)
         self._mark = mark
         self._clock = clock
-        self._facts: ImageFacts | None = None
+        self._learned: LearnedImageLimits | None = None
 
-    async def facts(self) -> ImageFacts:
-        """Facts that hold for the route now."""
-        if self._facts is None:
-            loaded = await self._store.read(load_image_facts, *self._key)
-            self._facts = self._facts or loaded  # somebody may have been faster, and have learned more
-        is_valid = self._facts.mark == self._mark and 0 <= self._clock.now() - self._facts.learned_at < MAX_LIMIT_AGE_MS
-        return self._facts if is_valid else ImageFacts(mark=self._mark, refused=self._facts.refused)
+    async def learned(self) -> LearnedImageLimits:
+        """Limits that hold for the route now."""
+        if self._learned is None:
+            loaded = await self._store.read(load_image_limits, *self._key)
+            self._learned = self._learned or loaded  # somebody may have been faster, and have learned more
+        is_valid = (
+            self._learned.mark == self._mark and 0 <= self._clock.now() - self._learned.learned_at < MAX_LIMIT_AGE_MS
+        )
+        return self._learned if is_valid else LearnedImageLimits(mark=self._mark, refused=self._learned.refused)
 
     async def shown_in(self, style: WireSettings, transcript: Transcript) -> WireSettings:
         """The style with the newest images of a view.
 
         Older ones leave several at a time, so that prompts keep their beginning.
         """
-        facts = await self.facts()
+        learned = await self.learned()
         placed = [PlacedImage(row, image) for row in transcript for image in row.body.images]
-        start = _first_shown(len(placed), min(facts.max_count or MAX_IMAGES, MAX_IMAGES))
+        start = _first_shown(len(placed), min(learned.max_count or MAX_IMAGES, MAX_IMAGES))
         newest = {one.image.attachment_id: one.key for one in placed}
         notes, wanted = {}, []
-        for index, one in enumerate([] if facts.takes_none else placed):
-            if one.image.attachment_id in facts.refused:
+        for index, one in enumerate([] if learned.takes_none else placed):
+            if one.image.attachment_id in learned.refused:
                 notes[one.key] = _REFUSED
             elif index < start or newest[one.image.attachment_id] != one.key:
                 notes[one.key] = one.older_note
             else:
                 wanted.append(one)
-        return await self._styled(style, wanted, notes, _limits_in(facts))
+        return await self._styled(style, wanted, notes, _limits_in(learned))
 
     async def load_fewer(self, request: ModelRequest, kept: Sequence[PlacedImage], limits: ImageLimits) -> ModelRequest:
         """The request with only the images `kept`, within `limits`."""
@@ -116,19 +118,19 @@ class ModelImages:
                 urls[one.image.attachment_id] = f"data:{mime_of(data)};base64,{base64.b64encode(data).decode()}"
         return replace(style, image_urls=urls, image_notes=notes)
 
-    async def learn(self, facts: ImageFacts) -> None:
-        """Keep what refusals have taught: `facts`, but changed."""
+    async def learn(self, learned: LearnedImageLimits) -> None:
+        """Keep what refusals have taught: `learned`, but changed."""
         now = self._clock.now()
-        log.warning("images.refused", model=self._key[1], takes_none=facts.takes_none, refused=len(facts.refused))
-        self._facts = msgspec.structs.replace(facts, learned_at=now, refused=facts.refused[-MAX_REFUSED:])
+        log.warning("images.refused", model=self._key[1], takes_none=learned.takes_none, refused=len(learned.refused))
+        self._learned = msgspec.structs.replace(learned, learned_at=now, refused=learned.refused[-MAX_REFUSED:])
         try:
-            await self._store.write(save_image_facts, *self._key, self._facts, now)
+            await self._store.write(save_image_limits, *self._key, self._learned, now)
         except StoreUnavailable as error:  # the reply is here and was paid for; after a restart it is learned again
             log.warning("images.not_learned", error=str(error))
 
 
 @dataclass(slots=True)
-class ImageRetry:
+class RetriedImageCall:
     """One call whose images the provider refuses: made again with fewer or smaller ones, then without any."""
 
     images: ModelImages
@@ -148,7 +150,7 @@ class ImageRetry:
         if not carried or not isinstance(error, ImageRejected):
             return None
         self._refusals.append((error, carried))
-        limits = self._limits or _limits_in(await self.images.facts())
+        limits = self._limits or _limits_in(await self.images.learned())
         if error.fault is ImageFault.TOO_LARGE:
             limits = self._limits = _lowered(limits, error)
         kept = _kept(error, carried) if len(self._refusals) == 1 else []
@@ -158,7 +160,7 @@ class ImageRetry:
         """Learn from the refusals, now that `request` was taken. Returns one sentence for people; None without any."""
         if not self._refusals:
             return None
-        sent, facts = carried_images(request), await self.images.facts()
+        sent, learned = carried_images(request), await self.images.learned()
         changes: dict[str, object] = {}
         if self._limits is not None:
             changes |= {"max_side": self._limits.max_side, "max_bytes": self._limits.max_bytes}
@@ -168,8 +170,8 @@ class ImageRetry:
         elif error.fault is ImageFault.TOO_MANY:
             changes["max_count"] = error.max_count or len(sent) or max(1, len(carried) // 2)
         elif error.fault is ImageFault.UNREADABLE:
-            changes["refused"] = (*facts.refused, *(one.image.attachment_id for one in carried if one not in sent))
-        await self.images.learn(msgspec.structs.replace(facts, **changes))
+            changes["refused"] = (*learned.refused, *(one.image.attachment_id for one in carried if one not in sent))
+        await self.images.learn(msgspec.structs.replace(learned, **changes))
         if len(sent) == len(self._refusals[0][1]):
             return f"{IMAGE_FAULTS[error.fault]}, so it was shown smaller copies."
         outcome = "some were left out of this answer" if sent else "this answer was written without them"
@@ -196,9 +198,9 @@ def _kept(error: ImageRejected, carried: list[PlacedImage]) -> list[PlacedImage]
     return carried[count - count // 2 :] if error.fault is ImageFault.TOO_MANY else []
 
 
-def _limits_in(facts: ImageFacts) -> ImageLimits:
+def _limits_in(learned: LearnedImageLimits) -> ImageLimits:
     default = ImageLimits()
-    return ImageLimits(max_side=facts.max_side or default.max_side, max_bytes=facts.max_bytes or default.max_bytes)
+    return ImageLimits(max_side=learned.max_side or default.max_side, max_bytes=learned.max_bytes or default.max_bytes)
 
 
 def _lowered(limits: ImageLimits, error: ImageRejected) -> ImageLimits:

@@ -139,7 +139,7 @@ _EFFORT = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SettingsForm:
+class CallSettings:
     """Form in which a call states its settings; it changes until the provider takes it."""
 
     wanted: tuple[ReasoningEffort | None, bool]

@@ -22,7 +22,14 @@ from agent.model.errors.classifier import MIN_OUTPUT_ROOM
 from agent.model.prices import cost_of
 from agent.model.usage import estimated_reply_usage
 from hermes_state.aio import Backoff
-from hermes_state.errors import ModelError, ModelStalled, ModelTimeout, OutputCapTooLarge, ReplyMalformed, StateError
+from hermes_state.errors import (
+    ModelError,
+    ModelStallTimeout,
+    ModelTimeout,
+    OutputCapExceeded,
+    ReplyMalformed,
+    StateError,
+)
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCall
 
 log = structlog.get_logger()
@@ -172,7 +179,7 @@ class BaseClient(Generic[M]):
         remedy, policy, retry_after = remedy_for(error), self._policy, error.retry_after
         is_hopeless = failures[remedy.outcome] >= remedy.attempts or failures.total() >= policy.max_attempts
         # Silence takes as long again. Where the line is kept open the server lives, and only this reply is stuck.
-        fell_silent = isinstance(error, ModelTimeout) and not isinstance(error, ModelStalled) and has_text
+        fell_silent = isinstance(error, ModelTimeout) and not isinstance(error, ModelStallTimeout) and has_text
         if is_hopeless or fell_silent or (retry_after or 0.0) > policy.max_retry_after:
             return None
         return policy.pause(failures.total(), retry_after)
@@ -260,7 +267,7 @@ class ModelClient(BaseClient[ChatModel]):
     async def _learn_cap(self, *refusals: ModelError) -> None:
         """Remember the limit of the model itself; what the prompt or the credit left holds for one call."""
         for error in refusals:
-            cap = error.cap if isinstance(error, OutputCapTooLarge) and error.is_of_model else None
+            cap = error.cap if isinstance(error, OutputCapExceeded) and error.is_of_model else None
             if cap is None or cap < MIN_OUTPUT_ROOM or cap == self._output_cap:
                 continue
             self._output_cap = cap

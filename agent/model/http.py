@@ -20,16 +20,16 @@ import aiohttp
 import httpx2
 import structlog
 
-from agent.model.base import ModelReply, ModelRequest, SettingsForm, made_by
+from agent.model.base import CallSettings, ModelReply, ModelRequest, made_by
 from agent.model.bodies import MAX_REDIRECTS, SLICE_SECONDS, checkpoint, guards, read_events, read_json
 from agent.model.errors import with_usage
 from agent.model.errors.classifier import status_error
-from agent.model.kept_prompts import KeptPrompts
+from agent.model.kept_prompts import KeptPromptCache
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import (
     ModelError,
     ModelNotFound,
-    ModelStalled,
+    ModelStallTimeout,
     ModelTimeout,
     ModelUnavailable,
     ReplyMalformed,
@@ -159,7 +159,7 @@ class HttpModel:
             except TimeoutError as error:
                 with suppress(ReplyMalformed):
                     return reply.finished()  # nothing but the end of the stream is missing
-                raise ModelStalled("the provider keeps the line open and does not go on") from error
+                raise ModelStallTimeout("the provider keeps the line open and does not go on") from error
             return reply.finished()
         except ModelError as error:
             with_usage(error, reply.usage, reply.cost)
@@ -257,7 +257,7 @@ class HttpChatModel(HttpModel, ABC):
         self._path = path
         self._made_by = made_by(self.route, self.name)
         self._streams = endpoint.streams
-        self._kept = KeptPrompts()
+        self._kept = KeptPromptCache()
         sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # what comes first is given up first
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
@@ -295,25 +295,25 @@ class HttpChatModel(HttpModel, ABC):
 
     @abstractmethod
     def _begun(
-        self, request: ModelRequest, form: SettingsForm, on_text: Callable[[str], None]
+        self, request: ModelRequest, form: CallSettings, on_text: Callable[[str], None]
     ) -> tuple[bytes, ReplyBuilder]:
         """The body of the HTTP request, and the reply to it of which nothing has come yet."""
 
     @abstractmethod
     def _put_otherwise(
-        self, error: ModelError, request: ModelRequest, form: SettingsForm
-    ) -> tuple[ModelRequest, SettingsForm]:
+        self, error: ModelError, request: ModelRequest, form: CallSettings
+    ) -> tuple[ModelRequest, CallSettings]:
         """The request and its form as a refusal wants them; as they were where it does not say."""
 
     @abstractmethod
     def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> Sequence[Mapping[str, Any]]:
-        """Fields of a request that ask for an effort, see `SettingsForm`."""
+        """Fields of a request that ask for an effort, see `CallSettings`."""
 
-    def _form(self, request: ModelRequest) -> SettingsForm:
+    def _form(self, request: ModelRequest) -> CallSettings:
         """The form that was taken before, or the best."""
         effort = request.reasoning_effort or self._endpoint.reasoning_effort
         wanted = (effort, bool(request.tools))
-        return SettingsForm(
+        return CallSettings(
             wanted=wanted,
             sampling=self._sampling,
             efforts=self._efforts(request, effort),
@@ -321,7 +321,7 @@ class HttpChatModel(HttpModel, ABC):
             faults=self._faults,
         )
 
-    def _learn(self, form: SettingsForm) -> None:
+    def _learn(self, form: CallSettings) -> None:
         """Remember what was taken."""
         if (form.index, form.sampling) != (self._taken.get(form.wanted, 0), self._sampling):
             log.warning("settings.refused", model=self.name, effort=form.wanted[0], sent=form.fields)

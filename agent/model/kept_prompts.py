@@ -32,8 +32,8 @@ None where they depend on rows before or behind them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """Beginning of a prompt's list."""
+class KeptPrompt:
+    """Encoded beginning of a prompt's list."""
 
     rows: int = 0
     """Rows that it is made of."""
@@ -64,18 +64,18 @@ class Beginning:
         return self.ends == (rows[0], rows[self.rows - 1]) and are_answers_within(rows[self.rows :])
 
 
-NOTHING: Final = Beginning()
+NOTHING: Final = KeptPrompt()
 
 
-class KeptPrompts:
+class KeptPromptCache:
     """Beginnings of the prompts that one model has been sent."""
 
     def __init__(self, *, min_rows: int = MIN_KEPT_ROWS, min_new: int = MIN_NEW_ROWS, max_bytes: int = MAX_KEPT_BYTES):
         self._min_rows, self._min_new, self._max_bytes = min_rows, min_new, max_bytes
-        self._kept: OrderedDict[object, Beginning] = OrderedDict()
+        self._kept: OrderedDict[object, KeptPrompt] = OrderedDict()
         self._size = 0
 
-    def beginning_of(self, request: ModelRequest, render: Render, *further: object) -> Beginning:
+    def beginning_of(self, request: ModelRequest, render: Render, *further: object) -> KeptPrompt:
         """The beginning of a request's rows that is known, or is from now on; `further`: what `render` depends on."""
         rows, view = request.transcript, request.view
         if view is None or len(rows) < self._min_rows or request.style.image_urls:
@@ -91,9 +91,9 @@ class KeptPrompts:
             call_ids = set(known.call_ids)
             added = render(rows[known.rows : end], call_ids)
             if added is None:
-                self._keep(view[0], Beginning(made_for=made_for))
+                self._keep(view[0], KeptPrompt(made_for=made_for))
                 return NOTHING
-            known = Beginning(
+            known = KeptPrompt(
                 rows=end,
                 encoded=b",".join(filter(None, (known.encoded, orjson.dumps(added)[1:-1]))),
                 call_ids=frozenset(call_ids),
@@ -104,13 +104,13 @@ class KeptPrompts:
             self._keep(view[0], known)
         return known
 
-    def _keep(self, key: object, beginning: Beginning) -> None:
+    def _keep(self, key: object, beginning: KeptPrompt) -> None:
         self._kept[key] = beginning
         self._size += beginning.size
         while self._size > self._max_bytes:
             self._dropped(next(iter(self._kept)))
 
-    def _dropped(self, key: object) -> Beginning:
+    def _dropped(self, key: object) -> KeptPrompt:
         """The beginning that is no longer kept."""
         if key not in self._kept:
             return NOTHING

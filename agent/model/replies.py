@@ -120,7 +120,7 @@ class ReplyBuilder(ABC):
 
     @abstractmethod
     def finished(self) -> ModelReply:
-        """The whole reply. Raises `ReplyMalformed` when it broke off, `ContentFiltered` when it was stopped."""
+        """The whole reply. Raises `ReplyMalformed` when it broke off, `ContentRejected` when it was stopped."""
 
     def add_text(self, text: object) -> None:
         """Add a piece of the answer. Raises `TypeError` for what is not text, `ReplyMalformed` when it is too much."""

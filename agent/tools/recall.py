@@ -12,7 +12,7 @@ from agent.tools.registry import Tool, ToolContext, ToolOutput
 from hermes_state.errors import StoreUnavailable, ToolError
 from hermes_state.search.index import load_progress
 from hermes_state.search.other_words import search_in_other_words
-from hermes_state.search.ranking import Narrowing
+from hermes_state.search.ranking import SearchFilter
 from hermes_state.sessions import load_session
 from hermes_state.store.searched import RECALL_TOOLS
 from hermes_state.text import counted
@@ -93,7 +93,7 @@ async def _search(arguments: dict[str, Any], context: ToolContext) -> str:
     role = MessageRole(arguments["role"]) if "role" in arguments else None
     since = _millis(arguments["since"]) if "since" in arguments else None
     try:
-        place = Narrowing(lineage_id=context.lineage_id, turn_id=context.turn_id, role=role, since=since)
+        place = SearchFilter(lineage_id=context.lineage_id, turn_id=context.turn_id, role=role, since=since)
         hits, words = await context.store.read_within(
             _SEARCH_SECONDS, search_in_other_words, query, limit=_MAX_HITS, **place
         )

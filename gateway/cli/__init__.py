@@ -40,7 +40,7 @@ COMMANDS = {
 """Module of each command, or group of commands, and what it is for. Only the module of one that is used is imported."""
 
 
-class _Commands(TyperGroup):
+class _CommandRegistry(TyperGroup):
     """Commands by name: placeholders until one is used."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # Any: typer's own copy of click
@@ -50,7 +50,7 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     name="hermes-gateway",
-    cls=_Commands,
+    cls=_CommandRegistry,
     help="An LLM agent in Telegram, Discord and a local web chat that keeps every conversation alive.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # its tracebacks show local variables, and with them secrets

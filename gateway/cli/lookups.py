@@ -9,7 +9,7 @@ import typer
 from gateway.cli.answers import ask_or_read
 from gateway.cli.output import Json, echo, show, table
 from gateway.config import load_config, process_environment
-from gateway.operator.lookups import MAX_HITS, MAX_LINKS, MAX_PAGE_ROWS, Row, look_up_at_rest
+from gateway.operator.lookups import MAX_HITS, MAX_PAGE_ROWS, MAX_SESSIONS, Row, look_up_at_rest
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import short_key
 from hermes_state.errors import ConfigError
@@ -24,7 +24,7 @@ def lineage(
     place: Annotated[
         str | None, typer.Argument(metavar="CHAT|SESSION", help="A chat such as telegram:42, or a session's id.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_LINKS, help="The newest so many sessions.")] = MAX_LINKS,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="The newest so many sessions.")] = MAX_SESSIONS,
     as_json: Json = False,
 ) -> None:
     """Show how sessions continue one another, oldest first: those of SESSION's conversation, of a chat, or of all."""
@@ -141,7 +141,7 @@ def _message_text(row: Row) -> str:
 
 def sessions(
     chat: Annotated[str | None, typer.Argument(metavar="CHAT", help="Such as telegram:42; without it all.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_LINKS, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="At most so many.")] = 100,
     as_json: Json = False,
 ) -> None:
     """List conversations, the most recently used first; each by the id of its newest session."""

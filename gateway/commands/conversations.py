@@ -6,7 +6,7 @@ from sqlite3 import Connection
 from gateway.commands.registry import CommandRequest, CommandResult, say, set_in_session, transaction
 from gateway.times import format_time
 from hermes_state import sessions
-from hermes_state.errors import CommandError, LookupFailed, LookupReason
+from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.text import counted, shortened
 from hermes_state.transcripts import load_hidden, load_messages
 from hermes_state.values import Button, ChatId, Message, MessageId, Millis, Origin, Transcript
@@ -96,7 +96,7 @@ def resume(request: CommandRequest, db: Connection, now: Millis) -> str:
         raise CommandError("Write `/resume <id>` with an id that /sessions shows.")
     try:
         tip = sessions.resume(db, request.chat.id, request.argument, now)
-    except LookupFailed as error:
+    except LookupRejected as error:
         raise CommandError(_RESUME_REFUSALS[error.reason].format(name=error.name)) from error
     name = sessions.load_title(db, tip.lineage_id)
     called = f" “{name}”" if name else ""

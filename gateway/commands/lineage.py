@@ -13,14 +13,14 @@ from gateway.config.fields import secrets_of
 from gateway.operator.lookups import Redact, SearchRequest, find_place, incompleteness, redacted_texts
 from gateway.times import format_time, parse_time
 from hermes_state.admin import lineage_queries
-from hermes_state.admin.lineage_queries import LookupResult, SessionLink, short_key
+from hermes_state.admin.lineage_queries import LineageSession, LookupResult, short_key
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
 from hermes_state.search.full_text import FoundMessage
 from hermes_state.text import counted, shortened
 from hermes_state.values import Button, ChatId, MessageId, MessageRole, Transcript, recall_id
 
-MAX_LINKS = 12
+MAX_SESSIONS = 12
 MAX_HITS = 5
 MAX_ROWS = 8
 ROWS_BEFORE = 1
@@ -33,35 +33,37 @@ SEARCH_SECONDS = 2.0
 
 
 async def lineage(request: CommandRequest) -> CommandResult:
-    links = await request.context.store.read(_load_links, request.chat.id, request.argument, request.reachable_chat)
-    if not links:
+    sessions = await request.context.store.read(
+        _load_sessions, request.chat.id, request.argument, request.reachable_chat
+    )
+    if not sessions:
         return say("This chat has no conversation yet.")
-    shown = links[-MAX_LINKS:]
-    head = f"Sessions of `{links[-1].chat.name}`, oldest first"
-    head += f" (the newest {MAX_LINKS}; the command line shows all):" if len(links) > MAX_LINKS else ":"
+    shown = sessions[-MAX_SESSIONS:]
+    head = f"Sessions of `{sessions[-1].chat.name}`, oldest first"
+    head += f" (the newest {MAX_SESSIONS}; the command line shows all):" if len(sessions) > MAX_SESSIONS else ":"
     lines = "\n".join(
-        f"- `{short_key(link.key)}`, depth {link.depth}, {_begun(link)}, {counted(link.message_count, 'message')}, "
-        f"{_ended(link)}"
-        for link in shown
+        f"- `{short_key(one.key)}`, depth {one.depth}, {_begun(one)}, {counted(one.message_count, 'message')}, "
+        f"{_ended(one)}"
+        for one in shown
     )
     return say(f"{head}\n{lines}\n\n`/session <id>` opens one.")
 
 
-def _load_links(db: Connection, chat_id: ChatId, argument: str, within: ChatId | None) -> list[SessionLink]:
+def _load_sessions(db: Connection, chat_id: ChatId, argument: str, within: ChatId | None) -> list[LineageSession]:
     place = find_place(db, argument, within) if argument else LookupResult(chat_id=chat_id)
-    return lineage_queries.load_links(db, place, MAX_LINKS + 1)
+    return lineage_queries.load_lineage_sessions(db, place, MAX_SESSIONS + 1)
 
 
-def _begun(link: SessionLink) -> str:
-    at = format_time(link.started_at)
-    if link.layer is not None:
-        return f"{at} by {link.layer.replace('_', '-')} compression{_compression_details(link)}"
-    if link.undone_key is not None:
-        return f"{at} by an undo of the compression that made `{short_key(link.undone_key)}`"
+def _begun(one: LineageSession) -> str:
+    at = format_time(one.started_at)
+    if one.layer is not None:
+        return f"{at} by {one.layer.replace('_', '-')} compression{_compression_details(one)}"
+    if one.undone_key is not None:
+        return f"{at} by an undo of the compression that made `{short_key(one.undone_key)}`"
     return at
 
 
-def _compression_details(made: SessionLink) -> str:
+def _compression_details(made: LineageSession) -> str:
     """` (95,000 → 40,000 tokens, summary by gpt-5-mini, focus “schema”, undone since)`, empty if nothing is known."""
     details = []
     if made.tokens_before is not None and made.tokens_after is not None:
@@ -77,11 +79,11 @@ def _compression_details(made: SessionLink) -> str:
     return f" ({', '.join(details)})" if details else ""
 
 
-def _ended(link: SessionLink) -> str:
-    if link.ended_at is None:
+def _ended(one: LineageSession) -> str:
+    if one.ended_at is None:
         return "open"
-    follower = f" → `{short_key(link.child_key)}`" if link.child_key is not None else ""
-    return f"ended {format_time(link.ended_at)} ({link.end_reason}){follower}"
+    follower = f" → `{short_key(one.child_key)}`" if one.child_key is not None else ""
+    return f"ended {format_time(one.ended_at)} ({one.end_reason}){follower}"
 
 
 async def search(request: CommandRequest) -> CommandResult:
@@ -150,7 +152,7 @@ def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact) -> lis
 class OpenedSession:
     """Session with the rows of it that are shown."""
 
-    link: SessionLink
+    session: LineageSession
     rows: Transcript
     message_id: MessageId | None
     """Message that was asked for."""
@@ -164,7 +166,7 @@ async def session(request: CommandRequest) -> CommandResult:
         raise CommandError("Write `/session <id>` with the id of a session, or of a message such as `m123`.")
     opened = await request.context.store.read(_open, request.argument, request.reachable_chat)
     lines = await asyncio.to_thread(_row_lines, opened, _redactor(request))
-    return say("\n\n".join([_session_head(opened.link), *lines]), *opened.buttons)
+    return say("\n\n".join([_session_head(opened.session), *lines]), *opened.buttons)
 
 
 def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
@@ -175,26 +177,26 @@ def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
     rows = lineage_queries.load_around(db, place.session.id, start, MAX_ROWS - ROWS_BEFORE, 2 * MAX_ROWS)
     first = next((number for number, row in enumerate(rows) if row.seq >= start), 0)
     following = rows[first + MAX_ROWS : first + MAX_ROWS + 1]
-    link = lineage_queries.load_link(db, place.session.id)
+    made = lineage_queries.load_lineage_session(db, place.session.id)
     neighbours = {
         "Earlier": recall_id(rows[0].id) if first else None,
         "Later": recall_id(following[0].id) if following else None,
-        "Parent": link.parent_key,
-        "Child": link.child_key,
+        "Parent": made.parent_key,
+        "Child": made.child_key,
     }
     return OpenedSession(
-        link=link,
+        session=made,
         rows=rows[first : first + MAX_ROWS],
         message_id=place.message_id,
         buttons=[Button(label=label, command=f"/session {name}") for label, name in neighbours.items() if name],
     )
 
 
-def _session_head(link: SessionLink) -> str:
-    parent = f"\nParent `{short_key(link.parent_key)}`." if link.parent_key is not None else ""
+def _session_head(one: LineageSession) -> str:
+    parent = f"\nParent `{short_key(one.parent_key)}`." if one.parent_key is not None else ""
     return (
-        f"Session `{short_key(link.key)}` of `{link.chat.name}`, depth {link.depth} of its conversation.\n"
-        f"Began {_begun(link)}; {_ended(link)}; {counted(link.message_count, 'message')}.{parent}"
+        f"Session `{short_key(one.key)}` of `{one.chat.name}`, depth {one.depth} of its conversation.\n"
+        f"Began {_begun(one)}; {_ended(one)}; {counted(one.message_count, 'message')}.{parent}"
     )
 
 

@@ -22,7 +22,7 @@ from hermes_state.sessions import Session
 from hermes_state.store.writer import Store
 from hermes_state.text import closest
 from hermes_state.values import Button, ChatId, ChatKey, ChatKind, Clock, ConversationRef, Millis, SessionId, UserRef
-from platforms.base import AdapterHealth, CommandMenuItem
+from platforms.base import AdapterHealth, MenuCommand
 
 T = TypeVar("T")
 
@@ -248,9 +248,9 @@ class CommandRegistry:
         """The known name that a misspelt one most likely meant."""
         return closest(name, self._by_name)
 
-    def menu(self) -> list[CommandMenuItem]:
+    def menu(self) -> list[MenuCommand]:
         return [
-            CommandMenuItem(
+            MenuCommand(
                 name=command.name,
                 description=command.description.replace("`", ""),  # menus show plain text
                 argument=command.argument,

@@ -20,7 +20,7 @@ from gateway.config.types import (
     BaseConfig,
     Body,
     Effort,
-    FrozenBlock,
+    FrozenConfig,
     Headers,
     Secret,
     Url,
@@ -109,9 +109,9 @@ class CallConfig(BaseConfig):
     """Share of the likeliest words that each next one is drawn from. Set this or the temperature, not both."""
     reasoning_effort: Effort = setting(None, default_text=_UNSET)
     """Effort of thinking, where the model can; `/think` overrides it for the answers of a conversation."""
-    extra_headers: Headers = setting(FrozenBlock(), default_text="none; for a task, the route's")
+    extra_headers: Headers = setting(FrozenConfig(), default_text="none; for a task, the route's")
     """Further HTTP headers of every request, by name."""
-    extra_body: Body = setting(FrozenBlock(), default_text="none; for a task, the route's")
+    extra_body: Body = setting(FrozenConfig(), default_text="none; for a task, the route's")
     """Further fields of every request, as the provider's documentation has them; they win over the gateway's own."""
 
 

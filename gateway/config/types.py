@@ -91,7 +91,7 @@ def listed(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
-class FrozenBlock(dict[str, Any]):
+class FrozenConfig(dict[str, Any]):
     """Block of free keys that nobody changes, so that a route that has one can be looked up by itself."""
 
     def __hash__(self) -> int:  # type: ignore[override]  # a dict has none, because it may change
@@ -234,8 +234,8 @@ def _effort(value: object) -> object:
     return "off" if word is False or word in ("false", "none") else word
 
 
-Headers: TypeAlias = Annotated[dict[str, str | SecretStr], BeforeValidator(_headers), AfterValidator(FrozenBlock)]
-Body: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_body), AfterValidator(FrozenBlock)]
+Headers: TypeAlias = Annotated[dict[str, str | SecretStr], BeforeValidator(_headers), AfterValidator(FrozenConfig)]
+Body: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_body), AfterValidator(FrozenConfig)]
 Effort: TypeAlias = Annotated[ReasoningEffort | None, BeforeValidator(_effort)]
 
 

@@ -43,7 +43,7 @@ from hermes_state.values import (
     Millis,
     Sender,
 )
-from platforms.base import Arrival
+from platforms.base import ReceivedEvent
 
 log = structlog.get_logger()
 
@@ -101,13 +101,13 @@ class GatewayIntake:
         self.waiting = WaitNoticeSender(commands=self.commands)
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
-        await self.accept_batch([Arrival(event, cursor)])
+        await self.accept_batch([ReceivedEvent(event, cursor)])
 
-    async def accept_batch(self, arrivals: Sequence[Arrival]) -> int:
-        count = min(len(arrivals), MAX_BATCH)
+    async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
+        count = min(len(received), MAX_BATCH)
         while True:
             try:
-                return await self._accept_batch(arrivals[:count])
+                return await self._accept_batch(received[:count])
             except StoreUnavailable:
                 raise
             except Exception:  # about any of them: a shorter batch tells, and alone it is the caller's
@@ -163,16 +163,16 @@ class GatewayIntake:
 
     # ---- what arrived together ----------------------------------------------------------------------------------
 
-    async def _accept_batch(self, arrivals: Sequence[Arrival]) -> int:
+    async def _accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
         now, batch = self.clock.now(), _Batch()
-        for arrival in arrivals:
-            if not self._joins_batch(batch, _dated(arrival.event, now)):
+        for one in received:
+            if not self._joins_batch(batch, _dated(one.event, now)):
                 break
             batch.length += 1
-            if arrival.cursor is not None:
-                batch.cursors[arrival.cursor.channel_ref] = arrival.cursor
+            if one.cursor is not None:
+                batch.cursors[one.cursor.channel_ref] = one.cursor
         if not batch.length:
-            await self._accept_alone(_dated(arrivals[0].event, now), arrivals[0].cursor)
+            await self._accept_alone(_dated(received[0].event, now), received[0].cursor)
             return 1
         if batch.admissions or batch.cursors:
             stored = await self._store_messages(

@@ -15,7 +15,7 @@ import msgspec
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.chats import load_chat
-from hermes_state.errors import CommandError, LookupFailed, LookupReason
+from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of
 from hermes_state.search.index import load_progress
 from hermes_state.sessions import Session, list_conversations, load_active, load_session
@@ -34,7 +34,7 @@ LOOKUP_SECONDS = 5.0
 """Longest time a look-up may take, in seconds; a query can be made to be slow."""
 
 MAX_HITS = 100
-MAX_LINKS = 5_000
+MAX_SESSIONS = 5_000
 """Most sessions of one answer; about 2 MB of JSON."""
 
 MAX_PAGE_ROWS = 500
@@ -51,30 +51,30 @@ class LineageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The sessions of a conversation, of a chat or of all chats, oldest first."""
 
     place: str | None = None
-    limit: _Limit = MAX_LINKS
+    limit: _Limit = MAX_SESSIONS
 
     def read(self, db: Connection) -> list[Row]:
         place = find_place(db, self.place) if self.place is not None else None
         return [
             {
-                "session": link.key,
-                "parent": link.parent_key,
-                "depth": link.depth,
-                "lineage": link.lineage_key,
-                "platform": link.chat.platform,
-                "chat": link.chat.name,
-                "started_at": link.started_at,
-                "ended_at": link.ended_at,
-                "end_reason": link.end_reason,
-                "messages": link.message_count,
-                "layer": link.layer,
-                "tokens_before": link.tokens_before,
-                "tokens_after": link.tokens_after,
-                "focus": link.focus,
-                "summary_kind": link.summary_kind,
-                "model": link.model,
+                "session": one.key,
+                "parent": one.parent_key,
+                "depth": one.depth,
+                "lineage": one.lineage_key,
+                "platform": one.chat.platform,
+                "chat": one.chat.name,
+                "started_at": one.started_at,
+                "ended_at": one.ended_at,
+                "end_reason": one.end_reason,
+                "messages": one.message_count,
+                "layer": one.layer,
+                "tokens_before": one.tokens_before,
+                "tokens_after": one.tokens_after,
+                "focus": one.focus,
+                "summary_kind": one.summary_kind,
+                "model": one.model,
             }
-            for link in lineage_queries.load_links(db, place, min(self.limit, MAX_LINKS))
+            for one in lineage_queries.load_lineage_sessions(db, place, min(self.limit, MAX_SESSIONS))
         ]
 
 
@@ -204,7 +204,7 @@ class SessionsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def read(self, db: Connection) -> list[Row]:
         chat_id = find_chat(db, self.chat) if self.chat is not None else None
         rows = []
-        for one in list_conversations(db, chat_id, min(self.limit, MAX_LINKS)):
+        for one in list_conversations(db, chat_id, min(self.limit, MAX_SESSIONS)):
             chat = load_chat(db, one.tip.chat_id).key
             rows.append(
                 {
@@ -285,7 +285,7 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Looku
     """`lineage_queries.find_place` for people. Raises `CommandError`."""
     try:
         return lineage_queries.find_place(db, name, within)
-    except LookupFailed as error:
+    except LookupRejected as error:
         candidates = ", ".join(f"`{candidate}`" for candidate in error.candidates)
         scope = " of this chat" if within is not None else ""
         text = _REFUSALS.get(error.reason, _NOT_FOUND).format(name=error.name, candidates=candidates, scope=scope)

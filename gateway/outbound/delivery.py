@@ -25,7 +25,7 @@ from hermes_state import outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.chats import load_chat, move_chat
 from hermes_state.errors import (
-    ChatMigrated,
+    ChatMoved,
     ChatUnreachable,
     MessageRejected,
     PlatformError,
@@ -296,7 +296,7 @@ class Delivery:
         except (ChatUnreachable, MessageRejected) as error:
             log.warning("delivery.given_up", error=type(error).__name__, detail=str(error))
             await self._store.write_with_retry(outbox.mark_dead, row.id, str(error), self._clock.now())
-        except ChatMigrated as error:
+        except ChatMoved as error:
             args = (chat.platform, chat.account, chat.chat_ref, error.new_chat_ref, self._clock.now())
             moved = await self._store.write_with_retry(move_chat, *args)
             await self._retry(row, is_repeat, error, 0.0)

@@ -28,7 +28,7 @@ from gateway.turns.transcription import TranscriptionHandler
 from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
-from hermes_state.errors import FileTooLarge, MessageRejected, PlatformError
+from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformError
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
@@ -159,7 +159,7 @@ class AttachmentHandler:
         session = await self.store.read(load_active, chat.id)
         choice = session.chosen_model if session is not None and session.ended_at is None else None
         images = self.runtime.model_of(choice).images
-        return images is not None and not (await images.facts()).takes_none
+        return images is not None and not (await images.learned()).takes_none
 
     async def _transcript(self, chat: Chat, row: InboxRow, recording: IncomingAttachment, limit: int) -> str:
         """Transcript of a recording, whose bytes are not kept."""
@@ -209,7 +209,7 @@ class AttachmentHandler:
                     async with asyncio.timeout(FETCH_SECONDS):
                         await adapter.download(attachment, target, limit)
                     return await use(target)
-                except FileTooLarge as error:
+                except FileSizeExceeded as error:
                     raise AttachmentError(file_kinds.too_large(attachment, error.limit_bytes)) from error
                 except MessageRejected as error:
                     sentence = f"“{name}” is not there to be fetched any more; please send it again."

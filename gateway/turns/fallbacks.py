@@ -15,7 +15,7 @@ from gateway.config.routes import RouteConfig
 from gateway.models.selection import ModelRegistry
 from gateway.turns import hygiene
 from gateway.turns.previews import LivePreview
-from hermes_state.errors import ContentFiltered, HermesError, ModelError, SpendingCapExceeded
+from hermes_state.errors import ContentRejected, HermesError, ModelError, SpendingCapExceeded
 from hermes_state.journal import RunningTurn
 
 log = structlog.get_logger()
@@ -81,7 +81,7 @@ def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
 
     What one provider refuses without a reason, too: its circuit stays closed, for others' requests are not like it.
     """
-    if isinstance(error, (SpendingCapExceeded, ContentFiltered)):
+    if isinstance(error, (SpendingCapExceeded, ContentRejected)):
         return False
     return not is_chosen or remedy_for(error).trouble is not None or type(error) is ModelError
 

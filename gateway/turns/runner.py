@@ -28,7 +28,7 @@ from gateway.turns.titles import TitleWriter
 from hermes_state import journal, outbox, sessions
 from hermes_state.aio import own_cancellation
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
-from hermes_state.journal import ModelAnswer, RunningTurn, TurnClosed
+from hermes_state.journal import ModelAnswer, RunningTurn, TurnMoved
 from hermes_state.outbox import OutboxKind, OutboxRow, Reply
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis, OutboundPart
@@ -86,7 +86,7 @@ class TurnRunner:
                 with own_cancellation():
                     await self._answer(turn, preview)
                 log.info("turn.finished", seconds=round(time.monotonic() - began, 3), restarts=turn.restarts)
-            except TurnClosed:
+            except TurnMoved:
                 log.info("turn.closed_elsewhere")
                 self.delivery.wake(turn.chat_id)
             except StoreUnavailable:
@@ -117,7 +117,7 @@ class TurnRunner:
                 final.markdown or final.text,
                 lambda parts: self.store.write_with_retry(_finish_turn, turn, final, pressure, now, parts),
             )
-        except TurnClosed:  # the turn was stopped meanwhile: only its cost is kept
+        except TurnMoved:  # the turn was stopped meanwhile: only its cost is kept
             await StoreLedger(self.store, self.clock).record(Payer.of(turn.conversation), final.call)
             raise
         self.titles.answered(turn, done.by)

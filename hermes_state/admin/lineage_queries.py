@@ -9,7 +9,7 @@ from sqlite3 import Connection
 import msgspec
 
 from hermes_state.chats import find_chats_named
-from hermes_state.errors import LookupFailed, LookupReason
+from hermes_state.errors import LookupReason, LookupRejected
 from hermes_state.sessions import LINEAGE_KEY, MIN_KEY_PREFIX, SHORT_KEY_LENGTH, Session, find_sessions, load_session
 from hermes_state.store.sql import columns, select
 from hermes_state.transcripts import load_own_rows
@@ -30,7 +30,7 @@ MAX_NAME_CHARACTERS = 200
 MAX_CANDIDATES = 5
 
 
-class SessionLink(msgspec.Struct, frozen=True, kw_only=True):
+class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     """One session in its chain, and the compression that made it."""
 
     session_id: SessionId
@@ -75,11 +75,11 @@ class LookupResult:
 def find_place(db: Connection, name: str, within: ChatId | None = None) -> LookupResult:
     """The place that people mean by `telegram:42`, by a session's id or its beginning, or by an id such as `m123`.
 
-    Raises `LookupFailed` when nothing is called so, or more than one thing, or it is outside `within`.
+    Raises `LookupRejected` when nothing is called so, or more than one thing, or it is outside `within`.
     """
     name = name.strip()
     if len(name) > MAX_NAME_CHARACTERS:
-        raise LookupFailed(LookupReason.MALFORMED, name)
+        raise LookupRejected(LookupReason.MALFORMED, name)
     message_id = parse_recall_id(name)
     if message_id is not None:
         return _place_of_message(db, message_id, within)
@@ -88,9 +88,9 @@ def find_place(db: Connection, name: str, within: ChatId | None = None) -> Looku
         return _place_of_session(db, name, within)
     if len(chats) > 1:
         names = tuple(chat.key.name for chat in chats[:MAX_CANDIDATES])
-        raise LookupFailed(LookupReason.AMBIGUOUS_CHAT, name, names)
+        raise LookupRejected(LookupReason.AMBIGUOUS_CHAT, name, names)
     if within not in (None, chats[0].id):
-        raise LookupFailed(LookupReason.OTHER_CHAT, name)
+        raise LookupRejected(LookupReason.OTHER_CHAT, name)
     return LookupResult(chat_id=chats[0].id)
 
 
@@ -100,17 +100,17 @@ def _place_of_message(db: Connection, message_id: MessageId, within: ChatId | No
         session = load_session(db, session_id)
         if within in (None, session.chat_id):
             return LookupResult(chat_id=session.chat_id, session=session, message_id=message_id, message_seq=seq)
-    raise LookupFailed(LookupReason.MESSAGE_NOT_FOUND, recall_id(message_id))
+    raise LookupRejected(LookupReason.MESSAGE_NOT_FOUND, recall_id(message_id))
 
 
 def _place_of_session(db: Connection, name: str, within: ChatId | None) -> LookupResult:
     prefix = name.lower()
     found = find_sessions(db, prefix, within, MAX_CANDIDATES + 1) if len(prefix) >= MIN_KEY_PREFIX else []
     if not found:
-        raise LookupFailed(LookupReason.NOT_FOUND, name)
+        raise LookupRejected(LookupReason.NOT_FOUND, name)
     if len(found) > 1:
         keys = tuple(session.key for session in found[:MAX_CANDIDATES])
-        raise LookupFailed(LookupReason.AMBIGUOUS_SESSION, name, keys)
+        raise LookupRejected(LookupReason.AMBIGUOUS_SESSION, name, keys)
     return LookupResult(chat_id=found[0].chat_id, session=found[0])
 
 
@@ -118,7 +118,7 @@ def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Looku
 
 
 # Purpose: sessions with their neighbours in the chain and the compression that made them, newest first.
-_LINKS = f"""
+_SESSIONS = f"""
 SELECT s.id AS session_id, s.key, p.key AS parent_key,
   (SELECT n.key FROM sessions n WHERE n.lineage_id = s.lineage_id AND n.depth = s.depth + 1) AS child_key,
   {LINEAGE_KEY} AS lineage_key, s.depth, {columns(ChatKey, "c", "chat")},
@@ -134,22 +134,22 @@ WHERE {{scope}} ORDER BY s.id DESC LIMIT ?
 """
 
 
-def load_links(db: Connection, place: LookupResult | None, limit: int) -> list[SessionLink]:
+def load_lineage_sessions(db: Connection, place: LookupResult | None, limit: int) -> list[LineageSession]:
     """The newest `limit` sessions of a conversation, of a chat, or of all chats, oldest of them first."""
     if place is None:
-        return _load_links(db, "?", 1, limit)
+        return _load_sessions(db, "?", 1, limit)
     if place.session is None:
-        return _load_links(db, "s.chat_id = ?", place.chat_id, limit)
-    return _load_links(db, "s.lineage_id = ?", place.session.lineage_id, limit)
+        return _load_sessions(db, "s.chat_id = ?", place.chat_id, limit)
+    return _load_sessions(db, "s.lineage_id = ?", place.session.lineage_id, limit)
 
 
-def load_link(db: Connection, session_id: SessionId) -> SessionLink:
+def load_lineage_session(db: Connection, session_id: SessionId) -> LineageSession:
     """One session, which must exist."""
-    return _load_links(db, "s.id = ?", session_id, 1)[0]
+    return _load_sessions(db, "s.id = ?", session_id, 1)[0]
 
 
-def _load_links(db: Connection, scope: str, value: int, limit: int) -> list[SessionLink]:
-    return select(db, SessionLink, _LINKS.format(scope=scope), (value, limit))[::-1]
+def _load_sessions(db: Connection, scope: str, value: int, limit: int) -> list[LineageSession]:
+    return select(db, LineageSession, _SESSIONS.format(scope=scope), (value, limit))[::-1]
 
 
 # ---- messages ---------------------------------------------------------------------------------------------------

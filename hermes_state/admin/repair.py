@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hermes_state.admin.salvage import TableReport, TableSalvage
+from hermes_state.admin.salvage import SalvageJob, TableReport
 from hermes_state.errors import SchemaTooNew, StoreUnavailable
 from hermes_state.search.index import is_current, serving_index
 from hermes_state.store.backup import flush
@@ -192,7 +192,7 @@ def _salvage(db: sqlite3.Connection, source: Path) -> list[TableReport]:
             old.execute("PRAGMA writable_schema = ON")  # read what can be read of a damaged schema
             old.execute("PRAGMA cell_size_check = ON")
         db.execute("BEGIN")
-        reports = [TableSalvage(name, old, db).run() for name in sorted(scalars(db, str, query))]
+        reports = [SalvageJob(name, old, db).run() for name in sorted(scalars(db, str, query))]
         with contextlib.suppress(sqlite3.DatabaseError):  # ids that were used stay used, also those of lost rows
             for row in old.execute("SELECT seq, name FROM sqlite_sequence").fetchall():
                 db.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = ?", row)

@@ -35,7 +35,7 @@ class TableReport:
     """Keys under which nothing could be read, as far as they are numbers; `all` without the table's description."""
 
 
-class TableSalvage:
+class SalvageJob:
     """Copies one table from the damaged database `old` to `new`."""
 
     def __init__(self, name: str, old: sqlite3.Connection, new: sqlite3.Connection) -> None:

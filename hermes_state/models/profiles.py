@@ -33,8 +33,8 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 _DEFAULT_CALIBRATION = Calibration()
 
 
-class ImageFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts about images that a provider's refusals have taught; None: nothing was refused for that."""
+class LearnedImageLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Limits of images that a provider's refusals have taught; None: nothing was refused for that."""
 
     mark: str = ""
     """Fingerprint of the route's configuration then."""
@@ -109,18 +109,21 @@ ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at
 """
 
 
-def load_image_facts(db: Connection, route: str, model: str) -> ImageFacts:
-    """Facts about images for a model; none where they cannot be read."""
+def load_image_limits(db: Connection, route: str, model: str) -> LearnedImageLimits:
+    """Limits of images that were learned for a model; none where they cannot be read."""
     query = "SELECT image_facts FROM model_profiles WHERE route = ? AND model = ?"
     try:
-        return scalar_or_none(db, partial(msgspec.json.decode, type=ImageFacts), query, (route, model)) or ImageFacts()
+        return (
+            scalar_or_none(db, partial(msgspec.json.decode, type=LearnedImageLimits), query, (route, model))
+            or LearnedImageLimits()
+        )
     except msgspec.DecodeError:
-        return ImageFacts()
+        return LearnedImageLimits()
 
 
-def save_image_facts(db: Connection, route: str, model: str, facts: ImageFacts, now: Millis) -> None:
+def save_image_limits(db: Connection, route: str, model: str, learned: LearnedImageLimits, now: Millis) -> None:
     """Store what was learned of images, in place of what was before."""
-    _save(db, route, model, now, image_facts=msgspec.json.encode(facts).decode())
+    _save(db, route, model, now, image_facts=msgspec.json.encode(learned).decode())
 
 
 def load_profile(db: Connection, route: str, model: str) -> ModelProfile:

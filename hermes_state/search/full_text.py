@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias, Unpack
 import msgspec
 
 from hermes_state.search.query import LETTER, Query, Term, fold, one_line, parse_query
-from hermes_state.search.ranking import Matches, Narrowing
+from hermes_state.search.ranking import MatchReader, SearchFilter
 from hermes_state.sessions import LINEAGE_KEY
 from hermes_state.store.searched import searched_text
 from hermes_state.store.segment import INDEXED_CHARACTERS
@@ -80,17 +80,17 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def search(
-    db: sqlite3.Connection, query: str, *, order: Order = "best", limit: int = 20, **narrowing: Unpack[Narrowing]
+    db: sqlite3.Connection, query: str, *, order: Order = "best", limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> list[FoundMessage]:
     """The rows that match `query`, any text a person may type; an empty list when it asks for nothing.
 
     Run it with a time limit of its own (`store.read_within(1.0, search, ...)`): a query can be made to be slow.
     """
-    parsed, matches = parse_query(query), Matches(db, **narrowing)
+    parsed, matches = parse_query(query), MatchReader(db, **filters)
     return [] if parsed is None else load_found(matches, ranked(matches, parsed, order, limit), parsed.wanted)
 
 
-def ranked(matches: Matches, parsed: Query, order: Order, limit: int) -> list[tuple[int, float]]:
+def ranked(matches: MatchReader, parsed: Query, order: Order, limit: int) -> list[tuple[int, float]]:
     """Ids and scores of those that a query asks for."""
 
     def found(expression: str, terms: Sequence[Term], limit: int) -> dict[int, float]:
@@ -104,7 +104,7 @@ def ranked(matches: Matches, parsed: Query, order: Order, limit: int) -> list[tu
     return heapq.nlargest(limit, hits.items(), key=lambda hit: (hit[1], hit[0]))
 
 
-def load_found(matches: Matches, hits: Sequence[tuple[int, float]], wanted: Sequence[Term]) -> list[FoundMessage]:
+def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: Sequence[Term]) -> list[FoundMessage]:
     """The rows of hits, with snippets of where the wanted terms stand."""
     rows = select(matches.db, FoundMessage, _HITS, {"hits": msgspec.json.encode(hits).decode(), **matches.bounds})
     return [msgspec.structs.replace(row, snippet=_snippet(searched_text(row.text, row.body), wanted)) for row in rows]

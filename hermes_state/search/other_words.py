@@ -9,7 +9,7 @@ from typing import Unpack
 
 from hermes_state.search.full_text import FoundMessage, load_found, ranked
 from hermes_state.search.query import fold, parse_query
-from hermes_state.search.ranking import Matches, Narrowing
+from hermes_state.search.ranking import MatchReader, SearchFilter
 from hermes_state.store.index import SERVING
 from hermes_state.store.sql import scalars
 
@@ -31,14 +31,14 @@ UNION ALL SELECT value FROM json_each(:others) WHERE EXISTS (SELECT 1 FROM messa
 
 
 def search_in_other_words(
-    db: sqlite3.Connection, query: str, *, limit: int = 20, **narrowing: Unpack[Narrowing]
+    db: sqlite3.Connection, query: str, *, limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> tuple[list[FoundMessage], tuple[str, ...]]:
     """The best rows that match `query`, or, if there are none, rows with some of its words, and which these are.
 
     The commonest word is left out, then the next, until something is found. Those that differ in one letter stand for a
     word that is unknown where it is looked for, and are left out before the others.
     """
-    parsed, matches = parse_query(query), Matches(db, **narrowing)
+    parsed, matches = parse_query(query), MatchReader(db, **filters)
     hits = ranked(matches, parsed, "best", limit) if parsed is not None else []
     if parsed is None or hits or not parsed.words:
         return load_found(matches, hits, parsed.wanted if parsed is not None else ()), ()
@@ -58,12 +58,12 @@ def search_in_other_words(
     return load_found(matches, [*further.items()][:limit], [*terms]), tuple(term.text for term in terms)
 
 
-def _count(matches: Matches, words: str, limit: int = COMPARED_ROWS) -> int:
+def _count(matches: MatchReader, words: str, limit: int = COMPARED_ROWS) -> int:
     parsed = parse_query(words)
     return matches.count(parsed.expression, limit) if parsed is not None and parsed.expression else 0
 
 
-def _near_words(matches: Matches, words: list[str]) -> list[str]:
+def _near_words(matches: MatchReader, words: list[str]) -> list[str]:
     """The known words that some others may have meant. The index has those of all chats, so each is looked up."""
     folded = {word: fold(word).strip(".,:;!?'") for word in words}
     misspelt = [word for word in words if folded[word].isalpha() and MIN_LETTERS <= len(folded[word]) <= MAX_LETTERS]

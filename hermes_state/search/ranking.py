@@ -64,7 +64,7 @@ _COUNT = f"""SELECT count(*) FROM ({_NEWEST}) hit
 WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since"""
 
 
-class Narrowing(TypedDict, total=False):
+class SearchFilter(TypedDict, total=False):
     """Bounds of a search. A turn that searches finds nothing of itself, nor results of earlier searches."""
 
     chat_id: ChatId | None
@@ -74,18 +74,18 @@ class Narrowing(TypedDict, total=False):
     turn_id: TurnId | None
 
 
-class Matches:
+class MatchReader:
     """Matches in the index that serves, within the bounds of a search."""
 
-    def __init__(self, db: sqlite3.Connection, **narrowing: Unpack[Narrowing]) -> None:
+    def __init__(self, db: sqlite3.Connection, **filters: Unpack[SearchFilter]) -> None:
         self.db = db
         self.index = serving_index(db)
-        marks = {"c": narrowing.get("chat_id"), "l": narrowing.get("lineage_id"), "r": narrowing.get("role")}
+        marks = {"c": filters.get("chat_id"), "l": filters.get("lineage_id"), "r": filters.get("role")}
         self._scopes = [f'scope:"{mark}{value}"' for mark, value in marks.items() if value is not None]
-        turn_id = narrowing.get("turn_id")
+        turn_id = filters.get("turn_id")
         self._excluded = "" if turn_id is None else f' NOT scope:"{REPEATS}"'
         before = scalar_or_none(db, int, "SELECT min(id) FROM messages WHERE turn_id = ?", (turn_id,))
-        self.bounds = {"before": before or 2**62, "since": narrowing.get("since")}
+        self.bounds = {"before": before or 2**62, "since": filters.get("since")}
         self._newest = scalar(db, int, "SELECT coalesce(max(id), 0) FROM messages")
         self._rows_with = cache(self._estimate)
 

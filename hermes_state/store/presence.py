@@ -19,7 +19,7 @@ beginning with an empty one; `hermes-gateway run --fresh` begins anew.
 """
 
 
-class FileWatch:
+class DatabaseHandle:
     """The database file, its log and its shared memory, held as they were when they were opened."""
 
     def __init__(self, path: Path) -> None:

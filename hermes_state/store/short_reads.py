@@ -27,7 +27,7 @@ PAUSE_SECONDS = 5.0
 _CHECK_STEPS = 250
 
 
-class NotAtOnce(Exception):
+class ShortReadExceeded(Exception):
     """The read was not answered at once: it belongs on a reader's thread."""
 
 
@@ -43,17 +43,17 @@ class ShortReader:
         self._began = self._paused_until = 0.0
 
     def run(self, call: Callable[[sqlite3.Connection], T]) -> T:
-        """Read with `call` from one snapshot. Raises `NotAtOnce`."""
+        """Read with `call` from one snapshot. Raises `ShortReadExceeded`."""
         self._began, self._steps = time.monotonic(), 0
         if self._began < self._paused_until:
-            raise NotAtOnce
+            raise ShortReadExceeded
         try:
             self._db.execute("BEGIN")
             return call(self._db)
         except sqlite3.Error as error:
             if not (connections.is_trouble(error) or error.sqlite_errorcode == sqlite3.SQLITE_TOOBIG):
                 raise
-            raise NotAtOnce from error  # the reader that tries again tells what it meets
+            raise ShortReadExceeded from error  # the reader that tries again tells what it meets
         finally:
             self._steps = -MAX_STEPS  # ending the snapshot is never to be interrupted
             if self._db.in_transaction:

@@ -25,8 +25,8 @@ from hermes_state.store.filesystem import refuse_network_disk
 from hermes_state.store.index import detach_index, is_index_trouble
 from hermes_state.store.lock import FileLock, refuse_held
 from hermes_state.store.migrate import migrate
-from hermes_state.store.presence import FileWatch, has_content, leave_marker, refuse_empty, refuse_loss
-from hermes_state.store.short_reads import NotAtOnce, ShortReader
+from hermes_state.store.presence import DatabaseHandle, has_content, leave_marker, refuse_empty, refuse_loss
+from hermes_state.store.short_reads import ShortReader, ShortReadExceeded
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -113,7 +113,7 @@ class Store:
         self._is_open = True
         self._closed_at = 0.0
         self._shutdown: asyncio.Task[None] | None = None
-        self._watch = FileWatch(path)
+        self._files = DatabaseHandle(path)
         self.loss: str | None = None
         """Loss of the files that was last found."""
         self._damage: str | None = None
@@ -225,7 +225,7 @@ class Store:
         `fn` may run twice: on the event loop, where it is broken off as soon as it takes many steps, and then as any.
         """
         if self._is_open:
-            with suppress(NotAtOnce):
+            with suppress(ShortReadExceeded):
                 return self._short_reader.run(lambda db: fn(db, *args, **kwargs))
         return await self.read(fn, *args, **kwargs)
 
@@ -257,13 +257,13 @@ class Store:
 
         Raises `StoreUnavailable` if it cannot be written, and for a `target` that exists or that the store uses.
         """
-        if self._watch.uses(target):
+        if self._files.uses(target):
             raise StoreUnavailable(f"{target} is in use: name another file")
         return await self.read_within(BACKUP_SECONDS, copy_into, target, lambda: self._is_open)
 
     def check_files(self) -> None:
         """Compare the open files with those under their names; while they differ, writes are refused: `StoreBroken`."""
-        self.loss = self._watch.find_loss()
+        self.loss = self._files.find_loss()
 
     @property
     def trouble(self) -> str | None:
@@ -303,7 +303,7 @@ class Store:
             try:
                 await self._writer.close()
             finally:
-                self._watch.close()
+                self._files.close()
                 self._lock.release()
         if not self._drainer.cancelled():
             self._drainer.result()  # an error there is a fault of this module: let it be seen

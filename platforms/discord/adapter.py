@@ -15,7 +15,7 @@ from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavail
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart
-from platforms.base import AdapterHealth, AdapterState, Capabilities, CommandMenuItem, Intake, Preview, SendRequest
+from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.discord import files
 from platforms.discord.catch_up import HistoryReader
 from platforms.discord.client import GatewayClient
@@ -54,9 +54,7 @@ class DiscordAdapter:
         has_files=True,
     )
 
-    def __init__(
-        self, settings: DiscordSettings, *, store: Store, menu: Sequence[CommandMenuItem], clock: Clock
-    ) -> None:
+    def __init__(self, settings: DiscordSettings, *, store: Store, menu: Sequence[MenuCommand], clock: Clock) -> None:
         self.name = PLATFORM
         self._settings = settings
         self._store = store

@@ -15,7 +15,7 @@ import structlog
 
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, RateLimited, StoreUnavailable
 from hermes_state.values import Clock, Cursor, DeletionEvent, EditEvent, InboundMessage, Millis
-from platforms.base import Arrival, Intake
+from platforms.base import Intake, ReceivedEvent
 from platforms.discord.inbound import PLATFORM, snowflake_at
 from platforms.discord.priority import PrioritySemaphore
 from platforms.discord.settings import DiscordSettings
@@ -240,34 +240,34 @@ class EventQueue:
     async def _settle(self, items: Sequence[StoredItem]) -> None:
         """Store events in order, the cursors with them."""
         newest: dict[str, int] = {}
-        arrivals: list[Arrival] = []
+        received: list[ReceivedEvent] = []
         for item in items:
             if not isinstance(item, MessageEvent):
-                arrivals.append(Arrival(item.event if isinstance(item, ChangeEvent) else item))
+                received.append(ReceivedEvent(item.event if isinstance(item, ChangeEvent) else item))
                 continue
             # Two messages of one moment may arrive in the other order: the cursor never moves back, the event counts.
             ref = item.channel_ref
             seen = newest[ref] = max(item.message_id, newest.get(ref, 0), self._cursors.get(ref, 0))
             cursor = Cursor(platform=PLATFORM, account=PLATFORM, channel_ref=ref, seen_ref=str(seen))
-            arrivals.append(Arrival(item.event, cursor))
-        while arrivals:
-            stored = arrivals[: await self._store(arrivals)]
-            for arrival in stored:
-                if arrival.event is not None:
-                    self._unstored.pop(arrival.event.event_ref, None)
-                if arrival.cursor is not None:
-                    self._cursors[arrival.cursor.channel_ref] = int(arrival.cursor.seen_ref)
-            del arrivals[: len(stored)]
+            received.append(ReceivedEvent(item.event, cursor))
+        while received:
+            stored = received[: await self._store(received)]
+            for one in stored:
+                if one.event is not None:
+                    self._unstored.pop(one.event.event_ref, None)
+                if one.cursor is not None:
+                    self._cursors[one.cursor.channel_ref] = int(one.cursor.seen_ref)
+            del received[: len(stored)]
 
-    async def _store(self, arrivals: Sequence[Arrival]) -> int:
+    async def _store(self, received: Sequence[ReceivedEvent]) -> int:
         """Store the first events, tried until it is done; returns how many."""
-        if (event := arrivals[0].event) is not None:
+        if (event := received[0].event) is not None:
             self._unstored.pop(event.event_ref, None)
         timer = asyncio.get_running_loop().call_later(LISTEN_SECONDS, self._start_listening)
         try:
             for delay in self._backoff:
                 try:
-                    count = await self._intake.accept_batch(arrivals)
+                    count = await self._intake.accept_batch(received)
                     self._is_held_up = False
                     return count
                 except StoreUnavailable as error:

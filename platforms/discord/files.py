@@ -6,7 +6,7 @@ import aiohttp
 import msgspec
 from discord.http import HTTPClient, Route
 
-from hermes_state.errors import ChatUnreachable, FileTooLarge, MessageRejected, PlatformUnavailable
+from hermes_state.errors import ChatUnreachable, FileSizeExceeded, MessageRejected, PlatformUnavailable
 from platforms.discord.errors import MessageNotFound, rest_errors
 from platforms.files import CHUNK_BYTES, save_stream
 
@@ -70,7 +70,7 @@ async def _fetch(url: str, target: Path, max_bytes: int) -> int | None:
             if response.status != 200:
                 raise PlatformUnavailable(f"the file server answered {response.status}")
             if (response.content_length or 0) > max_bytes:
-                raise FileTooLarge(max_bytes)
+                raise FileSizeExceeded(max_bytes)
             return await save_stream(response.content.iter_chunked(CHUNK_BYTES), target, max_bytes)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise PlatformUnavailable(f"the file server cannot be reached: {type(error).__name__}") from error

@@ -20,7 +20,7 @@ from hermes_state.aio import wait_until
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable, SendAmbiguous
 from hermes_state.values import Clock, Millis
 from platforms.base import FILE_NAME, Preview, SendRequest
-from platforms.buttons import ButtonCommands
+from platforms.buttons import ButtonCommandStore
 from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketRejected, rest_errors
 from platforms.discord.inbound import snowflake_at
 from platforms.discord.rendering import LIMIT, render
@@ -46,7 +46,7 @@ class DiscordSender:
 
     client: discord.Client
     tickets: TicketRegistry
-    buttons: ButtonCommands
+    buttons: ButtonCommandStore
     clock: Clock
     salt: str
     """Text that makes nonces of two databases differ."""

@@ -17,8 +17,8 @@ from hermes_state.errors import PlatformError, StoreUnavailable
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import Button, InputKind
-from platforms.base import CommandMenuItem, Intake
-from platforms.buttons import ButtonCommands
+from platforms.base import Intake, MenuCommand
+from platforms.buttons import ButtonCommandStore
 from platforms.discord.client import GatewayClient
 from platforms.discord.errors import rest_errors
 from platforms.discord.event_queue import EventQueue
@@ -56,7 +56,7 @@ log = structlog.get_logger(__name__)
 # The menu
 
 
-async def publish_menu(http: HTTPClient, store: Store, application_id: int, menu: Sequence[CommandMenuItem]) -> None:
+async def publish_menu(http: HTTPClient, store: Store, application_id: int, menu: Sequence[MenuCommand]) -> None:
     """Publish the menu unless it is the one published last. Trouble is logged: the next connection tries again."""
     payload: list[dict[str, object]] = [
         {
@@ -82,7 +82,7 @@ async def publish_menu(http: HTTPClient, store: Store, application_id: int, menu
         log.info("discord.menu_published", commands=len(payload))
 
 
-def _description(item: CommandMenuItem) -> str:
+def _description(item: MenuCommand) -> str:
     """Description of a command. Everybody sees every command: Discord shows none by people's roles with us."""
     mark = " (admins)" if item.is_admin_only else ""
     return _short(item.description or item.name, DESCRIPTION_LENGTH - len(mark)) + mark
@@ -101,9 +101,9 @@ def _short(text: str, length: int) -> str:
 # Buttons
 
 
-def button_commands(store: Store) -> ButtonCommands:
+def button_commands(store: Store) -> ButtonCommandStore:
     """The commands behind the buttons of Discord."""
-    return ButtonCommands(
+    return ButtonCommandStore(
         store=store,
         note_prefix="discord.button.",
         hash_mark="n:",
@@ -112,7 +112,7 @@ def button_commands(store: Store) -> ButtonCommands:
     )
 
 
-async def components(commands: ButtonCommands, buttons: Sequence[Button]) -> list[dict[str, object]]:
+async def components(commands: ButtonCommandStore, buttons: Sequence[Button]) -> list[dict[str, object]]:
     """Rows of buttons as Discord's API takes them. Raises `StoreUnavailable`."""
     rendered: list[dict[str, object]] = []
     for button in buttons[: BUTTONS_A_ROW * MAX_ROWS]:
@@ -203,7 +203,7 @@ class InteractionHandler:
     events: EventQueue
     intake: Intake
     tickets: TicketRegistry
-    buttons: ButtonCommands
+    buttons: ButtonCommandStore
 
     async def on_interaction(self, interaction: discord.Interaction) -> None:
         """Take an interaction. A command is handed over before anything is awaited; a button has to look up its own.

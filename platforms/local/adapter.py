@@ -13,14 +13,14 @@ from yarl import URL
 from hermes_state.errors import PlatformUnavailable, StateError
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
-from platforms.base import AdapterHealth, AdapterState, Capabilities, CommandMenuItem, Intake, Preview, SendRequest
+from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.http_server import http_server
 from platforms.local.access import BrowserAccessControl, address, host_names
 from platforms.local.chats import ChatRegistry, LiveChat, load_recent, save_recent
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import chat_key, load_progress
 from platforms.local.markdown import split_parts, to_html
-from platforms.local.pages import PageRenderer
+from platforms.local.pages import PageWriter
 from platforms.local.routes import RouteHandler
 from platforms.local.uploads import UploadStore
 
@@ -64,7 +64,7 @@ class LocalAdapter:
         settings: LocalSettings,
         *,
         store: Store,
-        menu: Sequence[CommandMenuItem],
+        menu: Sequence[MenuCommand],
         clock: Clock,
         on_ready: Callable[[str], None] | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class LocalAdapter:
         self._clock = clock
         self._on_ready = on_ready
         self.access = BrowserAccessControl(store, clock)
-        self._pages = PageRenderer(menu=menu, max_file_bytes=settings.max_file_bytes)
+        self._pages = PageWriter(menu=menu, max_file_bytes=settings.max_file_bytes)
         self._chats = ChatRegistry(self._pages)
         self._uploads = UploadStore(settings.state_dir / "spool" / "local", max_file_bytes=settings.max_file_bytes)
         self._port: int | None = None

@@ -16,7 +16,7 @@ from hermes_state.store.meta import load_note, save_note
 from hermes_state.values import Millis
 from platforms.local.entries import Entry, EntryKind, taken_up
 from platforms.local.history import chat_key, load_known_refs
-from platforms.local.pages import PageRenderer
+from platforms.local.pages import PageWriter
 from platforms.local.stream import ChatStream
 
 MAX_RECENT_ENTRIES = 50
@@ -31,7 +31,7 @@ _PREVIEW = "preview"
 class LiveChat:
     """One chat as its open pages show it: each change is published to them."""
 
-    def __init__(self, name: str, pages: PageRenderer) -> None:
+    def __init__(self, name: str, pages: PageWriter) -> None:
         self.name = name
         self.stream = ChatStream()
         self._pages = pages
@@ -117,7 +117,7 @@ class LiveChat:
 class ChatRegistry(dict[str, LiveChat]):
     """Chats that were looked at or written to since the start, by name; each is made when it is first asked for."""
 
-    def __init__(self, pages: PageRenderer) -> None:
+    def __init__(self, pages: PageWriter) -> None:
         super().__init__()
         self._pages = pages
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from platforms.base import CommandMenuItem
+from platforms.base import MenuCommand
 from platforms.local import names
 from platforms.local.entries import Entry
 from platforms.local.markdown import to_html
@@ -26,10 +26,10 @@ class ChatView:
     """Event id that the stream continues after."""
 
 
-class PageRenderer:
+class PageWriter:
     """Writer of pages from templates; knows no request and no store."""
 
-    def __init__(self, *, menu: Sequence[CommandMenuItem], max_file_bytes: int) -> None:
+    def __init__(self, *, menu: Sequence[MenuCommand], max_file_bytes: int) -> None:
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
             autoescape=True,

@@ -31,7 +31,7 @@ from platforms.local.access import (
 from platforms.local.chats import ChatRegistry, LiveChat
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import chat_key, load_history, load_progress
-from platforms.local.pages import ChatView, PageRenderer
+from platforms.local.pages import ChatView, PageWriter
 from platforms.local.stream import encode
 from platforms.local.uploads import FormError, SubmittedMessage, UploadStore, read_form
 
@@ -65,7 +65,7 @@ class RouteHandler:
     clock: Clock
     access: BrowserAccessControl
     chats: ChatRegistry
-    pages: PageRenderer
+    pages: PageWriter
     uploads: UploadStore
     max_characters: int
     hosts: tuple[str, ...] = field(default=(), init=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from hermes_state.errors import FileTooLarge, MessageRejected
+from hermes_state.errors import FileSizeExceeded, MessageRejected
 from hermes_state.values import AttachmentKind, IncomingAttachment
 from platforms.files import CHUNK_BYTES, copy_file, save_stream
 
@@ -87,7 +87,7 @@ class UploadStore:
         await asyncio.to_thread(path.touch, 0o600, exist_ok=False)
         try:
             size = await save_stream(_chunks(part), path, self.max_file_bytes)
-        except FileTooLarge as error:
+        except FileSizeExceeded as error:
             raise FormError(413, f"A file may have at most {readable_size(self.max_file_bytes)}.") from error
         name = _clean_name(part.filename or "")
         mime = _mime(part, name)

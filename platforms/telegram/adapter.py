@@ -16,7 +16,7 @@ from hermes_state.aio import cancel_all, track
 from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejected
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
-from platforms.base import AdapterHealth, AdapterState, Capabilities, CommandMenuItem, Intake, Preview, SendRequest
+from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
 from platforms.telegram import rendering
 from platforms.telegram.errors import translated
 from platforms.telegram.files import fetch
@@ -54,7 +54,7 @@ class TelegramAdapter:
         settings: TelegramSettings,
         *,
         store: Store,
-        menu: Sequence[CommandMenuItem] = (),
+        menu: Sequence[MenuCommand] = (),
         clock: Clock,
     ) -> None:
         self._settings = settings

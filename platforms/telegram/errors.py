@@ -36,7 +36,7 @@ def translated(error: TelegramError) -> errors.PlatformError:
         case FloodControl(retry_after=retry_after):
             return errors.RateLimited(retry_after)
         case ChatMigrated(new_chat_id=new_chat_id):
-            return errors.ChatMigrated(str(new_chat_id))
+            return errors.ChatMoved(str(new_chat_id))
         case InvalidToken():
             # Sending is not where a token is judged: the poller meets the same answer and ends the adapter.
             return errors.PlatformUnavailable("Telegram does not accept the token")

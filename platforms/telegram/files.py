@@ -6,7 +6,7 @@ from pathlib import Path
 import telegram
 from telegram.error import BadRequest, TelegramError
 
-from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
+from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnavailable
 from hermes_state.values import IncomingAttachment
 from platforms.files import CHUNK_BYTES, copy_file, save_stream
 from platforms.telegram.errors import FILE_TOO_BIG, is_refused
@@ -22,7 +22,7 @@ async def fetch(
 ) -> int:
     """Write the file to `target` piece by piece, nothing on failure. See `PlatformAdapter.download`."""
     if (attachment.size_bytes or 0) > max_bytes:
-        raise FileTooLarge(max_bytes)
+        raise FileSizeExceeded(max_bytes)
     if not attachment.file_ref:
         raise MessageRejected("there is no file to fetch")
     try:
@@ -40,7 +40,7 @@ async def fetch(
             return await save_stream(response.content.iter_chunked(CHUNK_BYTES), target, max_bytes)
     except BadRequest as error:
         if is_refused(error, FILE_TOO_BIG):
-            raise FileTooLarge(min(DOWNLOAD_BYTES, max_bytes)) from error
+            raise FileSizeExceeded(min(DOWNLOAD_BYTES, max_bytes)) from error
         raise MessageRejected(error.message) from error
     except TelegramError as error:  # fetching again harms nobody, so whatever broke may be tried again
         raise PlatformUnavailable(f"the file could not be fetched ({type(error).__name__})") from error

@@ -13,7 +13,7 @@ from telegram.error import TelegramError
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.writer import Store
-from platforms.base import CommandMenuItem, Intake
+from platforms.base import Intake, MenuCommand
 from platforms.telegram.inbound import PLATFORM
 
 log = structlog.get_logger(__name__)
@@ -26,7 +26,7 @@ RETRY_SECONDS = 3_600.0
 _NAME = re.compile(r"[a-z0-9_]{1,32}")
 
 
-async def keep_menus(sdk: telegram.Bot, items: Sequence[CommandMenuItem], intake: Intake, store: Store) -> None:
+async def keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: Intake, store: Store) -> None:
     """Keep the menus as they should be, until cancelled: every admin has one with all commands in the direct chat."""
     if not items:
         return  # nothing to offer; a menu that the operator made by hand stays
@@ -45,7 +45,7 @@ async def keep_menus(sdk: telegram.Bot, items: Sequence[CommandMenuItem], intake
 
 
 async def _publish_for(
-    sdk: telegram.Bot, items: Sequence[CommandMenuItem], admins: frozenset[str], store: Store, key: str
+    sdk: telegram.Bot, items: Sequence[MenuCommand], admins: frozenset[str], store: Store, key: str
 ) -> frozenset[str]:
     """Give each of these their menu, and take it from whoever had one before; returns who has it now."""
     before = (await store.read(load_note, key) or "").split()
@@ -58,9 +58,7 @@ async def _publish_for(
     return shown
 
 
-async def publish_menu(
-    sdk: telegram.Bot, items: Sequence[CommandMenuItem], scope: BotCommandScope | None = None
-) -> bool:
+async def publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: BotCommandScope | None = None) -> bool:
     """Set a menu if Telegram shows another one; False, and logged, where it cannot be set."""
     wanted = commands(items)
     try:
@@ -74,7 +72,7 @@ async def publish_menu(
     return True
 
 
-def commands(items: Sequence[CommandMenuItem]) -> list[BotCommand]:
+def commands(items: Sequence[MenuCommand]) -> list[BotCommand]:
     """Items as Telegram takes them: names it refuses are left out, the argument leads the description."""
     return [
         BotCommand(item.name, " ".join(filter(None, (item.argument, item.description)))[:DESCRIPTION_CHARACTERS])

@@ -14,7 +14,7 @@ from hermes_state.errors import PlatformError, SendAmbiguous
 from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatKey, OutboundPart
 from platforms.base import Preview, SendRequest
-from platforms.buttons import ButtonCommands
+from platforms.buttons import ButtonCommandStore
 from platforms.telegram.errors import NOT_EDITABLE, NOT_MODIFIED, TOPIC_GONE, is_refused, translated
 from platforms.telegram.rendering import marked_as_repeat, render
 from platforms.telegram.transport import BotApiRequest
@@ -30,9 +30,9 @@ MAX_BUTTON_BYTES = 64
 _NO_LINK_PREVIEW = '{"is_disabled":true}'  # an answer with ten sources is not about the first of them
 
 
-def button_commands(store: Store) -> ButtonCommands:
+def button_commands(store: Store) -> ButtonCommandStore:
     """The commands behind the buttons of one bot."""
-    return ButtonCommands(
+    return ButtonCommandStore(
         store=store,
         note_prefix="telegram.button.",
         hash_mark="h:",
@@ -44,7 +44,7 @@ def button_commands(store: Store) -> ButtonCommands:
 class TelegramSender:
     """Sender of one running bot. Every method raises what `PlatformAdapter.send` lists."""
 
-    def __init__(self, request: BotApiRequest, address: str, buttons: ButtonCommands) -> None:
+    def __init__(self, request: BotApiRequest, address: str, buttons: ButtonCommandStore) -> None:
         self._request = request
         self._address = address
         self._buttons = buttons

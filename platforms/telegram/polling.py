@@ -23,7 +23,7 @@ from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import ALLOWED_UPDATES
 from platforms.telegram.settings import TelegramSettings
 from platforms.telegram.transport import AmbiguousRequestError, BotApiRequest, FloodControl
-from platforms.telegram.updates import NotStoredError, ReadUpdate, UpdateHandler
+from platforms.telegram.updates import NotStoredError, UpdateEvent, UpdateHandler
 
 log = structlog.get_logger(__name__)
 
@@ -89,7 +89,7 @@ class Poller:
         if updates or not was_probe:
             self._failures = 0
 
-    async def _put(self, updates: Sequence[ReadUpdate]) -> int:
+    async def _put(self, updates: Sequence[UpdateEvent]) -> int:
         """Store the first updates; while the database keeps them waiting, listen for a `/stop` among what follows."""
         putting = asyncio.create_task(self.updates.store(updates), name="telegram-put")
         try:
@@ -103,7 +103,7 @@ class Poller:
             await cancel_all([putting])
         return putting.result()
 
-    async def _fetch(self, wait: float) -> Sequence[ReadUpdate]:
+    async def _fetch(self, wait: float) -> Sequence[UpdateEvent]:
         query = {"timeout": f"{wait:g}", "limit": str(BATCH), "allowed_updates": _ALLOWED_UPDATES}
         if self._offset is not None:
             query["offset"] = str(self._offset)

@@ -13,8 +13,8 @@ from telegram.error import NetworkError
 
 from hermes_state.errors import StoreUnavailable
 from hermes_state.values import Clock, EditEvent, InboundMessage
-from platforms.base import Arrival, Intake
-from platforms.buttons import ButtonCommands
+from platforms.base import Intake, ReceivedEvent
+from platforms.buttons import ButtonCommandStore
 from platforms.telegram.inbound import PLATFORM, UpdateReader, read_migration
 from platforms.text import UNREADABLE
 
@@ -31,7 +31,7 @@ MAX_ALBUMS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class ReadUpdate:
+class UpdateEvent:
     """Update with its number at Telegram, by which it is acknowledged."""
 
     number: int | None
@@ -53,13 +53,13 @@ class UpdateHandler:
     intake: Intake
     reader: UpdateReader
     sdk: telegram.Bot
-    buttons: ButtonCommands
+    buttons: ButtonCommandStore
     clock: Clock
     answer_press: AnswerPress
     _albums: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ALBUMS), init=False)
     """Albums that are meant for us."""
 
-    def read(self, raw: dict[str, Any]) -> ReadUpdate:  # Any: JSON as the Bot API sent it
+    def read(self, raw: dict[str, Any]) -> UpdateEvent:  # Any: JSON as the Bot API sent it
         """Read an update. One that cannot be read counts as dealt with: fetched again, it would block all after it."""
         content: Content
         try:
@@ -71,9 +71,9 @@ class UpdateHandler:
                     content = self._with_its_album(update, content)
         except UNREADABLE as error:
             content = error
-        return ReadUpdate(raw.get("update_id"), content)
+        return UpdateEvent(raw.get("update_id"), content)
 
-    async def store(self, updates: Sequence[ReadUpdate]) -> int:
+    async def store(self, updates: Sequence[UpdateEvent]) -> int:
         """Store the first update, and with it those behind it that one commit takes; returns how many.
 
         Returns after the commit: then they may be acknowledged.
@@ -93,7 +93,7 @@ class UpdateHandler:
                 _log_skipped(update, update.content)
         return count
 
-    async def overhear(self, update: ReadUpdate) -> None:
+    async def overhear(self, update: UpdateEvent) -> None:
         """Look at an update that has to wait for its turn: see `Intake.overhear`."""
         if isinstance(update.content, InboundMessage):
             await self.intake.overhear(update.content)
@@ -108,7 +108,7 @@ class UpdateHandler:
             self._albums.append(album)
         return replace(received, is_addressed=album in self._albums)
 
-    async def _store(self, updates: Sequence[ReadUpdate]) -> int:
+    async def _store(self, updates: Sequence[UpdateEvent]) -> int:
         first = updates[0].content
         if isinstance(first, CallbackQuery):
             await self._store_press(first)
@@ -116,7 +116,7 @@ class UpdateHandler:
             await self.intake.move_chat(PLATFORM, PLATFORM, *first)
         else:
             together = takewhile(lambda one: not isinstance(one.content, CallbackQuery | tuple), updates)
-            return await self.intake.accept_batch([Arrival(one.event) for one in together])
+            return await self.intake.accept_batch([ReceivedEvent(one.event) for one in together])
         return 1
 
     async def _store_press(self, query: CallbackQuery) -> None:
@@ -128,5 +128,5 @@ class UpdateHandler:
         self.answer_press(query, None)
 
 
-def _log_skipped(update: ReadUpdate, error: Exception) -> None:
+def _log_skipped(update: UpdateEvent, error: Exception) -> None:
     log.warning("update.skipped", update_id=update.number, error=type(error).__name__)

@@ -14,7 +14,7 @@ from agent.turn import CUT_OFF, OUTCOME_UNKNOWN
 from hermes_state import journal
 from hermes_state.errors import ContextOverflow, ReplyMalformed, StoreUnavailable, ToolError
 from hermes_state.inbox import InboxMode
-from hermes_state.journal import ModelAnswer, RunningTurn, TurnClosed
+from hermes_state.journal import ModelAnswer, RunningTurn, TurnMoved
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_view
 from hermes_state.values import Message, MessageRole, ModelCall, Tokens, ToolCall, ToolEffect
@@ -385,7 +385,7 @@ async def test_a_turn_that_was_stopped_meanwhile_ends_without_an_answer(chat: Ch
     await shop.entered.wait()
     await chat.store.write(journal.stop_turn, turn.id, "", "stopped", chat.clock.now(), notice="(stopped)")
     shop.gate.set()
-    with pytest.raises(TurnClosed):
+    with pytest.raises(TurnMoved):
         await running
 
 
@@ -397,7 +397,7 @@ async def test_a_reply_that_comes_to_a_turn_that_was_stopped_was_paid_for(chat: 
         await asyncio.sleep(0.001)
     await chat.store.write(journal.stop_turn, turn.id, "", "stopped", chat.clock.now(), notice="(stopped)")
     llm.resumed.set()
-    with pytest.raises(TurnClosed):
+    with pytest.raises(TurnMoved):
         await running
     assert shop.ran == []
     assert await chat.ledger() == [("turn", "ok")]

@@ -115,9 +115,9 @@ ANSWERS: Mapping[str, Answer] = {
         raised="ReplyMalformed",
     ),
     "packed comments": Answer(
-        pieces=packed(filled("", ": \n")), headers={"Content-Encoding": "gzip"}, raised="ModelStalled"
+        pieces=packed(filled("", ": \n")), headers={"Content-Encoding": "gzip"}, raised="ModelStallTimeout"
     ),
-    "comments": Answer(pieces=filled("", ": \n"), raised="ModelStalled"),
+    "comments": Answer(pieces=filled("", ": \n"), raised="ModelStallTimeout"),
     "twice packed": Answer(
         pieces=packed(packed(ENDLESS_LINE)),
         headers={"Content-Encoding": "gzip, gzip"},
@@ -235,7 +235,7 @@ def kinds(protocol: str) -> Mapping[str, Answer]:
     """Every answer that a client of the protocol may get, by its kind."""
     found = dict(ANSWERS)
     for kind, pieces in STREAMS.get(protocol, {}).items():
-        raised = "ModelStalled" if kind == "usage" else "ReplyMalformed"
+        raised = "ModelStallTimeout" if kind == "usage" else "ReplyMalformed"
         found[f"a stream of {kind}"] = Answer(pieces=pieces, raised=raised)
     if protocol == "transcription":  # whose replies are no streams, so that every byte of them counts
         for kind in ("comments", "packed comments"):

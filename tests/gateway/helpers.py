@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from agent.context.commit import CompressionTasks
+from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ModelHandle
 from agent.images.scaling import ImageScaler
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
@@ -37,7 +37,7 @@ from gateway.turns.lanes import LaneRegistry
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
-from hermes_state.errors import FileTooLarge
+from hermes_state.errors import FileSizeExceeded
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
 from hermes_state.values import (
@@ -181,7 +181,7 @@ class MemoryAdapter:
         if isinstance(content, Exception):
             raise content
         if len(content) > max_bytes:
-            raise FileTooLarge(max_bytes)
+            raise FileSizeExceeded(max_bytes)
         await asyncio.to_thread(target.write_bytes, content)
         return len(content)
 
@@ -338,7 +338,7 @@ class TestGateway:
             store=store,
             prompts=PromptBuilder(tools=ToolRegistry(tools)),
             clock=self.clock,
-            pending=CompressionTasks(),
+            pending=CompressionRegistry(),
         )
         self.live = Runtime(config=config, agent=agent, models=ModelRegistry(config.model.route, make))
         self._folder = folder

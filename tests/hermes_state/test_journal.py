@@ -5,7 +5,7 @@ import pytest
 
 from hermes_state import inbox, journal, outbox
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
-from hermes_state.journal import InboxMoved, ModelAnswer, PreparedMessage, TurnClosed
+from hermes_state.journal import InboxMoved, ModelAnswer, PreparedMessage, TurnMoved
 from hermes_state.outbox import OutboxKind, OutboxState, Reply
 from hermes_state.sessions import choose_effort, choose_model, load_active, load_session, load_tip
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
@@ -174,17 +174,17 @@ def test_a_step_of_a_closed_turn_is_refused(db: sqlite3.Connection) -> None:
     asked = call_tools(db, turn, "a")
     assert journal.stop_turn(db, turn.id, "", "stopped", START, notice="(stopped)")
     said = load_messages(db, turn.lineage_id, 20)
-    with pytest.raises(TurnClosed):
+    with pytest.raises(TurnMoved):
         call_tools(db, turn, "b")
-    with pytest.raises(TurnClosed):
+    with pytest.raises(TurnMoved):
         journal.start_tools(db, turn.id, asked.id, asked.body.calls, START)
-    with pytest.raises(TurnClosed):
+    with pytest.raises(TurnMoved):
         answer_call(db, turn, asked, "a")
-    with pytest.raises(TurnClosed):
+    with pytest.raises(TurnMoved):
         journal.join_steers(db, turn.id, START)
-    with pytest.raises(TurnClosed):
+    with pytest.raises(TurnMoved):
         finish(db, turn, "late")
-    with pytest.raises(TurnClosed):
+    with pytest.raises(TurnMoved):
         journal.note_resumed(db, turn.id, True)
     assert load_messages(db, turn.lineage_id, 20) == said
 

@@ -5,7 +5,7 @@ import pytest
 
 from hermes_state import inbox, journal
 from hermes_state.compressions import CompressionRow, SplitPlan, split
-from hermes_state.errors import LineageMoved, LookupFailed, LookupReason, SessionNotFound
+from hermes_state.errors import LineageMoved, LookupReason, LookupRejected, SessionNotFound
 from hermes_state.inbox import InboxKind
 from hermes_state.sessions import (
     choose_model,
@@ -120,14 +120,14 @@ def test_resuming_moves_the_version_so_that_an_old_plan_is_refused(db: sqlite3.C
 def test_an_id_that_names_nothing_is_refused(db: sqlite3.Connection, prefix: str) -> None:
     chat = make_chat(db)
     exchange(db, chat, "q", "a")
-    with pytest.raises(LookupFailed):
+    with pytest.raises(LookupRejected):
         resume(db, chat, prefix, START)
 
 
 def test_the_active_conversation_is_not_resumed(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     session = ensure_active(db, chat, START)
-    with pytest.raises(LookupFailed, match=LookupReason.ALREADY_ACTIVE):
+    with pytest.raises(LookupRejected, match=LookupReason.ALREADY_ACTIVE):
         resume(db, chat, session.key, START)
 
 
@@ -141,7 +141,7 @@ def test_an_expired_conversation_is_resumed_in_place(db: sqlite3.Connection) -> 
 def test_a_conversation_of_another_chat_cannot_be_reached(db: sqlite3.Connection) -> None:
     theirs = ensure_active(db, make_chat(db, "theirs"), START)
     mine = make_chat(db, "mine")
-    with pytest.raises(LookupFailed):
+    with pytest.raises(LookupRejected):
         resume(db, mine, theirs.key, START)
 
 
@@ -150,7 +150,7 @@ def test_an_id_that_begins_two_conversations_asks_for_more_of_it(db: sqlite3.Con
     first = ensure_active(db, chat, START)
     second = reset(db, chat, Millis(START + 1_000))
     shared = first.key[: next(at for at in range(18) if first.key[at] != second.key[at])]
-    with pytest.raises(LookupFailed, match=LookupReason.AMBIGUOUS_SESSION):
+    with pytest.raises(LookupRejected, match=LookupReason.AMBIGUOUS_SESSION):
         find_conversation(db, chat, shared)
 
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from hermes_state.errors import (
     ChatUnreachable,
-    FileTooLarge,
+    FileSizeExceeded,
     MessageRejected,
     PlatformUnavailable,
     RateLimited,
@@ -44,7 +44,7 @@ from hermes_state.values import (
     InputKind,
     OutboundPart,
 )
-from platforms.base import AdapterState, Arrival, PlatformAdapter, Preview, SendRequest
+from platforms.base import AdapterState, PlatformAdapter, Preview, ReceivedEvent, SendRequest
 
 Event = TypeVar("Event", InboundMessage, EditEvent, DeletionEvent)
 
@@ -93,15 +93,15 @@ class RecordingIntake:
         self._refs: set[str] = set()
 
     async def accept(self, event: InboundEvent, cursor: Cursor | None = None) -> None:
-        await self.accept_batch([Arrival(event, cursor)])
+        await self.accept_batch([ReceivedEvent(event, cursor)])
 
-    async def accept_batch(self, arrivals: Sequence[Arrival]) -> int:
-        self.batches.append(len(arrivals))
-        batch = arrivals[: self.batch_length]
-        self.offered += [arrival.event.event_ref for arrival in batch if arrival.event is not None]
+    async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
+        self.batches.append(len(received))
+        batch = received[: self.batch_length]
+        self.offered += [one.event.event_ref for one in batch if one.event is not None]
         await self.gate.wait()
         self._refuse_if_told()
-        for event, cursor in ((arrival.event, arrival.cursor) for arrival in batch):
+        for event, cursor in ((one.event, one.cursor) for one in batch):
             if event is not None and event.event_ref not in self._refs:
                 self._refs.add(event.event_ref)
                 self.events.append(event)
@@ -440,7 +440,7 @@ class AdapterContract:
             target = tmp_path / "fetched"
             size = await harness.adapter.download(attachment, target, max_bytes=10_000)
             assert (size, target.read_bytes()) == (len(content), content)
-            with pytest.raises(FileTooLarge) as caught:
+            with pytest.raises(FileSizeExceeded) as caught:
                 await harness.adapter.download(attachment, tmp_path / "capped", max_bytes=100)
             assert caught.value.limit_bytes == 100
         assert attachment.name == "notes.txt"

@@ -56,7 +56,7 @@ REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
         attempts=4,
         sentence="The model provider cannot be reached or is overloaded right now; please send /retry in {wait}.",
     ),
-    errors.ContentFiltered: Remedy(
+    errors.ContentRejected: Remedy(
         outcome="content_filtered",
         sentence="The model provider's content filter stopped this answer; please put the request differently.",
     ),
@@ -71,7 +71,7 @@ REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
         sentence="This conversation no longer fits into the model's memory{window}; /compress makes room in it, /new "
         "starts a fresh one, and /history keeps this one.",
     ),
-    errors.OutputCapTooLarge: Remedy(
+    errors.OutputCapExceeded: Remedy(
         outcome="output_cap",
         sentence="The configured output limit is above what the model allows{cap}; whoever runs this gateway has to "
         "lower this model's `max_output_tokens`.",
@@ -153,7 +153,7 @@ def _words(error: errors.ModelError) -> Mapping[str, str]:
             return {"wait": _duration_text(error.retry_after)}
         case errors.ContextOverflow(window=window):
             return {"window": f" of {window:,} tokens" if window else ""}
-        case errors.OutputCapTooLarge(cap=cap):
+        case errors.OutputCapExceeded(cap=cap):
             return {"cap": f" ({cap:,} tokens)" if cap else ""}
         case errors.AuthRejected(is_of_plan=is_of_plan):
             return {"access": _ACCESS[is_of_plan]}

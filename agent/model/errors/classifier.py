@@ -38,7 +38,7 @@ def status_error(
     """
     answer = error_answer(status, headers, body)
     if answer.says("filtered"):
-        return errors.ContentFiltered(answer.title)
+        return errors.ContentRejected(answer.title)
     for recognise in (_image, _of_account, _not_offered, _too_large):
         if (error := recognise(answer, request)) is not None:
             return error
@@ -73,7 +73,7 @@ def _by_status(answer: ErrorAnswer) -> ModelError:
     if status in (401, 403, 407):
         return errors.AuthRejected(what)
     if status == 451:
-        return errors.ContentFiltered(what)
+        return errors.ContentRejected(what)
     if status == 429:
         return errors.ModelRateLimited(what, retry_after=answer.retry_after)
     if _blames_request(answer) and not passes:
@@ -137,7 +137,7 @@ def _of_account(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelErro
     what, status, wait = answer.title, answer.status, answer.retry_after
     if (afforded := answer.number("afforded")) is not None:
         is_worth_it = afforded >= MIN_AFFORDED_OUTPUT
-        return errors.OutputCapTooLarge(what, cap=afforded) if is_worth_it else errors.QuotaExceeded(what)
+        return errors.OutputCapExceeded(what, cap=afforded) if is_worth_it else errors.QuotaExceeded(what)
     found = answer.found("above_allowance")
     if found is not None and int(found[1]) < int(found[2]):  # this request alone is too much: refused for ever
         return errors.ContextOverflow(what, window=int(found[1]), is_of_account=True)
@@ -176,7 +176,7 @@ def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError 
     if answer.says("output_cap") and not (is_both or is_vain or (is_prompt and window and prompt)):
         above = answer.number("first_above_cap")  # some name the first one that is not allowed
         cap = answer.number("cap") if above is None else above - 1
-        return errors.OutputCapTooLarge(what, cap=cap, is_of_model=True)
+        return errors.OutputCapExceeded(what, cap=cap, is_of_model=True)
     if not (is_prompt or is_both or is_vain or answer.status == 413 or _names_prompt(answer, request)):
         return None
     if answer.status == 402:  # it is the credit that does not last for the prompt
@@ -203,9 +203,9 @@ def _overflow(
         # Some providers say "about", and count the answer's frame later; an estimate is further off.
         room = window - taken - (16 + taken // (100 if is_counted else 20))
         if room >= MIN_OUTPUT_ROOM:
-            return errors.OutputCapTooLarge(answer.title, cap=room)
+            return errors.OutputCapExceeded(answer.title, cap=room)
     elif is_both and taken is None and prompt is not None and prompt < (window or 0):
-        return errors.OutputCapTooLarge(answer.title)
+        return errors.OutputCapExceeded(answer.title)
     return errors.ContextOverflow(
         answer.title,
         prompt_tokens=prompt if is_counted else None,

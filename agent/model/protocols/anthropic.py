@@ -10,9 +10,9 @@ import anthropic
 import orjson
 
 from agent.model import wire
-from agent.model.base import ModelLimits, ModelReply, ModelRequest, SettingsForm, refusal_text, with_fields
+from agent.model.base import CallSettings, ModelLimits, ModelReply, ModelRequest, refusal_text, with_fields
 from agent.model.http import EndpointSettings, HttpChatModel, Sdk
-from agent.model.kept_prompts import NOTHING, Beginning, KeptPrompts
+from agent.model.kept_prompts import NOTHING, KeptPrompt, KeptPromptCache
 from agent.model.protocols.anthropic_wire import (
     AnthropicReplyBuilder,
     body_parts,
@@ -23,7 +23,7 @@ from agent.model.protocols.anthropic_wire import (
 from agent.model.protocols.caching import CacheTtl, apply_anthropic_cache_control, marks_prompts
 from agent.model.protocols.limits import bounded_limits, limits_in
 from agent.model.replies import ReplyBuilder
-from hermes_state.errors import ModelError, OutputCapTooLarge
+from hermes_state.errors import ModelError, OutputCapExceeded
 from hermes_state.values import ReasoningEffort, Transcript
 
 BASE_URL: Final = "https://api.anthropic.com"
@@ -79,7 +79,7 @@ class AnthropicModel(HttpChatModel):
         return request.max_output_tokens or min(filter(None, (self._default_max_tokens, request.output_cap)))
 
     def _begun(
-        self, request: ModelRequest, form: SettingsForm, on_text: Callable[[str], None]
+        self, request: ModelRequest, form: CallSettings, on_text: Callable[[str], None]
     ) -> tuple[bytes, ReplyBuilder]:
         effort = self._efforts(request, form.wanted[0])[form.index]  # its budget follows the output limit
         cache_ttl = self._cache_ttl if request.cache_key else None
@@ -94,15 +94,15 @@ class AnthropicModel(HttpChatModel):
         return orjson.dumps(whole), builder
 
     def _put_otherwise(
-        self, error: ModelError, request: ModelRequest, form: SettingsForm
-    ) -> tuple[ModelRequest, SettingsForm]:
+        self, error: ModelError, request: ModelRequest, form: CallSettings
+    ) -> tuple[ModelRequest, CallSettings]:
         """Without the earlier reasoning, or, where the request itself sets no output limit, with a smaller one."""
         if _REASONING.search(refusal_text(error)):
             if request.style.reasoning_of:
                 return replace(request, style=replace(request.style, reasoning_of="")), form
             if form.wanted[0] is not None:  # no effort where no thoughts stand before the calls in the request
                 return request, replace(form, wanted=(None, form.wanted[1]), efforts=({},), index=0)
-        if isinstance(error, OutputCapTooLarge) and error.cap and error.cap < self._max_tokens(request):
+        if isinstance(error, OutputCapExceeded) and error.cap and error.cap < self._max_tokens(request):
             # Perhaps twice: to what the model writes at most, then to what the prompt leaves of its window.
             return replace(request, output_cap=error.cap), form
         return request, form.after(error) or form
@@ -112,7 +112,7 @@ _REASONING = re.compile(r"thinking[`'\"]?\s+block|thinking\.signature|`signature
 """Wording of refusals of earlier reasoning."""
 
 
-def marked_parts(request: ModelRequest, kept: KeptPrompts, cache_ttl: CacheTtl | None) -> dict[str, Any]:
+def marked_parts(request: ModelRequest, kept: KeptPromptCache, cache_ttl: CacheTtl | None) -> dict[str, Any]:
     """The `body_parts` of a request, marked for caching where `cache_ttl` says how long; JSON as a whole."""
 
     def render(rows: Transcript, call_ids: set[str]) -> list[dict[str, Any]] | None:
@@ -128,7 +128,7 @@ def marked_parts(request: ModelRequest, kept: KeptPrompts, cache_ttl: CacheTtl |
     return parts | {"messages": start.before(parts["messages"])}
 
 
-def _parts_behind(start: Beginning, request: ModelRequest) -> dict[str, Any]:
+def _parts_behind(start: KeptPrompt, request: ModelRequest) -> dict[str, Any]:
     """The parts of a request's body, without the messages of its beginning."""
     rest = request.transcript[start.rows :]
     return body_parts(wire.chat_messages(request.system, rest, request.style, set(start.call_ids)), request)

@@ -23,7 +23,7 @@ from agent.model.errors.classifier import error_in, stream_error
 from agent.model.replies import MAX_CALLS, ReplyBuilder
 from agent.model.usage import normalize_usage
 from agent.model.wire import NOTICE, REASONING, WireMessage
-from hermes_state.errors import ContentFiltered, ContextOverflow, ReplyMalformed
+from hermes_state.errors import ContentRejected, ContextOverflow, ReplyMalformed
 from hermes_state.text import well_formed
 from hermes_state.values import Reasoning, ReasoningEffort
 
@@ -295,7 +295,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
         if self._stop is None or not self._is_whole:
             raise ReplyMalformed("the stream ended without a stop reason")
         if self._stop == "refusal":
-            raise ContentFiltered("the provider stopped its reply")
+            raise ContentRejected("the provider stopped its reply")
         if self._stop == "model_context_window_exceeded" and not self._has_content:
             raise ContextOverflow("the prompt leaves no room for a reply")
         for index, given in self._inputs.items():

@@ -18,13 +18,13 @@ from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.http import EndpointSettings
-from agent.model.kept_prompts import NOTHING, KeptPrompts
+from agent.model.kept_prompts import NOTHING, KeptPromptCache
 from agent.model.protocols.caching import CacheTtl, apply_anthropic_cache_control, marks_prompts
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
 from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
-from hermes_state.errors import ContentFiltered, ModelUnavailable, ReplyMalformed
+from hermes_state.errors import ContentRejected, ModelUnavailable, ReplyMalformed
 from hermes_state.values import Reasoning, Transcript
 
 
@@ -77,7 +77,7 @@ def encoded_request(
     *,
     streams: bool = True,
     cache_ttl: CacheTtl | None = None,
-    kept: KeptPrompts | None = None,
+    kept: KeptPromptCache | None = None,
 ) -> bytes:
     """The body of the HTTP request, without `faults`, with further `fields`. `cache_ttl`: None marks nothing."""
     reasoning_of = made_by("chat_completions", model) if RequestFault.REPLAYED_REASONING not in faults else ""
@@ -167,7 +167,7 @@ class ChatReplyBuilder(ReplyBuilder):
         if self._finish is None:
             raise ReplyMalformed("the reply ended without a finish reason")
         if self._finish == "content_filter":
-            raise ContentFiltered("the provider stopped its reply")
+            raise ContentRejected("the provider stopped its reply")
         if self._finish == "error":
             raise ModelUnavailable("the provider broke its reply off")
         return self.built(

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import openai
 
-from agent.model.base import ModelLimits, ModelRequest, SettingsForm, refusal_text, with_fields
+from agent.model.base import CallSettings, ModelLimits, ModelRequest, refusal_text, with_fields
 from agent.model.http import EndpointSettings, HttpChatModel, Sdk
 from agent.model.protocols.limits import fetch_model_limits
 from agent.model.replies import ReplyBuilder
@@ -66,14 +66,14 @@ class OpenAIModel(HttpChatModel, ABC):
         return await fetch_model_limits(self.fetch_json, self.name, self.base_url)
 
     def _begun(
-        self, request: ModelRequest, form: SettingsForm, on_text: Callable[[str], None]
+        self, request: ModelRequest, form: CallSettings, on_text: Callable[[str], None]
     ) -> tuple[bytes, ReplyBuilder]:
         payload = self._encoded(request, form.faults, with_fields(form.fields, self._endpoint.extra_body))
         return payload, self._new_reply(on_text, self._made_by)
 
     def _put_otherwise(
-        self, error: ModelError, request: ModelRequest, form: SettingsForm
-    ) -> tuple[ModelRequest, SettingsForm]:
+        self, error: ModelError, request: ModelRequest, form: CallSettings
+    ) -> tuple[ModelRequest, CallSettings]:
         if (other := form.after(error)) is None and (fault := fault_of(error)) is not None:
             other = replace(form, faults=form.faults | {fault})
         return request, other or form

@@ -16,12 +16,12 @@ from agent.model import wire
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.http import EndpointSettings
-from agent.model.kept_prompts import NOTHING, KeptPrompts
+from agent.model.kept_prompts import NOTHING, KeptPromptCache
 from agent.model.protocols.openai import OpenAIModel, RequestFault, add_options
 from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
-from hermes_state.errors import ContentFiltered, ReplyMalformed
+from hermes_state.errors import ContentRejected, ReplyMalformed
 from hermes_state.values import Reasoning, Transcript
 
 ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
@@ -47,7 +47,7 @@ def encoded_request(
     fields: Mapping[str, Any] = MappingProxyType({}),
     *,
     streams: bool = True,
-    kept: KeptPrompts | None = None,
+    kept: KeptPromptCache | None = None,
 ) -> bytes:
     """The body of the HTTP request, without `faults`, with further `fields`."""
     reasoning_of = made_by("responses", model) if RequestFault.REPLAYED_REASONING not in faults else ""
@@ -207,7 +207,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
             self._add_item(index, item)
         reason = (response.get("incomplete_details") or {}).get("reason")
         if status == "incomplete" and reason == "content_filter":
-            raise ContentFiltered("the provider stopped its reply")
+            raise ContentRejected("the provider stopped its reply")
         if status == "completed" or (status == "incomplete" and reason == "max_output_tokens"):
             self._is_cut_off = status == "incomplete"
 

@@ -8,7 +8,7 @@ from sqlite3 import Connection
 from typing import Any
 
 from agent.context.carried.phrases import languages
-from agent.context.commit import CompressionTasks
+from agent.context.commit import CompressionRegistry
 from agent.context.job import ContextEvent, Listener, OnWait
 from agent.context.model_handle import ContextSettings, SummaryRoute
 from agent.context.state import ContextState, state_of
@@ -101,7 +101,7 @@ def agent_of(
     tools: Sequence[Tool] = (),
     persona: str = DEFAULT_PERSONA,
     attachments: Path | None = None,
-    pending: CompressionTasks | None = None,
+    pending: CompressionRegistry | None = None,
     on_wait: OnWait | None = None,
     is_background: bool = False,
 ) -> SingleModelAgent:

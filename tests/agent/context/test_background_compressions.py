@@ -6,7 +6,7 @@ from sqlite3 import Connection
 
 import pytest
 
-from agent.context.commit import MAX_KEPT, CompressionTasks
+from agent.context.commit import MAX_KEPT, CompressionRegistry
 from agent.context.job import Compressed, CompressionResult
 from agent.context.model_handle import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
@@ -278,7 +278,7 @@ async def test_another_model_takes_in_what_was_begun_for_the_one_before(
 
 
 async def test_what_nobody_takes_in_is_kept_within_bounds() -> None:
-    tasks, hold = CompressionTasks(), asyncio.Event()
+    tasks, hold = CompressionRegistry(), asyncio.Event()
 
     async def prepare() -> CompressionResult:
         await hold.wait()

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.context.commit import CompressionTasks
+from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from tests.agent.conftest import Chat, Sink
@@ -39,7 +39,7 @@ async def test_a_summary_that_was_begun_before_a_reload_is_taken_in_after_it(
 ) -> None:
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the slow scribe"), "pause_after": 2}])
     context = ContextSettings(hard_message_limit=30, hold_seconds=0.05)
-    pending = CompressionTasks()
+    pending = CompressionRegistry()
     before, after = (agent_of(chat, small, context=context, pending=pending) for _ in range(2))
     turn = await fill_and_ask(chat, before, 4_300)
     await before.check(turn)

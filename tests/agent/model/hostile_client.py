@@ -19,7 +19,7 @@ import structlog
 from agent.model.errors import sentence_for
 from agent.model.http import EndpointSettings
 from agent.model.transcription import TranscriptionModel
-from hermes_state.errors import ModelError, ModelStalled
+from hermes_state.errors import ModelError, ModelStallTimeout
 from tests.agent.model.asking import request
 from tests.agent.model.ways import WAYS
 from tests.fakes.hostile_provider import address, kinds
@@ -48,7 +48,7 @@ async def try_all(protocol: str, url: str, chosen: list[str], told: TextIO) -> N
         reset_peak()
         began = time.perf_counter()
         # Only what never comes to anything is not waited for long.
-        patience_seconds = 1.0 if kinds(protocol)[kind].raised == ModelStalled.__name__ else 30.0
+        patience_seconds = 1.0 if kinds(protocol)[kind].raised == ModelStallTimeout.__name__ else 30.0
         raised, said = await asyncio.wait_for(_failure(protocol, address(url, kind), patience_seconds), 60)
         peak = memory_mb("VmHWM")
         if idle is None:

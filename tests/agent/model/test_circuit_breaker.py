@@ -10,7 +10,7 @@ from agent.model.circuit_breaker import MAX_FAILURES, OPEN_SECONDS, CircuitBreak
 from agent.model.client import ModelClient
 from hermes_state.errors import (
     AuthRejected,
-    ContentFiltered,
+    ContentRejected,
     ContextOverflow,
     ModelError,
     ModelRateLimited,
@@ -63,7 +63,7 @@ def test_an_answer_in_between_begins_the_row_anew(circuit: CircuitBreaker) -> No
     assert circuit.open is None
 
 
-@pytest.mark.parametrize("other", [ContextOverflow("x"), ContentFiltered("x"), ModelError("x")])
+@pytest.mark.parametrize("other", [ContextOverflow("x"), ContentRejected("x"), ModelError("x")])
 def test_what_is_not_the_routes_fault_ends_the_row_too(circuit: CircuitBreaker, other: ModelError) -> None:
     failed(circuit, MAX_FAILURES - 1)
     failed(circuit, 1, other)

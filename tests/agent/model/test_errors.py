@@ -20,7 +20,7 @@ from hermes_state.errors import (
     ModelNotFound,
     ModelRateLimited,
     ModelUnavailable,
-    OutputCapTooLarge,
+    OutputCapExceeded,
     QuotaExceeded,
 )
 from hermes_state.values import Image, MessageBody
@@ -93,7 +93,7 @@ async def test_an_output_that_does_not_fit_beside_the_prompt_is_told_apart(
     ask: Ask, llm: LLM, style: str, has_tools: bool
 ) -> None:
     error = await ask(style, SHORT_PROMPT, 2_048, has_tools=has_tools)
-    assert isinstance(error, OutputCapTooLarge)
+    assert isinstance(error, OutputCapExceeded)
     room = 4_096 - llm.requests.rows[0]["prompt_tokens"]
     assert error.cap is not None
     assert room - 64 <= error.cap < room
@@ -116,7 +116,7 @@ async def test_a_prompt_that_leaves_no_room_for_an_answer_is_itself_too_long(ask
 @pytest.mark.parametrize("style", [*STATES_ALL, *STATES_NOTHING, "vague"])
 async def test_an_output_limit_above_the_models_own_is_named(ask: Ask, style: str) -> None:
     error = await ask(style, "hello", 8_000)
-    assert isinstance(error, OutputCapTooLarge)
+    assert isinstance(error, OutputCapExceeded)
     assert error.cap == 2_048
 
 
@@ -173,7 +173,7 @@ def test_a_window_that_may_be_stated_without_the_output_is_not_believed() -> Non
 )
 def test_other_wordings_of_an_output_limit_that_is_too_large_are_known(message: str, cap: int | None) -> None:
     error = status_error(400, {}, {"message": message})
-    assert isinstance(error, OutputCapTooLarge)
+    assert isinstance(error, OutputCapExceeded)
     assert error.cap == cap
 
 
@@ -240,7 +240,7 @@ def test_a_server_error_that_calls_the_request_invalid_is_not_repeated(body: obj
 def test_the_credit_that_is_left_lowers_the_output_while_it_is_worth_a_call() -> None:
     message = "You requested up to 8192 tokens, but can only afford {}."
     error = status_error(402, {}, {"error": {"message": message.format(2_000)}})
-    assert isinstance(error, OutputCapTooLarge)
+    assert isinstance(error, OutputCapExceeded)
     assert (error.cap, error.is_of_model) == (2_000, False)
     assert isinstance(status_error(402, {}, {"error": {"message": message.format(1_000)}}), QuotaExceeded)
 
@@ -323,7 +323,7 @@ def test_words_that_name_no_image_mean_one_where_one_was_sent(message: str, faul
         assert getattr(error, "fault", fault) is fault
 
 
-@pytest.mark.parametrize(("estimated", "kind"), [(1_000, OutputCapTooLarge), (9_000, ContextOverflow)])
+@pytest.mark.parametrize(("estimated", "kind"), [(1_000, OutputCapExceeded), (9_000, ContextOverflow)])
 def test_a_length_that_counts_prompt_and_output_is_judged_by_the_prompt_that_was_sent(
     estimated: int, kind: type[ModelError]
 ) -> None:

@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 
 from agent.model.bodies import MAX_REDIRECTS
 from agent.model.http import MAX_WAYS
-from hermes_state.errors import AuthRejected, ModelNotFound, OutputCapTooLarge
+from hermes_state.errors import AuthRejected, ModelNotFound, OutputCapExceeded
 from tests.agent.model.asking import ask, request
 from tests.agent.model.hostile_client import run_client
 from tests.agent.model.ways import WAYS, Way
@@ -120,7 +120,7 @@ async def test_a_provider_that_finds_ever_new_faults_is_not_asked_for_ever() -> 
     way = next(way for way in WAYS if way.protocol == "anthropic")
     try:
         async with way.dialled(str(server.make_url("")).rstrip("/")) as model:
-            with pytest.raises(OutputCapTooLarge) as raised:
+            with pytest.raises(OutputCapExceeded) as raised:
                 await ask(model, request(max_output_tokens=None))
         assert len(seen) == MAX_WAYS + 1
         assert len(raised.value.refused) == MAX_WAYS, "and each of them has its row in the ledger"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.kept_prompts import MIN_KEPT_ROWS, MIN_NEW_ROWS, KeptPrompts
+from agent.model.kept_prompts import MIN_KEPT_ROWS, MIN_NEW_ROWS, KeptPromptCache
 from agent.model.protocols import chat_completions, responses
 from agent.model.protocols.anthropic import marked_parts
 from agent.model.wire import WireSettings, chat_messages
@@ -20,26 +20,26 @@ from tests.agent.context.rows import answer, human, result
 from tests.sampling import examples
 
 TOOLS = (ToolSchema(name="look", description="Look.", parameters={"type": "object"}),)
-Encode = Callable[[ModelRequest, KeptPrompts], bytes]
+Encode = Callable[[ModelRequest, KeptPromptCache], bytes]
 
 
-def _chat(request: ModelRequest, kept: KeptPrompts) -> bytes:
+def _chat(request: ModelRequest, kept: KeptPromptCache) -> bytes:
     return chat_completions.encoded_request("m", request, kept=kept)
 
 
-def _marked_chat(request: ModelRequest, kept: KeptPrompts) -> bytes:
+def _marked_chat(request: ModelRequest, kept: KeptPromptCache) -> bytes:
     return chat_completions.encoded_request("m", request, cache_ttl="5m", kept=kept)
 
 
-def _responses(request: ModelRequest, kept: KeptPrompts) -> bytes:
+def _responses(request: ModelRequest, kept: KeptPromptCache) -> bytes:
     return responses.encoded_request("m", request, kept=kept)
 
 
-def _anthropic(request: ModelRequest, kept: KeptPrompts) -> bytes:
+def _anthropic(request: ModelRequest, kept: KeptPromptCache) -> bytes:
     return orjson.dumps(marked_parts(request, kept, None))
 
 
-def _marked_anthropic(request: ModelRequest, kept: KeptPrompts) -> bytes:
+def _marked_anthropic(request: ModelRequest, kept: KeptPromptCache) -> bytes:
     return orjson.dumps(marked_parts(request, kept, "1h"))
 
 
@@ -113,16 +113,16 @@ def test_a_growing_conversation_has_the_same_bytes_as_one_that_is_encoded_anew(
     maker: str, encode: Encode, parts: list[Transcript], cuts: list[int], places: set[int], system: str
 ) -> None:
     rows = _thinking([one for part in parts for one in part], maker, places)
-    kept = KeptPrompts(min_rows=2, min_new=1)
+    kept = KeptPromptCache(min_rows=2, min_new=1)
     style = WireSettings(reasoning_of=maker)
     for length in sorted({min(cut, len(rows)) for cut in cuts} | {len(rows)}):
         request = asked(rows[:length], system=system, style=style)
-        assert encode(request, kept) == encode(request, KeptPrompts())
+        assert encode(request, kept) == encode(request, KeptPromptCache())
 
 
 @pytest.mark.parametrize(("maker", "encode"), ENCODERS)
 def test_what_was_sent_before_is_not_encoded_again(maker: str, encode: Encode, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, kept, rendered = chat(200), KeptPrompts(), [0]
+    rows, kept, rendered = chat(200), KeptPromptCache(), [0]
     encode(asked(rows, style=WireSettings(reasoning_of=maker)), kept)
 
     def counting(system: str, transcript: Transcript, *rest: Any) -> list[Any]:
@@ -135,20 +135,20 @@ def test_what_was_sent_before_is_not_encoded_again(maker: str, encode: Encode, m
     found = encode(request, kept)
     assert rendered[0] <= 3 * (MIN_NEW_ROWS + 12) < len(rows) / 5
     monkeypatch.undo()
-    assert found == encode(request, KeptPrompts())
+    assert found == encode(request, KeptPromptCache())
 
 
 def test_a_call_that_is_answered_late_is_shown_with_its_result() -> None:
     rows = [human("go"), answer(None, "late"), *chat(4), human("and?")]
-    kept = KeptPrompts(min_rows=2, min_new=1)
+    kept = KeptPromptCache(min_rows=2, min_new=1)
     _chat(asked(rows), kept)
     later = asked([*rows, answer("ok"), result("late", "here it is"), human("thanks")])
     assert b"here it is" in _chat(later, kept)
-    assert _chat(later, kept) == _chat(later, KeptPrompts())
+    assert _chat(later, kept) == _chat(later, KeptPromptCache())
 
 
 def test_an_edited_view_and_another_style_are_encoded_anew() -> None:
-    rows, kept = chat(30), KeptPrompts()
+    rows, kept = chat(30), KeptPromptCache()
     _chat(asked(rows), kept)
     edited = asked([human("something else"), *rows[1:]], version=2)
     assert b"something else" in _chat(edited, kept)
@@ -158,14 +158,14 @@ def test_an_edited_view_and_another_style_are_encoded_anew() -> None:
 
 def test_another_conversation_with_the_same_name_is_told_apart() -> None:
     """Two databases in one process count their sessions alike."""
-    kept = KeptPrompts()
+    kept = KeptPromptCache()
     _chat(asked(chat(30, "one")), kept)
     other = asked(chat(30, "two"))
-    assert _chat(other, kept) == _chat(other, KeptPrompts())
+    assert _chat(other, kept) == _chat(other, KeptPromptCache())
 
 
 def test_a_beginning_grows_by_many_rows_at_once() -> None:
-    rows, kept, render = chat(30), KeptPrompts(), Counting()
+    rows, kept, render = chat(30), KeptPromptCache(), Counting()
     first = kept.beginning_of(asked(rows), render).rows
     before = render.rows
     rows += chat(2)
@@ -177,7 +177,7 @@ def test_a_beginning_grows_by_many_rows_at_once() -> None:
 
 
 def test_short_prompts_and_prompts_of_no_view_are_not_kept() -> None:
-    kept, render = KeptPrompts(), Counting()
+    kept, render = KeptPromptCache(), Counting()
     assert not kept.beginning_of(asked(chat(3)), render).rows
     assert not kept.beginning_of(asked(chat(MIN_KEPT_ROWS), view=None), render).rows
     assert not kept.beginning_of(asked(chat(40), style=WireSettings(image_urls={1: "data:"})), render).rows
@@ -186,7 +186,7 @@ def test_short_prompts_and_prompts_of_no_view_are_not_kept() -> None:
 
 def test_what_cannot_be_made_by_itself_is_tried_once() -> None:
     """Thoughts of Claude's hang on all that came before them."""
-    kept, rows, tried = KeptPrompts(), chat(40), []
+    kept, rows, tried = KeptPromptCache(), chat(40), []
 
     def refuse(rows: Transcript, _: set[str]) -> None:
         tried.append(rows)
@@ -199,8 +199,8 @@ def test_what_cannot_be_made_by_itself_is_tried_once() -> None:
 
 
 def test_only_so_many_bytes_are_kept_those_used_last() -> None:
-    size = len(KeptPrompts().beginning_of(asked(chat(40)), Counting()).encoded)
-    kept, render = KeptPrompts(max_bytes=size * 5 // 2), Counting()
+    size = len(KeptPromptCache().beginning_of(asked(chat(40)), Counting()).encoded)
+    kept, render = KeptPromptCache(max_bytes=size * 5 // 2), Counting()
     chats = {number: chat(40) for number in range(1, 4)}
     for number, rows in chats.items():
         kept.beginning_of(asked(rows, session=number), render)

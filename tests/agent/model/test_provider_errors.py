@@ -21,7 +21,7 @@ from agent.model.client import RetryPolicy
 from agent.model.errors import remedy_for
 from agent.model.errors.classifier import MIN_OUTPUT_ROOM, status_error, stream_error
 from agent.model.wire import WireSettings
-from hermes_state.errors import ContextOverflow, ImageRejected, OutputCapTooLarge
+from hermes_state.errors import ContextOverflow, ImageRejected, OutputCapExceeded
 from hermes_state.values import Image, MessageBody, Tokens
 from tests.agent.conftest import Chat
 from tests.agent.context.contexts import chat_at, fill_and_ask
@@ -168,7 +168,7 @@ def test_the_numbers_of_a_refusal_are_taken_over(name: str) -> None:
             assert (error.window, error.prompt_tokens) == (text.get("window"), text.get("prompt_tokens")), text
         if isinstance(error, ImageRejected) and "fault" in text:
             assert error.fault == text["fault"], text
-        if isinstance(error, OutputCapTooLarge):
+        if isinstance(error, OutputCapExceeded):
             assert error.cap == text.get("cap"), text
         if "wait_seconds" in text:
             assert error.retry_after == text["wait_seconds"]

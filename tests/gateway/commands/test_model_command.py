@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.commit import CompressionTasks
+from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ModelHandle
 from agent.model.base import ModelReply, ModelRequest
 from agent.prompt import PromptBuilder
@@ -174,7 +174,7 @@ class Windows:
             store=gateway.store,
             prompts=PromptBuilder(tools=ToolRegistry(recall_tools())),
             clock=gateway.clock,
-            pending=CompressionTasks(),
+            pending=CompressionRegistry(),
             listeners=[gateway.notices.write],
         )
         gateway.live.models = ModelRegistry(gateway.live.config.model.route, self.make)

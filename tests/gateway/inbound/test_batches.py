@@ -12,7 +12,7 @@ from hermes_state.errors import StoreUnavailable
 from hermes_state.store import batch
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, ChatKey, Cursor, InboundMessage, IncomingAttachment
-from platforms.base import Arrival
+from platforms.base import ReceivedEvent
 from tests.gateway.helpers import BOB, DIRECT, GROUP, PLATFORM, TestGateway, serving
 from tests.hermes_state.helpers import set_max_pages
 
@@ -21,10 +21,10 @@ def chat(number: int) -> ChatKey:
     return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(100 + number))
 
 
-async def deliver(gateway: TestGateway, arrivals: Sequence[Arrival]) -> list[int]:
+async def deliver(gateway: TestGateway, received: Sequence[ReceivedEvent]) -> list[int]:
     """Bring everything, as an adapter does; returns the lengths of the batches."""
     lengths: list[int] = []
-    while rest := arrivals[sum(lengths) :]:
+    while rest := received[sum(lengths) :]:
         lengths.append(await gateway.intake.accept_batch(rest))
     return lengths
 
@@ -54,7 +54,7 @@ async def test_what_arrived_together_is_stored_in_one_commit_and_in_order(
     async with serving(store, tmp_path) as gateway:
         messages = [gateway.message(f"m{number}", chat=chat(number % 7)) for number in range(40)]
         commits.clear()
-        assert await deliver(gateway, [Arrival(message) for message in messages]) == [40]
+        assert await deliver(gateway, [ReceivedEvent(message) for message in messages]) == [40]
         assert commits[0] == ["admit_all"]
         assert [names for names in commits if "admit_all" in names or "admit" in names] == [["admit_all"]]
         refs = await gateway.rows("SELECT event_ref FROM inbox ORDER BY id")
@@ -69,12 +69,14 @@ async def test_cursors_of_messages_that_are_not_for_us_move_in_the_same_commit(
 ) -> None:
     async with serving(store, tmp_path) as gateway:
         commits.clear()
-        arrivals = []
+        received = []
         for number in range(10):
             moved = Cursor(platform=PLATFORM, account=PLATFORM, channel_ref=f"c{number % 2}", seen_ref=str(number))
             overheard = gateway.message("talk", chat=GROUP, is_addressed=False) if number % 3 else None
-            arrivals.append(Arrival(gateway.message("you there?", chat=GROUP) if number == 5 else overheard, moved))
-        assert await deliver(gateway, arrivals) == [10]
+            received.append(
+                ReceivedEvent(gateway.message("you there?", chat=GROUP) if number == 5 else overheard, moved)
+            )
+        assert await deliver(gateway, received) == [10]
         assert commits[0] == ["admit_all"]
         assert not any("advance_cursor" in names for names in commits)
         assert await gateway.intake.load_cursors(PLATFORM, PLATFORM) == {"c0": "8", "c1": "9"}
@@ -86,14 +88,14 @@ async def test_what_needs_no_row_costs_no_commit(store: Store, tmp_path: Path, c
     async with serving(store, tmp_path) as gateway:
         commits.clear()
         overheard = [gateway.message("talk", chat=GROUP, is_addressed=False) for _ in range(10)]
-        assert await deliver(gateway, [Arrival(message) for message in overheard]) == [10]
+        assert await deliver(gateway, [ReceivedEvent(message) for message in overheard]) == [10]
         assert commits == []
 
 
 async def test_a_command_among_messages_keeps_its_place(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
         lines = ("one", "two", "/new", "three", "/queue four", "five", "six")
-        assert await deliver(gateway, [Arrival(gateway.message(line)) for line in lines]) == [2, 1, 1, 1, 2]
+        assert await deliver(gateway, [ReceivedEvent(gateway.message(line)) for line in lines]) == [2, 1, 1, 1, 2]
         await gateway.quiet()
         assert await texts(gateway) == ["one", "two", "three", "four", "five", "six"]
         [(before, after)] = await gateway.rows(
@@ -106,7 +108,7 @@ async def test_a_command_among_messages_keeps_its_place(store: Store, tmp_path: 
 async def test_an_edit_finds_the_message_that_came_with_it(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"groups": "per_user"}, is_started=False) as gateway:
         message = gateway.message("wrnog", chat=GROUP, sender=BOB)
-        await deliver(gateway, [Arrival(message), Arrival(gateway.message("next", chat=GROUP, sender=BOB))])
+        await deliver(gateway, [ReceivedEvent(message), ReceivedEvent(gateway.message("next", chat=GROUP, sender=BOB))])
         await gateway.edit(message, "right")
         rows = await gateway.rows("SELECT payload FROM inbox ORDER BY id")
         assert "right" in str(rows[0])
@@ -118,37 +120,37 @@ async def test_a_full_database_in_the_middle_stores_what_is_before_it_and_nothin
 ) -> None:
     async with serving(store, tmp_path, is_started=False) as gateway:
         lines = ["first", "second", "/new", *("x" * 20_000 for _ in range(5)), "last"]
-        arrivals = [Arrival(gateway.message(line, chat=chat(number))) for number, line in enumerate(lines)]
-        done = await gateway.intake.accept_batch(arrivals)
-        done += await gateway.intake.accept_batch(arrivals[done:])
+        received = [ReceivedEvent(gateway.message(line, chat=chat(number))) for number, line in enumerate(lines)]
+        done = await gateway.intake.accept_batch(received)
+        done += await gateway.intake.accept_batch(received[done:])
         assert done == 3
         await store.write(set_max_pages, 1)
         with pytest.raises(StoreUnavailable):
-            await gateway.intake.accept_batch(arrivals[done:])
+            await gateway.intake.accept_batch(received[done:])
         assert len(await gateway.inbox_states()) == 3
         await store.write(set_max_pages, None)
-        assert await deliver(gateway, arrivals[done:]) == [6]
+        assert await deliver(gateway, received[done:]) == [6]
         refs = await gateway.rows("SELECT event_ref FROM inbox ORDER BY id")
-        assert [ref for (ref,) in refs] == [str(one.event.event_ref) for one in arrivals if one.event is not None]
+        assert [ref for (ref,) in refs] == [str(one.event.event_ref) for one in received if one.event is not None]
 
 
 async def test_one_that_cannot_be_stored_is_told_apart_from_those_around_it(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         messages = [gateway.message(f"m{number}", chat=chat(number)) for number in range(9)]
         poison = replace(messages[4], message_ref="\ud800")
-        arrivals = [Arrival(message) for message in (*messages[:4], poison, *messages[5:])]
+        received = [ReceivedEvent(message) for message in (*messages[:4], poison, *messages[5:])]
         done = 0
 
         async def take_all() -> None:
             nonlocal done
-            while done < len(arrivals):
-                done += await gateway.intake.accept_batch(arrivals[done:])
+            while done < len(received):
+                done += await gateway.intake.accept_batch(received[done:])
 
         with pytest.raises(UnicodeEncodeError):
             await take_all()
         assert done == 4
         assert len(await gateway.inbox_states()) == 4
-        assert await deliver(gateway, arrivals[done + 1 :]) == [4]
+        assert await deliver(gateway, received[done + 1 :]) == [4]
 
 
 async def test_a_message_behind_one_of_its_own_chat_may_interrupt_the_turn_that_one_begins(
@@ -156,7 +158,7 @@ async def test_a_message_behind_one_of_its_own_chat_may_interrupt_the_turn_that_
 ) -> None:
     async with serving(store, tmp_path, sessions={"busy_mode": "interrupt"}) as gateway:
         lines = [("a", DIRECT), ("b", GROUP), ("c", DIRECT)]
-        assert await deliver(gateway, [Arrival(gateway.message(line, chat=key)) for line, key in lines]) == [2, 1]
+        assert await deliver(gateway, [ReceivedEvent(gateway.message(line, chat=key)) for line, key in lines]) == [2, 1]
         await gateway.quiet()
         await gateway.quiet(GROUP)
 
@@ -165,15 +167,15 @@ async def test_of_a_flood_in_one_commit_so_much_waits_as_may_and_the_rest_is_ref
     store: Store, tmp_path: Path
 ) -> None:
     async with serving(store, tmp_path, sessions={"max_waiting": 5}, is_started=False) as gateway:
-        assert await deliver(gateway, [Arrival(gateway.message(f"m{number}")) for number in range(8)]) == [8]
+        assert await deliver(gateway, [ReceivedEvent(gateway.message(f"m{number}")) for number in range(8)]) == [8]
         assert await gateway.inbox_states() == ["new"] * 5 + ["dropped"] * 3
         assert await gateway.rows("SELECT count(*) FROM outbox") == [(1,)]
 
 
 async def test_more_than_one_commit_takes_is_stored_in_several(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"messages_per_minute": 0}, is_started=False) as gateway:
-        arrivals = [Arrival(gateway.message("m", chat=chat(number))) for number in range(230)]
-        assert await deliver(gateway, arrivals) == [100, 100, 30]
+        received = [ReceivedEvent(gateway.message("m", chat=chat(number))) for number in range(230)]
+        assert await deliver(gateway, received) == [100, 100, 30]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -188,7 +190,7 @@ async def test_batches_store_what_one_after_the_other_would(store: Store, tmp_pa
             file = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref="f", name="f.txt")
             message = gateway.message(line, chat=key, files=[file] if dice.random() < 0.1 else ())
             script.append(replace(message, is_addressed=key is DIRECT or dice.random() < 0.6))
-        await deliver(gateway, [Arrival(message) for message in script])
+        await deliver(gateway, [ReceivedEvent(message) for message in script])
         state = "CASE kind WHEN 'command' THEN '' ELSE state END"  # commands are run meanwhile
         query = f"SELECT event_ref, chat_id, kind, mode, {state}, sent_at FROM inbox ORDER BY id"
         together = await gateway.rows(query)
@@ -208,5 +210,5 @@ async def test_what_arrives_together_in_an_idle_chat_is_one_turn(store: Store, t
     async with serving(store, tmp_path) as gateway:
         assert await gateway.ask("before") == "echo: before"
         now = gateway.clock.now()
-        await deliver(gateway, [Arrival(gateway.message(f"m{number}", at=now)) for number in range(3)])
+        await deliver(gateway, [ReceivedEvent(gateway.message(f"m{number}", at=now)) for number in range(3)])
         assert await gateway.replies(2) == ["echo: before", "echo: m0 | m1 | m2"]

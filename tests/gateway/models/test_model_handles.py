@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.commit import CompressionTasks
+from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ModelHandle
 from agent.images.scaling import ImageScaler
 from agent.model.protocols.chat_completions import ChatCompletionsModel
@@ -116,7 +116,7 @@ async def test_one_agent_with_the_configured_engine_runs_the_turns_of_all_models
     agent = make_agent(
         loaded(config, tmp_path),
         store=store,
-        pending=CompressionTasks(),
+        pending=CompressionRegistry(),
         extra_tools=(),
         listeners=(),
         on_wait=silence,

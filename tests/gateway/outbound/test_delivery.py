@@ -17,7 +17,7 @@ from gateway.outbound.delivery import RENDERED_AT_ONCE
 from hermes_state import outbox
 from hermes_state.chats import ensure_chat, load_chat
 from hermes_state.errors import (
-    ChatMigrated,
+    ChatMoved,
     ChatUnreachable,
     MessageRejected,
     PlatformUnavailable,
@@ -244,7 +244,7 @@ async def test_during_a_penalty_nothing_is_sent_and_then_the_final_arrives(store
 
 async def test_a_reply_follows_its_chat_to_the_new_id(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
-        gateway.adapter.troubles.append(ChatMigrated("-200"))
+        gateway.adapter.troubles.append(ChatMoved("-200"))
         chat = await owe(gateway, "hello")
         moved = (await store.read(load_chat, chat)).key
         await eventually(lambda: len(gateway.adapter.requests) == 2, "a second attempt")
@@ -256,7 +256,7 @@ async def test_a_reply_follows_its_chat_to_the_new_id(store: Store, tmp_path: Pa
 async def test_a_reply_follows_its_chat_into_a_conversation_that_goes_on_there(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("hi", chat=GROUP)
-        gateway.adapter.troubles.append(ChatMigrated(GROUP.chat_ref))
+        gateway.adapter.troubles.append(ChatMoved(GROUP.chat_ref))
         await owe(gateway, "hello")
         assert await gateway.replies(2, GROUP) == ["echo: hi", "hello"]
 

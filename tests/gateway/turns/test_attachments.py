@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.errors import FileTooLarge, MessageRejected, PlatformUnavailable
+from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, Document, IncomingAttachment
 from platforms.base import AdapterState
@@ -122,7 +122,7 @@ async def test_bytes_are_stored_once_by_their_hash_and_never_in_the_history(stor
         (file("big.txt", size=10**9), b"", "larger than the 4 KB that I take; please send the part that matters"),
         (file("big.txt"), b"x" * 5_000, "larger than the 4 KB that I take; please send the part that matters"),
         (file("big.png", AttachmentKind.IMAGE, size=10**9), b"", "please send a smaller copy"),
-        (file("big.txt"), FileTooLarge(20_000_000), "larger than the 20 MB that I take"),
+        (file("big.txt"), FileSizeExceeded(20_000_000), "larger than the 20 MB that I take"),
         (file("gone.txt"), MessageRejected("gone"), "not there to be fetched any more; please send it again"),
         (file("lost.txt"), PlatformUnavailable("down"), "send it again"),
         (file("full.txt"), OSError(errno.ENOSPC, "No space left on device"), "send it again"),

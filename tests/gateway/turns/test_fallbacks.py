@@ -12,13 +12,13 @@ from agent.model.errors import REMEDIES, sentence_for
 from gateway.turns.runner import DEADLINE_SENTENCE
 from hermes_state.errors import (
     AuthRejected,
-    ContentFiltered,
+    ContentRejected,
     ContextOverflow,
     ModelError,
     ModelNotFound,
     ModelRateLimited,
     ModelUnavailable,
-    OutputCapTooLarge,
+    OutputCapExceeded,
     SpendingCapExceeded,
 )
 from hermes_state.store.writer import Store
@@ -39,7 +39,7 @@ from tests.gateway.turns.test_lanes import tool
 TWO = {"name": "scripted", "fallbacks": ["spare"]}
 THREE = {"name": "scripted", "fallbacks": ["spare", "last"]}
 OF_THE_ROUTE = [kind for kind, remedy in REMEDIES.items() if remedy.trouble is not None]
-NOT_OF_THE_ROUTE = [ContextOverflow, OutputCapTooLarge, ContentFiltered, SpendingCapExceeded]
+NOT_OF_THE_ROUTE = [ContextOverflow, OutputCapExceeded, ContentRejected, SpendingCapExceeded]
 
 
 def always(error: Exception) -> Respond:
@@ -169,7 +169,7 @@ async def test_when_all_rest_the_chosen_one_is_asked_first_and_named_first(store
 
 
 async def test_a_cap_and_a_filter_end_it_also_behind_the_first_failure(store: Store, tmp_path: Path) -> None:
-    for error in (SpendingCapExceeded("x"), ContentFiltered("x")):
+    for error in (SpendingCapExceeded("x"), ContentRejected("x")):
         model, spare, last = broken(AuthRejected("x")), broken(error), saying("no")
         others = {"spare": spare, "last": last}
         async with serving(store, tmp_path, chat_model=model, others=others, model=THREE) as gateway:

@@ -9,12 +9,12 @@ from hermes_state.admin.lineage_queries import (
     LookupResult,
     find_place,
     load_around,
-    load_link,
-    load_links,
+    load_lineage_session,
+    load_lineage_sessions,
 )
 from hermes_state.chats import ensure_chat, find_chats_named
 from hermes_state.compressions import CompressionRow, SplitPlan, plan_undo, split, undo_compression
-from hermes_state.errors import LookupFailed, LookupReason
+from hermes_state.errors import LookupReason, LookupRejected
 from hermes_state.search.full_text import search
 from hermes_state.sessions import load_session, load_tip, reset
 from hermes_state.transcripts import NewMessage, load_messages, load_view
@@ -66,7 +66,7 @@ def test_a_chain_is_told_oldest_first_with_what_made_each_session(db: sqlite3.Co
     compress(db, lineage, at=START + 10)
     undo(db, lineage)
     place = LookupResult(chat_id=ChatId(1), session=load_tip(db, lineage))
-    root, child, tip = load_links(db, place, 10)
+    root, child, tip = load_lineage_sessions(db, place, 10)
     assert (root.parent_key, root.child_key, root.depth, root.layer) == (None, child.key, 0, None)
     assert (root.end_reason, root.message_count) == (EndReason.COMPRESSION, 2)
     assert (child.parent_key, child.child_key, child.lineage_key) == (root.key, tip.key, root.key)
@@ -74,8 +74,8 @@ def test_a_chain_is_told_oldest_first_with_what_made_each_session(db: sqlite3.Co
     assert (child.layer, child.tokens_before, child.tokens_after, child.focus) == ("hygiene", 900, 90, "doors")
     assert (child.summary_kind, child.model, child.was_undone) == ("deterministic", None, True)
     assert (tip.depth, tip.layer, tip.ended_at, tip.child_key) == (2, None, None, None)
-    assert load_link(db, child.session_id) == child
-    assert load_links(db, place, 1) == [tip]
+    assert load_lineage_session(db, child.session_id) == child
+    assert load_lineage_sessions(db, place, 1) == [tip]
 
 
 def test_a_chat_has_all_its_conversations_and_no_chat_means_all(db: sqlite3.Connection) -> None:
@@ -84,10 +84,10 @@ def test_a_chat_has_all_its_conversations_and_no_chat_means_all(db: sqlite3.Conn
     talk(db, second, "q1")
     reset(db, first, START)
     talk(db, first, "q2")
-    assert [link.chat.name for link in load_links(db, None, 10)] == ["telegram:1", "telegram:2", "telegram:1"]
-    links = load_links(db, LookupResult(chat_id=first), 10)
-    assert [link.end_reason for link in links] == [EndReason.RESET, None]
-    assert [link.lineage_key for link in links] == [link.key for link in links]
+    assert [one.chat.name for one in load_lineage_sessions(db, None, 10)] == ["telegram:1", "telegram:2", "telegram:1"]
+    sessions = load_lineage_sessions(db, LookupResult(chat_id=first), 10)
+    assert [one.end_reason for one in sessions] == [EndReason.RESET, None]
+    assert [one.lineage_key for one in sessions] == [one.key for one in sessions]
 
 
 def test_a_name_stands_for_a_chat_a_session_or_a_message(db: sqlite3.Connection) -> None:
@@ -108,7 +108,7 @@ def test_a_name_stands_for_a_chat_a_session_or_a_message(db: sqlite3.Connection)
 )
 def test_what_nothing_is_called_is_refused(db: sqlite3.Connection, name: str) -> None:
     talk(db, make_chat(db), "q1")
-    with pytest.raises(LookupFailed) as raised:
+    with pytest.raises(LookupRejected) as raised:
         find_place(db, name)
     assert len(str(raised.value)) < 300
 
@@ -118,12 +118,12 @@ def test_an_ambiguous_name_lists_what_it_may_mean(db: sqlite3.Connection) -> Non
     keys = [load_tip(db, talk(db, chat, "q1")).key]
     reset(db, chat, START)
     keys.append(load_tip(db, talk(db, chat, "q2")).key)
-    with pytest.raises(LookupFailed, match=LookupReason.AMBIGUOUS_SESSION) as raised:
+    with pytest.raises(LookupRejected, match=LookupReason.AMBIGUOUS_SESSION) as raised:
         find_place(db, keys[0][:4])
     assert sorted(raised.value.candidates) == sorted(keys)
     other = ChatKey(platform="discord", account="discord", chat_ref="42")
     ensure_chat(db, other, ChatKind.DIRECT, None, START)
-    with pytest.raises(LookupFailed, match=LookupReason.AMBIGUOUS_CHAT) as raised:
+    with pytest.raises(LookupRejected, match=LookupReason.AMBIGUOUS_CHAT) as raised:
         find_place(db, "42")
     assert "discord:42" in raised.value.candidates
 
@@ -148,7 +148,7 @@ def test_within_one_chat_nothing_else_is_reached(db: sqlite3.Connection) -> None
         (f"m{message.id}", LookupReason.MESSAGE_NOT_FOUND),
     ):
         assert find_place(db, name).chat_id == other
-        with pytest.raises(LookupFailed) as raised:
+        with pytest.raises(LookupRejected) as raised:
             find_place(db, name, mine)
         assert raised.value.reason is reason
 
@@ -157,7 +157,7 @@ def test_rows_made_for_a_view_cannot_be_opened(db: sqlite3.Connection) -> None:
     lineage = talk(db, make_chat(db), "q1")
     compress(db, lineage)
     (handoff,) = load_view(db, lineage).transcript
-    with pytest.raises(LookupFailed):
+    with pytest.raises(LookupRejected):
         find_place(db, f"m{handoff.id}")
 
 

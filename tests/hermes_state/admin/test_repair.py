@@ -14,7 +14,7 @@ import pytest
 
 from hermes_state import sessions
 from hermes_state.admin.repair import RepairReport, repair_database
-from hermes_state.admin.salvage import TableSalvage
+from hermes_state.admin.salvage import SalvageJob
 from hermes_state.errors import LockUnavailable, SchemaTooNew, StoreUnavailable
 from hermes_state.inbox import InboxState
 from hermes_state.search.full_text import search
@@ -313,7 +313,7 @@ def test_a_full_disk_ends_the_repair_and_is_not_taken_for_damage(path: Path) -> 
         (pages,) = new.execute("PRAGMA page_count").fetchone()
         new.execute(f"PRAGMA max_page_count = {pages + 5}")
         with pytest.raises(OSError, match="disk is full"):
-            TableSalvage("messages", old, new).run()
+            SalvageJob("messages", old, new).run()
 
 
 @pytest.mark.parametrize("is_head_damaged", [False, True])

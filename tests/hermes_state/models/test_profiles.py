@@ -167,11 +167,11 @@ async def test_an_output_limit_holds_for_a_week_and_not_before_it_was_learned(st
 
 
 async def test_facts_about_images_stay_beside_everything_else(store: Store) -> None:
-    facts = profiles.ImageFacts(mark="abc", learned_at=NOW, takes_none=True, max_side=500, refused=(7, 9))
-    assert await store.read(profiles.load_image_facts, ROUTE, MODEL) == profiles.ImageFacts()
-    await store.write(profiles.save_image_facts, ROUTE, MODEL, facts, NOW)
+    facts = profiles.LearnedImageLimits(mark="abc", learned_at=NOW, takes_none=True, max_side=500, refused=(7, 9))
+    assert await store.read(profiles.load_image_limits, ROUTE, MODEL) == profiles.LearnedImageLimits()
+    await store.write(profiles.save_image_limits, ROUTE, MODEL, facts, NOW)
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
-    assert await store.read(profiles.load_image_facts, ROUTE, MODEL) == facts
+    assert await store.read(profiles.load_image_limits, ROUTE, MODEL) == facts
     assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile(calibration=LEARNED)
 
 
@@ -179,4 +179,4 @@ async def test_facts_about_images_stay_beside_everything_else(store: Store) -> N
 async def test_facts_that_cannot_be_read_are_learned_again(store: Store, stored: str) -> None:
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
     await store.write(lambda db: db.execute("UPDATE model_profiles SET image_facts = ?", (stored,)) and None)
-    assert await store.read(profiles.load_image_facts, ROUTE, MODEL) == profiles.ImageFacts()
+    assert await store.read(profiles.load_image_limits, ROUTE, MODEL) == profiles.LearnedImageLimits()

@@ -11,7 +11,7 @@ import pytest
 
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.short_reads import NotAtOnce, ShortReader
+from hermes_state.store.short_reads import ShortReader, ShortReadExceeded
 from hermes_state.store.writer import Store
 from tests.gateway.helpers import eventually, serving
 from tests.hermes_state.helpers import locked_by_another_process, opened
@@ -80,7 +80,7 @@ def test_a_lock_that_holds_readers_up_is_not_waited_for(tmp_path: Path) -> None:
         reader = ShortReader(path)
         assert reader.run(lambda db: load_note(db, "n")) is None
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(NotAtOnce):
+        with pytest.raises(ShortReadExceeded):
             reader.run(lambda db: load_note(db, "n"))
         other.execute("ROLLBACK")
         assert reader.run(lambda db: load_note(db, "n")) is None

@@ -9,7 +9,7 @@ from typing import Any, Self
 import aiohttp
 
 from hermes_state.values import ChatKey, Clock, SystemClock
-from platforms.base import CommandMenuItem
+from platforms.base import MenuCommand
 from platforms.discord import DiscordAdapter, DiscordSettings
 from tests.databases import open_store
 from tests.fakes import fake_discord, labkit
@@ -40,7 +40,7 @@ class DiscordHarness(AdapterHarness):
 
     person_id = ALICE
 
-    def __init__(self, path: Path, *, menu: Sequence[CommandMenuItem] = (), token: str = "", **changes: Any) -> None:
+    def __init__(self, path: Path, *, menu: Sequence[MenuCommand] = (), token: str = "", **changes: Any) -> None:
         self._path = path
         self._menu = menu
         self._changes = changes
@@ -65,7 +65,7 @@ class DiscordHarness(AdapterHarness):
         await self.server.stop()
 
     def another_adapter(
-        self, *, menu: Sequence[CommandMenuItem] | None = None, clock: Clock | None = None, **changes: Any
+        self, *, menu: Sequence[MenuCommand] | None = None, clock: Clock | None = None, **changes: Any
     ) -> DiscordAdapter:
         defaults: dict[str, Any] = {
             "token": TOKEN,

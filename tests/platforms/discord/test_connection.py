@@ -11,7 +11,7 @@ from discord.gateway import DiscordWebSocket
 from discord.http import Route
 
 from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavailable, TokenRejected
-from platforms.base import AdapterState, Arrival, PlatformAdapter
+from platforms.base import AdapterState, PlatformAdapter, ReceivedEvent
 from platforms.discord.errors import connection_errors
 from tests.platforms.contract import RecordingIntake, eventually, request, running
 from tests.platforms.discord.harness import TOKEN, DiscordHarness
@@ -170,9 +170,9 @@ async def test_a_goodbye_that_is_not_answered_does_not_hold_up_the_end(harness: 
 class StubbornIntake(RecordingIntake):
     """Fails in its own way when it is interrupted."""
 
-    async def accept_batch(self, arrivals: Sequence[Arrival]) -> int:
+    async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
         try:
-            return await super().accept_batch(arrivals)
+            return await super().accept_batch(received)
         except asyncio.CancelledError:
             raise ValueError("interrupted") from None
 
@@ -191,7 +191,7 @@ async def test_an_error_on_the_way_out_does_not_hide_the_order_to_stop(harness: 
 
 async def test_a_mistake_in_the_intake_ends_the_run_as_itself(harness: DiscordHarness) -> None:
     class Broken(RecordingIntake):
-        async def accept_batch(self, arrivals: Sequence[Arrival]) -> int:
+        async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
             raise ValueError("a bug")
 
     task = asyncio.create_task(harness.adapter.run(Broken()))

@@ -9,15 +9,15 @@ import pytest
 
 from hermes_state.errors import SendAmbiguous
 from hermes_state.values import Button, ChatKind, InboundMessage, InputKind, OutboundPart
-from platforms.base import CommandMenuItem, Preview, SendRequest
+from platforms.base import MenuCommand, Preview, SendRequest
 from platforms.discord import slash
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.discord.harness import ALICE, BOB, GENERAL, DiscordHarness, chat
 
 MENU = (
-    CommandMenuItem(name="help", description="What I can do", argument=None),
-    CommandMenuItem(name="title", description="Name this conversation", argument="[title]"),
-    CommandMenuItem(name="compress", description="Make room. " * 20, argument="[focus topic]"),
+    MenuCommand(name="help", description="What I can do", argument=None),
+    MenuCommand(name="title", description="Name this conversation", argument="[title]"),
+    MenuCommand(name="compress", description="Make room. " * 20, argument="[focus topic]"),
 )
 
 

@@ -20,7 +20,7 @@ from yarl import URL
 
 from hermes_state.errors import StoreUnavailable
 from hermes_state.values import ChatKey, Clock, Millis, SystemClock
-from platforms.base import CommandMenuItem
+from platforms.base import MenuCommand
 from platforms.local import LocalAdapter, LocalSettings
 from platforms.local.access import KEY_HEADER, TOKEN_HEADER
 from platforms.local.history import chat_key
@@ -28,8 +28,8 @@ from tests.databases import open_store
 from tests.platforms.contract import AdapterHarness, RecordingIntake, running
 
 MENU = (
-    CommandMenuItem(name="new", description="start a new conversation", argument="[title]"),
-    CommandMenuItem(name="stop", description="end the running turn", argument=None),
+    MenuCommand(name="new", description="start a new conversation", argument="[title]"),
+    MenuCommand(name="stop", description="end the running turn", argument=None),
 )
 
 NO_HEADERS: Mapping[str, str] = {}
@@ -187,7 +187,7 @@ class LocalHarness(AdapterHarness):
         await self.browser.close()
         await self.store.close()
 
-    def another_adapter(self, menu: Sequence[CommandMenuItem] = MENU, **changes: Any) -> LocalAdapter:
+    def another_adapter(self, menu: Sequence[MenuCommand] = MENU, **changes: Any) -> LocalAdapter:
         settings = LocalSettings(state_dir=self._path, **{**self._changes, **changes})
         ready = self.ready_urls.append
         with pytest.MonkeyPatch.context() as patch:

@@ -11,7 +11,7 @@ import aiohttp
 
 from hermes_state.aio import Backoff
 from hermes_state.values import ChatKey, SystemClock
-from platforms.base import CommandMenuItem
+from platforms.base import MenuCommand
 from platforms.telegram import TelegramAdapter, TelegramSettings, WebhookSettings
 from tests.databases import open_store
 from tests.fakes import fake_telegram, labkit
@@ -62,7 +62,7 @@ class TelegramHarness(AdapterHarness):
         self,
         path: Path,
         *,
-        menu: Sequence[CommandMenuItem] = (),
+        menu: Sequence[MenuCommand] = (),
         webhook: WebhookSettings | None = None,
         token: str = "",
         **changes: Any,

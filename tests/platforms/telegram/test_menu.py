@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from platforms.base import CommandMenuItem
+from platforms.base import MenuCommand
 from platforms.telegram import menu
 from platforms.telegram.menu import commands
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.telegram.harness import TelegramHarness
 
 MENU = (
-    CommandMenuItem(name="new", description="Start a new conversation", argument=None),
-    CommandMenuItem(name="title", description="Name this conversation", argument="[title]"),
+    MenuCommand(name="new", description="Start a new conversation", argument=None),
+    MenuCommand(name="title", description="Name this conversation", argument="[title]"),
 )
 
 
@@ -44,14 +44,12 @@ async def test_a_menu_that_is_refused_does_not_stop_the_adapter(tmp_path: Path, 
 
 
 def test_names_that_telegram_refuses_are_left_out() -> None:
-    items = [
-        CommandMenuItem(name=name, description="x" * 300, argument=None) for name in ("ok_1", "no-dash", "Big", "")
-    ]
+    items = [MenuCommand(name=name, description="x" * 300, argument=None) for name in ("ok_1", "no-dash", "Big", "")]
     [command] = commands(items)
     assert (command.command, len(command.description)) == ("ok_1", 256)
 
 
-ADMIN_ITEM = CommandMenuItem(name="pair", description="Let people in", argument=None, is_admin_only=True)
+ADMIN_ITEM = MenuCommand(name="pair", description="Let people in", argument=None, is_admin_only=True)
 
 
 async def menus(telegram: TelegramHarness) -> dict[str, list[str]]:

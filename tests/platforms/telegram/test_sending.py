@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from hermes_state.errors import (
-    ChatMigrated,
+    ChatMoved,
     ChatUnreachable,
-    FileTooLarge,
+    FileSizeExceeded,
     MessageRejected,
     PlatformUnavailable,
     SendAmbiguous,
@@ -350,7 +350,7 @@ class TestRefusals:
     async def test_a_migrated_group_names_its_new_id(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
         async with running(telegram.adapter, intake):
             await telegram.post("chat", {"chat_id": GROUP, "migrated_to": -100777})
-            with pytest.raises(ChatMigrated) as caught:
+            with pytest.raises(ChatMoved) as caught:
                 await telegram.adapter.send(request(telegram.group_chat(), "hello"))
         assert caught.value.new_chat_ref == "-100777"
 
@@ -435,7 +435,7 @@ class TestFiles:
     ) -> None:
         target = tmp_path / "file"
         unannounced = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref=document.file_ref, name="x")
-        with pytest.raises(FileTooLarge):
+        with pytest.raises(FileSizeExceeded):
             await telegram.adapter.download(unannounced, target, max_bytes=9_999)
         assert not target.exists(), "half a file is no file"
         assert await telegram.adapter.download(unannounced, target, max_bytes=10_000) == 10_000
@@ -454,7 +454,7 @@ class TestFiles:
         async with running(telegram.adapter, intake):
             await telegram.message(media="document", file_name="huge.bin", file_size=30_000_000)
             [message] = await intake.wait_for(1)
-            with pytest.raises(FileTooLarge) as caught:
+            with pytest.raises(FileSizeExceeded) as caught:
                 await telegram.adapter.download(message.attachments[0], tmp_path / "file", max_bytes=50_000_000)
         assert caught.value.limit_bytes == 20_000_000
 
@@ -466,7 +466,7 @@ class TestFiles:
         assert await telegram.adapter.download(document, target, max_bytes=10_000) == 10_000
         assert target.read_bytes() == b"0123456789" * 1000
         unannounced = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref=document.file_ref, name="x")
-        with pytest.raises(FileTooLarge):
+        with pytest.raises(FileSizeExceeded):
             await telegram.adapter.download(unannounced, tmp_path / "capped", max_bytes=9_999)
         assert not (tmp_path / "capped").exists()
 

@@ -13,13 +13,13 @@ from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from hermes_state.errors import (
     AuthRejected,
-    ContentFiltered,
+    ContentRejected,
     ContextOverflow,
     ModelError,
     ModelNotFound,
     ModelRateLimited,
     ModelUnavailable,
-    OutputCapTooLarge,
+    OutputCapExceeded,
     QuotaExceeded,
     ReplyMalformed,
 )
@@ -84,7 +84,7 @@ async def test_why_it_stopped_is_told(model: AnthropicModel, llm: LLM, reason: s
 
 async def test_a_refusal_is_an_error(model: AnthropicModel, llm: LLM) -> None:
     script(llm, text="I beg", finish="refusal")
-    with pytest.raises(ContentFiltered):
+    with pytest.raises(ContentRejected):
         await ask(model)
 
 
@@ -204,7 +204,7 @@ async def test_a_request_without_limit_takes_what_the_model_allows(dial: Dial, l
     model = dial(model="claude-small")
     assert (await ask(model, request(max_output_tokens=None)))[0].text
     assert [row["body"]["max_tokens"] for row in llm.requests.rows] == [32_000, 2_000]
-    with pytest.raises(OutputCapTooLarge) as raised:
+    with pytest.raises(OutputCapExceeded) as raised:
         await ask(model, request(max_output_tokens=3_000))
     assert raised.value.cap == 2_000
 
@@ -424,7 +424,7 @@ async def test_counts_at_the_end_win_over_those_at_the_beginning(dial: Dial, pla
 
 async def test_a_call_that_failed_has_cost_what_was_reported(dial: Dial, playback: Playback) -> None:
     playback.answers = [stream(text("I beg"), stop="refusal")]
-    with pytest.raises(ContentFiltered) as raised:
+    with pytest.raises(ContentRejected) as raised:
         await ask(dial(base_url=playback.url))
     assert raised.value.usage == CanonicalUsage(input=7, output=3)
 

@@ -12,7 +12,7 @@ from agent.model.errors.classifier import status_error
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from hermes_state.errors import (
-    ContentFiltered,
+    ContentRejected,
     ModelError,
     ModelRateLimited,
     ModelUnavailable,
@@ -62,7 +62,7 @@ async def test_what_a_provider_says_of_the_cost_is_kept(
     script(llm, text="ok", usage={"cost": 0.002})
     assert (await ask(dial(streams=streams)))[0].cost == 2_000
     script(llm, text="I must not", finish="content_filter", usage={"cost": 0.002})
-    with pytest.raises(ContentFiltered) as raised:
+    with pytest.raises(ContentRejected) as raised:
         await ask(dial(streams=streams))
     assert raised.value.usage is not None
     assert raised.value.reported_cost == 2_000

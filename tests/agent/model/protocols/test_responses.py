@@ -13,13 +13,13 @@ from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from hermes_state.errors import (
-    ContentFiltered,
+    ContentRejected,
     ContextOverflow,
     ImageRejected,
     ModelError,
     ModelRateLimited,
     ModelUnavailable,
-    OutputCapTooLarge,
+    OutputCapExceeded,
     QuotaExceeded,
     ReplyMalformed,
 )
@@ -93,7 +93,7 @@ async def test_what_a_provider_says_of_the_cost_is_kept(either: ResponsesModel, 
 
 async def test_a_filtered_reply_is_paid_for_all_the_same(either: ResponsesModel, llm: LLM) -> None:
     script(llm, text="I must not", finish="content_filter", usage={"cost": 0.002})
-    with pytest.raises(ContentFiltered) as raised:
+    with pytest.raises(ContentRejected) as raised:
         await ask(either)
     assert raised.value.usage is not None
     assert raised.value.usage.prompt == llm.requests.rows[0]["prompt_tokens"]
@@ -218,7 +218,7 @@ FAILURES = [
     ({"finish": "failed", "failure": {"code": "rate_limit_exceeded", "message": "slow down"}}, ModelRateLimited),
     ({"finish": "failed", "failure": {"code": "insufficient_quota", "message": "pay"}}, QuotaExceeded),
     ({"finish": "failed", "failure": {"code": "context_length_exceeded", "message": "long"}}, ContextOverflow),
-    ({"finish": "failed", "failure": {"code": "invalid_prompt", "message": "flagged"}}, ContentFiltered),
+    ({"finish": "failed", "failure": {"code": "invalid_prompt", "message": "flagged"}}, ContentRejected),
     ({"finish": "failed", "failure": {"code": "invalid_image", "message": "what is it?"}}, ImageRejected),
 ]
 
@@ -304,7 +304,7 @@ async def test_a_prompt_that_is_too_long_is_an_overflow_in_every_wording(dial: D
 
 
 async def test_an_output_limit_above_the_models_is_told_with_what_it_allows(either: ResponsesModel, llm: LLM) -> None:
-    with pytest.raises(OutputCapTooLarge) as raised:
+    with pytest.raises(OutputCapExceeded) as raised:
         await ask(either, request(max_output_tokens=99_999))
     assert raised.value.cap == 16_384
 
