@@ -24,7 +24,7 @@ from hermes_state.outbox import OutboxKind, OutboxRow, Reply
 from hermes_state.sessions import ensure_active
 from hermes_state.store.sql import columns, insert_row, scalar, scalar_or_none, scalars, select_one
 from hermes_state.tool_runs import ToolResult, ToolRunState
-from hermes_state.transcripts import EMPTY_BODY, NewMessage, append_to_tip, load_message
+from hermes_state.transcripts import EMPTY_BODY, NewMessage, append_to_tip, load_message, show_instead
 from hermes_state.values import (
     AttachmentId,
     ChatId,
@@ -289,7 +289,10 @@ def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Mi
         tool_call_id=call.id,
         tool_name=call.name,
     )
-    return append_to_tip(db, turn.lineage_id, row, now)
+    stored = append_to_tip(db, turn.lineage_id, row, now)
+    if result.preview is not None:
+        show_instead(db, stored, result.preview(stored.id), now)
+    return stored
 
 
 def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
@@ -299,6 +302,18 @@ def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
     """
     db.execute("UPDATE turns SET preview_ref = ? WHERE id = ?", (ref, turn_id))
     outbox.replace_preview(db, turn_id, ref)
+
+
+def pause_turn(db: Connection, turn_id: TurnId) -> RunningTurn:
+    """Let a turn wait for a decision; it keeps its place in the chat. Raises `TurnMoved`."""
+    turn = _require_running(db, turn_id)
+    db.execute("UPDATE turns SET state = 'waiting' WHERE id = ?", (turn_id,))
+    return turn
+
+
+def unpause_turn(db: Connection, turn_id: TurnId) -> None:
+    """Let a waiting turn go on; what it shows next is below what was asked."""
+    db.execute("UPDATE turns SET state = 'running', preview_ref = NULL WHERE id = ? AND state = 'waiting'", (turn_id,))
 
 
 # ---- ending -----------------------------------------------------------------------------------------------------

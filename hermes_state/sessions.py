@@ -34,6 +34,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     """Moves with every change of the view; a split planned on an older version is refused."""
     next_seq: int
+    next_view_seq: int = -1
+    """Moves with every row that is made for a view."""
     message_count: int
     reported_prompt_tokens: int | None
     reported_at_seq: int | None

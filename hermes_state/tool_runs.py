@@ -3,13 +3,15 @@
 Turns write them with their steps, see `hermes_state.journal`; after a crash they tell which calls may have had effects.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from sqlite3 import Connection
 
-from hermes_state.store.sql import scalar
-from hermes_state.values import Image, MessageId, Millis, ToolCall, TurnId
+import msgspec
+
+from hermes_state.store.sql import scalar, scalar_or_none
+from hermes_state.values import ChatId, Image, MessageId, Millis, SessionId, ToolCall, TurnId
 
 
 class ToolRunState(StrEnum):
@@ -31,6 +33,8 @@ class ToolResult:
     text: str
     state: ToolRunState
     images: tuple[Image, ...] = ()
+    preview: Callable[[MessageId], str] | None = None
+    """Words that the model is shown in its place, by the id of its row; None: all of it."""
 
 
 # Purpose: the beginning of a run, which a call that was begun before keeps.
@@ -62,6 +66,28 @@ def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, T
     """The state of each call of an assistant row that was begun, by tool call id."""
     query = "SELECT tool_call_id, state FROM tool_runs WHERE call_message_id = ?"
     return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
+
+
+def keep_offer(db: Connection, session_id: SessionId, names: Sequence[str]) -> list[str]:
+    """Keep the names of the tools that a session is offered, unless it has some; returns those that are kept."""
+    encoded = msgspec.json.encode(list(names)).decode()
+    db.execute("INSERT INTO tool_offers VALUES (?, ?) ON CONFLICT DO NOTHING", (session_id, encoded))
+    kept = load_offer(db, session_id)
+    assert kept is not None
+    return kept
+
+
+def load_offer(db: Connection, session_id: SessionId) -> list[str] | None:
+    """Names of the tools that a session is offered; None where none were chosen yet."""
+    stored = scalar_or_none(db, str, "SELECT names FROM tool_offers WHERE session_id = ?", (session_id,))
+    return None if stored is None else msgspec.json.decode(stored, type=list[str])
+
+
+def count_tool_uses(db: Connection, chat_id: ChatId) -> Mapping[str, int]:
+    """How often each tool has run in a chat, by its name."""
+    query = """SELECT r.tool_name, count(*) FROM turns t JOIN tool_runs r ON r.turn_id = t.id
+    WHERE t.chat_id = ? GROUP BY r.tool_name"""
+    return dict(db.execute(query, (chat_id,)).fetchall())
 
 
 def count_tool_rounds(db: Connection, turn_id: TurnId) -> int:

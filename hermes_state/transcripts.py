@@ -184,6 +184,31 @@ _HIDE = """
 INSERT OR REPLACE INTO view_edits
 SELECT ?, coalesce((SELECT message_id FROM view_edits WHERE session_id = ? AND replacement_id = ?), ?), NULL, ?, ?
 """
+
+
+def show_instead(db: Connection, row: Message, text: str, now: Millis) -> MessageId:
+    """Show the model other words in place of a row that it has not seen yet; returns the row that holds them.
+
+    The `version` stays: what was planned on rows before this one still holds. `next_view_seq` tells of it.
+    """
+    new = NewMessage(
+        role=row.role,
+        origin=row.origin,
+        text=text,
+        body=row.body,
+        turn_id=row.turn_id,
+        tool_call_id=row.tool_call_id,
+        tool_name=row.tool_name,
+    )
+    shown = append_view_row(db, row.session_id, new, row.id, now)
+    edit = (row.session_id, row.id, shown, "persisted", now)
+    db.execute(
+        "INSERT INTO view_edits (session_id, message_id, replacement_id, reason, created_at) VALUES (?, ?, ?, ?, ?)",
+        edit,
+    )
+    return shown
+
+
 # Purpose: a view that was edited is no longer what the provider's last report counted.
 _EDITED = """
 UPDATE sessions SET version = version + 1, reported_prompt_tokens = NULL, reported_at_seq = NULL WHERE id = ?

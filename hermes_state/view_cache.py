@@ -84,7 +84,8 @@ def _load_since(db: Connection, lineage_id: LineageId, known: View | None) -> Vi
 
 def _has_only_grown(known: View, tip: Session) -> bool:
     """True when rows at the end are all that `tip`'s view has more than `known`."""
-    return (known.session.id, known.session.version) == (tip.id, tip.version)
+    before = known.session
+    return (before.id, before.version, before.next_view_seq) == (tip.id, tip.version, tip.next_view_seq)
 
 
 def _size(message: Message) -> int:
