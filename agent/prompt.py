@@ -11,8 +11,9 @@ from datetime import UTC, tzinfo
 from agent.images.model_images import ModelImages
 from agent.model.base import ModelRequest, Payer
 from agent.model.wire import NOTICE, WireSettings
+from agent.tools.offers import OfferRegistry
 from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH
-from agent.tools.registry import ToolRegistry
+from agent.tools.registry import Tool, ToolRegistry
 from hermes_state.transcripts import View
 from hermes_state.values import ChatKey, ChatKind, ConversationRef, Tokens
 
@@ -50,6 +51,8 @@ class PromptBuilder:
     persona: str = DEFAULT_PERSONA
     zone: tzinfo = UTC
     """Time zone of the stamps on messages."""
+    offers: OfferRegistry | None = None
+    """What each session is offered of the tools; None: all of them."""
 
     def system_for(self, conversation: ConversationRef) -> str:
         """The system prompt as it would be assembled today."""
@@ -60,13 +63,26 @@ class PromptBuilder:
             tool_names=[tool.name for tool in self.tools.available()],
         )
 
+    async def tools_for(self, conversation: ConversationRef, view: View, threshold: Tokens) -> tuple[Tool, ...]:
+        """The tools that the prompts of a view's session list."""
+        if self.offers is None:
+            return self.tools.available()
+        return await self.offers.of(conversation, view.session.id, threshold)
+
     async def request_for(
-        self, conversation: ConversationRef, view: View, *, maker: str, images: ModelImages | None, input_window: Tokens
+        self,
+        conversation: ConversationRef,
+        view: View,
+        *,
+        maker: str,
+        images: ModelImages | None,
+        input_window: Tokens,
+        threshold: Tokens,
     ) -> ModelRequest:
         """The next model call for a view, in a model with room for so many tokens of prompt; without an output limit.
 
-        `maker`: the model by `agent.model.base.made_by`; its own reasoning goes back to it. `images`: None for a
-        model that sees none.
+        `threshold`: tokens of prompt from which on the conversation is compressed. `maker`: the model by
+        `agent.model.base.made_by`; its own reasoning goes back to it. `images`: None for a model that sees none.
         """
         style = WireSettings(
             is_shared=conversation.chat_kind.is_shared,
@@ -78,7 +94,7 @@ class PromptBuilder:
         return ModelRequest(
             system=view.session.system_prompt or self.system_for(conversation),
             transcript=view.transcript,
-            tools=tuple(tool.schema for tool in self.tools.available()),
+            tools=tuple(tool.schema for tool in await self.tools_for(conversation, view, threshold)),
             max_output_tokens=None,
             style=style if images is None else await images.shown_in(style, view.transcript),
             payer=Payer.of(conversation),

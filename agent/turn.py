@@ -8,14 +8,13 @@ itself is not stored here: whoever runs the turn stores it together with the rep
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 import structlog
 
 from agent.context.commit import CompressionRegistry
 from agent.context.compressor import Compressor
-from agent.context.controller import ContextController
+from agent.context.controller import ContextController, held_back
 from agent.context.engine import Engine
 from agent.context.job import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.measure import MeasuredPrompt
@@ -24,25 +23,23 @@ from agent.images.model_images import RetriedImageCall
 from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
 from agent.model.client import CompletedCall, record_cancelled
 from agent.prompt import PromptBuilder
-from agent.tools.registry import ToolContext, ToolReply, failed
+from agent.tool_calls import ToolCallRunner, ends_with_results, open_calls
+from agent.tools.budgets import ResultBudget
+from agent.tools.offers import OfferRegistry
+from agent.tools.registry import PromptStatus, ToolContext
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
-from hermes_state.errors import ContextOverflow, ModelError, OutputCapExceeded, ReplyMalformed, ToolError
+from hermes_state.errors import ContextOverflow, ModelError, OutputCapExceeded, ReplyMalformed
 from hermes_state.journal import ModelAnswer, RunningTurn
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
-from hermes_state.tool_runs import ToolResult, ToolRunState, count_tool_rounds, load_tool_runs
+from hermes_state.tool_runs import count_tool_rounds
 from hermes_state.transcripts import View
 from hermes_state.values import (
     Clock,
     ConversationRef,
     Message,
-    MessageRole,
     ModelCall,
-    ToolCall,
-    ToolEffect,
-    Transcript,
-    TurnId,
 )
 from hermes_state.view_cache import ViewCache
 
@@ -53,15 +50,20 @@ MAX_OVERFLOWS = 3
 MIN_OUTPUT_TOKENS = 256
 """Lowest output limit, in tokens: an answer that may not even be so long is no answer."""
 
+APPROVAL_MINUTES = 60.0
+"""Minutes in which a question can be answered."""
+
 MAX_TOOL_ROUNDS = 50
 """A turn that still calls tools after so many rounds goes in circles; it then has to answer with what it has."""
 
-OUTCOME_UNKNOWN = (
-    "Outcome unknown: the gateway restarted while this call ran. It was not run again; check whether it took effect."
-)
 CUT_OFF = (
     "*(This answer reached the output limit and ends here; “go on” continues it. A higher `max_output_tokens` of this "
     "model, or /compress where the conversation is long, makes room for longer answers.)*"
+)
+
+
+ROUNDS_USED_UP = (
+    "*(This turn has used up its {} rounds of tool calls, so the work may not be finished; “go on” takes it up again.)*"
 )
 
 
@@ -94,6 +96,13 @@ class _RunState:
     """The last prompt was refused without a reason, and compressed in case it was too long."""
     notice: str | None = None
     """Sentence for below the answer, as in `Answer.notice`."""
+    prompt: MeasuredPrompt | None = None
+    """Prompt that was answered last."""
+    compression: tuple[str | None] | None = None
+    """Focus, or none, of a compression that a tool has asked for."""
+
+    def ask_compression(self, focus: str | None) -> None:
+        self.compression = (focus,)
 
 
 class Agent:
@@ -112,6 +121,8 @@ class Agent:
         redact: Callable[[str], str] = redact,
         make_engine: Callable[[Engine], Engine] | None = None,
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
+        budget: ResultBudget | None = None,
+        approval_minutes: float = APPROVAL_MINUTES,
     ) -> None:
         """`pending`: compressions on their way, shared by the agents of a store.
 
@@ -121,8 +132,15 @@ class Agent:
         unless their names are taken.
         """
         self._store = store
-        self._tools = tools = prompts.tools
+        tools = prompts.tools
         self._max_tool_rounds = max_tool_rounds
+        self._calls = ToolCallRunner(
+            store=store,
+            clock=clock,
+            offers=prompts.offers or OfferRegistry(tools, store),
+            budget=budget or ResultBudget(),
+            approval_minutes=approval_minutes,
+        )
         self._clock = clock
         self._views = ViewCache(store)
         self.prompts = prompts
@@ -166,21 +184,29 @@ class Agent:
         view = await self._view(turn.conversation, None if prompt is None else prompt.view)
         rounds = await self._rounds_so_far(turn, view)
         state = _RunState(turn=turn, model=model, on_text=on_text, rounds=rounds)
-        step = _open_calls(view.transcript, turn.id)
+        step = open_calls(view.transcript, turn.id)
         if step is not None:
-            await self._resume(state, *step)
-        if step is not None or _ends_with_results(view.transcript, turn.id):
-            view = await self._after_tools(turn)
+            await self._calls.resume(turn, *step, self._context(state))
+        if step is not None or ends_with_results(view.transcript, turn.id):
+            view = await self._after_tools(turn, model)
         while True:
             known = prompt if prompt is not None and prompt.view is view else None
             prompt, done = await self._complete(state, view, known)
             if not done.reply.calls:
-                return replace(await self._answer(prompt, done), notice=state.notice)
+                answer = await self._answer(prompt, done)
+                if state.rounds >= self._max_tool_rounds:
+                    answer = replace(answer, text=f"{answer.text}\n\n{ROUNDS_USED_UP.format(state.rounds)}")
+                return replace(answer, notice=state.notice)
             message = await self._keep_calls(turn, model, done)
             await self.context.after_reply(prompt, done.reply.usage, is_last=False)
             state.rounds += 1
-            await self._run_calls(state, message, message.body.calls)
-            view = await self._after_tools(turn)
+            state.prompt = prompt
+            await self._calls.run(turn, message, message.body.calls, self._context(state))
+            view = await self._after_tools(turn, model)
+            if state.compression is not None:
+                [focus], state.compression = state.compression, None
+                await self.context.compress_as_asked(turn.conversation, model, view, focus)
+                view = await self._view(turn.conversation)
 
     async def _keep_calls(self, turn: RunningTurn, model: ModelHandle, done: CompletedCall) -> Message:
         """Store a reply that calls tools. Raises `TurnMoved` when the turn was stopped; then only its cost is kept."""
@@ -196,6 +222,11 @@ class Agent:
         except journal.TurnMoved:
             await model.client.ledger.record(Payer.of(turn.conversation), done.call)
             raise
+
+    @property
+    def offers(self) -> OfferRegistry:
+        """The tools of the agent, and which of them each session is offered."""
+        return self._calls.offers
 
     async def close(self) -> None:
         """Give up summaries that are still being written."""
@@ -216,9 +247,9 @@ class Agent:
         )
         return replace(view, session=msgspec.structs.replace(view.session, system_prompt=stored))
 
-    async def _after_tools(self, turn: RunningTurn) -> View:
+    async def _after_tools(self, turn: RunningTurn, model: ModelHandle) -> View:
         """The view for the next model call: with the results, and with what people said meanwhile."""
-        await self._store.write(journal.join_steers, turn.id, self._clock.now())
+        await self._calls.end_round(turn.id, model.limits.input_window)
         return await self._view(turn.conversation)
 
     # ---- the model
@@ -296,73 +327,19 @@ class Agent:
 
     # ---- the tools
 
-    async def _resume(self, state: _RunState, message: Message, calls: Sequence[ToolCall]) -> None:
-        """Answer the calls that a crash left open.
-
-        A call that never began is run. One that began without an end may have taken effect: its outcome is unknown,
-        and only a tool that reads is run again.
-        """
-        runs = await self._store.read(load_tool_runs, message.id)
-        begun = [call for call in calls if call.id in runs and not self._is_read_only(call)]
-        for call in begun:
-            reply = ToolReply(text=OUTCOME_UNKNOWN, state=ToolRunState.UNKNOWN)
-            await self._finish(state.turn, message, call, reply)
-        await self._run_calls(state, message, [call for call in calls if call not in begun])
-
-    def _is_read_only(self, call: ToolCall) -> bool:
-        tool = self._tools.get(call.name)
-        return tool is not None and tool.effect is ToolEffect.READ_ONLY
-
-    async def _run_calls(self, state: _RunState, message: Message, calls: Sequence[ToolCall]) -> None:
-        """Run the calls of one answer side by side; that they begin is committed before any does."""
-        turn = state.turn
-        ready: list[tuple[ToolCall, dict[str, Any]]] = []
-        refused: list[tuple[ToolCall, ToolReply]] = []
-        for call in calls:
-            try:
-                ready.append((call, self._tools.check(call)))
-            except ToolError as error:
-                refused.append((call, failed(str(error))))
-        if ready:
-            begun = [call for call, _ in ready]
-            await self._store.write(journal.start_tools, turn.id, message.id, begun, self._clock.now())
-        try:
-            async with asyncio.TaskGroup() as group:
-                for call, reply in refused:
-                    group.create_task(self._finish(turn, message, call, reply))
-                for call, arguments in ready:
-                    group.create_task(self._run_call(state, message, call, arguments), name=f"tool {call.name}")
-        except BaseExceptionGroup as group_error:  # tools do not raise: the store did, or the turn is closed
-            raise group_error.exceptions[0] from group_error
-
-    async def _run_call(self, state: _RunState, message: Message, call: ToolCall, arguments: dict[str, Any]) -> None:
-        context = ToolContext.of(state.turn, self._store, state.model.limits.input_window)
-        await self._finish(state.turn, message, call, await self._tools.run(call, arguments, context))
-
-    async def _finish(self, turn: RunningTurn, message: Message, call: ToolCall, reply: ToolReply) -> None:
-        result = ToolResult(
-            call_message_id=message.id, call=call, text=reply.text, state=reply.state, images=reply.images
+    def _context(self, state: _RunState) -> ToolContext:
+        window, prompt = state.model.limits.input_window, state.prompt
+        context = ToolContext.of(state.turn, self._store, window, self._calls.budget.longest(window))
+        if prompt is None:
+            return context
+        use = PromptStatus(
+            tokens=prompt.estimated,
+            threshold=prompt.limits.threshold,
+            context_length=prompt.limits.context_length,
+            held_back=held_back(prompt),
+            compress=state.ask_compression,
         )
-        await self._store.write(journal.finish_tool, turn.id, result, self._clock.now())
-
-
-def _open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[ToolCall]] | None:
-    """The turn's newest answer with calls, and those of them that have no result yet; None where all have one."""
-    answered: set[str] = set()
-    for row in reversed(transcript):
-        if row.turn_id != turn_id:
-            continue
-        if row.role is MessageRole.TOOL and row.tool_call_id is not None:
-            answered.add(row.tool_call_id)
-        elif row.role is MessageRole.ASSISTANT:
-            calls = [call for call in row.body.calls if call.id not in answered]
-            return (row, calls) if calls else None
-    return None
-
-
-def _ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
-    """The process ended between the last result and the next model call: steers may not have joined yet."""
-    return bool(transcript) and transcript[-1].role is MessageRole.TOOL and transcript[-1].turn_id == turn_id
+        return replace(context, prompt=use)
 
 
 def _too_large(prompt: MeasuredPrompt) -> ContextOverflow | None:

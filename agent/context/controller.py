@@ -161,6 +161,14 @@ class ContextController:
                 break
         return prompt
 
+    async def compress_as_asked(
+        self, conversation: ConversationRef, model: ModelHandle, view: View, focus: str | None
+    ) -> None:
+        """Compress between two steps because the agent wants it, unless something holds the automatic layers back."""
+        ready = await self._ready(await self._measure.measure(conversation, model, view), "in_loop")
+        if ready is not None:
+            await self._compress(ready, self._job(ready, "in_loop", focus=focus))
+
     async def after_overflow(
         self, conversation: ConversationRef, model: ModelHandle, error: ContextOverflow | None
     ) -> bool:
@@ -458,6 +466,16 @@ class ContextController:
             routes=model.routes_within(limits.context_length),
             settings=model.context.compressor,
         )
+
+
+def held_back(prompt: MeasuredPrompt) -> str | None:
+    """Reason why a conversation is not compressed by itself now; None where nothing holds it back."""
+    state = state_of(prompt.view.session.context_state)
+    if not prompt.model.context.is_enabled:
+        return "it is switched off (`compression.enabled`)"
+    if state.is_blocked:
+        return "the last ones did not help; it waits until the conversation has grown"
+    return "a person took the last one back; it waits until the conversation has grown" if state.held_at else None
 
 
 async def _tell_of_wait(prompt: MeasuredPrompt, on_wait: OnWait) -> None:

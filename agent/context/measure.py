@@ -70,6 +70,7 @@ class _RowsSize:
 
     session_id: SessionId
     version: int
+    next_view_seq: int
     last_id: MessageId
     rows: int
     style: WireSettings
@@ -78,8 +79,12 @@ class _RowsSize:
     def is_beginning_of(self, view: View, style: WireSettings) -> bool:
         """True when the view begins with just these rows, shown in the same way."""
         session, rows = view.session, view.transcript
-        is_same = (self.session_id, self.version, self.style) == (session.id, session.version, style)
-        return is_same and len(rows) >= self.rows and rows[self.rows - 1].id == self.last_id
+        is_same = (self.session_id, self.version, self.next_view_seq) == (
+            session.id,
+            session.version,
+            session.next_view_seq,
+        )
+        return is_same and self.style == style and len(rows) >= self.rows and rows[self.rows - 1].id == self.last_id
 
 
 class MeasuredPromptBuilder:
@@ -101,7 +106,12 @@ class MeasuredPromptBuilder:
             view = replace(view, session=msgspec.structs.replace(view.session, reported_prompt_tokens=None))
         limits, estimator = model.limits, model.profile.estimator
         request = await self._prompts.request_for(
-            conversation, view, maker=model.maker, images=model.images, input_window=limits.input_window
+            conversation,
+            view,
+            maker=model.maker,
+            images=model.images,
+            input_window=limits.input_window,
+            threshold=limits.threshold,
         )
         size = Size(fixed_tokens(request), 0) + await self._rows_size(conversation, view, request, estimator)
         estimated = estimator.prompt(view, request, size)
@@ -133,6 +143,6 @@ class MeasuredPromptBuilder:
             self._measured.clear()
         if rows and not style.image_urls:
             session = view.session
-            seen = _RowsSize(session.id, session.version, rows[-1].id, len(rows), style, size)
+            seen = _RowsSize(session.id, session.version, session.next_view_seq, rows[-1].id, len(rows), style, size)
             self._measured[conversation.lineage_id] = seen
         return size

@@ -162,6 +162,7 @@ class PluginEngine:
                 description=schema.description,
                 parameters=schema.parameters,
                 effect=ToolEffect.WRITES,  # unknown, so a restart runs none of them twice
+                needs_approval=False,  # the operator has chosen the engine with its tools
                 run=partial(self._run_tool, schema.name),
             )
             for schema in self._schemas

@@ -4,31 +4,32 @@ A `ToolRegistry` offers its tools to the model, checks the arguments of a call a
 becomes a `ToolReply` that the model reads. `recall_tools` are the ones every agent has: they search and open what was
 said earlier in the conversation.
 
->>> from hermes_state.values import ToolCall, ToolEffect
->>> async def look(arguments, context):
-...     return f"It is sunny in {arguments['place']}."
->>> weather = Tool(
-...     name="weather",
+>>> from hermes_state.values import ToolCall
+>>> @tool(
 ...     description="Tells the weather at a place.",
 ...     parameters={"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
 ...     effect=ToolEffect.READ_ONLY,
-...     run=look,
 ... )
+... async def weather(arguments, context):
+...     return f"It is sunny in {arguments['place']}."
 >>> ToolRegistry([weather]).check(ToolCall(id="1", name="weather", arguments='{"place": "Lisbon"}'))
 {'place': 'Lisbon'}
 """
 
 from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH, recall_tools
-from agent.tools.registry import Tool, ToolContext, ToolFunction, ToolRegistry, ToolReply, failed
+from agent.tools.registry import Tool, ToolContext, ToolFunction, ToolRegistry, ToolReply, failed, tool
+from hermes_state.values import ToolEffect
 
 __all__ = [
     "HISTORY_OPEN",
     "HISTORY_SEARCH",
     "Tool",
     "ToolContext",
+    "ToolEffect",
     "ToolFunction",
     "ToolRegistry",
     "ToolReply",
     "failed",
     "recall_tools",
+    "tool",
 ]

@@ -61,6 +61,8 @@ def recall_tools() -> tuple[Tool, Tool]:
             },
             effect=ToolEffect.READ_ONLY,
             run=_search,
+            is_persisted=False,
+            is_essential=True,
         ),
         Tool(
             name=HISTORY_OPEN,
@@ -84,6 +86,8 @@ def recall_tools() -> tuple[Tool, Tool]:
             },
             effect=ToolEffect.READ_ONLY,
             run=_open,
+            is_persisted=False,
+            is_essential=True,
         ),
     )
 
@@ -126,7 +130,7 @@ async def _open(arguments: dict[str, Any], context: ToolContext) -> str | ToolOu
     text = _whole_text(row)
     if offset and offset >= len(text):
         raise ToolError(f"{name} ends after {len(text):,} characters")
-    end = min(len(text), offset + limit)
+    end = min(len(text), offset + min(limit, context.result_size))
     more = f" {HISTORY_OPEN} with offset {end} reads on." if end < len(text) else ""
     head = f"Characters {offset}-{end} of {len(text)} of {recall_id(row.id)}.{more} {_UNTRUSTED}"
     origin = f'role="{row.role}" time="{_when(row.created_at)}"'

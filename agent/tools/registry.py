@@ -32,6 +32,19 @@ DEFAULT_INPUT_WINDOW = Tokens(128_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptStatus:
+    """Size of the prompt that a call answers, in tokens, and a way to have it compressed."""
+
+    tokens: int
+    threshold: Tokens
+    context_length: Tokens
+    held_back: str | None
+    """Reason why no compression may be asked for now; None: one may."""
+    compress: Callable[[str | None], None]
+    """Asks for a compression, with a focus if any, before the next model call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
     """Conversation and turn that a tool runs for, and whose turn it is."""
 
@@ -45,9 +58,15 @@ class ToolContext:
     """Person whose message the turn answers."""
     input_window: Tokens = DEFAULT_INPUT_WINDOW
     """Longest prompt, in tokens, of the model that reads the result."""
+    result_size: int = 100_000
+    """Most characters of one result that this model is shown."""
+    prompt: PromptStatus | None = None
+    """None where no prompt of the turn was measured since a restart."""
 
     @classmethod
-    def of(cls, turn: RunningTurn, store: Store, input_window: Tokens = DEFAULT_INPUT_WINDOW) -> Self:
+    def of(
+        cls, turn: RunningTurn, store: Store, input_window: Tokens = DEFAULT_INPUT_WINDOW, result_size: int = 100_000
+    ) -> Self:
         """The context of a turn's tools."""
         return cls(
             chat_id=turn.chat_id,
@@ -58,6 +77,7 @@ class ToolContext:
             chat_kind=turn.chat_kind,
             started_by=turn.started_by,
             input_window=input_window,
+            result_size=result_size,
         )
 
 
@@ -86,15 +106,47 @@ class Tool:
     """JSON schema of type object."""
     effect: ToolEffect
     run: ToolFunction
-    is_available: Callable[[], bool] = lambda: True
-    """Called whenever the tools are listed: an unavailable tool is not offered."""
+    why_unavailable: Callable[[], str | None] = lambda: None
+    """Reason why the tool cannot be used now, in words for people; it is not offered then. None: it can."""
     timeout_seconds: float = 120.0
     max_result_characters: int = 1_000_000
     """Longest result, in characters; more is cut, with a note. A backstop: a good tool limits itself far below."""
+    max_shown_characters: int | None = None
+    """Result from which on only its beginning is shown, where that is less than the budget."""
+    is_persisted: bool = True
+    """A long result is stored and shown by its beginning. False for tools that read such results: they bound
+    themselves by `ToolContext.result_size`."""
+    needs_approval: bool = True
+    """A call that writes or executes follows the approval policy. False for what is the chat's own, such as notes."""
+    shape: Callable[[Mapping[str, Any]], str] = lambda arguments: "any"
+    """Kind of a call, by its arguments: what `session` and `always` allow is this tool with calls of the same shape."""
+    shown: Callable[[Mapping[str, Any]], str] | None = None
+    """What exactly a call would do, as Markdown for whoever is asked; None: its arguments."""
+    is_essential: bool = False
+    """Always listed in prompts, however small the window is."""
+    source: str = ""
+    """Plugin or server that brought the tool; empty for the gateway's own."""
 
     @property
     def schema(self) -> ToolSchema:
         return ToolSchema(name=self.name, description=self.description, parameters=self.parameters)
+
+    async def reply(self, arguments: dict[str, Any], context: ToolContext) -> "ToolReply":
+        """Run the tool with arguments that fit. Whatever goes wrong in it becomes a reply."""
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                output = await self.run(arguments, context)
+        except ToolError as error:
+            return failed(str(error))
+        except TimeoutError:
+            return failed(f"no answer within {self.timeout_seconds:g} seconds; what it had begun may still take effect")
+        except Exception as error:  # a broken tool is the model's news, not the end of the turn
+            log.exception("tool.crashed", tool=self.name)
+            return failed(f"the tool broke ({type(error).__name__})")
+        text, images = (output, ()) if isinstance(output, str) else (output.text, output.images)
+        if len(text) > (limit := self.max_result_characters):
+            text = f"{text[:limit]}\n[cut here: the result had {len(text):,} characters]"
+        return ToolReply(text=text, state=ToolRunState.DONE, images=images)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +174,12 @@ class ToolRegistry:
     def get(self, name: str) -> Tool | None:
         return self._tools.get(name)
 
+    @property
+    def by_name(self) -> Mapping[str, Tool]:
+        return self._tools
+
     def available(self) -> tuple[Tool, ...]:
-        return tuple(tool for tool in self._tools.values() if tool.is_available())
+        return tuple(tool for tool in self._tools.values() if tool.why_unavailable() is None)
 
     def check(self, call: ToolCall) -> dict[str, Any]:
         """The call's arguments, fit for its tool. Raises `ToolError` when there is nothing that could be run.
@@ -133,28 +189,33 @@ class ToolRegistry:
         hermes_state.errors.ToolError: there is no tool named 'look'; there are: none
         """
         tool = self._tools.get(call.name)
-        if tool is None or not tool.is_available():
+        if tool is None or tool.why_unavailable() is not None:
             names = ", ".join(tool.name for tool in self.available())
             raise ToolError(f"there is no tool named {call.name[:64]!r}; there are: {names or 'none'}")
         return checked_arguments(call.arguments, tool.parameters)
 
     async def run(self, call: ToolCall, arguments: dict[str, Any], context: ToolContext) -> ToolReply:
         """Run a call that `check` has passed. Whatever goes wrong in the tool becomes a reply."""
-        tool = self._tools[call.name]
-        try:
-            async with asyncio.timeout(tool.timeout_seconds):
-                output = await tool.run(arguments, context)
-        except ToolError as error:
-            return failed(str(error))
-        except TimeoutError:
-            return failed(f"no answer within {tool.timeout_seconds:g} seconds; what it had begun may still take effect")
-        except Exception as error:  # a broken tool is the model's news, not the end of the turn
-            log.exception("tool.crashed", tool=tool.name)
-            return failed(f"the tool broke ({type(error).__name__})")
-        text, images = (output, ()) if isinstance(output, str) else (output.text, output.images)
-        if len(text) > (limit := tool.max_result_characters):
-            text = f"{text[:limit]}\n[cut here: the result had {len(text):,} characters]"
-        return ToolReply(text=text, state=ToolRunState.DONE, images=images)
+        return await self._tools[call.name].reply(arguments, context)
+
+
+def tool(
+    *, description: str, parameters: Mapping[str, Any], effect: ToolEffect, name: str | None = None, **options: Any
+) -> Callable[[ToolFunction], Tool]:
+    """Decorator that makes a tool of a function, by its name unless another is given; `options` are fields of `Tool`.
+
+    >>> @tool(description="Adds.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY, timeout_seconds=1.0)
+    ... async def add(arguments, context):
+    ...     return "3"
+    >>> add.name, add.timeout_seconds
+    ('add', 1.0)
+    """
+
+    def made(run: ToolFunction) -> Tool:
+        own_name = name or run.__name__
+        return Tool(name=own_name, description=description, parameters=parameters, effect=effect, run=run, **options)
+
+    return made
 
 
 def failed(reason: str) -> ToolReply:

@@ -8,9 +8,10 @@ import pytest
 
 from agent.context.model_handle import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.tool_calls import OUTCOME_UNKNOWN
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
-from agent.turn import CUT_OFF, OUTCOME_UNKNOWN
+from agent.turn import CUT_OFF, ROUNDS_USED_UP
 from hermes_state import journal
 from hermes_state.errors import ContextOverflow, ReplyMalformed, StoreUnavailable, ToolError
 from hermes_state.inbox import InboxMode
@@ -174,7 +175,7 @@ async def test_what_goes_wrong_with_a_tool_is_told_to_the_model_and_the_turn_goe
         _bad("crash", _crash),
         _bad("refuse", _refuse),
         _bad("stall", _stall, timeout_seconds=0.05),
-        _bad("gone", _refuse, is_available=lambda: False),
+        _bad("gone", _refuse, why_unavailable=lambda: "it is gone"),
     )
     name, _, arguments = call.partition(" ")
     llm.scripts.append(
@@ -224,7 +225,7 @@ async def test_an_answer_that_reached_the_output_limit_is_kept_and_says_so(
 async def test_a_turn_that_goes_in_circles_has_to_answer(chat: Chat, shop: Workshop, llm: LLM) -> None:
     llm.scripts.append({"times": 2, "reply": {"tool_calls": [{"name": "read", "arguments": {"n": 1}}]}})
     answer = await shop.agent(options=settings(max_tool_rounds=2)).run(await chat.start("go"), Sink())
-    assert answer.text == "tool said: done 1"
+    assert answer.text == f"tool said: done 1\n\n{ROUNDS_USED_UP.format(2)}"
     bodies = [request["body"] for request in llm.requests.rows]
     assert [body.get("tool_choice") for body in bodies] == [None, None, "none"]
     assert bodies[2]["tools"] == bodies[0]["tools"]

@@ -142,6 +142,7 @@ DUMP = Tool(
     parameters={"type": "object", "properties": {}},
     effect=ToolEffect.READ_ONLY,
     run=_dump,
+    is_persisted=False,  # the window is to be filled
 )
 
 

@@ -1,0 +1,169 @@
+"""Calls of tools in a turn: those of one answer are run side by side, asked about, or refused.
+
+That a call begins is committed before it does, and its result is a row before the next model call, so that a restart
+never repeats what may have taken effect.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from sqlite3 import Connection
+
+from agent.tools.approvals import CallPlan, question_about
+from agent.tools.budgets import ResultBudget
+from agent.tools.offers import OfferRegistry, ReadyCall
+from agent.tools.registry import Tool, ToolContext, ToolReply, failed
+from hermes_state import approvals, journal
+from hermes_state.errors import HermesError, ToolError
+from hermes_state.journal import RunningTurn
+from hermes_state.store.writer import Store
+from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
+from hermes_state.values import (
+    Clock,
+    Message,
+    MessageRole,
+    Millis,
+    Tokens,
+    ToolCall,
+    ToolEffect,
+    Transcript,
+    TurnId,
+)
+
+OUTCOME_UNKNOWN = (
+    "Outcome unknown: the gateway restarted while this call ran. It was not run again; check whether it took effect."
+)
+
+
+class ApprovalNeededError(HermesError):
+    """The turn waits for a person's answer; the last one lets it run again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallRunner:
+    """Runs the calls of answers, any number of turns at a time."""
+
+    store: Store
+    clock: Clock
+    offers: OfferRegistry
+    budget: ResultBudget
+    approval_minutes: float
+    """Minutes in which a question can be answered."""
+
+    async def resume(
+        self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext
+    ) -> None:
+        """Answer the calls that a crash or a question left open.
+
+        A call that never began is run. One that began without an end may have taken effect: its outcome is unknown,
+        and only a tool that reads is run again.
+        """
+        runs = await self.store.read(load_tool_runs, message.id)
+        begun = [call for call in calls if call.id in runs and not self._is_read_only(call, context)]
+        for call in begun:
+            reply = ToolReply(text=OUTCOME_UNKNOWN, state=ToolRunState.UNKNOWN)
+            await self._finish(message, call, reply, context)
+        await self.run(turn, message, [call for call in calls if call not in begun], context)
+
+    def _is_read_only(self, call: ToolCall, context: ToolContext) -> bool:
+        try:
+            return self.offers.resolve(call, context).tool.effect is ToolEffect.READ_ONLY
+        except ToolError:
+            return False
+
+    async def run(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> None:
+        """Run the calls of one answer side by side; that they begin is committed before any does.
+
+        Raises `ApprovalNeededError` when some of them wait for a person's yes: the others have their results then.
+        """
+        sorted_calls = await self._sort(message, calls, context)
+        ready, refused = sorted_calls.ready, sorted_calls.refused
+        if ready:
+            begun = [one.call for one in ready]
+            await self.store.write(journal.start_tools, turn.id, message.id, begun, self.clock.now())
+        by_id = {call.id: call for call in calls}
+        try:
+            async with asyncio.TaskGroup() as group:
+                for call, reply in refused:
+                    group.create_task(self._finish(message, call, reply, context))
+                for one in ready:
+                    run = self._run_one(message, by_id[one.call.id], one, context)
+                    group.create_task(run, name=f"tool {one.tool.name}")
+        except BaseExceptionGroup as group_error:  # tools do not raise: the store did, or the turn is closed
+            raise group_error.exceptions[0] from group_error
+        if questions := [question_about(one) for one in sorted_calls.asking]:
+            minutes, now = self.approval_minutes, self.clock.now()
+            await self.store.write(approvals.ask, turn.id, message.id, questions, minutes, now)
+            raise ApprovalNeededError(f"{len(questions)} calls wait for a yes")
+
+    async def _sort(self, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> CallPlan:
+        """The calls by what becomes of them."""
+        found = CallPlan()
+        resolved: list[ReadyCall] = []
+        for call in calls:
+            try:
+                resolved.append(self.offers.resolve(call, context))
+            except ToolError as error:
+                found.refused.append((call, failed(str(error))))
+        answers: Mapping[str, approvals.Approval] = {}
+        granted: set[tuple[str, str]] = set()
+        if any(one.may_need_approval for one in resolved):
+            answers = await self.store.read(approvals.load_approvals, message.id)
+            granted = await self.store.read(approvals.load_grants, context.chat_id, context.lineage_id)
+        for one in resolved:
+            policy = self.offers.access.policy(one.tool.effect, context.chat)
+            found.add(one, policy, answers.get(one.call.id), granted)
+        return found
+
+    async def _run_one(self, message: Message, call: ToolCall, ready: ReadyCall, context: ToolContext) -> None:
+        reply = await ready.tool.reply(ready.arguments, context)
+        await self._finish(message, call, reply, context)
+
+    async def _finish(self, message: Message, call: ToolCall, reply: ToolReply, context: ToolContext) -> None:
+        window = context.input_window
+        result = ToolResult(
+            call_message_id=message.id,
+            call=call,
+            text=reply.text,
+            state=reply.state,
+            images=reply.images,
+            preview=self.budget.preview_for(self.offers.registry.get(call.name), reply.text, window),
+        )
+        await self.store.write(journal.finish_tool, context.turn_id, result, self.clock.now())
+
+    async def end_round(self, turn_id: TurnId, input_window: Tokens) -> None:
+        """Give the results of a round their room, and let what people said meanwhile join behind them."""
+        tools = self.offers.registry.by_name
+        await self.store.write(_end_round, turn_id, self.budget, tools, input_window, self.clock.now())
+
+
+def _end_round(
+    db: Connection,
+    turn_id: TurnId,
+    budget: ResultBudget,
+    tools: Mapping[str, Tool],
+    input_window: Tokens,
+    now: Millis,
+) -> None:
+    """The end of a round of calls: its results take their room, and what people said meanwhile joins behind them."""
+    budget.spill(db, turn_id, tools, input_window, now)
+    journal.join_steers(db, turn_id, now)
+
+
+def open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[ToolCall]] | None:
+    """The turn's newest answer with calls, and those of them that have no result yet; None where all have one."""
+    answered: set[str] = set()
+    for row in reversed(transcript):
+        if row.turn_id != turn_id:
+            continue
+        if row.role is MessageRole.TOOL and row.tool_call_id is not None:
+            answered.add(row.tool_call_id)
+        elif row.role is MessageRole.ASSISTANT:
+            calls = [call for call in row.body.calls if call.id not in answered]
+            return (row, calls) if calls else None
+    return None
+
+
+def ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
+    """The process ended between the last result and the next model call: steers may not have joined yet."""
+    return bool(transcript) and transcript[-1].role is MessageRole.TOOL and transcript[-1].turn_id == turn_id

@@ -1,0 +1,209 @@
+"""Offers: which tools the prompts of a session list, and the one tool behind which all others stand.
+
+A session's offer is made when it is first looked at and kept with it, so that its prompts begin with the same bytes; a
+compression starts a session, and so makes a new one. Schemas take a tenth of the threshold at most: what does not fit
+is found and run by name through `more_tools`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+import orjson
+
+from agent.tokens import estimated_schema_tokens
+from agent.tools.arguments import checked_arguments
+from agent.tools.registry import Tool, ToolContext, ToolRegistry
+from hermes_state.errors import ToolError
+from hermes_state.store.writer import Store
+from hermes_state.tool_runs import count_tool_uses, keep_offer, load_offer
+from hermes_state.values import ChatKey, ChatKind, ConversationRef, SessionId, Tokens, ToolCall, ToolEffect, UserRef
+
+MORE_TOOLS = "more_tools"
+SCHEMA_PERCENT = 10
+"""Percent of the threshold that the schemas of a turn take together."""
+MAX_SCHEMA_TOKENS = 6_000
+MAX_CACHED_OFFERS = 4_096
+MAX_NAMED = 40
+"""Names of tools that the description of `more_tools` lists."""
+
+
+class Policy(StrEnum):
+    """What happens to a call that writes or executes."""
+
+    ASK = "ask"
+    ALLOW = "allow"
+    DENY = "deny"
+
+
+class ToolAccess(Protocol):
+    """Rules by which a chat and a person may use tools."""
+
+    def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
+        """Reason why a tool may not be used in a chat, or in a turn of this person; None: it may."""
+
+    def policy(self, effect: ToolEffect, chat: ChatKey) -> Policy: ...
+
+
+class OpenAccess:
+    """Every tool, for everybody, without questions."""
+
+    def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
+        return None
+
+    def policy(self, effect: ToolEffect, chat: ChatKey) -> Policy:
+        return Policy.ALLOW
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyCall:
+    """A call that can be run: the tool it means and arguments that fit."""
+
+    call: ToolCall
+    """As its tool is called, which is not what the model wrote where that was `more_tools`."""
+    tool: Tool
+    arguments: dict[str, Any]
+
+    @property
+    def may_need_approval(self) -> bool:
+        """True for a call that follows the approval policy."""
+        return self.tool.needs_approval and self.tool.effect is not ToolEffect.READ_ONLY
+
+    @property
+    def shape(self) -> str:
+        """Kind of the call; empty: like no other."""
+        return self.tool.shape(self.arguments)
+
+
+class OfferRegistry:
+    """Tools by session, and what a call of one means."""
+
+    def __init__(self, registry: ToolRegistry, store: Store, access: ToolAccess | None = None) -> None:
+        self.registry = registry
+        self.access = access or OpenAccess()
+        self._store = store
+        self._kept: OrderedDict[SessionId, tuple[Tool, ...]] = OrderedDict()
+
+    async def of(self, conversation: ConversationRef, session_id: SessionId, threshold: Tokens) -> tuple[Tool, ...]:
+        """The tools that the prompts of a session list."""
+        kept = self._kept.get(session_id)
+        if kept is None:
+            kept = await self._load(conversation, session_id, threshold)
+            self._kept[session_id] = kept
+            if len(self._kept) > MAX_CACHED_OFFERS:
+                self._kept.popitem(last=False)
+        return kept
+
+    async def _load(self, conversation: ConversationRef, session_id: SessionId, threshold: Tokens) -> tuple[Tool, ...]:
+        names = await self._store.read(load_offer, session_id)
+        if names is None:
+            uses = await self._store.read(count_tool_uses, conversation.chat_id)
+            offered = offer(self.usable(conversation.chat, conversation.chat_kind), uses, threshold)
+            names = await self._store.write(keep_offer, session_id, [tool.name for tool in offered])
+        found = [self.registry.get(name) for name in names]
+        tools = tuple(tool for tool in found if tool is not None)
+        if MORE_TOOLS not in names:
+            return tools
+        behind = [tool for tool in self.usable(conversation.chat, conversation.chat_kind) if tool.name not in names]
+        return (*tools, more_tools(behind))
+
+    def usable(self, chat: ChatKey, kind: ChatKind) -> list[Tool]:
+        """The tools that a chat may use now."""
+        return [tool for tool in self.registry.available() if self.access.refusal(tool, chat, kind, None) is None]
+
+    def resolve(self, call: ToolCall, context: ToolContext) -> ReadyCall:
+        """What a call means. Raises `ToolError` when there is nothing that could be run."""
+        if call.name == MORE_TOOLS:
+            meant = self._behind(call)
+            if meant is None:
+                finder = more_tools(self.usable(context.chat, context.chat_kind))
+                arguments = checked_arguments(call.arguments, finder.parameters)
+                return ReadyCall(call=call, tool=finder, arguments=arguments)
+            call = meant
+        tool = self.registry.get(call.name)
+        if tool is not None:
+            reason = self.access.refusal(tool, context.chat, context.chat_kind, context.started_by)
+            if reason is not None:
+                raise ToolError(f"{tool.name} cannot be used here: {reason}")
+        arguments = self.registry.check(call)
+        assert tool is not None, "the registry knows what it has checked"
+        return ReadyCall(call=call, tool=tool, arguments=arguments)
+
+    def _behind(self, call: ToolCall) -> ToolCall | None:
+        """The call that a call of `more_tools` stands for; None where it only looks for tools."""
+        given = checked_arguments(call.arguments, _MORE_PARAMETERS)
+        if "tool" not in given or "arguments" not in given:
+            return None
+        return msgspec.structs.replace(call, name=given["tool"], arguments=orjson.dumps(given["arguments"]).decode())
+
+
+def offer(tools: Sequence[Tool], uses: Mapping[str, int], threshold: Tokens) -> tuple[Tool, ...]:
+    """The tools that fit, in their own order, with `more_tools` at the end where some do not.
+
+    First go tools that others bring, then those that the chat has not used, the last of them first; what reads the
+    history never goes.
+    """
+    room = min(MAX_SCHEMA_TOKENS, threshold * SCHEMA_PERCENT // 100)
+    sizes = {tool.name: schema_tokens(tool) for tool in tools}
+    if sum(sizes.values()) <= room:
+        return tuple(tools)
+    room -= schema_tokens(more_tools(tools))
+    kept: set[str] = set()
+    for tool in sorted(tools, key=lambda tool: (not tool.is_essential, bool(tool.source), -uses.get(tool.name, 0))):
+        if tool.is_essential or sizes[tool.name] <= room:
+            kept.add(tool.name)
+            room -= sizes[tool.name]
+    return (*(tool for tool in tools if tool.name in kept), more_tools(tools))
+
+
+def schema_tokens(tool: Tool) -> int:
+    """Estimated tokens of a tool's schema."""
+    return estimated_schema_tokens(tool.name, tool.description, tool.parameters)
+
+
+_MORE_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string", "description": "Words to find tools by; empty lists all."},
+        "tool": {"type": "string", "description": "Name of a tool: alone, shows its arguments."},
+        "arguments": {"type": "object", "description": "With `tool`: runs it."},
+    },
+    "additionalProperties": False,
+}
+
+
+def more_tools(behind: Iterable[Tool]) -> Tool:
+    """The tool that finds and runs those that the prompt does not list."""
+    tools = tuple(behind)
+
+    async def run(arguments: dict[str, Any], context: ToolContext) -> str:
+        name = arguments.get("tool")
+        if name is None:
+            return _listed(tools, arguments.get("query", ""))
+        for tool in tools:
+            if tool.name == name:
+                schema = orjson.dumps(tool.parameters).decode()
+                return f"{tool.name}: {tool.description}\nArguments (JSON schema): {schema}"
+        raise ToolError(f"there is no tool named {name[:64]!r}; {_listed(tools, '')}")
+
+    names = ", ".join(tool.name for tool in tools[:MAX_NAMED])
+    return Tool(
+        name=MORE_TOOLS,
+        description=f"Finds and runs tools that are not listed here: {names}{', …' if len(tools) > MAX_NAMED else ''}.",
+        parameters=_MORE_PARAMETERS,
+        effect=ToolEffect.READ_ONLY,
+        run=run,
+        is_persisted=False,
+    )
+
+
+def _listed(tools: Sequence[Tool], query: str) -> str:
+    words = query.lower().split()
+    rated = [(sum(word in f"{tool.name} {tool.description}".lower() for word in words), tool) for tool in tools]
+    found = [tool for hits, tool in sorted(rated, key=lambda pair: -pair[0]) if hits or not words]
+    if not found:
+        return f"No tool matches {query!r}; there are: {', '.join(tool.name for tool in tools)}"
+    return "\n".join(f"{tool.name}: {tool.description.partition('. ')[0][:200]}" for tool in found[:MAX_NAMED])

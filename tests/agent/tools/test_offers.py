@@ -1,0 +1,121 @@
+"""What sessions are offered of the tools, what stands behind `more_tools`, and who may use what."""
+
+from typing import Any
+
+import pytest
+
+from agent.tools.offers import MORE_TOOLS, OfferRegistry, OpenAccess, offer, schema_tokens
+from agent.tools.recall import recall_tools
+from agent.tools.registry import Tool, ToolContext, ToolRegistry, tool
+from hermes_state.errors import ToolError
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatKey, ChatKind, Tokens, ToolCall, ToolEffect, UserRef
+from tests.agent.conftest import Chat
+
+WORDS = "A tool with a description of some length, so that a dozen of them need more room than a small window has. "
+
+
+def plain(name: str, source: str = "") -> Tool:
+    @tool(name=name, description=WORDS * 3, parameters={"type": "object"}, effect=ToolEffect.WRITES, source=source)
+    async def run(arguments: dict[str, Any], context: ToolContext) -> str:
+        return f"{name} ran with {arguments}"
+
+    return run
+
+
+TOOLS = [*recall_tools(), *(plain(f"own_{number}") for number in range(8)), plain("foreign", source="elsewhere")]
+
+
+def names(tools: tuple[Tool, ...]) -> list[str]:
+    return [tool.name for tool in tools]
+
+
+def test_everything_is_listed_where_there_is_room() -> None:
+    assert offer(TOOLS, {}, Tokens(64_000)) == tuple(TOOLS)
+
+
+def test_what_others_bring_goes_first_then_what_was_not_used() -> None:
+    all_of_it = sum(map(schema_tokens, TOOLS))
+    most = names(offer(TOOLS, {"own_7": 1}, Tokens(all_of_it * 10 - 10)))
+    assert most[-2:] == ["own_7", MORE_TOOLS]
+    assert "foreign" not in most
+    few = names(offer(TOOLS, {"own_6": 3}, Tokens(6_000)))
+    assert few[:2] == ["history_search", "history_open"]
+    assert "own_6" in few
+    assert "foreign" not in few
+    assert few[-1] == MORE_TOOLS
+
+
+@pytest.mark.parametrize("window", [4_096, 16_384, 64_000, 200_000, 2_000_000])
+def test_schemas_take_a_tenth_of_the_threshold_and_never_more_than_6000_tokens(window: int) -> None:
+    many = [*recall_tools(), *(plain(f"tool_{number}", source="elsewhere") for number in range(200))]
+    taken = sum(map(schema_tokens, offer(many, {}, Tokens(window))))
+    least = sum(map(schema_tokens, offer(many, {}, Tokens(1))))
+    assert taken <= max(least, min(6_000, window // 10))
+
+
+class Conversation:
+    """A chat with its offers."""
+
+    def __init__(self, chat: Chat, registry: ToolRegistry, access: OpenAccess | None = None) -> None:
+        self.chat = chat
+        self.offers = OfferRegistry(registry, chat.store, access)
+
+    async def names(self, threshold: int = 64_000) -> list[str]:
+        turn = await self.chat.start("hello")
+        view = await self.chat.store.read(_load, turn.lineage_id)
+        return names(await self.offers.of(turn.conversation, view, Tokens(threshold)))
+
+
+def _load(db: Any, lineage_id: Any) -> Any:
+    from hermes_state.sessions import load_tip
+
+    return load_tip(db, lineage_id).id
+
+
+async def test_an_offer_is_kept_with_its_session_whatever_changes(chat: Chat, store: Store) -> None:
+    registry = ToolRegistry(recall_tools())
+    first = Conversation(chat, registry)
+    turn = await chat.start("hello")
+    session_id = await store.read(_load, turn.lineage_id)
+    before = names(await first.offers.of(turn.conversation, session_id, Tokens(64_000)))
+    registry.add(plain("later"))
+    again = OfferRegistry(registry, store)  # as after a restart
+    assert names(await again.of(turn.conversation, session_id, Tokens(64_000))) == before
+
+
+async def test_a_tool_behind_is_found_by_words_shown_and_run_by_name(chat: Chat) -> None:
+    offers = OfferRegistry(ToolRegistry(TOOLS), chat.store)
+    context = ToolContext.of(await chat.start("hello"), chat.store)
+
+    def call(arguments: str) -> ToolCall:
+        return ToolCall(id="c", name=MORE_TOOLS, arguments=arguments)
+
+    listed = offers.resolve(call('{"query": "own_3"}'), context)
+    assert "own_3" in (await listed.tool.reply(listed.arguments, context)).text.splitlines()[0]
+    shown = offers.resolve(call('{"tool": "own_3"}'), context)
+    assert "JSON schema" in (await shown.tool.reply(shown.arguments, context)).text
+    run = offers.resolve(call('{"tool": "own_3", "arguments": {"a": 1}}'), context)
+    assert (run.tool.name, run.call.name, run.call.id) == ("own_3", "own_3", "c")
+    assert run.may_need_approval
+    with pytest.raises(ToolError, match="no tool named 'nothing'"):
+        offers.resolve(call('{"tool": "nothing", "arguments": {}}'), context)
+    with pytest.raises(ToolError, match="no tool named 'more_tools'"):
+        offers.resolve(call('{"tool": "more_tools", "arguments": {}}'), context)
+
+
+class Closed(OpenAccess):
+    def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
+        return "it is switched off here" if tool.name == "own_1" else None
+
+
+async def test_what_a_chat_may_not_use_is_neither_listed_nor_run(chat: Chat) -> None:
+    made = Conversation(chat, ToolRegistry(TOOLS), Closed())
+    assert "own_1" not in await made.names()
+    context = ToolContext.of(
+        await Chat(chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="9")).start("x"),
+        chat.store,
+    )
+    for name, arguments in (("own_1", "{}"), (MORE_TOOLS, '{"tool": "own_1", "arguments": {}}')):
+        with pytest.raises(ToolError, match="switched off"):
+            made.offers.resolve(ToolCall(id="c", name=name, arguments=arguments), context)
