@@ -18,6 +18,10 @@ from agent.images.scaling import ImageScaler
 from agent.model.catalog import known_model
 from agent.model.sizes import ASSUMED_CONTEXT
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
+from agent.tools.budgets import ResultBudget
+from agent.tools.context import context_tool
+from agent.tools.offers import OfferRegistry, ToolAccess
+from agent.tools.plugins import load_plugin_tools
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent
@@ -112,6 +116,7 @@ def make_agent(
     store: Store,
     pending: CompressionRegistry,
     extra_tools: Sequence[Tool],
+    tool_access: ToolAccess,
     listeners: Sequence[Listener],
     on_wait: OnWait,
     clock: Clock,
@@ -121,10 +126,15 @@ def make_agent(
     Raises `ConfigError` for a context engine that is not there or is broken.
     """
     config, redactor = loaded.config.agent, Redactor(loaded.secrets())
+    tools = loaded.config.tools
+    registry = ToolRegistry((*recall_tools(), context_tool(), *extra_tools))
+    for plugin_tool in load_plugin_tools(registry.by_name):
+        registry.add(plugin_tool)
     return Agent(
         store=store,
         prompts=PromptBuilder(
-            tools=ToolRegistry((*recall_tools(), *extra_tools)),
+            tools=registry,
+            offers=OfferRegistry(registry, store, tool_access),
             persona=config.persona or DEFAULT_PERSONA,
             zone=_zone(loaded.config),
         ),
@@ -135,6 +145,10 @@ def make_agent(
         redact=redactor,
         make_engine=_engine_maker(loaded, redactor, clock),
         max_tool_rounds=config.max_tool_rounds,
+        budget=ResultBudget(
+            result_size=tools.default_result_size, turn_budget=tools.turn_budget, preview_size=tools.preview_size
+        ),
+        approval_minutes=tools.approval_minutes,
     )
 
 
@@ -222,7 +236,7 @@ def _engine_maker(loaded: LoadedConfig, redactor: Redactor, clock: Clock) -> Cal
 def agent_inputs(config: Config) -> tuple[BaseConfig, ...]:
     """The blocks of the configuration that an agent is made from: when one changes, there has to be another agent."""
     blocks = (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
-    return (*blocks, config.costs)
+    return (*blocks, config.costs, config.tools)
 
 
 def settings_mark(config: Config) -> str:

@@ -24,6 +24,7 @@ from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.registry import Tool
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
+from gateway.access.tools import ToolAccessControl
 from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models
 from gateway.commands.registry import CommandContext
 from gateway.commands.runner import CommandRunner
@@ -45,6 +46,7 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
 from gateway.schedules import ScheduleRunner
+from gateway.turns.approvals import ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneRegistry
 from gateway.turns.runner import TurnRunner
@@ -139,6 +141,11 @@ class _Daemon:
             clock=clock,
             is_admin=lambda ref: self._access.role_of(ref) is UserRole.ADMIN,
         )
+        self._tool_access = ToolAccessControl(
+            settings=lambda: self._loaded.config.tools,
+            is_admin=lambda ref: self._access.role_of(ref) is UserRole.ADMIN,
+        )
+        self._asked = asyncio.Event()
         agent, models = self._assemble(loaded)
         self._runtime = Runtime(config=loaded.config, agent=agent, models=models)
         self._access = AccessControl(store, self._runtime)
@@ -150,6 +157,7 @@ class _Daemon:
             store=store, runtime=self._runtime, clock=clock, redactor=lambda: Redactor(self._loaded.secrets())
         )
         self._lanes = self._make_lanes(gates)
+        self._approvals = ApprovalRunner(store=store, lanes=self._lanes, clock=clock, asked=self._asked)
         context = CommandContext(
             store=store,
             runtime=self._runtime,
@@ -192,6 +200,7 @@ class _Daemon:
                 delivery=self._delivery,
                 titles=self._titles,
                 clock=clock,
+                on_question=self._asked.set,
             ),
             attachments=AttachmentHandler(
                 store=store,
@@ -262,6 +271,7 @@ class _Daemon:
         tasks.append(self._group.create_task(self._access.follow(self._reloaded), name="access"))
         tasks.append(self._group.create_task(self._reload_when_asked(), name="reload"))
         tasks.append(self._group.create_task(self._load_late(), name="late"))
+        tasks.append(self._group.create_task(self._approvals.run(), name="approvals"))
         async with serve_control(self._loaded.control_socket, self._operator.handlers()):
             notify(self._environ, "READY=1")
             model = self._runtime.config.model
@@ -391,6 +401,7 @@ class _Daemon:
             store=self._store,
             pending=self._pending,
             extra_tools=self._extra_tools,
+            tool_access=self._tool_access,
             listeners=[self._notices.write],
             on_wait=self._notices.write_waiting,
             clock=self._clock,

@@ -3,6 +3,7 @@
 from functools import partial
 
 from gateway.commands import (
+    approval,
     compression,
     conversations,
     help,
@@ -12,6 +13,7 @@ from gateway.commands import (
     rules,
     status,
     stop,
+    tools,
     turns,
     usage,
 )
@@ -22,6 +24,7 @@ CHANGE, MESSAGE = CommandKind.CHANGE, CommandKind.MESSAGE
 
 _admin = partial(Command, is_admin_only=True)
 
+_APPROVE = "say yes to what the agent asks about: this time, in this conversation, or always here"
 _COMPRESS = "shorten what the model sees of this conversation; also `here N`, `preview`, `undo`"
 _MODEL = "which model answers here, and which others there are; with a name: choose one"
 _NEW = "start a new conversation; the old one is kept"
@@ -41,6 +44,9 @@ COMMANDS = (
     Command("rules [drop id]", CHANGE, rules.rules, _RULES, moderated="drop.*"),
     Command("model [name]", CHANGE, models.model, _MODEL, moderated=".+"),
     Command("think [low|medium|high|off]", CHANGE, models.think, _THINK),
+    Command("approve [id] [once|session|always]", CONTROL, approval.approve, _APPROVE),
+    Command("deny [id] [reason]", CONTROL, approval.deny, "say no to what the agent asks about"),
+    Command("tools [forget]", READ, tools.tools, "what the agent may use here, and why"),
     Command("stop [all]", CONTROL, stop.stop, "end the running turn; `all` also drops what waits"),
     Command(
         "status",

@@ -22,6 +22,7 @@ from gateway.config.context_settings import (
 )
 from gateway.config.cost_settings import CostConfig
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
+from gateway.config.tool_settings import ToolsConfig
 from gateway.config.types import (
     AnyCase,
     BaseConfig,
@@ -290,6 +291,7 @@ class Config(BaseConfig):
     local: LocalConfig = Field(default_factory=LocalConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     agent: AgentConfig = Field(default_factory=AgentConfig)
+    tools: ToolsConfig = Field(default_factory=ToolsConfig)
     access: AccessConfig = Field(default_factory=AccessConfig)
     pairing: PairingConfig = Field(default_factory=PairingConfig)
     sessions: SessionConfig = Field(default_factory=SessionConfig)

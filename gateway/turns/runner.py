@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sqlite3 import Connection
 
@@ -15,6 +15,7 @@ from agent.model.base import Payer
 from agent.model.caps import StoreLedger
 from agent.model.client import record_cancelled
 from agent.model.errors import sentence_for
+from agent.tool_calls import ApprovalNeededError
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import ModelConfig
 from gateway.models.selection import Runtime, name_of, route_of
@@ -59,6 +60,8 @@ class TurnRunner:
     delivery: Delivery
     titles: TitleWriter
     clock: Clock
+    on_question: Callable[[], None]
+    """Called when a turn waits for a person's yes."""
 
     def preview_of(self, turn: RunningTurn) -> LivePreview:
         """The preview that shows `turn`; its `text` is the partial answer."""
@@ -86,6 +89,10 @@ class TurnRunner:
                 with own_cancellation():
                     await self._answer(turn, preview)
                 log.info("turn.finished", seconds=round(time.monotonic() - began, 3), restarts=turn.restarts)
+            except ApprovalNeededError:
+                log.info("turn.waiting")
+                self.delivery.wake(turn.chat_id)
+                self.on_question()
             except TurnMoved:
                 log.info("turn.closed_elsewhere")
                 self.delivery.wake(turn.chat_id)

@@ -1,6 +1,8 @@
-"""The production daemon with one tool more than it has."""
+"""The production daemon with two tools more than it has: one reads, one writes."""
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from agent.tools.registry import Tool, ToolContext
@@ -29,6 +31,25 @@ REGISTER = Tool(
 )
 
 
+async def _write_down(arguments: dict[str, Any], context: ToolContext) -> str:
+    with (Path(os.environ["HOME"]) / NOTEBOOK).open("a") as notebook:
+        notebook.write(f"{arguments['line']}\n")
+    return f"written: {arguments['line']}"
+
+
+NOTEBOOK = "notebook.txt"
+"""File in the home directory that the tool writes into."""
+
+WRITE_DOWN = Tool(
+    name="write_down",
+    description="Writes a line into the notebook.",
+    parameters={"type": "object", "properties": {"line": {"type": "string"}}, "required": ["line"]},
+    effect=ToolEffect.WRITES,
+    run=_write_down,
+    shape=lambda arguments: str(arguments["line"]).partition(" ")[0],
+)
+
+
 def run_with_tools() -> None:
-    """Run the daemon with that tool."""
-    sys.exit(serve(process_environment(), extra_tools=[REGISTER]))
+    """Run the daemon with these tools."""
+    sys.exit(serve(process_environment(), extra_tools=[REGISTER, WRITE_DOWN]))

@@ -363,6 +363,7 @@ class TestGateway:
             delivery=self.delivery,
             titles=self.titles,
             clock=clock,
+            on_question=lambda: None,
         )
         self.files = AttachmentHandler(
             store=store,

@@ -465,6 +465,7 @@ EVERY_COMMAND = (
     *("/compress", "/compress preview", "/compress undo", "/model", "/model other", "/unknown"),
     *("/rules", "/rules drop m1"),
     *("/think", "/think high", "/think default", "/think lots"),
+    *("/approve", "/approve a1 always", "/deny", "/deny a1 not now", "/tools", "/tools forget"),
     *("/lineage", "/search one", "/session m1", "/usage", "/insights 3"),
 )
 

@@ -12,6 +12,7 @@ from agent.images.scaling import ImageScaler
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.offline import OfflineModel
 from agent.model.protocols.responses import ResponsesModel
+from agent.tools.offers import OpenAccess
 from gateway.assembly import make_agent, make_models
 from gateway.config import LoadedConfig
 from gateway.config.routes import completed
@@ -118,6 +119,7 @@ async def test_one_agent_with_the_configured_engine_runs_the_turns_of_all_models
         store=store,
         pending=CompressionRegistry(),
         extra_tools=(),
+        tool_access=OpenAccess(),
         listeners=(),
         on_wait=silence,
         clock=clock,

@@ -1,0 +1,82 @@
+"""Blocks of settings for what the agent may do: its tools, and what needs a person's yes."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field
+
+from gateway.config.types import AnyCase, BaseConfig, keyed, setting
+from hermes_state.values import ChatKey
+
+ToolSwitch: TypeAlias = Literal["on", "off", "admins"]
+PolicyWord: TypeAlias = Literal["ask", "allow", "deny"]
+
+
+def _switches(value: object) -> Mapping[str, object]:
+    """YAML reads `on` and `off` as booleans."""
+    words = {True: "on", False: "off"}
+    return {str(name): words.get(word, word) for name, word in keyed(value).items()}
+
+
+def _switches_by_place(value: object) -> Mapping[str, object]:
+    return {str(place): _switches(block) for place, block in keyed(value).items()}
+
+
+Switches: TypeAlias = Annotated[dict[str, ToolSwitch], BeforeValidator(_switches)]
+SwitchesByPlace: TypeAlias = Annotated[dict[str, dict[str, ToolSwitch]], BeforeValidator(_switches_by_place)]
+
+
+class ApprovalConfig(BaseConfig):
+    """Policy for calls that change something: ask a person, do it, or refuse."""
+
+    writes: Annotated[PolicyWord, AnyCase] = "ask"
+    """Calls that write files or change something elsewhere."""
+    executes: Annotated[PolicyWord, AnyCase] = "ask"
+    """Calls that run programs."""
+
+
+ApprovalByPlace: TypeAlias = Annotated[dict[str, ApprovalConfig], BeforeValidator(keyed)]
+
+
+class ToolsConfig(BaseConfig):
+    """Tools of the agent: where each may be used, when a person is asked, and how much room results have."""
+
+    use: Switches = setting({}, default_text="all on")
+    """Switch of a tool by its name: `on`, `off`, or `admins` for turns that an admin has started."""
+    use_on: SwitchesByPlace = setting({}, default_text="none")
+    """The same for one platform (`discord`) or one chat by its name in `/whoami` (`telegram:42`); a chat's wins."""
+    approval: ApprovalConfig = Field(default_factory=ApprovalConfig)
+    approval_on: ApprovalByPlace = setting({}, default_text="none")
+    """The block `approval` for one platform or one chat; a chat's wins."""
+    approval_minutes: float = setting(60, ge=1, le=10_080, unit="minutes")
+    """Time in which a question can be answered; after it the answer is no."""
+    default_result_size: int = setting(100_000, ge=1_000, le=10_000_000, unit="characters")
+    """Longest result that the model is shown whole, at most a fifth of its input window. All of a longer one is stored,
+    and the model shown its beginning."""
+    turn_budget: int = setting(200_000, ge=1_000, le=50_000_000, unit="characters")
+    """Room for the results of one round of calls together, at most two fifths of the input window."""
+    preview_size: int = setting(1_500, ge=100, le=20_000, unit="characters")
+    """Beginning of a stored result that the model is shown."""
+
+    def switch_of(self, tool: str, chat: ChatKey) -> ToolSwitch:
+        """The switch of a tool in a chat."""
+        blocks = [self.use_on[place] for place in places_of(chat) if place in self.use_on]
+        return next((block[tool] for block in (*blocks, self.use) if tool in block), "on")
+
+    def approval_in(self, chat: ChatKey) -> ApprovalConfig:
+        """The approval policy of a chat."""
+        return next((self.approval_on[place] for place in places_of(chat) if place in self.approval_on), self.approval)
+
+
+def places_of(chat: ChatKey) -> Iterator[str]:
+    """Names by which settings mean a chat, the narrowest first.
+
+    >>> list(places_of(ChatKey(platform="telegram", account="telegram", chat_ref="-100", thread_ref="7")))
+    ['telegram:-100/7', 'telegram:-100', 'telegram']
+    """
+    yield chat.name
+    if chat.user_ref:
+        yield chat.name.removesuffix(f"#{chat.user_ref}")
+    if chat.thread_ref:
+        yield f"{chat.platform}:{chat.chat_ref}"
+    yield chat.platform
