@@ -11,15 +11,13 @@ def context_tool() -> Tool:
     """`context`."""
     return Tool(
         name="context",
-        description="Tells how full your context window is. With `compress`, what is above is summarised before your "
-        "next step; name in `focus` what the summary must keep.",
+        description="How full your context window is. `compress` summarises what is above; `focus` is kept in detail.",
         parameters={
             "type": "object",
             "properties": {
-                "action": {"type": "string", "enum": ["status", "compress"], "default": "status"},
-                "focus": {"type": "string", "description": "Topic that is kept in most detail."},
+                "action": {"enum": ["status", "compress"], "default": "status"},
+                "focus": {"type": "string"},
             },
-            "additionalProperties": False,
         },
         effect=ToolEffect.READ_ONLY,
         run=_run,

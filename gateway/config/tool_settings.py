@@ -8,6 +8,9 @@ from pydantic import BeforeValidator, Field
 from gateway.config.types import AnyCase, BaseConfig, keyed, setting
 from hermes_state.values import ChatKey
 
+EVERY_TOOL = "*"
+"""Name that stands for every tool which a block of switches does not name."""
+
 ToolSwitch: TypeAlias = Literal["on", "off", "admins"]
 PolicyWord: TypeAlias = Literal["ask", "allow", "deny"]
 
@@ -42,7 +45,8 @@ class ToolsConfig(BaseConfig):
     """Tools of the agent: where each may be used, when a person is asked, and how much room results have."""
 
     use: Switches = setting({}, default_text="all on")
-    """Switch of a tool by its name: `on`, `off`, or `admins` for turns that an admin has started."""
+    """Switch of a tool by its name: `on`, `off`, or `admins` for turns that an admin has started; `*` stands for those
+    that are not named."""
     use_on: SwitchesByPlace = setting({}, default_text="none")
     """The same for one platform (`discord`) or one chat by its name in `/whoami` (`telegram:42`); a chat's wins."""
     approval: ApprovalConfig = Field(default_factory=ApprovalConfig)
@@ -61,7 +65,8 @@ class ToolsConfig(BaseConfig):
     def switch_of(self, tool: str, chat: ChatKey) -> ToolSwitch:
         """The switch of a tool in a chat."""
         blocks = [self.use_on[place] for place in places_of(chat) if place in self.use_on]
-        return next((block[tool] for block in (*blocks, self.use) if tool in block), "on")
+        found = (block[name] for block in (*blocks, self.use) for name in (tool, EVERY_TOOL) if name in block)
+        return next(found, "on")
 
     def approval_in(self, chat: ChatKey) -> ApprovalConfig:
         """The approval policy of a chat."""

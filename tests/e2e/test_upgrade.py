@@ -290,7 +290,10 @@ async def gentle_seen(world: World) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("engine", "walk"), [("notes", notes_seen), ("gentle", gentle_seen)])
 async def test_a_plugin_compresses(tmp_path: Path, engine: str, walk: Walk) -> None:
-    async with upgraded(tmp_path, HERMES_CONTEXT__ENGINE=engine, HERMES_COMPRESSION__MODE="blocking") as world:
+    # The tools of then: each one more makes the small windows of these chats smaller.
+    tools = json.dumps({"*": "off", "history_search": "on", "history_open": "on", "note": "on", "told": "on"})
+    settings = {"CONTEXT__ENGINE": engine, "COMPRESSION__MODE": "blocking", "TOOLS__USE": tools}
+    async with upgraded(tmp_path, **{f"HERMES_{key}": value for key, value in settings.items()}) as world:
         before = len(world.query(VERDICTS))
         seen = await walk(world)
         assert_as_before(engine, {**seen, "verdicts": world.query(VERDICTS)[before:]})

@@ -1,0 +1,58 @@
+"""Which tools a chat may use, in whose turns, and when a person is asked."""
+
+import pytest
+from pydantic import ValidationError
+
+from agent.tools.offers import Policy
+from agent.tools.recall import recall_tools
+from gateway.access.tools import ToolAccessControl
+from gateway.config.tool_settings import ToolsConfig
+from hermes_state.values import ChatKey, ChatKind, ToolEffect, UserRef
+
+TOPIC = ChatKey(platform="telegram", account="telegram", chat_ref="-100", thread_ref="7", user_ref="42")
+OTHER = ChatKey(platform="discord", account="discord", chat_ref="9")
+SEARCH = recall_tools()[0]
+
+
+def control(**settings: object) -> ToolAccessControl:
+    made = ToolsConfig.model_validate(settings)
+    return ToolAccessControl(settings=lambda: made, is_admin=lambda ref: ref == "telegram:1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        ({}, False),
+        ({"use": {"history_search": False}}, True),
+        ({"use": {"*": "off"}}, True),
+        ({"use": {"*": "off", "history_search": "on"}}, False),
+        ({"use": {"history_search": "off"}, "use_on": {"telegram": {"history_search": "on"}}}, False),
+        ({"use_on": {"telegram": {"history_search": "on"}, "telegram:-100": {"history_search": "off"}}}, True),
+        ({"use_on": {"telegram:-100/7": {"history_search": "on"}, "telegram:-100": {"*": "off"}}}, False),
+        ({"use_on": {"discord": {"*": "off"}}}, False),
+    ],
+)
+def test_the_narrowest_place_decides(settings: dict[str, object], refused: bool) -> None:
+    reason = control(**settings).refusal(SEARCH, TOPIC, ChatKind.GROUP, None)
+    assert (reason is not None) == refused
+
+
+def test_a_tool_for_admins_is_listed_but_run_in_their_turns_only() -> None:
+    made = control(use={"history_search": "admins"})
+    assert made.refusal(SEARCH, TOPIC, ChatKind.GROUP, None) is None
+    assert made.refusal(SEARCH, TOPIC, ChatKind.GROUP, UserRef("telegram:1")) is None
+    assert made.refusal(SEARCH, TOPIC, ChatKind.GROUP, UserRef("telegram:2")) is not None
+
+
+def test_a_chat_has_a_policy_of_its_own() -> None:
+    made = control(approval={"executes": "deny"}, approval_on={"telegram:-100": {"writes": "allow"}})
+    assert made.policy(ToolEffect.WRITES, TOPIC) is Policy.ALLOW
+    assert made.policy(ToolEffect.EXECUTES, TOPIC) is Policy.ASK
+    assert made.policy(ToolEffect.WRITES, OTHER) is Policy.ASK
+    assert made.policy(ToolEffect.EXECUTES, OTHER) is Policy.DENY
+
+
+@pytest.mark.parametrize("settings", [{"use": {"a": "maybe"}}, {"approval": {"writes": "yes"}}, {"approvals": {}}])
+def test_what_no_switch_has_is_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        ToolsConfig.model_validate(settings)
