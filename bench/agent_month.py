@@ -244,7 +244,7 @@ class AgentMonth:
 
     async def start(self, script: Turn) -> RunningTurn:
         """Let a person write, and begin the turn."""
-        received = await self._chat.receive(script["said"])
+        received = await self._chat.receive(script["said"], sent_at=self._loop.now())
         documents = (Document(name="note.txt", text=script["document"]),) if script["document"] else ()
         prepared = {received: PreparedMessage(body=MessageBody(documents=documents))}
         now = self._loop.now()

@@ -40,7 +40,7 @@ from agent.tokens import estimated_text_tokens
 from agent.tools.registry import Tool
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError
-from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, Origin, Tokens, Transcript
+from hermes_state.values import Clock, EstimatedTokens, LineageId, MessageRole, Millis, Origin, Tokens, Transcript
 
 log = structlog.get_logger()
 
@@ -60,6 +60,8 @@ MIN_FRESH_PERCENT = 10
 
 MIN_FREED_PERCENT = 60
 """Least that a compression frees on a small window that has room, in percent of the threshold."""
+LIKE_STEPS = 3
+"""Newest steps of a kind that tell how much the next one may bring."""
 SUMMARY_MS = 30_000
 """Usual time of a summary, in milliseconds."""
 
@@ -185,6 +187,8 @@ class Compressor:
         rows = job.view.transcript
         sizes = job.estimator.each(rows, job.request.style)
         short = replace(job.settings.cut, protect_last_n=MIN_TAIL_ROWS)
+        if job.limits.is_small:
+            short = replace(short, protect_first="first")
         rules = short if job.limits.is_small else job.settings.cut
         cut = find_cut(rows, sizes, job.limits, rules, keep_turns=job.keep_turns)
         if job.keep_turns is None and isinstance(cut, Cut) and _leaves_too_much(cut, sizes, job):
@@ -201,11 +205,11 @@ class Compressor:
         # The newest rows are never pruned, however large: the model is in the middle of working with them.
         upto = min(cut.tail_start, max(0, len(rows) - job.settings.cut.protect_last_n))
         shorter, pruned = prune(rows, upto=upto, redact=self._redact, style=job.settings.prune_style)
-        middle, previous = middle_of(shorter, cut)
+        middle, _ = middle_of(shorter, cut)
+        whole, previous = middle_of(rows, cut)
         record = None if previous is None else previous.text
         text, earlier = parted(record)
         limits = job.limits
-        whole = tuple(row for row in cut.middle(rows) if row.origin is not Origin.SUMMARY)
         return _Plan(
             cut=cut,
             rows=middle,
@@ -333,19 +337,24 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
 def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: int) -> bool:
     """True while a small window has room, and a compression would free little of it: every other turn would bring one.
 
-    It has room as long as the next prompt stays below hygiene's line, though the next turn be as large as the largest
-    of the last three, or bring as much as the time that a summary takes.
+    It has room as long as the next prompt stays below hygiene's line, though as much comes as in the half minute before
+    the newest step, or as in the largest of the last three steps like the one that follows: behind a message, or
+    behind results.
     """
     limits, rows = job.limits, job.view.transcript
     freed = min(fresh, content - limits.summary_tokens(content) - _FRAME_TOKENS)
     is_little = limits.is_small and freed * 100 < limits.threshold * MIN_FREED_PERCENT
     if not is_little or job.must_shrink or job.layer not in ("preflight", "in_loop"):
         return False
-    people = [index for index, row in enumerate(rows) if row.origin is Origin.HUMAN][-4:]
-    turns = [sum(sizes[start:end]) for start, end in pairwise(people)]
-    since = rows[-1].created_at - SUMMARY_MS
-    recent = sum(compress(sizes, (row.created_at > since for row in rows)))
-    return job.tokens_before + max(recent, *turns, 0) < limits.hygiene
+    replies = [index for index, row in enumerate(rows) if row.role is MessageRole.ASSISTANT and index > 0]
+    steps = [
+        sum(sizes[start:end]) for start, end in pairwise([*replies, len(rows)]) if rows[start - 1].role is rows[-1].role
+    ]
+    since = (
+        max(row.created_at for row in rows) - SUMMARY_MS
+    )  # a message may have been sent before what it stands behind
+    recent = sum(compress(sizes, (row.created_at > since for row in rows[: max(replies, default=0)])))
+    return job.tokens_before + max(recent, *steps[-LIKE_STEPS:], 0) < limits.hygiene
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:

@@ -35,7 +35,7 @@ class CompressionConfig(BaseConfig):
     protect_first_n: int = setting(3, ge=0, le=100, unit="messages")
     """First messages that stay, within 4,000 tokens."""
     protect_first: Annotated[Literal["always", "first"], AnyCase] = "always"
-    """`first`: the beginning is kept by the first compression only."""
+    """`first`: the beginning is kept by the first compression only, as always on windows below 16,000 tokens."""
     minimum_context_length: int = setting(64_000, ge=0, le=20_000_000, unit="tokens")
     """The threshold is not below it, on windows at least twice as large."""
     maximum_threshold_tokens: int | None = setting(None, ge=1_024, le=20_000_000, unit="tokens")

@@ -68,10 +68,16 @@ class Chat:
         return await self.store.write(chats.ensure_chat, self.key, self.kind, None, SENT_AT)
 
     async def receive(
-        self, text: str, *, mode: InboxMode = InboxMode.QUEUE, sender: str = "42", name: str = "Ann"
+        self,
+        text: str,
+        *,
+        mode: InboxMode = InboxMode.QUEUE,
+        sender: str = "42",
+        name: str = "Ann",
+        sent_at: Millis = SENT_AT,
     ) -> InboxId:
         """Store an inbound message."""
-        return await self.store.write(self._receive, next(self._events), text, mode, sender, name)
+        return await self.store.write(self._receive, next(self._events), text, mode, sender, name, sent_at)
 
     def _receive(
         self,
@@ -81,6 +87,7 @@ class Chat:
         mode: InboxMode = InboxMode.QUEUE,
         sender: str = "42",
         name: str = "Ann",
+        sent_at: Millis = SENT_AT,
     ) -> InboxId:
         row = NewInboxRow(
             platform=self.key.platform,
@@ -94,7 +101,7 @@ class Chat:
             message_ref=str(number),
             payload=InboxPayload(text=text),
             expects_more=False,
-            sent_at=SENT_AT,
+            sent_at=sent_at,
         )
         stored = inbox.insert(db, row, SENT_AT)
         assert stored is not None

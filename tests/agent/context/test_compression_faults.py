@@ -139,7 +139,7 @@ TRIGGERS = {
         layer="hygiene", tokens=4_200, has_room=True, begin=tidy, context=CROWDED, cools="hygiene"
     ),
     "hygiene": Trigger(layer="hygiene", tokens=5_700, has_room=False, begin=tidy, cools="hygiene"),
-    "preflight with room": Trigger(layer="preflight", tokens=4_200, has_room=True, begin=converse),
+    "preflight with room": Trigger(layer="preflight", tokens=5_000, has_room=True, begin=converse),
     "preflight": Trigger(layer="preflight", tokens=5_700, has_room=False, begin=converse),
     "loop with room": Trigger(layer="in_loop", tokens=3_600, has_room=True, begin=converse, question="[[tool:dump]]"),
     "loop": Trigger(layer="in_loop", tokens=3_600, has_room=False, begin=converse, question="[[tool:dump]]" * 3),
@@ -295,7 +295,7 @@ async def test_a_route_that_fails_is_left_alone_longer_each_time(
     own = chat_at(chat, 1)
     agent = agent_of(own, small)
     fail_summaries(llm, error={"kind": kind})
-    turn = await fill_and_ask(own, agent, 4_150)
+    turn = await fill_and_ask(own, agent, 5_000)
     await converse(own, agent, turn)
     asked = asked_for_summaries(llm)
     assert asked

@@ -30,6 +30,7 @@ from hermes_state.values import (
     MessageBody,
     MessageRole,
     Millis,
+    Origin,
     ReportedTokens,
     Tokens,
     ToolEffect,
@@ -108,14 +109,18 @@ class SlowClock(FixedClock):
         return Millis(SENT_AT + 45 * (super().now() - SENT_AT))
 
 
-async def test_on_a_small_window_a_compression_waits_until_it_frees_enough_or_the_next_turn_has_no_room(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
+def unhurried(chat: Chat, model: ChatCompletionsModel, llm: LLM) -> tuple[Chat, SingleModelAgent]:
     """Of 4,096 tokens at the threshold the system prompt takes more than a quarter."""
     llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
     slow = Chat(chat.store, key=replace(chat.key, chat_ref="slow"), clock=SlowClock())
-    agent = agent_of(slow, small, persona=MUCH * 2)
-    turn = await fill_and_ask(slow, agent, 3_050, "[[tool:dump]]")
+    return slow, agent_of(slow, model, persona=MUCH * 2)
+
+
+async def test_on_a_small_window_a_compression_waits_until_it_frees_enough_or_the_next_turn_has_no_room(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    slow, agent = unhurried(chat, small, llm)
+    turn = await fill_and_ask(slow, agent, 4_600)
     await answer(slow, agent, turn)
     assert answers(llm)[-1]["prompt_tokens"] > agent.context.limits.threshold
     assert (await look(slow, turn.lineage_id)).compressions == []
@@ -134,6 +139,32 @@ async def test_on_a_small_window_a_chat_of_quick_messages_is_compressed_in_time(
     turn = await fill_and_ask(chat, agent, 4_600)
     await answer(chat, agent, turn)
     assert (await look(chat, turn.lineage_id)).compressions == [("preflight", "compressed", "model")]
+    await agent.close()
+
+
+async def test_results_that_came_just_now_are_no_pace_on_a_small_window(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    """What follows results is an answer, and the next message. The same compressed now would free half as much."""
+    slow, agent = unhurried(chat, small, llm)
+    turn = await fill_and_ask(slow, agent, 3_800, "[[tool:dump]]")
+    await answer(slow, agent, turn)
+    assert answers(llm)[-1]["prompt_tokens"] > agent.context.limits.threshold
+    assert (await look(slow, turn.lineage_id)).compressions == []
+    await agent.close()
+
+
+async def test_on_a_small_window_the_beginning_stays_for_the_first_compression_only(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.add_scripts([{"summary": True, "times": -1, "text": summary_of("the scribe")}])
+    agent = agent_of(chat, small)
+    firsts = []
+    for _ in range(2):
+        turn = await fill_and_ask(chat, agent, 5_400)
+        await answer(chat, agent, turn)
+        firsts.append((await look(chat, turn.lineage_id)).view[0].origin)
+    assert firsts == [Origin.HUMAN, Origin.SUMMARY]
     await agent.close()
 
 
