@@ -7,6 +7,7 @@ ready, but is no reason to kill it: its supervisor is on it.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -22,32 +23,26 @@ MAX_WRITER_WAIT_SECONDS = 60.0
 """Age of a waiting write from which on the writer counts as stuck, in seconds: twice its wait for a locked file."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Heartbeat:
     """Measures the loop and the writer, looks after the database's files, and tells systemd."""
 
-    def __init__(
-        self,
-        store: Store,
-        adapters: AdapterRegistry,
-        environ: Mapping[str, str],
-        on_loss: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`on_loss` is called when the database's files turn out to be lost."""
-        self._store = store
-        self._adapters = adapters
-        self._environ = environ
-        self._on_loss = on_loss
-        self._lag = 0.0
-        self._status = ""
-        self._trouble: str | None = None
+    store: Store
+    adapters: AdapterRegistry
+    environ: Mapping[str, str]
+    on_loss: Callable[[], None] = lambda: None
+    """Called when the database's files turn out to be lost."""
+    _lag: float = field(default=0.0, init=False)
+    _status: str = field(default="", init=False)
+    _trouble: str | None = field(default=None, init=False)
 
     def vitals(self) -> Mapping[str, bool | float | str]:
         """Health for operators: the last delay of the loop, the age of the oldest waiting write, the last commit."""
-        pulse = self._store.pulse
+        pulse = self.store.pulse
         return {
-            "is_ready": self._store.trouble is None
-            and all(one.health().is_ready for one in self._adapters.supervised.values()),
-            "database": self._store.trouble or "",
+            "is_ready": self.store.trouble is None
+            and all(one.health().is_ready for one in self.adapters.supervised.values()),
+            "database": self.store.trouble or "",
             "loop_lag_seconds": round(self._lag, 4),
             "writer_waiting_seconds": round(pulse.oldest_wait_seconds, 4),
             "last_commit_seconds": round(pulse.last_commit_seconds, 4),
@@ -55,7 +50,7 @@ class Heartbeat:
 
     async def run(self) -> None:
         """Beat until cancelled."""
-        watchdog = watchdog_seconds(self._environ)
+        watchdog = watchdog_seconds(self.environ)
         interval = min(HEARTBEAT_SECONDS, watchdog / 3) if watchdog else HEARTBEAT_SECONDS
         while True:
             before = time.monotonic()
@@ -63,25 +58,25 @@ class Heartbeat:
             self._lag = max(0.0, time.monotonic() - before - interval)
             if self._lag > MAX_LAG_SECONDS:
                 log.warning("loop.lagged", seconds=round(self._lag, 3))
-            if self._store.pulse.oldest_wait_seconds < MAX_WRITER_WAIT_SECONDS:
-                notify(self._environ, "WATCHDOG=1")
+            if self.store.pulse.oldest_wait_seconds < MAX_WRITER_WAIT_SECONDS:
+                notify(self.environ, "WATCHDOG=1")
             self._check_database()
-            states = ", ".join(f"{name} {one.health().state.value}" for name, one in self._adapters.supervised.items())
+            states = ", ".join(f"{name} {one.health().state.value}" for name, one in self.adapters.supervised.items())
             if self._trouble is not None:
                 states += f"; {self._trouble}"
             if states != self._status:
                 self._status = states
-                notify(self._environ, f"STATUS={states}")
+                notify(self.environ, f"STATUS={states}")
                 log.info("adapters.changed", states=states)
 
     def _check_database(self) -> None:
-        self._store.check_files()
-        before, self._trouble = self._trouble, self._store.trouble
+        self.store.check_files()
+        before, self._trouble = self._trouble, self.store.trouble
         if self._trouble == before:
             return
         if self._trouble is None:
             log.warning("store.mended")
             return
         log.error("store.broken", reason=self._trouble)
-        if self._store.loss is not None:
-            self._on_loss()
+        if self.store.loss is not None:
+            self.on_loss()

@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from sqlite3 import Connection
 from typing import TypeAlias
@@ -64,44 +64,35 @@ _Send: TypeAlias = Callable[[], Awaitable[float | None]]
 """Sends something. Returns seconds to wait, 0 for none, or None when nothing more is owed."""
 
 
+@dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class Delivery:
     """Owner of a sender task for every chat that is owed something."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        adapters: AdapterRegistry,
-        gates: GateRegistry,
-        clock: Clock,
-        group: asyncio.TaskGroup,
-        max_parts: Callable[[], int],
-    ) -> None:
-        """`max_parts`: most messages that a reply takes; with more, the last one carries all of it as a file."""
-        self._max_parts = max_parts
-        self._store = store
-        self._adapters = adapters
-        self._gates = gates
-        self._clock = clock
-        self._group = group
-        self._wakes: dict[ChatId, asyncio.Event] = {}
-        self._due: dict[OutboxId, float] = {}
-        """Time of the next attempt at rows that failed, by the monotonic clock: the time of day may be changed."""
-        self._left: set[OutboxId] = set()
-        """Rows whose request has left, until what came of it is stored."""
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._unstored: set[asyncio.Task[bool]] = set()
-        self._told_broken: set[ChatKey] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._is_closed = False
+    store: Store
+    adapters: AdapterRegistry
+    gates: GateRegistry
+    clock: Clock
+    group: asyncio.TaskGroup
+    max_parts: Callable[[], int]
+    """Most messages that a reply takes; with more, the last one carries all of it as a file."""
+    _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
+    _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
+    """Time of the next attempt at rows that failed, by the monotonic clock: the time of day may be changed."""
+    _left: set[OutboxId] = field(default_factory=set, init=False)
+    """Rows whose request has left, until what came of it is stored."""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _unstored: set[asyncio.Task[bool]] = field(default_factory=set, init=False)
+    _told_broken: set[ChatKey] = field(default_factory=set, init=False)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    """Set when the last sender has gone; looked at only while there are any."""
+    _is_closed: bool = field(default=False, init=False)
 
     async def start(self) -> None:
         """Resume what was owed when the process ended."""
-        count = await self._store.write_with_retry(outbox.mark_interrupted)
+        count = await self.store.write_with_retry(outbox.mark_interrupted)
         if count:
             log.warning("delivery.interrupted", count=count)
-        for chat_id in await self._store.read(outbox.load_chats_owed):
+        for chat_id in await self.store.read(outbox.load_chats_owed):
             self.wake(chat_id)
 
     def wake(self, chat_id: ChatId) -> None:
@@ -114,7 +105,7 @@ class Delivery:
     def _open(self, chat_id: ChatId, first: _Send | None) -> None:
         self._wakes[chat_id] = asyncio.Event()
         self._idle.clear()
-        track(self._tasks, self._group.create_task(self._serve(chat_id, first), name=f"delivery-{chat_id}"))
+        track(self._tasks, self.group.create_task(self._serve(chat_id, first), name=f"delivery-{chat_id}"))
 
     async def store_and_send(
         self, turn: RunningTurn, markdown: str, store: Callable[[Sequence[OutboundPart]], Awaitable[OutboxRow | None]]
@@ -125,13 +116,13 @@ class Delivery:
         `sending`, and nobody else passes the chat's gate until it is sent.
         """
         chat_id, chat, parts = turn.chat_id, turn.chat, list[OutboundPart]()
-        adapter, gate = self._adapters.of(chat), self._gates.of(chat_id)
-        is_free = gate.is_free and chat_id not in self._wakes and not self._gates.flood_of(chat).penalty_seconds
+        adapter, gate = self.adapters.of(chat), self.gates.of(chat_id)
+        is_free = gate.is_free and chat_id not in self._wakes and not self.gates.flood_of(chat).penalty_seconds
         is_ready = adapter is not None and adapter.health().state is not AdapterState.STARTING
         async with AsyncExitStack() as held:
             if adapter is not None and is_free and is_ready and len(markdown) <= RENDERED_AT_ONCE:
                 await held.enter_async_context(gate.passing())
-                parts += await _render(adapter, outbox.WrittenReply(markdown=markdown), self._max_parts())
+                parts += await _render(adapter, outbox.WrittenReply(markdown=markdown), self.max_parts())
             row = await store(parts)
             if adapter is not None and row is not None and chat_id not in self._wakes and not self._is_closed:
                 self._open(chat_id, partial(self._send_held, chat, row, adapter, held.pop_all()))
@@ -151,19 +142,19 @@ class Delivery:
         place = replace(chat, user_ref="")
         if place not in self._told_broken and not self._is_closed:
             self._told_broken.add(place)
-            work = self._send_now(place, STORE_BROKEN, f"broken:{place.name}:{self._clock.now()}")
-            track(self._unstored, self._group.create_task(work, name=f"broken-{place.name}"))
+            work = self._send_now(place, STORE_BROKEN, f"broken:{place.name}:{self.clock.now()}")
+            track(self._unstored, self.group.create_task(work, name=f"broken-{place.name}"))
 
     async def _send_now(
         self, chat: ChatKey, markdown: str, event_ref: str, *, reply_to: str | None = None, ticket: str | None = None
     ) -> bool:
-        adapter = self._adapters.of(chat)
+        adapter = self.adapters.of(chat)
         if adapter is None:
             return False
-        flood = self._gates.flood_of(chat)
+        flood = self.gates.flood_of(chat)
         digest = hashlib.sha256(event_ref.encode()).hexdigest()[:16]
         try:
-            parts = await _render(adapter, outbox.WrittenReply(markdown=markdown), self._max_parts())
+            parts = await _render(adapter, outbox.WrittenReply(markdown=markdown), self.max_parts())
             for number, part in enumerate(parts):
                 request = SendRequest(
                     chat=chat,
@@ -219,7 +210,7 @@ class Delivery:
             if first is not None:
                 return await first()
             # What is read in here is what is sent: a preview may just have named its place.
-            async with self._gates.of(chat_id).passing():
+            async with self.gates.of(chat_id).passing():
                 return await self._send_first(chat_id)
         except StateError as error:
             log.warning("delivery.delayed", error=str(error))
@@ -229,16 +220,16 @@ class Delivery:
             return CRASH_PAUSE_SECONDS
 
     async def _send_first(self, chat_id: ChatId) -> float | None:
-        chat, rows = await self._store.read_short(_load, chat_id)
+        chat, rows = await self.store.read_short(_load, chat_id)
         if not rows:
             return None
-        adapter = self._adapters.of(chat)
+        adapter = self.adapters.of(chat)
         if adapter is None:
             log.warning("delivery.no_adapter", chat=chat.name)
             return None
         if adapter.health().state is AdapterState.STARTING:
             return STARTING_PAUSE_SECONDS  # an attempt now would certainly fail, and count as one that may be repeated
-        if (pause := max(self._pause_before(rows[0]), self._gates.flood_of(chat).penalty_seconds)) > 0:
+        if (pause := max(self._pause_before(rows[0]), self.gates.flood_of(chat).penalty_seconds)) > 0:
             return pause
         return await self._send(chat, rows[0], adapter)
 
@@ -254,15 +245,15 @@ class Delivery:
         if not row.attempts:
             return 0.0
         if row.id not in self._due:
-            stored_seconds = (row.next_at - self._clock.now()) / 1000
+            stored_seconds = (row.next_at - self.clock.now()) / 1000
             self._due[row.id] = time.monotonic() + min(stored_seconds, RETRY_BACKOFF.max_seconds)
         return self._due[row.id] - time.monotonic()
 
     async def _send(self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter) -> float | None:
         # One that is `sending` although none has left was stored for a turn that was cancelled before it knew.
         is_repeat = row.state is OutboxState.AMBIGUOUS or row.id in self._left
-        parts = None if row.written is None else await _render(adapter, row.written, self._max_parts())
-        begun = await self._store.write(outbox.begin_send, row.id, parts, self._clock.now())
+        parts = None if row.written is None else await _render(adapter, row.written, self.max_parts())
+        begun = await self.store.write(outbox.begin_send, row.id, parts, self.clock.now())
         self._due.pop(row.id, None)
         return 0.0 if begun is None else await self._request(chat, begun, adapter, is_repeat)  # None: stopped meanwhile
 
@@ -284,21 +275,21 @@ class Delivery:
             reply_to=row.reply_to,
             ticket=row.ticket,
             is_repeat=is_repeat,
-            first_tried_at=row.first_tried_at or self._clock.now(),
+            first_tried_at=row.first_tried_at or self.clock.now(),
             is_notice=row.kind is not OutboxKind.FINAL,
         )
         try:
-            with own_cancellation(), self._gates.flood_of(chat).obeyed():
+            with own_cancellation(), self.gates.flood_of(chat).obeyed():
                 ref = await self._send_or_plain(adapter, request)
         except RateLimited as error:
             log.info("delivery.rate_limited", retry_after=error.retry_after)
             await self._retry(row, is_repeat, error, error.retry_after)
         except (ChatUnreachable, MessageRejected) as error:
             log.warning("delivery.given_up", error=type(error).__name__, detail=str(error))
-            await self._store.write_with_retry(outbox.mark_dead, row.id, str(error), self._clock.now())
+            await self.store.write_with_retry(outbox.mark_dead, row.id, str(error), self.clock.now())
         except ChatMoved as error:
-            args = (chat.platform, chat.account, chat.chat_ref, error.new_chat_ref, self._clock.now())
-            moved = await self._store.write_with_retry(move_chat, *args)
+            args = (chat.platform, chat.account, chat.chat_ref, error.new_chat_ref, self.clock.now())
+            moved = await self.store.write_with_retry(move_chat, *args)
             await self._retry(row, is_repeat, error, 0.0)
             for chat_id in moved:
                 self.wake(chat_id)
@@ -310,7 +301,7 @@ class Delivery:
             log.exception("delivery.crashed")
             await self._retry(row, True, error, RETRY_BACKOFF.after(row.attempts))
         else:
-            return await self._store.write_with_retry(outbox.mark_sent, row.id, ref, self._clock.now())
+            return await self.store.write_with_retry(outbox.mark_sent, row.id, ref, self.clock.now())
         return True
 
     async def _send_or_plain(self, adapter: PlatformAdapter, request: SendRequest) -> str:
@@ -324,9 +315,9 @@ class Delivery:
         return await adapter.send(replace(request, is_plain=True))
 
     async def _retry(self, row: OutboxRow, is_ambiguous: bool, error: Exception, pause: float) -> None:
-        reason, next_at = f"{type(error).__name__}: {error}", Millis(self._clock.now() + int(1000 * pause))
+        reason, next_at = f"{type(error).__name__}: {error}", Millis(self.clock.now() + int(1000 * pause))
         self._due[row.id] = time.monotonic() + pause
-        await self._store.write_with_retry(outbox.mark_retry, row.id, is_ambiguous, reason, next_at)
+        await self.store.write_with_retry(outbox.mark_retry, row.id, is_ambiguous, reason, next_at)
 
 
 def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:

@@ -263,7 +263,7 @@ async def test_a_reply_follows_its_chat_into_a_conversation_that_goes_on_there(s
 
 async def test_without_its_platform_a_reply_waits_for_the_next_start(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
-        gateway.delivery._adapters = AdapterRegistry({})
+        gateway.delivery.adapters = AdapterRegistry({})
         await owe(gateway, "hello")
         await eventually(lambda: not gateway.delivery._wakes, "delivery gives up for now")
         assert gateway.adapter.requests == []
