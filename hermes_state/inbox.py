@@ -282,14 +282,18 @@ def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> 
 # ---- cursors ------------------------------------------------------------------------------------------------
 
 
-def advance_cursor(db: Connection, cursor: Cursor) -> None:
-    """Move a channel's cursor forward; never back. Platform ids are decimal numbers of growing length."""
-    db.execute(
-        """INSERT INTO cursors VALUES (?, ?, ?, ?)
-        ON CONFLICT (platform, account, channel_ref) DO UPDATE SET seen_ref = excluded.seen_ref
-        WHERE (length(excluded.seen_ref), excluded.seen_ref) > (length(seen_ref), seen_ref)""",
-        (cursor.platform, cursor.account, cursor.channel_ref, cursor.seen_ref),
-    )
+# Purpose: a channel's cursor, moved forward. Platform ids are decimal numbers of growing length.
+_ADVANCE = """
+INSERT INTO cursors VALUES (?, ?, ?, ?)
+ON CONFLICT (platform, account, channel_ref) DO UPDATE SET seen_ref = excluded.seen_ref
+WHERE (length(excluded.seen_ref), excluded.seen_ref) > (length(seen_ref), seen_ref)
+"""
+
+
+def advance_cursor(db: Connection, cursor: Cursor | None) -> None:
+    """Move a channel's cursor forward, never back; None: the event that brought it has none."""
+    if cursor is not None:
+        db.execute(_ADVANCE, (cursor.platform, cursor.account, cursor.channel_ref, cursor.seen_ref))
 
 
 def load_cursors(db: Connection, platform: str, account: str) -> Mapping[str, str]:

@@ -42,7 +42,7 @@ class Reply:
     """Something to tell a chat."""
 
     chat_id: ChatId
-    kind: OutboxKind
+    kind: OutboxKind = OutboxKind.STATUS
     markdown: str
     dedupe_key: str
     """Reason for which it is sent (`turn:7`, `inbox:12`): the same reason never sends twice."""

@@ -126,10 +126,15 @@ def load_active(db: Connection, chat_id: ChatId) -> Session | None:
     return select_one(db, Session, query, (chat_id,))
 
 
+def load_open(db: Connection, chat_id: ChatId) -> Session | None:
+    """The session that a chat's next message goes into; None where that starts one."""
+    active = load_active(db, chat_id)
+    return active if active is not None and active.ended_at is None else None
+
+
 def ensure_active(db: Connection, chat_id: ChatId, now: Millis) -> Session:
     """The session a chat is in; started when there is none or the last one has ended."""
-    active = load_active(db, chat_id)
-    return active if active is not None and active.ended_at is None else start_session(db, chat_id, now)
+    return load_open(db, chat_id) or start_session(db, chat_id, now)
 
 
 def start_session(db: Connection, chat_id: ChatId, now: Millis) -> Session:
@@ -154,8 +159,7 @@ def end_session(db: Connection, session_id: SessionId, reason: EndReason, now: M
 
 def reset(db: Connection, chat_id: ChatId, now: Millis) -> Session:
     """End the chat's session (`reset`) and start a new conversation."""
-    active = load_active(db, chat_id)
-    if active is not None and active.ended_at is None:
+    if (active := load_open(db, chat_id)) is not None:
         end_session(db, active.id, EndReason.RESET, now)
     return start_session(db, chat_id, now)
 
@@ -172,10 +176,9 @@ def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Ses
     Raises `LookupRejected` when the id is unknown here, ambiguous, or already active.
     """
     tip = find_conversation(db, chat_id, key_prefix)
-    active = load_active(db, chat_id)
-    if active is not None and active.id == tip.id and tip.ended_at is None:
-        raise LookupRejected(LookupReason.ALREADY_ACTIVE, tip.short_key)
-    if active is not None and active.ended_at is None:
+    if (active := load_open(db, chat_id)) is not None:
+        if active.id == tip.id:
+            raise LookupRejected(LookupReason.ALREADY_ACTIVE, tip.short_key)
         end_session(db, active.id, EndReason.SWITCHED, now)
     db.execute(_REOPEN, (now, tip.id))
     db.execute("UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ?", (tip.id, now, chat_id))

@@ -13,7 +13,7 @@ from hermes_state.admin import pairings
 from hermes_state.admin.pairings import Pairing, UserRole
 from hermes_state.chats import ensure_chat
 from hermes_state.errors import CommandError, PairingNotFound
-from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.outbox import Reply
 from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis, UserRef
 
 MIN_NOTICE_INTERVAL_MS = 300_000
@@ -48,8 +48,7 @@ def offer_pairing(
         # A slash command is answered in its own place each time, or its sender sees it hang.
         moment = message.event_ref if message.ticket is not None else now // MIN_NOTICE_INTERVAL_MS
         return refuse(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
-    if cursor is not None:
-        inbox.advance_cursor(db, cursor)
+    inbox.advance_cursor(db, cursor)
     return None
 
 
@@ -67,7 +66,7 @@ def approve_pairing(
     chat_id = outbox.find_recipient(db, _offer_key(code))
     if chat_id is not None:
         key = f"welcome:{pairings.hash_code(code)[:16]}"
-        outbox.enqueue(db, Reply(chat_id=chat_id, kind=OutboxKind.STATUS, markdown=WELCOME[role], dedupe_key=key), now)
+        outbox.enqueue(db, Reply(chat_id=chat_id, markdown=WELCOME[role], dedupe_key=key), now)
     return pairing, chat_id
 
 
@@ -116,12 +115,10 @@ def refuse(
     now: Millis,
 ) -> ChatId | None:
     """Say in the chat `key` why a message is not taken, and keep nothing of it; None when this was said before."""
-    if cursor is not None:
-        inbox.advance_cursor(db, cursor)
+    inbox.advance_cursor(db, cursor)
     chat_id = ensure_chat(db, key, message.chat_kind, message.chat_title, now)
     reply = Reply(
         chat_id=chat_id,
-        kind=OutboxKind.STATUS,
         markdown=markdown,
         dedupe_key=dedupe_key,
         reply_to=message.message_ref if message.chat_kind.is_shared else None,

@@ -17,7 +17,7 @@ from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import Chat
 from hermes_state.inbox import InboxRow
 from hermes_state.journal import RunningTurn
-from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.outbox import Reply
 from hermes_state.sessions import Session
 from hermes_state.store.writer import Store
 from hermes_state.text import closest
@@ -109,8 +109,7 @@ class CommandRequest:
 
     async def load_open_session(self) -> Session | None:
         """The session that the chat's next message goes into; None where that opens one."""
-        session = await self.context.store.read(sessions.load_active, self.chat.id)
-        return session if session is not None and session.ended_at is None else None
+        return await self.context.store.read(sessions.load_open, self.chat.id)
 
     def conversation(self, session: Session) -> ConversationRef:
         """One of this chat's conversations, as the agent's context names it."""
@@ -137,7 +136,6 @@ def reply_to(row: InboxRow, chat: Chat, reply: CommandReply, dedupe_key: str) ->
     """Outbox reply to the inbox row of a command."""
     return Reply(
         chat_id=chat.id,
-        kind=OutboxKind.STATUS,
         markdown=reply.markdown,
         dedupe_key=dedupe_key,
         reply_to=row.message_ref if chat.kind.is_shared else None,

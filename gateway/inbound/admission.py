@@ -78,8 +78,7 @@ def admit_all(
 def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
     """Store an event once; with it its acknowledgement and the channel's cursor, or its turn in an idle chat."""
     message = event.message
-    if event.cursor is not None:
-        inbox.advance_cursor(db, event.cursor)
+    inbox.advance_cursor(db, event.cursor)
     chat_id = ensure_chat(db, event.key, message.chat_kind, message.chat_title, now)
     is_steer = event.steers is not None and journal.find_turn(db, event.steers) is not None
     mode = InboxMode.STEER if is_steer else event.mode
@@ -110,7 +109,7 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
     if not is_steer and notice is not None and not inbox.is_behind_work(db, inbox_id):
         notice = None
     if notice is not None:
-        outbox.enqueue(db, _reply(event, chat_id, f"inbox:{inbox_id}:ack", OutboxKind.STATUS, notice), now)
+        outbox.enqueue(db, _reply(event, chat_id, f"inbox:{inbox_id}:ack", notice), now)
     return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, has_reply=notice is not None)
 
 
@@ -147,22 +146,16 @@ def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: i
         f"{limit} of your messages wait already, so I did not take this one. "
         "/stop all drops what waits; otherwise send it again later."
     )
-    reply = _reply(event, chat_id, f"full:{chat_id}:{sender}:{oldest}", OutboxKind.ERROR, sentence)
+    reply = replace(_reply(event, chat_id, f"full:{chat_id}:{sender}:{oldest}", sentence), kind=OutboxKind.ERROR)
     # A slash command is answered in its own place each time, or its sender sees it hang.
     if event.message.ticket is not None:
         reply = replace(reply, ticket=event.message.ticket, dedupe_key=f"full:{event.message.event_ref}")
     return outbox.enqueue(db, reply, now) is not None
 
 
-def _reply(event: AcceptedEvent, chat_id: ChatId, dedupe_key: str, kind: OutboxKind, markdown: str) -> Reply:
-    message = event.message
-    return Reply(
-        chat_id=chat_id,
-        kind=kind,
-        markdown=markdown,
-        dedupe_key=dedupe_key,
-        reply_to=message.message_ref if message.chat_kind.is_shared else None,
-    )
+def _reply(event: AcceptedEvent, chat_id: ChatId, dedupe_key: str, markdown: str) -> Reply:
+    reply_to = event.message.message_ref if event.message.chat_kind.is_shared else None
+    return Reply(chat_id=chat_id, markdown=markdown, dedupe_key=dedupe_key, reply_to=reply_to)
 
 
 def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | None, now: Millis) -> ChatId | None:
@@ -170,8 +163,7 @@ def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | N
 
     A notice is only for the conversation that saw the message, and never starts a turn.
     """
-    if cursor is not None:
-        inbox.advance_cursor(db, cursor)
+    inbox.advance_cursor(db, cursor)
     chat = find_chat(db, key)
     edited = inbox.find_edited(db, chat.id, edit.message_ref) if chat is not None else None
     if chat is None or edited is None or edited.sender_ref != edit.sender.ref or edited.text == edit.text:
@@ -194,6 +186,5 @@ def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | N
 
 def apply_deletion(db: Connection, deletion: DeletionEvent, cursor: Cursor | None, now: Millis) -> int:
     """Withdraw a message that still waits; returns how many rows that were."""
-    if cursor is not None:
-        inbox.advance_cursor(db, cursor)
+    inbox.advance_cursor(db, cursor)
     return sum(inbox.withdraw(db, chat.id, deletion.message_ref, now) for chat in find_chats_at(db, deletion.chat))

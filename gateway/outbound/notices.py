@@ -12,7 +12,7 @@ from typing import Final
 from agent.context.job import Aborted, BlockedEvent, Compressed, ContextEvent, MessageLimitEvent, PressureEvent
 from gateway.config.context_settings import NoticeConfig
 from hermes_state import outbox
-from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.outbox import Reply
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import ChatId, Clock, ConversationRef, Millis, UserRef
@@ -63,8 +63,8 @@ class NoticeWriter:
             f"{model}, which is to write summaries, failed, so {event.prepared.model} wrote this one. The log says why "
             "(`compression.summary_failed`); I do not mention it again."
         )
-        key, chat_id = f"summary-route:{conversation.chat_id}:{model}", conversation.chat_id
-        outbox.enqueue(db, Reply(chat_id=chat_id, kind=OutboxKind.STATUS, markdown=sentence, dedupe_key=key), now)
+        chat_id, key = conversation.chat_id, f"summary-route:{conversation.chat_id}:{model}"
+        outbox.enqueue(db, Reply(chat_id=chat_id, markdown=sentence, dedupe_key=key), now)
 
     async def write_waiting(self, conversation: ConversationRef, view: View) -> None:
         """Tell a chat that its answer waits for a compression.
@@ -130,12 +130,8 @@ def pressure_sentence(pressure: PressureEvent) -> str:
 
 
 def _reply(conversation: ConversationRef, sentence: str, what: str, which: str) -> Reply:
-    return Reply(
-        chat_id=conversation.chat_id,
-        kind=OutboxKind.STATUS,
-        markdown=sentence,
-        dedupe_key=f"context:{conversation.lineage_id}:{what}:{which}",
-    )
+    key = f"context:{conversation.lineage_id}:{what}:{which}"
+    return Reply(chat_id=conversation.chat_id, markdown=sentence, dedupe_key=key)
 
 
 def _dedupe_part(event: ContextEvent, conversation: ConversationRef, now: Millis) -> str:

@@ -32,7 +32,7 @@ from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformError
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.sessions import load_active
+from hermes_state.sessions import load_open
 from hermes_state.store.writer import Store
 from hermes_state.values import (
     AttachmentId,
@@ -156,9 +156,8 @@ class AttachmentHandler:
 
     async def _sees_images(self, chat: Chat) -> bool:
         """The model that the chat's conversation has chosen sees images."""
-        session = await self.store.read(load_active, chat.id)
-        choice = session.chosen_model if session is not None and session.ended_at is None else None
-        images = self.runtime.model_of(choice).images
+        session = await self.store.read(load_open, chat.id)
+        images = self.runtime.model_of(session.chosen_model if session is not None else None).images
         return images is not None and not (await images.learned()).takes_none
 
     async def _transcript(self, chat: Chat, row: InboxRow, recording: IncomingAttachment, limit: int) -> str:

@@ -377,13 +377,8 @@ def _start_turn(
     """Open a turn; where the last conversation has expired, its people are told why this one is new."""
     last = load_active(db, chat_id)
     if last is not None and last.end_reason is EndReason.EXPIRED:
-        notice = Reply(
-            chat_id=chat_id,
-            kind=OutboxKind.STATUS,
-            markdown=EXPIRED_NOTICE.format(key=last.short_key),
-            dedupe_key=f"expired:{last.id}:{last.version}",
-        )
-        outbox.enqueue(db, notice, now)
+        text, key = EXPIRED_NOTICE.format(key=last.short_key), f"expired:{last.id}:{last.version}"
+        outbox.enqueue(db, Reply(chat_id=chat_id, markdown=text, dedupe_key=key), now)
     return journal.start_turn(db, chat_id, inbox_ids, prepared, now)
 
 

@@ -30,7 +30,7 @@ from hermes_state import journal, outbox, sessions
 from hermes_state.aio import own_cancellation
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import ModelAnswer, RunningTurn, TurnMoved
-from hermes_state.outbox import OutboxKind, OutboxRow, Reply
+from hermes_state.outbox import OutboxRow, Reply
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis, OutboundPart
 
@@ -204,9 +204,7 @@ def _finish_turn(
 def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis) -> None:
     """Forget a choice that is gone, and say so in the same transaction, so that it is said once."""
     if turn.chosen_model is not None and sessions.forget_model(db, turn.lineage_id, turn.chosen_model):
-        key = f"turn:{turn.id}:model"
-        reply = Reply(chat_id=turn.chat_id, kind=OutboxKind.STATUS, markdown=sentence, dedupe_key=key)
-        outbox.enqueue(db, reply, now)
+        outbox.enqueue(db, Reply(chat_id=turn.chat_id, markdown=sentence, dedupe_key=f"turn:{turn.id}:model"), now)
 
 
 def _sentence(error: HermesError | TimeoutError) -> str:
