@@ -4,7 +4,6 @@ import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, tzinfo
-from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from agent.context.commit import CompressionRegistry
@@ -40,10 +39,6 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Tokens
 from platforms.base import MenuCommand, PlatformAdapter
 
-if TYPE_CHECKING:  # each platform brings some 10 MB, and is imported where it is on
-    from platforms.discord import DiscordSettings
-    from platforms.telegram import TelegramSettings
-
 PORT_TRIES = 20
 """Ports that are tried for the web chat where none is configured."""
 
@@ -56,58 +51,42 @@ def make_adapters(
     on_local_ready: Callable[[str], None],
 ) -> dict[str, PlatformAdapter]:
     """Every configured adapter by account name; a platform is on as soon as it has a token."""
-    config = loaded.config
     adapters: dict[str, PlatformAdapter] = {}
-    if (telegram := telegram_settings(config)) is not None:
-        from platforms.telegram import TelegramAdapter
+    telegram, discord, local = loaded.config.telegram, loaded.config.discord, loaded.config.local
+    # Each platform brings some 10 MB, and is imported where it is on.
+    if telegram.token is not None:
+        from platforms.telegram import TelegramAdapter, TelegramSettings, WebhookSettings
 
-        adapters["telegram"] = TelegramAdapter(telegram, store=store, menu=menu, clock=clock)
-    if (discord := discord_settings(config)) is not None:
-        from platforms.discord import DiscordAdapter
+        webhook, given = None, telegram.webhook
+        if given.url is not None:
+            secret = given.secret.get_secret_value() if given.secret is not None else secrets.token_urlsafe(32)
+            webhook = WebhookSettings(url=given.url, secret=secret, host=given.host, port=given.port)
+        token = telegram.token.get_secret_value()
+        bot = TelegramSettings(token=token, base_url=telegram.base_url, webhook=webhook)
+        adapters["telegram"] = TelegramAdapter(bot, store=store, menu=menu, clock=clock)
+    if discord.token is not None:
+        from platforms.discord import DiscordAdapter, DiscordSettings
 
-        adapters["discord"] = DiscordAdapter(discord, store=store, menu=menu, clock=clock)
-    if config.local.enabled:
+        client = DiscordSettings(
+            token=discord.token.get_secret_value(),
+            api_url=discord.api_url,
+            gateway_url=discord.gateway_url,
+            catch_up_hours=discord.catch_up_hours,
+            catch_up_messages=discord.catch_up_messages,
+        )
+        adapters["discord"] = DiscordAdapter(client, store=store, menu=menu, clock=clock)
+    if local.enabled:
         from platforms.local import LocalAdapter, LocalSettings
 
-        local = LocalSettings(
+        page = LocalSettings(
             state_dir=loaded.home,
-            host=config.local.host,
-            port=config.local.port,
+            host=local.host,
+            port=local.port,
             port_tries=PORT_TRIES if loaded.sources["local.port"] == DEFAULT_SOURCE else 1,
-            max_file_bytes=config.attachments.max_bytes,
+            max_file_bytes=loaded.config.attachments.max_bytes,
         )
-        adapters["local"] = LocalAdapter(local, store=store, menu=menu, clock=clock, on_ready=on_local_ready)
+        adapters["local"] = LocalAdapter(page, store=store, menu=menu, clock=clock, on_ready=on_local_ready)
     return adapters
-
-
-def telegram_settings(config: Config) -> "TelegramSettings | None":
-    """Settings of the Telegram adapter; None without a token."""
-    telegram = config.telegram
-    if telegram.token is None:
-        return None
-    from platforms.telegram import TelegramSettings, WebhookSettings
-
-    webhook, configured = None, telegram.webhook
-    if configured.url is not None:
-        secret = configured.secret.get_secret_value() if configured.secret is not None else secrets.token_urlsafe(32)
-        webhook = WebhookSettings(url=configured.url, secret=secret, host=configured.host, port=configured.port)
-    return TelegramSettings(token=telegram.token.get_secret_value(), base_url=telegram.base_url, webhook=webhook)
-
-
-def discord_settings(config: Config) -> "DiscordSettings | None":
-    """Settings of the Discord adapter; None without a token."""
-    discord = config.discord
-    if discord.token is None:
-        return None
-    from platforms.discord import DiscordSettings
-
-    return DiscordSettings(
-        token=discord.token.get_secret_value(),
-        api_url=discord.api_url,
-        gateway_url=discord.gateway_url,
-        catch_up_hours=discord.catch_up_hours,
-        catch_up_messages=discord.catch_up_messages,
-    )
 
 
 def make_agent(

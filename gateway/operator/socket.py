@@ -82,7 +82,8 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
                     os.makedirs(path.parent, mode=0o700, exist_ok=True)
                     await listen()
 
-    _remove(path)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
     await listen()
     keeper = asyncio.create_task(keep_listening(), name="control")
     try:
@@ -93,7 +94,7 @@ async def serve_control(path: Path, handlers: Mapping[str, Handler]) -> AsyncIte
         await cancel_all([keeper, *connections])
         with suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path), ours[-1]):  # not that of a daemon in a folder put in place of ours
-                _remove(path)
+                os.unlink(path)
 
 
 def ask(path: Path, request: str, args: Mapping[str, Any] | None = None, *, timeout_seconds: float = 10.0) -> Any:
@@ -166,10 +167,6 @@ def _refused(kind: str, sentence: str) -> Mapping[str, Any]:
 
 def _encoded(answer: Mapping[str, Any]) -> bytes:
     return orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS) + b"\n"
-
-
-def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
 
 
 def _bound(path: Path) -> socket.socket:
