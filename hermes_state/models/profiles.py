@@ -1,7 +1,7 @@
 """Model profiles: what is learned of a model on a route while it is used, its counting of tokens and its window."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from sqlite3 import Connection
 from typing import Annotated
 
@@ -46,6 +46,9 @@ class LearnedImageLimits(msgspec.Struct, frozen=True, kw_only=True, omit_default
     max_count: int | None = None
     refused: tuple[int, ...] = ()
     """Images that cannot be processed, by attachment id; they stay refused."""
+
+
+_decode_image_limits = msgspec.json.Decoder(LearnedImageLimits).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +115,9 @@ ON CONFLICT (route, model) DO UPDATE SET updated_at = excluded.updated_at
 def load_image_limits(db: Connection, route: str, model: str) -> LearnedImageLimits:
     """Limits of images that were learned for a model; none where they cannot be read."""
     query = "SELECT image_facts FROM model_profiles WHERE route = ? AND model = ?"
-    try:
-        return (
-            scalar_or_none(db, partial(msgspec.json.decode, type=LearnedImageLimits), query, (route, model))
-            or LearnedImageLimits()
-        )
-    except msgspec.DecodeError:
-        return LearnedImageLimits()
+    with suppress(msgspec.DecodeError):
+        return scalar_or_none(db, _decode_image_limits, query, (route, model)) or LearnedImageLimits()
+    return LearnedImageLimits()
 
 
 def save_image_limits(db: Connection, route: str, model: str, learned: LearnedImageLimits, now: Millis) -> None:

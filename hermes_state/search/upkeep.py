@@ -1,12 +1,12 @@
 """Upkeep of the search index: looked through at start and when it has failed, and made anew in the background."""
 
 import asyncio
-import contextlib
 import sqlite3
 import time
 
 import structlog
 
+from hermes_state.aio import wait_until
 from hermes_state.errors import StoreUnavailable
 from hermes_state.search.index import OUTDATED, begin_index, extend_index, find_fault, is_being_made
 from hermes_state.store.writer import Store
@@ -29,8 +29,7 @@ async def keep_index(store: Store) -> None:
             await store.index_failed.wait()
         except (StoreUnavailable, sqlite3.Error, OSError) as error:
             log.warning("search.rebuild_delayed", error=str(error), retry_seconds=RETRY_SECONDS)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(store.index_failed.wait(), RETRY_SECONDS)
+            await wait_until(store.index_failed, RETRY_SECONDS)
 
 
 async def mend_index(store: Store) -> None:

@@ -68,11 +68,7 @@ Item: TypeAlias = ConnectedEvent | ChannelsEvent | StoredItem
 
 
 FetchHistory: TypeAlias = Callable[[str, int, int | None], Awaitable[Sequence[MessageEvent]]]
-"""Fetches what was written to a channel after one message id (and before another, if there is one), oldest first.
-
-Raises `ChatUnreachable` when the channel is gone, `MessageRejected` when it cannot be read, another `PlatformError`
-when a retry may help.
-"""
+"""Fetches what was written to a channel after one message id (and before another), see `HistoryReader.fetch`."""
 
 
 @dataclass(slots=True)
