@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.crash.commits import wrap_commits
 
 NOTE_DONE = "NOTE-DONE"
 HOLD_DONE = "HOLD-DONE"
+SIGN_DONE = "SIGN-DONE"
 SPLIT_DONE = "SPLIT-DONE"
 DUMP_A, DUMP_B = "DUMP-A", "DUMP-B"
 
@@ -51,9 +53,15 @@ def _tools(environ: Mapping[str, str]) -> list[Tool]:
             writer.close()
         return HOLD_DONE
 
+    async def sign(arguments: dict[str, Any], context: ToolContext) -> str:
+        take_effect(arguments)
+        return SIGN_DONE
+
+    unasked = partial(Tool, effect=ToolEffect.WRITES, needs_approval=False)
     return [
-        Tool(name="note", description="Writes a note.", parameters=_KEY, effect=ToolEffect.WRITES, run=note),
-        Tool(name="hold", description="Writes, and waits.", parameters=_KEY, effect=ToolEffect.WRITES, run=hold),
+        unasked(name="note", description="Writes a note.", parameters=_KEY, run=note),
+        unasked(name="hold", description="Writes, and waits.", parameters=_KEY, run=hold),
+        Tool(name="sign", description="Writes after a yes.", parameters=_KEY, effect=ToolEffect.WRITES, run=sign),
         # A split happens at most once whoever repeats it, so that a restart may run this again: hence the effect.
         Tool(
             name="split",

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from tests.crash import compressing, compressing_invariants, invariants, scenario, together
+from tests.crash import approving, compressing, compressing_invariants, invariants, scenario, together
 from tests.crash.invariants import Label
 from tests.crash.world import World
 
@@ -72,6 +72,16 @@ SCENARIOS = {
             untouched_problems_of=together.untouched_problems_of,
             samples=5,
             other_samples=0,
+            pairs=20,
+        ),
+        Scenario(
+            name="approving",
+            play=approving.play,
+            problems_of=approving.problems_of,
+            untouched_problems_of=approving.untouched_problems_of,
+            labels=frozenset(Label),
+            samples=6,
+            other_samples=1,
             pairs=20,
         ),
     )
