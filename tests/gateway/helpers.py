@@ -17,9 +17,11 @@ from agent.images.scaling import ImageScaler
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.prompt import PromptBuilder
+from agent.tools.offers import OfferRegistry
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
+from gateway.access.tools import ToolAccessControl
 from gateway.commands.registry import CommandContext, CommandRegistry
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
@@ -32,11 +34,13 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
+from gateway.turns.approvals import ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneRegistry
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
+from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import FileSizeExceeded
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
@@ -293,6 +297,7 @@ def config_of(**sections: Mapping[str, object]) -> Config:
         "model": {"protocol": "chat_completions", "name": "scripted"},
         "access": {"allow": [ANN.ref, BOB.ref], "admins": [BOSS.ref]},
         "auxiliary": {"title": {"mode": "off"}},
+        "tools": {"approval": {"writes": "allow", "executes": "allow"}},
     }
     for name, values in sections.items():
         settings[name] = {**settings.get(name, {}), **values}
@@ -334,12 +339,18 @@ class TestGateway:
             )
             return handle_of(client_of(others.get(route.label, model), store), settings, store, self.clock)
 
+        known = ToolRegistry(tools)
+        tool_access = ToolAccessControl(
+            settings=lambda: self.live.config.tools, is_admin=lambda ref: self.access.role_of(ref) is UserRole.ADMIN
+        )
         agent = Agent(
             store=store,
-            prompts=PromptBuilder(tools=ToolRegistry(tools)),
+            prompts=PromptBuilder(tools=known, offers=OfferRegistry(known, store, tool_access)),
             clock=self.clock,
             pending=CompressionRegistry(),
         )
+        self.asked = asyncio.Event()
+        """Set when a question waits for its answer, or the clock was put forward."""
         self.live = Runtime(config=config, agent=agent, models=ModelRegistry(config.model.route, make))
         self._folder = folder
 
@@ -363,7 +374,7 @@ class TestGateway:
             delivery=self.delivery,
             titles=self.titles,
             clock=clock,
-            on_question=lambda: None,
+            on_question=self.asked.set,
         )
         self.files = AttachmentHandler(
             store=store,
@@ -411,6 +422,9 @@ class TestGateway:
             delivery=self.delivery,
             clock=clock,
         )
+
+        approvals = ApprovalRunner(store=store, lanes=self.lanes, clock=clock, asked=self.asked)
+        group.create_task(approvals.run(), name="approvals")
 
     async def start(self) -> None:
         """In the order of the daemon."""
@@ -544,14 +558,14 @@ async def serving(
     clock: Clock | None = None,
     **sections: Mapping[str, object],
 ) -> AsyncIterator[TestGateway]:
-    """A gateway at work; `others` are the models beside the configured one, by name.
+    """A gateway at work; `others` are the models beside the configured one, by name; `tools_block`: the settings.
 
     The end of the block is a crash: every task is cut off where it stands.
     """
     gateway = TestGateway(
         store,
         folder,
-        config_of(**sections),
+        config_of(**{name.removesuffix("_block"): block for name, block in sections.items()}),
         adapter or MemoryAdapter(),
         chat_model or ScriptedModel(),
         tools,

@@ -1,0 +1,59 @@
+"""The agent's own window: how full it is, and a compression that it asks for."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.context.model_handle import ContextSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.tools.context import context_tool
+from hermes_state.values import MessageRole
+from tests.agent.conftest import Chat, Sink
+from tests.agent.context.contexts import agent_of, dialled, fill_and_ask, look, summary_of
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+
+@pytest.fixture
+async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
+    async with dialled(server, "lab-8k") as model:
+        yield model
+
+
+def results(rows: object) -> list[str]:
+    return [row.text or "" for row in rows if row.role is MessageRole.TOOL]  # type: ignore[attr-defined]
+
+
+async def test_the_agent_is_told_how_full_its_window_is(chat: Chat, small: ChatCompletionsModel) -> None:
+    agent = agent_of(chat, small, tools=[context_tool()])
+    turn = await fill_and_ask(chat, agent, 2_000, "[[tool:context]]")
+    await agent.run(turn, Sink())
+    [told] = results(await chat.view(turn))
+    assert "of 8,192 tokens" in told
+    assert "From 4,096 on" in told
+
+
+async def test_a_compression_that_is_asked_for_comes_before_the_next_step_with_its_focus(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    llm.models["lab-8k"] = {"context": 32_768, "max_output": 8_192}
+    agent = agent_of(chat, small, tools=[context_tool()], context_length=32_768)
+    llm.add_scripts([{"summary": True, "text": summary_of("the agent itself")}])
+    turn = await fill_and_ask(chat, agent, 6_000, '[[tool:context {"action": "compress", "focus": "the harbour"}]]')
+    await agent.run(turn, Sink())
+    assert (await look(chat, turn.lineage_id)).compressions == [("in_loop", "compressed", "model")]
+    summary, after = llm.requests.rows[-2:]
+    assert "the harbour" in str(summary["body"]["messages"])
+    assert "SUMMARY-BY-the agent itself" in str(after["body"]["messages"])
+    assert "A compression was asked for" in str(after["body"]["messages"][-1])
+
+
+async def test_what_holds_the_automatic_layers_back_holds_the_agent_back(
+    chat: Chat, small: ChatCompletionsModel
+) -> None:
+    agent = agent_of(chat, small, tools=[context_tool()], context=ContextSettings(is_enabled=False))
+    turn = await fill_and_ask(chat, agent, 3_000, '[[tool:context {"action": "compress"}]]')
+    await agent.run(turn, Sink())
+    [told] = results(await chat.view(turn))
+    assert "no compression now: it is switched off" in told
+    assert (await look(chat, turn.lineage_id)).depth == 0
