@@ -95,7 +95,8 @@ class NoFailures:
     """A ledger for calls that all work: one that fails ends the benchmark."""
 
     async def record(self, payer: Payer, call: ModelCall) -> None:
-        raise AssertionError(f"a call failed: {call.outcome}")
+        if call.outcome != "ok":
+            raise AssertionError(f"a call failed: {call.outcome}")
 
     async def output_cap(self, route: str, model: str) -> int | None:
         return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from sqlite3 import Connection
 
 from agent.context.commit import CompressionRegistry
-from agent.context.job import PressureEvent
+from agent.context.controller import ContextController
 from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
@@ -157,10 +157,11 @@ def _handle(store: Store, model: InstantModel) -> ModelHandle:
     )
 
 
-def _measure_nothing(agent: Agent) -> None:
-    """Take the window's part out of an agent: it makes the request, and looks at nothing."""
+class _NoController(ContextController):
+    """Takes the window's part out of an agent: it makes the request, and looks at nothing."""
 
     async def make_room(
+        self,
         conversation: ConversationRef,
         model: ModelHandle,
         view: View,
@@ -168,12 +169,13 @@ def _measure_nothing(agent: Agent) -> None:
         known: MeasuredPrompt | None = None,
     ) -> MeasuredPrompt:
         limits = model.limits
-        request = await agent.prompts.request_for(
+        request = await self.prompts.request_for(
             conversation,
             view,
             maker=model.maker,
             images=None,
             input_window=limits.input_window,
+            threshold=limits.threshold,
         )
         return MeasuredPrompt(
             conversation=conversation,
@@ -186,11 +188,21 @@ def _measure_nothing(agent: Agent) -> None:
             model=model,
         )
 
-    async def after_reply(*args: object, **options: object) -> PressureEvent | None:
-        return None
+    async def after_reply(self, *args: object, **options: object) -> None:
+        """Nothing is learned."""
 
-    agent.context.make_room = make_room  # type: ignore[method-assign]  # that is the point of the comparison
-    agent.context.after_reply = after_reply  # type: ignore[method-assign]
+
+def _measure_nothing(agent: Agent) -> None:
+    known = agent.context
+    agent.context = _NoController(
+        store=known.store,
+        views=known.views,
+        prompts=known.prompts,
+        engine=known.engine,
+        pending=known.pending,
+        listeners=known.listeners,
+        clock=known.clock,
+    )
 
 
 def _started(db: Connection, rows: Transcript) -> RunningTurn:
