@@ -332,4 +332,4 @@ class HttpChatModel(HttpModel, ABC):
 @functools.cache
 def ssl_context() -> ssl.SSLContext:
     """One for all connections to models: another one takes some 20 ms of the event loop, and a megabyte."""
-    return ssl.create_default_context()  # as for the platforms; the one of httpx2 imports another transport, 5 MB
+    return ssl.create_default_context()  # as for the platforms; the one of httpx2 imports another transport

@@ -1,6 +1,5 @@
 """`hermes-gateway run | status | url | doctor`: the daemon in the foreground, its state, its address, its checks."""
 
-import sys
 from typing import Annotated
 
 import msgspec
@@ -13,6 +12,7 @@ from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import load_overview, open_resting
 from hermes_state.errors import CommandError
+from hermes_state.imports import without
 from hermes_state.text import counted
 
 EXIT_NOT_RUNNING = 3
@@ -33,11 +33,8 @@ def run(
     another process, 78 configuration, or a database that was there and is gone: put it or a backup back, or begin anew
     with --fresh, which touches none that is there.
     """
-    sys.modules["rich"] = None  # type: ignore[assignment]  # refuses its import
-    try:  # structlog would import it for tracebacks at terminals, which ours are written without: 3 MB
+    with without("rich"):  # structlog would import it for tracebacks at terminals, which ours are written without
         from gateway.process import serve  # what writes the logs takes longer to import than all of the command line
-    finally:
-        del sys.modules["rich"]
     raise typer.Exit(serve(process_environment(), is_fresh=is_fresh))
 
 

@@ -1,6 +1,9 @@
 """Telegram over the Bot API, with python-telegram-bot for its types, its requests and its errors."""
 
-from platforms.telegram.adapter import TelegramAdapter
-from platforms.telegram.settings import TelegramSettings, WebhookSettings
+from hermes_state.imports import without
+
+with without("click"):  # httpx would import its command line, and with it rich and pygments: 5 MB, a tenth of a second
+    from platforms.telegram.adapter import TelegramAdapter
+    from platforms.telegram.settings import TelegramSettings, WebhookSettings
 
 __all__ = ["TelegramAdapter", "TelegramSettings", "WebhookSettings"]

@@ -35,7 +35,22 @@ def test_the_event_loop_is_uvloop_s_unless_the_environment_says_asyncio() -> Non
 
 
 def test_the_gateway_starts_without_what_is_off_or_loaded_late() -> None:
-    late = {"openai", "httpx2", "telegram", "discord", "aiohttp", "jinja2", "apscheduler"}
+    late = {"openai._client", "httpx2", "telegram", "discord", "aiohttp", "jinja2", "apscheduler"}
     code = "import gateway.process, gateway.daemon, sys; print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert set(done.stdout.split()) & late == set()
+
+
+def test_platforms_and_models_come_without_what_they_are_not_used_for() -> None:
+    code = """
+import asyncio, sys
+import platforms.telegram, platforms.discord
+from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+async def made():
+    await ChatCompletionsModel(ChatCompletionsSettings(model="m", api_key="k")).close()
+asyncio.run(made())
+print(*sys.modules, sep=chr(10))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    names = set(done.stdout.split())
+    assert names & {"click", "trio", "h11", "openai.types.chat", "openai.types.responses"} == set()

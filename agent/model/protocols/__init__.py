@@ -13,6 +13,12 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Final
 
+from hermes_state.imports import defer
+
+for package in ("openai", "openai.types", "openai.lib"):  # 11 MB, and half a second: typed objects of all requests
+    defer(package)
+defer("httpcore2")  # another transport, which httpx2 imports for certificates
+
 EXTRAS: Final[Mapping[str, str]] = {"anthropic": "anthropic"}
 """Package that a protocol needs beside the gateway's own, by protocol.
 

@@ -11,7 +11,9 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
-import openai
+from openai._base_client import DefaultAioHttpClient  # see `defer`: of the public module all the rest comes along
+from openai._client import AsyncOpenAI
+from openai._exceptions import APIStatusError
 
 from agent.model.base import CallSettings, ModelLimits, ModelRequest, refusal_text, with_fields
 from agent.model.http import EndpointSettings, HttpChatModel, Sdk
@@ -23,9 +25,7 @@ from hermes_state.values import ReasoningEffort
 OPENAI_HOST: Final = "api.openai.com"
 BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
 """Address where none is given; the SDK would look for one of whoever runs us."""
-OPENAI_SDK: Final = Sdk(
-    client=openai.AsyncOpenAI, http_client=openai.DefaultAioHttpClient, refusal=openai.APIStatusError
-)
+OPENAI_SDK: Final = Sdk(client=AsyncOpenAI, http_client=DefaultAioHttpClient, refusal=APIStatusError)
 MAX_CACHE_KEY_CHARACTERS: Final = 64
 """Longest cache key, in characters; OpenAI refuses longer ones."""
 
@@ -127,7 +127,7 @@ _REASONING = re.compile(r"\b(?:reasoning|thinking|encrypted[ _]content|thought[ 
 def fault_of(error: ModelError) -> RequestFault | None:
     """The part of the request that the provider did not take, if asking in another way may help."""
     cause, text = error.__cause__, refusal_text(error)
-    if not text or not isinstance(cause, openai.APIStatusError):
+    if not text or not isinstance(cause, APIStatusError):
         return None
     param = str(cause.param or "")
     if (cause.code == "unsupported_parameter" and param == "max_tokens") or _NEWER_LIMIT.search(text):

@@ -1,0 +1,57 @@
+"""Imports of libraries without what they bring along and nobody here asks them for."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from threading import get_ident
+from typing import Any
+
+
+@contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Refuse the import of modules inside the block, unless somebody has imported them before.
+
+    >>> with without("antigravity"):
+    ...     import antigravity
+    Traceback (most recent call last):
+    ModuleNotFoundError: import of antigravity halted; None in sys.modules
+    """
+    refused = [name for name in names if sys.modules.setdefault(name, None) is None]  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in refused:
+            del sys.modules[name]
+
+
+def defer(name: str) -> None:
+    """Run a package's own module only when one of its names is asked for; those inside it can be imported before.
+
+    Nothing happens where it is imported already, or not installed. The package that it is in comes first.
+    """
+    parent = name.rpartition(".")[0]
+    path = sys.modules[parent].__path__ if parent else None
+    spec = None if name in sys.modules else PathFinder.find_spec(name, path)
+    if spec is None or spec.loader is None:
+        return
+    package, loader, loading = module_from_spec(spec), spec.loader, set[int]()
+
+    def load(attribute: str) -> Any:
+        thread = get_ident()
+        if attribute.startswith("__") or thread in loading:  # who looks through all modules; what it imports itself
+            raise AttributeError(attribute)
+        if PathFinder.find_spec(f"{name}.{attribute}", package.__path__) is not None:
+            return importlib.import_module(f"{name}.{attribute}")
+        loading.add(thread)  # another thread runs it, too: to wait for this one could be for ever
+        try:
+            loader.exec_module(package)
+        finally:
+            loading.remove(thread)
+        vars(package).pop("__getattr__", None)
+        return getattr(package, attribute)
+
+    package.__getattr__ = load  # type: ignore[method-assign]  # see PEP 562
+    sys.modules[name] = package

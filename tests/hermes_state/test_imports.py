@@ -1,0 +1,73 @@
+"""Imports: what is refused, and packages whose own module waits until it is asked for."""
+
+import importlib
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hermes_state.imports import defer, without
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package `heavy`, with the modules `light` and `other` and the package `part` in it."""
+    folder = tmp_path / "heavy"
+    (folder / "part").mkdir(parents=True)
+    (folder / "__init__.py").write_text("import builtins\nfrom . import part\nfrom .light import name\nvalue = name\n")
+    (folder / "light.py").write_text("from . import other\nname = other.name\n")
+    (folder / "other.py").write_text("name = 'light'\n")
+    (folder / "part" / "__init__.py").write_text("from heavy.light import name\nclass Part: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "heavy"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "heavy"]:
+        del sys.modules[name]
+
+
+def test_a_module_that_is_refused_can_be_imported_behind_the_block(package: str) -> None:
+    with without("heavy"), pytest.raises(ModuleNotFoundError):
+        import heavy
+    import heavy
+
+    with without("heavy"):
+        assert importlib.import_module("heavy") is heavy
+
+
+def test_a_deferred_package_runs_when_one_of_its_names_is_asked_for(package: str) -> None:
+    defer("heavy")
+    defer("heavy.part")
+    light = importlib.import_module("heavy.light")
+    heavy = importlib.import_module("heavy")
+    assert "value" not in vars(heavy)
+    assert heavy.light is light
+    assert heavy.value == "light"
+    assert heavy is sys.modules["heavy"]
+    assert "Part" not in vars(sys.modules["heavy.part"])
+    from heavy.part import Part
+
+    assert Part is heavy.part.Part
+    with pytest.raises(AttributeError):
+        _ = heavy.missing
+
+
+def test_threads_that_ask_at_once_both_find_the_name(package: str) -> None:
+    defer("heavy")
+    together = threading.Barrier(2)
+
+    def ask(_: int) -> str:
+        together.wait()
+        value: str = importlib.import_module("heavy").value
+        return value
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(ask, range(2))) == ["light", "light"]
+
+
+def test_what_is_not_installed_cannot_be_deferred_and_what_is_there_stays() -> None:
+    defer("no_such_package")
+    assert "no_such_package" not in sys.modules
+    defer("json")
+    assert "loads" in vars(sys.modules["json"])
