@@ -17,6 +17,7 @@ from bench import (
     rendering_bench,
     store_bench,
     stored_bench,
+    tools_bench,
     turn_bench,
 )
 from bench.measure import Measure, table
@@ -28,6 +29,7 @@ GROUPS: Mapping[str, Callable[[bool], Sequence[Measure] | Coroutine[Any, Any, Se
     "store": store_bench.run,
     "import": import_bench.run,
     "rendering": rendering_bench.run,
+    "tools": tools_bench.run,
     "model": model_bench.run,
     "hostile": hostile_bench.run,
     "chats": gateway_bench.run,

@@ -92,7 +92,7 @@ async def _overhead(count: int, rounds: int) -> Measure:
     """Processor time of one turn's model call, with everything around it, less that of one that measures nothing."""
     with tempfile.TemporaryDirectory(prefix="turn-bench-") as folder:
         store = await Store.open(Path(folder) / "turns.db", synchronous="NORMAL")
-        turn = await store.write(_started, Conversation().transcript(count))
+        turn = await store.write(started_turn, Conversation().transcript(count))
         model = InstantModel()
         agents, handle = [_agent(store), _agent(store)], _handle(store, model)
         model.prompt_tokens = (await agents[0].context.status(turn.conversation, handle)).prompt
@@ -126,7 +126,7 @@ async def _stall(count: int, rounds: int) -> Measure:
         for number in range(rounds):
             store = await Store.open(Path(folder) / f"{number}.db", synchronous="NORMAL")
             # Another conversation in each round: the rows of the same one would be known by their ids and words.
-            turn = await store.write(_started, Conversation(number).transcript(count))
+            turn = await store.write(started_turn, Conversation(number).transcript(count))
             agent, handle = _agent(store), _handle(store, InstantModel())
             async with heartbeat() as lags:
                 await agent.run(turn, _show_nothing, handle)
@@ -205,7 +205,7 @@ def _measure_nothing(agent: Agent) -> None:
     )
 
 
-def _started(db: Connection, rows: Transcript) -> RunningTurn:
+def started_turn(db: Connection, rows: Transcript) -> RunningTurn:
     """A turn that was just asked for, behind a conversation of these rows."""
     chat_id = chats.ensure_chat(db, _KEY, ChatKind.LOCAL, None, _NOW)
     session = ensure_active(db, chat_id, _NOW)

@@ -1,0 +1,135 @@
+"""What tools cost beside their own work: `make bench ARGS=tools`.
+
+Calls of a real runner on a real store: the time of one beside the bare function, and a turn whose tools return 100 MB.
+"""
+
+import asyncio
+import gc
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.tool_calls import ToolCallRunner
+from agent.tools.budgets import ResultBudget
+from agent.tools.offers import OfferRegistry
+from agent.tools.registry import ToolContext, ToolRegistry, tool
+from bench.compression_bench import heartbeat
+from bench.measure import Measure, percentile
+from bench.turn_bench import started_turn
+from hermes_state import journal
+from hermes_state.journal import ModelAnswer, RunningTurn
+from hermes_state.store.writer import Store
+from hermes_state.values import ModelCall, SystemClock, ToolCall, ToolEffect
+
+DISPATCH_BAR = 1.0
+"""Milliseconds."""
+MEMORY_BAR = 64.0
+"""MB."""
+LAG_BAR = 50.0
+"""Milliseconds."""
+RESULT = 1_000_000
+"""Characters of one large result."""
+_CALL = ModelCall(purpose="turn", route="bench", model="bench", outcome="ok", usage=None, took_ms=0)
+_WORDS = "the register names a boat and the day on which it came in, and what it brought; "
+
+
+@tool(description="Looks.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY)
+async def look(arguments: dict[str, Any], context: ToolContext) -> str:
+    """Answers at once."""
+    return "fine"
+
+
+@tool(description="Reads much.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY)
+async def read_much(arguments: dict[str, Any], context: ToolContext) -> str:
+    """A result of its own each time."""
+    return (f"{arguments['n']} {_WORDS}" * (RESULT // len(_WORDS) + 1))[:RESULT]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bench:
+    store: Store
+    turn: RunningTurn
+    runner: ToolCallRunner
+
+    @property
+    def context(self) -> ToolContext:
+        return ToolContext.of(self.turn, self.store)
+
+    async def round(self, calls: Sequence[ToolCall]) -> float:
+        """Seconds from the stored answer of a model to its stored results."""
+        step = ModelAnswer(text="", call=_CALL, reported_prompt_tokens=None, calls=tuple(calls))
+        message = await self.store.write(journal.append_calls, self.turn.id, step, self.runner.clock.now())
+        began = time.perf_counter()
+        await self.runner.run(self.turn, message, calls, self.context)
+        await self.runner.end_round(self.turn.id, self.context.input_window)
+        return time.perf_counter() - began
+
+
+@asynccontextmanager
+async def _bench() -> AsyncIterator[_Bench]:
+    with tempfile.TemporaryDirectory(prefix="tools-bench-") as folder:
+        store = await Store.open(Path(folder) / "tools.db", synchronous="NORMAL")
+        try:
+            turn = await store.write(started_turn, ())
+            runner = ToolCallRunner(
+                store=store,
+                clock=SystemClock(),
+                offers=OfferRegistry(ToolRegistry([look, read_much]), store),
+                budget=ResultBudget(),
+                approval_minutes=60.0,
+            )
+            yield _Bench(store=store, turn=turn, runner=runner)
+        finally:
+            await store.close()
+
+
+async def run(quick: bool) -> list[Measure]:
+    """Dispatch of one call, and a turn of large results."""
+    return [await _dispatch(50 if quick else 300), *await _flood(3 if quick else 10)]
+
+
+async def _dispatch(rounds: int) -> Measure:
+    async with _bench() as bench:
+        took = []
+        for number in range(rounds):
+            whole = await bench.round([ToolCall(id=f"c{number}", name=look.name, arguments="{}")])
+            began = time.perf_counter()
+            await look.run({}, bench.context)
+            took.append(whole - (time.perf_counter() - began))
+    ours = percentile(took, 0.5) * 1e3
+    return Measure(name="a tool call, beside the bare function, p50", ours=ours, unit="ms", bar=DISPATCH_BAR)
+
+
+async def _flood(rounds: int) -> list[Measure]:
+    """So many rounds of ten results of 1 MB each, in one turn."""
+    async with _bench() as bench:
+        await bench.round([ToolCall(id="first", name=read_much.name, arguments='{"n": 0}')])
+        gc.collect()
+        before = _resident_mb("VmRSS:", is_reset=True)
+        async with heartbeat() as lags:
+            for number in range(rounds):
+                ids = [f"{number}-{one}" for one in range(10)]
+                await bench.round([ToolCall(id=one, name=read_much.name, arguments='{"n": 1}') for one in ids])
+        grown = _resident_mb("VmHWM:") - before
+    size = f"{rounds * 10} MB of tool output in one turn"
+    return [
+        Measure(name=f"{size}: memory gained at most", ours=grown, unit="MB", bar=MEMORY_BAR),
+        Measure(name=f"{size}: lag of the loop, p99", ours=percentile(lags, 0.99) * 1e3, unit="ms", bar=LAG_BAR),
+    ]
+
+
+def _resident_mb(line: str, *, is_reset: bool = False) -> float:
+    """Resident memory of this process, now (`VmRSS:`) or at most (`VmHWM:`) since the last reset."""
+    if is_reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(one.split()[1]) / 1024 for one in status if one.startswith(line))
+
+
+if __name__ == "__main__":
+    for measure in asyncio.run(run(quick=False)):
+        print(measure)
