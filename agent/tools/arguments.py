@@ -1,4 +1,4 @@
-"""Checks of a tool call's arguments against the tool's JSON schema.
+"""Arguments of tools: their JSON schemas, and checks of a call's arguments against them.
 
 Models mostly get arguments right; what they get wrong are types, missing keys and made-up keys of the top level. That
 much is checked here, with a message that lets the model correct itself. Nested values are the tool's own business.
@@ -68,3 +68,39 @@ def _is(value: object, name: str) -> bool:
     if isinstance(value, bool):  # a bool is an int to Python, not to JSON
         return name == "boolean"
     return isinstance(value, _TYPES.get(name, (object,)))
+
+
+# ---- schemas
+
+
+def schema(*required: str, **properties: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Schema of a tool whose arguments are these, and of them `required`.
+
+    >>> schema("path", path=text(), depth=whole(3))["properties"]["depth"]
+    {'type': 'integer', 'default': 3}
+    """
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def text(description: str = "", **rules: Any) -> Mapping[str, Any]:
+    """Schema of a text."""
+    return _described({"type": "string"}, description, rules)
+
+
+def whole(default: int, description: str = "", **rules: Any) -> Mapping[str, Any]:
+    """Schema of a whole number."""
+    return _described({"type": "integer", "default": default}, description, rules)
+
+
+def switch(description: str = "") -> Mapping[str, Any]:
+    """Schema of something that is off unless it is set."""
+    return _described({"type": "boolean", "default": False}, description, {})
+
+
+def _described(rule: Mapping[str, Any], description: str, rules: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**rule, **rules, **({"description": description} if description else {})}

@@ -124,10 +124,10 @@ async def _open(arguments: dict[str, Any], context: ToolContext) -> str | ToolOu
     name, offset, limit = arguments["id"], arguments["offset"], arguments["limit"]
     number = name.strip()
     message_id = parse_recall_id(f"m{number}" if number.isdecimal() else number)
-    row = await context.store.read(_load, context.lineage_id, message_id) if message_id is not None else None
+    row = await context.store.read(load_row, context.lineage_id, message_id) if message_id is not None else None
     if row is None:
         raise ToolError(f"this conversation has no message {name!r}; {HISTORY_SEARCH} finds ids")
-    text = _whole_text(row)
+    text = whole_text(row)
     if offset and offset >= len(text):
         raise ToolError(f"{name} ends after {len(text):,} characters")
     end = min(len(text), offset + min(limit, context.result_size))
@@ -138,7 +138,7 @@ async def _open(arguments: dict[str, Any], context: ToolContext) -> str | ToolOu
     return opened if offset or not row.body.images else ToolOutput(text=opened, images=row.body.images)
 
 
-def _load(db: Connection, lineage_id: LineageId, message_id: MessageId) -> Message | None:
+def load_row(db: Connection, lineage_id: LineageId, message_id: MessageId) -> Message | None:
     """A row, unless there is none or it belongs to another conversation."""
     try:
         row = load_message(db, message_id)
@@ -147,7 +147,7 @@ def _load(db: Connection, lineage_id: LineageId, message_id: MessageId) -> Messa
     return row if load_session(db, row.session_id).lineage_id == lineage_id else None
 
 
-def _whole_text(row: Message) -> str:
+def whole_text(row: Message) -> str:
     """All that a row holds, in the order in which the model was shown it."""
     pieces = [row.text] if row.text else []
     if row.body.quote is not None:

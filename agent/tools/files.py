@@ -1,0 +1,297 @@
+"""Tools for the files of a chat's workspace: read, write, edit and list them.
+
+`read_file` also reads what is stored of this conversation by its recall id: a result that was too long to show whole.
+Its own limits bound what it gives, so that reading never has to be stored in turn.
+"""
+
+import asyncio
+import codecs
+import difflib
+import io
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO, TypeVar
+
+from agent.tools.arguments import schema, switch, text, whole
+from agent.tools.recall import load_row, whole_text
+from agent.tools.registry import Tool, ToolContext
+from agent.tools.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
+from hermes_state.errors import ToolError
+from hermes_state.text import counted
+from hermes_state.values import Tokens, ToolEffect, parse_recall_id
+
+T = TypeVar("T")
+
+_DEFAULT_LINES = 500
+_MAX_LINES = 5_000
+_LINE_CHARACTERS = 2_000
+"""Longest line that is shown whole among others; `column` reads on in it."""
+_MAX_CHARACTERS = 40_000
+_MIN_CHARACTERS = 2_000
+_PIECE = 65_536
+_MAX_LISTED = 500
+_COMPARED_LINES = 5_000
+"""Most lines of a file that are compared with a text that was not found in it."""
+_PLAIN_QUOTES = {
+    ord(odd): plain
+    for plain, odds in {'"': "\u201c\u201d\u201e\u00ab\u00bb", "'": "\u2018\u2019\u201a\u00b4`"}.items()
+    for odd in odds
+}
+
+PATH = "Path in the workspace, such as notes/plan.md."
+
+
+def file_tools(workspaces: WorkspaceStore) -> tuple[Tool, ...]:
+    """`read_file`, `write_file`, `edit_file` and `list_files`."""
+
+    async def read(arguments: dict[str, Any], context: ToolContext) -> str:
+        view = {name: arguments[name] for name in ("offset", "limit", "column")}
+        room = characters_for(context.input_window)
+        stored = await stored_text(arguments["path"], context)
+        if stored is not None:
+            return await asyncio.to_thread(_excerpt, io.StringIO(stored), arguments["path"].strip(), room=room, **view)
+        parts, workspace = parse_path(arguments["path"]), workspaces.of(context.chat_id)
+        return await asyncio.to_thread(_read, workspace, parts, room=room, **view)
+
+    async def write(arguments: dict[str, Any], context: ToolContext) -> str:
+        parts, data = parse_path(arguments["path"]), arguments["content"].encode()
+        is_new = await _changed(workspaces.of(context.chat_id), lambda workspace: workspace.write(parts, data))
+        state = "a new file" if is_new else "it replaced what was there"
+        return f"Wrote {len(data):,} bytes to {shown('/'.join(parts))}: {state}."
+
+    async def edit(arguments: dict[str, Any], context: ToolContext) -> str:
+        parts, old, new, is_all = parse_path(arguments["path"]), arguments["old"], arguments["new"], arguments["all"]
+        return await _changed(
+            workspaces.of(context.chat_id), lambda workspace: _edit(workspace, parts, old, new, is_all=is_all)
+        )
+
+    async def list_(arguments: dict[str, Any], context: ToolContext) -> str:
+        parts = parse_path(arguments["path"])
+        return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parts, arguments["depth"])
+
+    look, change = ToolEffect.READ_ONLY, ToolEffect.WRITES
+    return (
+        Tool(
+            name="read_file",
+            description="Read a text file of the workspace, or a stored result by its id, with line numbers.",
+            parameters=schema(
+                "path",
+                path=text("Path in the workspace, or an id such as m123."),
+                offset=whole(1, "First line.", minimum=1),
+                limit=whole(_DEFAULT_LINES, "Most lines.", minimum=1, maximum=_MAX_LINES),
+                column=whole(1, "Character of the first line to start at, for very long lines.", minimum=1),
+            ),
+            effect=look,
+            run=read,
+        ),
+        Tool(
+            name="write_file",
+            description="Write a whole text file in the workspace; folders are made, what was there is replaced.",
+            parameters=schema("path", "content", path=text(PATH), content=text()),
+            effect=change,
+            run=write,
+        ),
+        Tool(
+            name="edit_file",
+            description="Replace an exact text in a file of the workspace; it must occur once, unless all is set.",
+            parameters=schema(
+                *("path", "old", "new"),
+                path=text(PATH),
+                old=text("Text as it is in the file, without line numbers."),
+                new=text(),
+                all=switch("Replace every occurrence."),
+            ),
+            effect=change,
+            run=edit,
+        ),
+        Tool(
+            name="list_files",
+            description="List files and folders of the workspace with their sizes.",
+            parameters=schema(
+                path=text("Folder; empty: the whole workspace.", default=""),
+                depth=whole(3, minimum=1, maximum=10),
+            ),
+            effect=look,
+            run=list_,
+        ),
+    )
+
+
+def characters_for(window: Tokens) -> int:
+    """Most characters that one result of these tools has for a model with this input window."""
+    return min(_MAX_CHARACTERS, max(_MIN_CHARACTERS, window // 2))
+
+
+async def stored_text(path: str, context: ToolContext) -> str | None:
+    """All of what is stored under a recall id; None where `path` is none. Raises `ToolError` for an unknown one."""
+    message_id = parse_recall_id(path)
+    if message_id is None:
+        return None
+    row = await context.store.read(load_row, context.lineage_id, message_id)
+    if row is None:
+        raise ToolError(f"this conversation has nothing stored as {shown(path)}; ./{path.strip()} would name a file")
+    return whole_text(row)
+
+
+async def _changed(workspace: WorkspaceHandle, change: Callable[[WorkspaceHandle], T]) -> T:
+    def run() -> T:
+        with workspace.writing():  # calls of one round run side by side
+            return change(workspace)
+
+    return await asyncio.to_thread(run)
+
+
+# ---- reading
+
+
+def encoding_of(data: bytes) -> str | None:
+    """The encoding of a text by its beginning; None for what is no text."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if b"\0" in data:
+        return None
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(data)
+    except UnicodeDecodeError:
+        return "cp1252"
+    return "utf-8"
+
+
+def _read(workspace: WorkspaceHandle, parts: PathParts, *, room: int, offset: int, limit: int, column: int) -> str:
+    path = "/".join(parts)
+    with workspace.open_file(parts) as file:
+        size, most = file.seek(0, io.SEEK_END), workspace.settings.max_file_bytes
+        file.seek(0)
+        encoding = encoding_of(file.read(_PIECE))
+        if encoding is None:
+            raise ToolError(f"{shown(path)} is no text: it has {size:,} bytes of something else")
+        if size > most:
+            raise ToolError(f"{shown(path)} has {size:,} bytes, more than the {most:,} that are read; search_files can")
+        file.seek(0)
+        stream = io.TextIOWrapper(file, "utf-8-sig" if encoding == "utf-8" else encoding, errors="replace")
+        note = " It is not UTF-8, and was read as Windows-1252." if encoding == "cp1252" else ""
+        return _excerpt(stream, path, room=room, offset=offset, limit=limit, column=column, note=note)
+
+
+def _excerpt(stream: TextIO, name: str, *, room: int, offset: int, limit: int, column: int, note: str = "") -> str:
+    """Numbered lines of a text, as many as there is room for, and how to read on."""
+    rows: list[str] = []
+    total, is_full, more = 0, False, ""
+    for total, (line, length) in enumerate(_lines(stream, column - 1 + room), start=1):
+        if total < offset or is_full:
+            continue
+        if rows and min(length, _LINE_CHARACTERS) > room:
+            is_full = True
+            continue
+        start = column - 1 if total == offset else 0
+        most = room if start else min(room, _LINE_CHARACTERS)
+        text = line[start : start + most]
+        rows.append(f"{total}\t{text}")
+        room -= len(rows[-1]) + 1
+        if (end := start + len(text)) < length:
+            rows.append(
+                f"[line {total} has {length:,} characters; read_file with offset {total} and column {end + 1} reads on]"
+            )
+        is_full = len(rows) >= limit or room <= 0
+    if not rows and offset > max(total, 1):
+        raise ToolError(f"{shown(name)} ends after {counted(total, 'line')}")
+    last = offset - 1 + sum(row[0] != "[" for row in rows)
+    if last < total:
+        more = f" read_file with offset {last + 1} reads on."
+    head = f"Lines {offset}-{last} of {total} of {shown(name)}." if rows else f"{shown(name)} is empty."
+    return "\n".join([f"{head}{more}{note}", *rows])
+
+
+def _lines(stream: TextIO, keep: int) -> Iterator[tuple[str, int]]:
+    """Lines without their ends, at most their first `keep` characters, each with its length."""
+    while piece := stream.readline(_PIECE):
+        kept, length = piece[:keep], len(piece)
+        while not piece.endswith("\n") and (piece := stream.readline(_PIECE)):
+            kept += piece[: max(0, keep - len(kept))]
+            length += len(piece)
+        is_ended = piece.endswith("\n")
+        yield kept.removesuffix("\n"), length - is_ended
+
+
+# ---- editing
+
+
+def _edit(workspace: WorkspaceHandle, parts: PathParts, old: str, new: str, *, is_all: bool) -> str:
+    data, path = workspace.read(parts), shown("/".join(parts))
+    encoding = encoding_of(data)
+    if encoding is None:
+        raise ToolError(f"{path} is no text")
+    try:
+        text = data.decode(encoding)
+        if "\r\n" in text and "\r" not in old:
+            old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
+        changed = _replaced(text, old, new, path, is_all=is_all).encode(encoding)
+    except UnicodeError as error:
+        raise ToolError(f"{path} is not UTF-8, and the change does not fit its encoding") from error
+    workspace.write(parts, changed)
+    count = text.count(old) if is_all else 1
+    first = text.count("\n", 0, text.index(old)) + 1
+    return (
+        f"Replaced {counted(count, 'occurrence')} in {path}, from line {first} on; it has {len(changed):,} bytes now."
+    )
+
+
+def _replaced(text: str, old: str, new: str, path: str, *, is_all: bool) -> str:
+    if not old:
+        raise ToolError("old is empty: name the text to replace, or write the file anew with write_file")
+    if old == new:
+        raise ToolError("old and new are the same: nothing would change")
+    count = text.count(old)
+    if not count:
+        raise ToolError(f"{path} does not have this text. {_nearest(text, old)}")
+    if count > 1 and not is_all:
+        starts = itertools.accumulate(map(len, text.split(old)[:10]), lambda at, more: at + len(old) + more)
+        lines = ", ".join(str(text.count("\n", 0, at) + 1) for at in itertools.islice(starts, min(count, 10)))
+        raise ToolError(
+            f"{path} has this text {count} times, at lines {lines}: give more of the text around the one that is "
+            "meant, or set all"
+        )
+    return text.replace(old, new)
+
+
+def _nearest(text: str, old: str) -> str:
+    """What of a text comes closest to one that it does not have, for the model to see the difference."""
+    lines = text.splitlines()[:_COMPARED_LINES]
+    wanted = [_folded(line) for line in old.strip("\r\n").splitlines()] or [""]
+    folded = [_folded(line) for line in lines]
+    size = len(wanted)
+    at = next((index for index in range(len(folded)) if folded[index : index + size] == wanted), None)
+    if at is not None:
+        exact = "\n".join(
+            f"{at + 1 + number}\t{line[:200]!r}" for number, line in enumerate(lines[at : at + min(size, 20)])
+        )
+        return f"These lines differ from it only in spaces, quotation marks or line ends:\n{exact}"
+    first = max(wanted, key=len)
+    alike = difflib.get_close_matches(first, folded, n=1, cutoff=0.6) if first else []
+    if not alike:
+        return "Nothing in it is alike; read_file shows what it has."
+    at = max(0, folded.index(alike[0]) - wanted.index(first))
+    near = "\n".join(f"{at + 1 + number}\t{line[:200]}" for number, line in enumerate(lines[at : at + min(size, 20)]))
+    return f"What comes closest:\n{near}"
+
+
+def _folded(line: str) -> str:
+    return " ".join(line[:300].translate(_PLAIN_QUOTES).split())
+
+
+# ---- listing
+
+
+def _list(workspace: WorkspaceHandle, parts: PathParts, depth: int) -> str:
+    found = list(itertools.islice(workspace.walk(parts, depth), _MAX_LISTED + 1))
+    rows = []
+    for entry in found[:_MAX_LISTED]:
+        path = "/".join(shown(part)[1:-1] for part in entry.parts)
+        size = (
+            "/" if entry.is_folder else f" {entry.size:,}" if entry.is_file else " (a link or a special file: closed)"
+        )
+        rows.append(path + size)
+    if not rows:
+        return f"{shown('/'.join(parts)) if parts else 'The workspace'} is empty."
+    more = f", the first {_MAX_LISTED}: a path or a lower depth shows less" if len(found) > _MAX_LISTED else ""
+    return "\n".join([f"Files with their bytes, and folders{more}:", *rows])

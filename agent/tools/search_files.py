@@ -1,0 +1,222 @@
+"""Tool that searches the files of a workspace, or one stored result, for a regular expression.
+
+The workspace is walked by handles; a process of its own is given open files and finds lines in them: ripgrep, or
+Python where that is not there. So no path is looked up twice, and an expression that never ends is killed in time.
+"""
+
+import asyncio
+import fnmatch
+import itertools
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.tools.arguments import schema, switch, text
+from agent.tools.files import characters_for, encoding_of, stored_text
+from agent.tools.registry import Tool, ToolContext
+from agent.tools.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path
+from hermes_state.errors import ToolError
+from hermes_state.text import counted
+from hermes_state.values import ToolEffect
+
+_SEARCH_SECONDS = 15.0
+"""Longest search, in seconds; what was found by then is told."""
+_BATCH_FILES = 100
+"""Files that one process is given; each is an open handle of ours."""
+_MAX_FOUND = 100
+_FOUND_IN_FILE = 20
+_LINE_CHARACTERS = 300
+_OUTPUT_BYTES = 1 << 20
+_LEFT_OUT = (".git",)
+"""Folders that are searched only where the path names them."""
+_FOUND = re.compile(rb"^/proc/self/fd/(\d+)\0(\d+):(\d+):(.*)", re.MULTILINE)
+
+_WORKER = f"""
+import re, sys
+flags = re.IGNORECASE if sys.argv[1] == "i" else 0
+try:
+    pattern = re.compile(sys.argv[2], flags)
+except re.error as error:
+    sys.exit(f"{{error}}")
+for name in sys.argv[3:]:
+    count = 0
+    for number, line in enumerate(open(name, encoding="utf-8", errors="replace"), 1):
+        found = pattern.search(line.rstrip("\\n"))
+        if found:
+            print(f"{{name}}\\0{{number}}:{{found.start() + 1}}:{{line.rstrip()[:{_LINE_CHARACTERS}]}}", flush=True)
+            count += 1
+            if count == {_FOUND_IN_FILE}:
+                break
+"""
+
+
+@dataclass(slots=True)
+class _SearchState:
+    """What a search has found so far."""
+
+    rows: list[str] = field(default_factory=list)
+    files: int = 0
+    """Files that were searched."""
+    is_cut: bool = False
+    """Time or room ended before the files did."""
+
+
+def search_tool(workspaces: WorkspaceStore) -> Tool:
+    """`search_files`."""
+
+    async def search(arguments: dict[str, Any], context: ToolContext) -> str:
+        command = _command(arguments["pattern"], is_literal=arguments["literal"], is_any_case=arguments["ignore_case"])
+        deadline, state = asyncio.get_running_loop().time() + _SEARCH_SECONDS, _SearchState()
+        stored = await stored_text(arguments["path"], context)
+        if stored is not None:
+            with ExitStack() as held:
+                handle = await asyncio.to_thread(_as_file, stored, held)
+                await _search(command, {handle: arguments["path"].strip()}, deadline, state)
+        else:
+            parts = parse_path(arguments["path"])
+            files = _files(workspaces.of(context.chat_id), parts, arguments["glob"])
+            while not state.is_cut:
+                with ExitStack() as held:
+                    batch = await asyncio.to_thread(_open, workspaces.of(context.chat_id), files, held)
+                    if not batch:
+                        break
+                    await _search(command, batch, deadline, state)
+        return _told(state, characters_for(context.input_window))
+
+    return Tool(
+        name="search_files",
+        description="Search the text files of the workspace, or a stored result by its id, for a regular expression, "
+        "line by line.",
+        parameters=schema(
+            "pattern",
+            pattern=text(),
+            path=text("File, folder or id such as m123.", default=""),
+            glob=text("Only files such as *.py or src/*.ts.", default=""),
+            literal=switch("The pattern is plain text."),
+            ignore_case=switch(),
+        ),
+        effect=ToolEffect.READ_ONLY,
+        run=search,
+    )
+
+
+def _command(pattern: str, *, is_literal: bool, is_any_case: bool) -> list[str]:
+    if not pattern or "\n" in pattern or "\0" in pattern:
+        raise ToolError("the pattern must have something to look for, in one line")
+    program = shutil.which("rg")
+    if program is None:
+        text = re.escape(pattern) if is_literal else pattern
+        return [sys.executable, "-I", "-S", "-c", _WORKER, "i" if is_any_case else "-", text]
+    return [
+        *(
+            program,
+            "--no-config",
+            "--no-mmap",
+            "--color=never",
+            "--no-heading",
+            "--with-filename",
+            "--null",
+            "--column",
+        ),
+        *(
+            "--text",
+            "--max-columns",
+            str(_LINE_CHARACTERS),
+            "--max-columns-preview",
+            "--max-count",
+            str(_FOUND_IN_FILE),
+        ),
+        *(["--fixed-strings"] if is_literal else []),
+        *(["--ignore-case"] if is_any_case else []),
+        *("--regexp", pattern, "--"),
+    ]
+
+
+def _as_file(text: str, held: ExitStack) -> int:
+    handle = os.memfd_create("stored")
+    held.callback(os.close, handle)
+    with open(handle, "wb", closefd=False) as file:
+        file.write(text.encode())
+    return handle
+
+
+def _files(workspace: WorkspaceHandle, parts: PathParts, glob: str) -> Iterator[PathParts]:
+    """Paths of the files to search. Raises `ToolError` for a path that is not there."""
+    with suppress(ToolError):
+        with workspace.open_file(parts):
+            pass
+        yield parts
+        return
+    for entry in workspace.walk(parts):
+        path = "/".join(entry.parts)
+        is_wanted = not glob or any(fnmatch.fnmatch(one, glob) for one in (path, f"/{path}", entry.parts[-1]))
+        if entry.is_file and is_wanted and not any(part in _LEFT_OUT for part in entry.parts[len(parts) :]):
+            yield entry.parts
+
+
+def _open(workspace: WorkspaceHandle, files: Iterable[PathParts], held: ExitStack) -> dict[int, str]:
+    """Open the next text files; names by handles."""
+    batch: dict[int, str] = {}
+    for parts in itertools.islice(files, _BATCH_FILES):
+        with suppress(ToolError):  # it is gone, or was swapped
+            file = held.enter_context(workspace.open_file(parts))
+            if encoding_of(file.peek(1)[:1024]) is not None:
+                batch[file.fileno()] = "/".join(parts)
+    return batch
+
+
+async def _search(command: Sequence[str], batch: dict[int, str], deadline: float, state: _SearchState) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        *(f"/proc/self/fd/{handle}" for handle in batch),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        pass_fds=tuple(batch),
+        env={"LC_ALL": "C.UTF-8"},
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    output = problem = b""
+    try:
+        async with asyncio.timeout_at(deadline):
+            while len(output) < _OUTPUT_BYTES and (piece := await process.stdout.read(65_536)):
+                output += piece
+            if len(output) < _OUTPUT_BYTES:
+                problem = await process.stderr.read(2_000)
+    except TimeoutError:
+        state.is_cut = True
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    for found in _FOUND.finditer(output):
+        handle, line, column, text = found.groups()
+        place = f"{batch[int(handle)]}:{int(line)}"
+        where = f" (column {int(column)})" if int(column) > _LINE_CHARACTERS else ""
+        state.rows.append(f"{place}{where}: {text.decode(errors='replace').rstrip()}")
+    if problem and not state.rows:
+        reason = problem.decode(errors="replace").strip()
+        raise ToolError(f"the pattern cannot be searched for: {reason}\nFor plain text, set literal.")
+    state.files += len(batch)
+    state.is_cut = state.is_cut or len(state.rows) >= _MAX_FOUND or len(output) >= _OUTPUT_BYTES
+
+
+def _told(state: _SearchState, room: int) -> str:
+    found, rows = state.rows[:_MAX_FOUND], []
+    for row in found:
+        room -= len(row) + 1
+        if room < 0:
+            break
+        rows.append(row)
+    cut = " The search ended early: a narrower path, glob or pattern finds the rest." if state.is_cut else ""
+    if len(rows) < len(state.rows):
+        cut = f" Shown are {len(rows)}; a narrower path, glob or pattern shows the rest."
+    head = f"{counted(len(state.rows), 'line')} found in {counted(state.files, 'text file')}.{cut}"
+    return "\n".join([head, *rows])

@@ -1,0 +1,20 @@
+"""Calls of tools in a chat, as an agent makes them."""
+
+from typing import Any
+
+import orjson
+
+from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
+from hermes_state.errors import ToolError
+from hermes_state.journal import RunningTurn
+from hermes_state.values import ToolCall
+from tests.agent.conftest import Chat
+
+
+async def call(tools: ToolRegistry, chat: Chat, turn: RunningTurn, name: str, /, **arguments: Any) -> ToolReply:
+    """The reply to one call, whatever is wrong with it."""
+    asked = ToolCall(id="c", name=name, arguments=orjson.dumps(arguments).decode())
+    try:
+        return await tools.run(asked, tools.check(asked), ToolContext.of(turn, chat.store))
+    except ToolError as error:
+        return failed(str(error))

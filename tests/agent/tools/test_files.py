@@ -1,0 +1,393 @@
+"""Reading, writing, editing, listing and searching files of a workspace."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import stat
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.tools.files import file_tools
+from agent.tools.registry import ToolContext, ToolRegistry
+from agent.tools.search_files import search_tool
+from agent.tools.workspace import MAX_DEPTH, WorkspaceSettings, WorkspaceStore
+from agent.turn import Answer
+from hermes_state.journal import RunningTurn
+from hermes_state.tool_runs import ToolRunState
+from hermes_state.values import ChatKey, Tokens, ToolCall
+from tests.agent.conftest import Chat
+from tests.agent.tools.calls import call
+from tests.hermes_state.rows import CALL
+
+NOTED = Answer(text="Noted.", call=CALL, reported_prompt_tokens=None)
+
+
+@dataclass
+class Desk:
+    """A chat with a turn, its workspace and the tools for it."""
+
+    chat: Chat
+    turn: RunningTurn
+    folder: Path
+    tools: ToolRegistry
+
+    async def call(self, name: str, **arguments: Any) -> str:
+        """The text of a reply to a call that must succeed."""
+        reply = await call(self.tools, self.chat, self.turn, name, **arguments)
+        assert reply.state is ToolRunState.DONE, reply.text
+        return reply.text
+
+    async def fail(self, name: str, **arguments: Any) -> str:
+        """The text of a reply to a call that must fail."""
+        reply = await call(self.tools, self.chat, self.turn, name, **arguments)
+        assert reply.state is ToolRunState.FAILED, reply.text
+        return reply.text
+
+
+@pytest.fixture
+async def desk(tmp_path: Path, chat: Chat) -> Desk:
+    settings = WorkspaceSettings(max_bytes=1_000_000, max_file_bytes=400_000)
+    workspaces = WorkspaceStore(tmp_path / "workspaces", settings)
+    turn = await chat.start("hello")
+    folder = tmp_path / "workspaces" / str(turn.chat_id)
+    return Desk(chat, turn, folder, ToolRegistry((*file_tools(workspaces), search_tool(workspaces))))
+
+
+# ---- reading
+
+
+async def test_a_written_file_is_read_back_with_line_numbers(desk: Desk) -> None:
+    told = await desk.call("write_file", path="notes/plan.md", content="one\ntwo\n")
+    assert told == "Wrote 8 bytes to “notes/plan.md”: a new file."
+    assert await desk.call("read_file", path="notes/plan.md") == "Lines 1-2 of 2 of “notes/plan.md”.\n1\tone\n2\ttwo"
+    assert await desk.call("read_file", path="/workspace/notes/plan.md", offset=2) == (
+        "Lines 2-2 of 2 of “notes/plan.md”.\n2\ttwo"
+    )
+    assert stat.S_IMODE((desk.folder / "notes" / "plan.md").stat().st_mode) == 0o600
+    assert stat.S_IMODE(desk.folder.stat().st_mode) == 0o700
+
+
+async def test_a_long_file_is_read_in_parts_without_a_gap(desk: Desk) -> None:
+    lines = [f"line {number} " + "x" * (number % 150) for number in range(1, 3_001)]
+    await desk.call("write_file", path="long.txt", content="\n".join(lines))
+    offset, seen = 1, list[str]()
+    while True:
+        text = await desk.call("read_file", path="long.txt", offset=offset, limit=5_000)
+        head, *rows = text.split("\n")
+        seen += [row.partition("\t")[2] for row in rows]
+        assert len(text) < 41_000
+        if "reads on" not in head:
+            break
+        offset = len(seen) + 1
+        assert f"read_file with offset {offset} reads on" in head
+    assert seen == lines
+    assert "ends after 3,000 lines" in await desk.fail("read_file", path="long.txt", offset=3_001)
+
+
+async def test_an_endless_line_is_read_in_parts_without_a_gap(desk: Desk) -> None:
+    line = "".join(chr(ord("a") + number % 26) for number in range(100_003))
+    await desk.call("write_file", path="data.json", content=f"{line}\nlast\n")
+    column, seen, calls = 1, "", 0
+    while "reads on]" in (text := await desk.call("read_file", path="data.json", limit=1, column=column)):
+        seen += text.split("\n")[1].removeprefix("1\t")
+        column, calls = len(seen) + 1, calls + 1
+        assert f"read_file with offset 1 and column {column} reads on]" in text
+    assert seen + text.split("\n")[1].removeprefix("1\t") == line
+    assert calls == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ("ž\n".encode("utf-8-sig"), "1\tž"),
+        ("één\n".encode("cp1252"), "was read as Windows-1252.\n1\téén"),
+        ("žluť\n".encode("utf-16"), "1\tžluť"),
+        (b"one\r\ntwo\r\n", "1\tone\n2\ttwo"),
+        (b"", "is empty."),
+        (b"x" * 65_535 + "é".encode(), "[line 1 has 65,536 characters"),
+    ],
+)
+async def test_texts_of_other_encodings_are_read(desk: Desk, data: bytes, told: str) -> None:
+    await desk.call("list_files")
+    (desk.folder / "text.txt").write_bytes(data)
+    assert told in await desk.call("read_file", path="text.txt")
+
+
+async def test_what_is_no_text_or_too_large_is_not_read(desk: Desk) -> None:
+    await desk.call("list_files")
+    (desk.folder / "image.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+    assert "is no text: it has 16 bytes" in await desk.fail("read_file", path="image.png")
+    (desk.folder / "large.txt").write_bytes(b"x" * 400_001)
+    assert "more than the 400,000" in await desk.fail("read_file", path="large.txt")
+
+
+async def test_a_stored_result_is_read_by_its_recall_id(desk: Desk) -> None:
+    await desk.chat.finish(desk.turn, NOTED)
+    turn = await desk.chat.start("\n".join(f"row {number}" for number in range(1, 2_001)))
+    desk.turn = turn
+    stored = (await desk.chat.said(turn))[-1].id
+    text = await desk.call("read_file", path=f"m{stored}", offset=1_990, limit=3)
+    assert text.startswith(f"Lines 1990-1992 of 2000 of “m{stored}”. read_file with offset 1993 reads on.")
+    found = await desk.call("search_files", path=f" M{stored} ", pattern=r"^row 17\d\d$")
+    assert found.startswith("20 lines found in 1 text file.")
+    assert f"M{stored}:1700: row 1700" in found
+    await desk.call("write_file", path=f"m{stored}", content="a file of that name")
+    assert "a file of that name" in await desk.call("read_file", path=f"./m{stored}")
+
+
+async def test_nothing_stored_of_another_chat_is_read(desk: Desk) -> None:
+    other = Chat(desk.chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="43"))
+    stored = (await other.said(await other.start("the code word is xylophone")))[-1].id
+    for name, more in (("read_file", {}), ("search_files", {"pattern": "x"})):
+        assert "has nothing stored as" in await desk.fail(name, path=f"m{stored}", **more)
+
+
+async def test_a_result_is_as_long_as_a_small_window_takes(desk: Desk) -> None:
+    await desk.call("write_file", path="long.txt", content="word " * 60_000)
+    asked = ToolCall(id="c", name="read_file", arguments='{"path": "long.txt", "column": 2}')
+    for window, most in ((8_000, 4_200), (2_000, 2_200), (1_000_000, 40_200)):
+        context = replace(ToolContext.of(desk.turn, desk.chat.store), input_window=Tokens(window))
+        reply = await desk.tools.run(asked, desk.tools.check(asked), context)
+        assert most - 200 <= len(reply.text) <= most
+
+
+# ---- writing
+
+
+async def test_writing_replaces_a_file_as_a_whole_and_keeps_its_mode(desk: Desk) -> None:
+    await desk.call("write_file", path="run.sh", content="echo one")
+    (desk.folder / "run.sh").chmod(0o755)
+    assert "it replaced what was there" in await desk.call("write_file", path="run.sh", content="echo two")
+    assert (desk.folder / "run.sh").read_text() == "echo two"
+    assert stat.S_IMODE((desk.folder / "run.sh").stat().st_mode) == 0o755
+    assert os.listdir(desk.folder) == ["run.sh"]
+
+
+async def test_a_write_that_fails_leaves_the_file_as_it_was(desk: Desk) -> None:
+    await desk.call("write_file", path="a.txt", content="one")
+    assert "at most 400,000" in await desk.fail("write_file", path="a.txt", content="x" * 400_001)
+    assert "name a file in it" in await desk.fail("write_file", path="", content="x")
+    (desk.folder / "sub").mkdir()
+    assert "is a folder" in await desk.fail("write_file", path="sub", content="x")
+    assert (desk.folder / "a.txt").read_text() == "one"
+    assert sorted(os.listdir(desk.folder)) == ["a.txt", "sub"]
+
+
+async def test_what_a_crash_left_of_a_write_is_gone_with_the_next(desk: Desk) -> None:
+    await desk.call("list_files")
+    draft = desk.folder / f".{hashlib.sha256(b'b.txt').hexdigest()[:16]}.draft"
+    draft.write_text("half of")
+    await desk.call("write_file", path="b.txt", content="one")
+    assert os.listdir(desk.folder) == ["b.txt"]
+
+
+async def test_a_full_workspace_takes_nothing_more_until_something_is_smaller(desk: Desk) -> None:
+    for name in ("a", "b"):
+        await desk.call("write_file", path=name, content="x" * 400_000)
+    refused = await desk.fail("write_file", path="c", content="x" * 300_000)
+    assert "the workspace is full" in refused
+    assert "of 1,000,000 bytes" in refused
+    await desk.call("write_file", path="a", content="x")
+    await desk.call("write_file", path="c", content="x" * 300_000)
+
+
+async def test_calls_that_run_side_by_side_lose_no_change(desk: Desk) -> None:
+    await desk.call("write_file", path="list.txt", content="\n".join(f"- item {number} -" for number in range(20)))
+    await asyncio.gather(
+        *(desk.call("edit_file", path="list.txt", old=f"item {n} -", new=f"done {n} -") for n in range(20))
+    )
+    assert "item" not in (desk.folder / "list.txt").read_text()
+
+
+# ---- editing
+
+
+async def test_an_edit_replaces_the_one_place(desk: Desk) -> None:
+    await desk.call("write_file", path="a.py", content="x = 1\ny = 2\n")
+    told = await desk.call("edit_file", path="a.py", old="y = 2", new="y = 3")
+    assert told == "Replaced 1 occurrence in “a.py”, from line 2 on; it has 12 bytes now."
+    assert (desk.folder / "a.py").read_text() == "x = 1\ny = 3\n"
+
+
+async def test_an_edit_of_what_occurs_often_names_the_lines(desk: Desk) -> None:
+    await desk.call("write_file", path="a.py", content="pass\nx\npass\n\npass\n")
+    refused = await desk.fail("edit_file", path="a.py", old="pass", new="...")
+    assert "3 times, at lines 1, 3, 5" in refused
+    assert "Replaced 3 occurrences" in await desk.call("edit_file", path="a.py", old="pass", new="...", all=True)
+    assert (desk.folder / "a.py").read_text() == "...\nx\n...\n\n...\n"
+
+
+async def test_line_ends_and_encoding_of_a_file_stay_as_they_were(desk: Desk) -> None:
+    await desk.call("list_files")
+    for name, data, changed in (
+        ("crlf.txt", b"one\r\ntwo\r\nthree\r\n", b"one\r\n2\r\n3\r\n"),
+        ("bom.txt", "\ufeffone\ntwo\nthree\n".encode(), "\ufeffone\n2\n3\n".encode()),
+        ("old.txt", "één\ntwo\nthree\n".encode("cp1252"), "één\n2\n3\n".encode("cp1252")),
+    ):
+        (desk.folder / name).write_bytes(data)
+        await desk.call("edit_file", path=name, old="two\nthree", new="2\n3")
+        assert (desk.folder / name).read_bytes() == changed
+    assert "does not fit its encoding" in await desk.fail("edit_file", path="old.txt", old="2", new="→")
+
+
+@pytest.mark.parametrize(
+    ("old", "told"),
+    [
+        ("def  f(x):\n  return x", "differ from it only in spaces, quotation marks or line ends:\n3\t'def f(x):'"),
+        ("name = “Ann”", "only in spaces, quotation marks"),
+        ("def g(x):\n    return y", "What comes closest:\n3\tdef f(x):"),
+        ("nothing of the kind at all", "Nothing in it is alike"),
+        ("", "old is empty"),
+        ("import os", "old and new are the same"),
+    ],
+)
+async def test_a_text_that_is_not_there_is_answered_with_what_is_near(desk: Desk, old: str, told: str) -> None:
+    await desk.call("write_file", path="a.py", content='import os\nname = "Ann"\ndef f(x):\n\treturn x\n')
+    assert told in await desk.fail("edit_file", path="a.py", old=old, new="import os")
+
+
+async def test_a_mismatch_in_a_huge_file_is_explained_soon(desk: Desk) -> None:
+    line = "abcdefgh " * 40
+    await desk.call("write_file", path="huge.txt", content="\n".join(f"{line}{number}" for number in range(1_000)))
+    async with asyncio.timeout(10):
+        await desk.fail("edit_file", path="huge.txt", old="hgfedcba " * 40, new="x")
+
+
+# ---- listing and searching
+
+
+async def test_a_listing_shows_sizes_to_a_depth(desk: Desk) -> None:
+    assert await desk.call("list_files") == "The workspace is empty."
+    await desk.call("write_file", path="a/b/c/d.txt", content="x" * 1_234)
+    await desk.call("write_file", path="z.txt", content="x")
+    rows = (await desk.call("list_files")).split("\n")[1:]
+    assert rows == ["a/", "a/b/", "a/b/c/", "z.txt 1"]
+    assert (await desk.call("list_files", path="a/b", depth=2)).endswith("\na/b/c/\na/b/c/d.txt 1,234")
+    assert "is no folder" in await desk.fail("list_files", path="z.txt")
+
+
+async def test_a_listing_is_bounded_and_names_are_one_line(desk: Desk) -> None:
+    await desk.call("list_files")
+    for number in range(600):
+        (desk.folder / f"{number:03}").touch()
+    (desk.folder / "000 a\nb").touch()
+    os.close(os.open(bytes(desk.folder) + b"/000 \xff", os.O_CREAT))
+    rows = (await desk.call("list_files")).split("\n")
+    assert len(rows) == 501
+    assert "the first 500" in rows[0]
+    assert {"000 a�b 0", "000 � 0"} <= set(rows)
+
+
+async def test_a_thousand_folders_deep_ends(desk: Desk) -> None:
+    await desk.call("list_files")
+    handle = os.open(desk.folder, os.O_RDONLY)
+    for _ in range(1_000):
+        os.mkdir("d", dir_fd=handle)
+        handle, above = os.open("d", os.O_RDONLY, dir_fd=handle), handle
+        os.close(above)
+    os.close(handle)
+    assert (await desk.call("list_files", depth=10)).count("\n") == 10
+    assert "0 lines found" in await desk.call("search_files", pattern="x")
+    await desk.call("write_file", path="d/" * (MAX_DEPTH - 1) + "x", content="x")
+    (desk.folder / ("d/" * (MAX_DEPTH - 1)) / "x").unlink()
+    _flatten(desk.folder)
+
+
+def _flatten(folder: Path) -> None:
+    """Remove folders so deep that nothing that calls itself for each could."""
+    while (folder / "d" / "d").exists():
+        (folder / "d" / "d").rename(folder / "e")
+        (folder / "d").rmdir()
+        (folder / "e").rename(folder / "d")
+
+
+@pytest.fixture
+def has_no_rg(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param:
+        monkeypatch.setenv("PATH", "/nonexistent")
+
+
+SEARCHES = pytest.mark.parametrize("has_no_rg", [False, True], ids=["ripgrep", "python"], indirect=True)
+
+
+@SEARCHES
+@pytest.mark.usefixtures("has_no_rg")
+async def test_search_finds_lines_by_expression_glob_and_case(desk: Desk) -> None:
+    await desk.call("write_file", path="src/a.py", content="import os\nprint(os.sep)\n")
+    await desk.call("write_file", path="src/deep/b.ts", content="// IMPORT\n")
+    await desk.call("write_file", path=".git/config", content="import hidden\n")
+    assert await desk.call("search_files", pattern="^import") == (
+        "1 line found in 2 text files.\nsrc/a.py:1: import os"
+    )
+    assert "src/deep/b.ts:1: // IMPORT" in await desk.call("search_files", pattern="import", ignore_case=True)
+    assert "1 text file." in await desk.call("search_files", pattern="import", glob="*.ts")
+    assert "1 text file." in await desk.call("search_files", pattern="import", glob="src/**/*.ts")
+    assert "src/a.py:2:" in await desk.call("search_files", pattern="(os.", literal=True)
+    assert "src/a.py:2:" in await desk.call("search_files", path="src/a.py", pattern=r"sep\)")
+    assert ".git/config:1:" in await desk.call("search_files", path=".git", pattern="hidden")
+    assert "there is no “gone”" in await desk.fail("search_files", path="gone", pattern="x")
+
+
+@SEARCHES
+@pytest.mark.usefixtures("has_no_rg")
+async def test_a_broken_expression_is_explained(desk: Desk) -> None:
+    await desk.call("write_file", path="a.txt", content="x")
+    told = await desk.fail("search_files", pattern="(unclosed")
+    assert "cannot be searched for" in told
+    assert "literal" in told
+
+
+@SEARCHES
+@pytest.mark.usefixtures("has_no_rg")
+async def test_hits_are_bounded_and_the_rest_is_announced(desk: Desk) -> None:
+    for number in range(220):
+        await desk.call("write_file", path=f"f{number:03}", content="hit\n" * 30)
+    text = await desk.call("search_files", pattern="hit")
+    assert text.count("\n") == 100
+    assert "a narrower path, glob or pattern shows the rest" in text
+
+
+@SEARCHES
+@pytest.mark.usefixtures("has_no_rg")
+async def test_a_hit_in_an_endless_line_is_shown_by_its_column(desk: Desk) -> None:
+    await desk.call("write_file", path="a.json", content="x" * 50_000 + "needle" + "x" * 300_000)
+    text = await desk.call("search_files", pattern="needle")
+    assert "a.json:1 (column 50001): xxx" in text
+    assert len(text) < 600
+    assert "needle" in await desk.call("read_file", path="a.json", column=50_001)
+
+
+def _searchers() -> list[bytes]:
+    """Command lines of processes that search, of whatever parent."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found.append(path.read_bytes())
+    return [command for command in found if b"(a+)+$" in command and b"-I\0-S\0-c" in command]
+
+
+async def test_an_expression_that_never_ends_is_killed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr("agent.tools.search_files._SEARCH_SECONDS", 1.0)
+    await desk.call("write_file", path="a.txt", content="a" * 60 + "!\n")
+    async with asyncio.timeout(10):
+        assert "ended early" in await desk.call("search_files", pattern="(a+)+$")
+    assert not await asyncio.to_thread(_searchers)
+
+
+@SEARCHES
+@pytest.mark.usefixtures("has_no_rg")
+async def test_a_search_leaves_no_open_handle(desk: Desk) -> None:
+    for number in range(150):
+        await desk.call("write_file", path=f"f{number}", content="x")
+    counts = []
+    for _ in range(3):
+        await desk.call("search_files", pattern="x")
+        await desk.call("list_files")
+        await desk.call("read_file", path="f1")
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[1] == counts[2]
