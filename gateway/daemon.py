@@ -133,6 +133,7 @@ class _Daemon:
             clock=clock,
             group=self._group,
             max_parts=lambda: self._loaded.config.delivery.max_parts,
+            attachments=loaded.attachments,
         )
         self._notices = NoticeWriter(
             store=store,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gateway.models.selection import Runtime
-from gateway.turns.attachments import INCOMING_PREFIX
 from hermes_state import attachments, sessions
 from hermes_state.admin import retention
 from hermes_state.errors import StateError
@@ -100,7 +99,7 @@ class ScheduleRunner:
 
 def _remove_leftovers(folder: Path, now: Millis) -> None:
     """Remove what was being fetched when a process ended."""
-    for path in folder.glob(f"{INCOMING_PREFIX}*"):
+    for path in folder.glob(f"{attachments.INCOMING_PREFIX}*"):
         if path.stat().st_mtime * 1000 < now - LEFTOVER_MILLIS:
             path.unlink(missing_ok=True)
 

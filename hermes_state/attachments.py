@@ -1,10 +1,19 @@
-"""Attachments: files that people sent, one row each; the bytes lie under the state directory, named by their hash."""
+"""Attachments: files that people sent or were given, one row each; the bytes lie under the state directory, named by
+their hash."""
 
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from sqlite3 import Connection
 
-from hermes_state.store.sql import insert_row, scalars
-from hermes_state.values import AttachmentId, ChatId, Millis
+from hermes_state.store.sql import insert_row, scalars, select, select_one
+from hermes_state.values import AttachmentId, ChatId, MessageId, Millis, SentFile
+
+INCOMING_PREFIX = "incoming-"
+"""Prefix of the names of files that are being fetched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,11 +28,50 @@ class StoredFile:
     size_bytes: int
 
 
-def insert(db: Connection, chat_id: ChatId, file: StoredFile, now: Millis) -> AttachmentId:
-    """Remember a stored file; the message that it belongs to is set when its turn starts."""
-    query = """INSERT INTO attachments (chat_id, sha256, path, name, mime, bytes, created_at)
-    VALUES (:chat_id, :sha256, :path, :name, :mime, :size_bytes, :now)"""
-    return insert_row(db, AttachmentId, query, asdict(file) | {"chat_id": chat_id, "now": now})
+def new_file(folder: Path) -> Path:
+    """A new, empty file in `attachments/`, for what `keep` is given then. Blocks."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=INCOMING_PREFIX, dir=folder)
+    os.close(handle)
+    return Path(name)
+
+
+def keep(folder: Path, fetched: Path, name: str, mime: str | None) -> StoredFile:
+    """Move a fetched file to the path in `attachments/` that its bytes name. Blocks."""
+    with fetched.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    size = fetched.stat().st_size
+    path = folder / sha256[:2] / sha256
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    fetched.replace(path)
+    return StoredFile(sha256=sha256, path=f"{sha256[:2]}/{sha256}", name=name, mime=mime, size_bytes=size)
+
+
+def insert(
+    db: Connection, chat_id: ChatId, file: StoredFile, now: Millis, message_id: MessageId | None = None
+) -> AttachmentId:
+    """Remember a stored file; of one that somebody sent, the message is set when its turn starts."""
+    query = """INSERT INTO attachments (chat_id, message_id, sha256, path, name, mime, bytes, created_at)
+    VALUES (:chat_id, :message_id, :sha256, :path, :name, :mime, :size_bytes, :now)"""
+    values = asdict(file) | {"chat_id": chat_id, "message_id": message_id, "now": now}
+    return insert_row(db, AttachmentId, query, values)
+
+
+_SENT_FILE = """
+SELECT id AS attachment_id, name, coalesce(mime, 'application/octet-stream') AS mime, bytes AS size_bytes, path,
+  created_at FROM attachments
+"""
+
+
+def load_file(db: Connection, chat_id: ChatId, attachment_id: int) -> SentFile | None:
+    """A file of this chat; None where it has no such file."""
+    return select_one(db, SentFile, f"{_SENT_FILE} WHERE id = ? AND chat_id = ?", (attachment_id, chat_id))
+
+
+def load_sent(db: Connection, message_ids: Sequence[MessageId]) -> list[SentFile]:
+    """Files that calls in these messages have given to their chat, oldest first."""
+    marks = ",".join("?" * len(message_ids))
+    return select(db, SentFile, f"{_SENT_FILE} WHERE message_id IN ({marks}) ORDER BY id", message_ids)
 
 
 # Purpose: files that do not fit beside those that were used later, the longest unused first.

@@ -138,7 +138,7 @@ def start_turn(
     starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0])
     turn_id = _insert_turn(db, chat_id, lineage_id, starter.sender_ref, now)
     _bind(db, turn_id, lineage_id, rows, prepared, now)
-    return _require_running(db, turn_id)
+    return require_running(db, turn_id)
 
 
 # Purpose: a turn for one row, in a chat with an open conversation in which nothing else waits or runs.
@@ -163,7 +163,7 @@ def start_at_once(db: Connection, row: InboxRow, now: Millis) -> RunningTurn | N
         return None
     turn_id, lineage_id = started
     _bind(db, turn_id, lineage_id, [row], {}, now)
-    return _require_running(db, turn_id)
+    return require_running(db, turn_id)
 
 
 def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: UserRef, now: Millis) -> RunningTurn:
@@ -173,12 +173,12 @@ def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: User
     claim = "UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ? AND state = 'new'"
     if db.execute(claim, (turn_id, command)).rowcount != 1:
         raise InboxMoved(f"command {command} was settled before")
-    return _require_running(db, turn_id)
+    return require_running(db, turn_id)
 
 
 def join_steers(db: Connection, turn_id: TurnId, now: Millis) -> int:
     """Let waiting `steer` rows of the turn's chat join it, after what the transcript holds; returns how many."""
-    turn = _require_running(db, turn_id)
+    turn = require_running(db, turn_id)
     rows = [row for row in inbox.load_waiting(db, turn.chat_id) if row.mode is inbox.InboxMode.STEER]
     if rows:
         _bind(db, turn_id, turn.lineage_id, rows, {}, now)
@@ -242,7 +242,7 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
 
 def append_calls(db: Connection, turn_id: TurnId, answer: ModelAnswer, now: Millis) -> Message:
     """Store a model answer that calls tools, with its place in the ledger. Raises `TurnMoved`."""
-    return _append_answer(db, _require_running(db, turn_id), answer, answer.text or None, now)
+    return _append_answer(db, require_running(db, turn_id), answer, answer.text or None, now)
 
 
 def _append_answer(db: Connection, turn: RunningTurn, answer: ModelAnswer, text: str | None, now: Millis) -> Message:
@@ -268,13 +268,13 @@ def start_tools(
     db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis
 ) -> None:
     """Commit that these calls begin; a call that was begun before keeps its row. Raises `TurnMoved`."""
-    _require_running(db, turn_id)
+    require_running(db, turn_id)
     tool_runs.begin(db, turn_id, call_message_id, calls, now)
 
 
 def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> Message:
     """Store the result of one call: the run's state and the tool row. Raises `TurnMoved`."""
-    return _store_result(db, _require_running(db, turn_id), result, now)
+    return _store_result(db, require_running(db, turn_id), result, now)
 
 
 def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Millis) -> Message:
@@ -306,7 +306,7 @@ def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
 
 def pause_turn(db: Connection, turn_id: TurnId) -> RunningTurn:
     """Let a turn wait for a decision; it keeps its place in the chat. Raises `TurnMoved`."""
-    turn = _require_running(db, turn_id)
+    turn = require_running(db, turn_id)
     db.execute("UPDATE turns SET state = 'waiting' WHERE id = ?", (turn_id,))
     return turn
 
@@ -470,10 +470,10 @@ def was_stopped(db: Connection, turn_id: TurnId) -> bool:
 def note_resumed(db: Connection, turn_id: TurnId, is_restart: bool) -> RunningTurn:
     """Note that work on an open turn begins again; a restart of the process counts. Raises `TurnMoved`."""
     db.execute("UPDATE turns SET restarts = restarts + ? WHERE id = ?", (int(is_restart), turn_id))
-    return _require_running(db, turn_id)
+    return require_running(db, turn_id)
 
 
-def _require_running(db: Connection, turn_id: TurnId) -> RunningTurn:
+def require_running(db: Connection, turn_id: TurnId) -> RunningTurn:
     turn = find_turn(db, turn_id)
     if turn is None:
         raise TurnMoved(f"turn {turn_id} is not running")

@@ -13,7 +13,18 @@ from sqlite3 import Connection
 import msgspec
 
 from hermes_state.store.sql import scalar_or_none, scalars, select, select_one
-from hermes_state.values import Button, ChatId, InboxId, MessageId, Millis, OutboundPart, OutboxId, TurnId, UserRef
+from hermes_state.values import (
+    Button,
+    ChatId,
+    InboxId,
+    MessageId,
+    Millis,
+    OutboundPart,
+    OutboxId,
+    SentFile,
+    TurnId,
+    UserRef,
+)
 
 
 class OutboxKind(StrEnum):
@@ -35,6 +46,7 @@ class WrittenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     markdown: str
     buttons: tuple[Button, ...] = ()
+    attached: SentFile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +65,8 @@ class Reply:
     ticket: str | None = None
     replaces: str | None = None
     buttons: tuple[Button, ...] = ()
+    attached: SentFile | None = None
+    """File that is given to the chat; `markdown` is its caption then."""
     is_urgent: bool = False
     """Due before whatever else is owed to the chat."""
 
@@ -113,7 +127,7 @@ def enqueue(db: Connection, reply: Reply, now: Millis, parts: Sequence[OutboundP
 
     `parts`: the rendered reply, which is sent as soon as this is on disk; it is stored as `begin_send` would leave it.
     """
-    written = WrittenReply(markdown=reply.markdown, buttons=reply.buttons)
+    written = WrittenReply(markdown=reply.markdown, buttons=reply.buttons, attached=reply.attached)
     values = {"payload": _encode(parts[0] if parts else written).decode(), "rendered": int(bool(parts)), "now": now}
     values = asdict(reply) | values | {"next_at": 0 if reply.is_urgent else now}
     row = select_one(db, OutboxRow, _INSERT, values)

@@ -228,6 +228,18 @@ class Button(msgspec.Struct, frozen=True, kw_only=True):
     command: str
 
 
+class SentFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that is given to a chat: a reference to an `attachments` row, never the bytes."""
+
+    attachment_id: int
+    name: str
+    mime: str
+    size_bytes: int
+    path: str
+    """Relative to the state directory's `attachments/`."""
+    created_at: Millis
+
+
 class OutboundPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rendered platform message: stored before the first send, so that a retry sends the same bytes.
 
@@ -241,6 +253,8 @@ class OutboundPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     buttons: tuple[Button, ...] = ()
     file: str = ""
     """Markdown that goes along as a file; empty: no file does."""
+    attached: SentFile | None = None
+    """Kept file that goes along; `text` is its caption then."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,16 +4,15 @@ An adapter turns SDK objects into values and values into SDK calls. It decides n
 what is a command and what is answered are the gateway's business.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from hermes_state.errors import MessageRejected, PlatformUnavailable
 from hermes_state.values import ChatKey, Cursor, InboundEvent, InboundMessage, IncomingAttachment, Millis, OutboundPart
-
-FILE_NAME = "reply.md"
-"""Name of the file that a part carries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,9 @@ class Capabilities:
     typing_seconds: float | None
     """Seconds for which one typing signal is visible; None where there is none."""
     has_files: bool = False
-    """A part may carry a file."""
+    """A long reply may end in a file."""
+    max_file_bytes: int = 0
+    """Largest file that the platform takes from us, in bytes; 0: none."""
     preview_seconds: float | None = None
     """Seconds for which a preview without a placeholder is visible unless shown again; None: for good."""
 
@@ -45,6 +46,30 @@ class MenuCommand:
     argument: str | None
     """Argument that may follow the name, for people (`[title]`), or None."""
     is_admin_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboundFile:
+    """File that goes along with a part."""
+
+    name: str
+    mime: str
+    size_bytes: int
+    content: bytes | Path
+    """The bytes, or where they are kept; they may be gone from there."""
+    attachment_id: int | None = None
+    """Row of a kept file."""
+
+    async def read(self) -> bytes:
+        """The bytes. Raises `MessageRejected` when they are gone, and `PlatformUnavailable` when the disk fails."""
+        if isinstance(self.content, bytes):
+            return self.content
+        try:
+            return await asyncio.to_thread(self.content.read_bytes)
+        except FileNotFoundError as error:
+            raise MessageRejected("the file is not kept any more") from error
+        except OSError as error:
+            raise PlatformUnavailable(f"the file cannot be read: {error.strerror}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +88,9 @@ class SendRequest:
     """An earlier attempt ended ambiguously: the message may be there already."""
     first_tried_at: Millis | None = None
     is_plain: bool = False
-    """The marked-up form was rejected: send `part.plain`."""
+    """The marked-up form or the file was rejected: send `part.plain`."""
+    file: OutboundFile | None = None
+    """File of the part, unless `is_plain`."""
     is_notice: bool = False
     """Words of the gateway, such as a command's reply or an error, not of the model."""
 

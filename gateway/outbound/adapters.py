@@ -82,6 +82,11 @@ class AdapterRegistry:
         found = self.supervised.get(chat.account)
         return found.adapter if found is not None else None
 
+    def max_file_bytes(self, chat: ChatKey) -> int:
+        """Largest file that a chat takes from us, in bytes; 0: none."""
+        adapter = self.of(chat)
+        return 0 if adapter is None else adapter.capabilities.max_file_bytes
+
     def health(self) -> Mapping[str, AdapterHealth]:
         """Health of each account, by its name."""
         return {name: one.health() for name, one in self.supervised.items()}

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from sqlite3 import Connection
 from typing import TypeAlias
 
@@ -37,7 +38,7 @@ from hermes_state.journal import RunningTurn
 from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart, OutboxId
-from platforms.base import AdapterState, PlatformAdapter, SendRequest
+from platforms.base import AdapterState, OutboundFile, PlatformAdapter, SendRequest
 
 log = structlog.get_logger()
 
@@ -58,7 +59,9 @@ REST_LEFT_OUT = (
     "The rest is too long to be sent as messages, and here I cannot attach a file. It is kept, and I can give it to "
     "you in smaller pieces; whoever runs this bot reads it with `hermes-gateway history`."
 )
-
+FILE_LEFT_OUT = "{caption}\n(The file “{name}” could not be sent here.)"
+FILE_NAME = "reply.md"
+"""Name of the file with the rest of a long reply."""
 
 _Send: TypeAlias = Callable[[], Awaitable[float | None]]
 """Sends something. Returns seconds to wait, 0 for none, or None when nothing more is owed."""
@@ -75,6 +78,8 @@ class Delivery:
     group: asyncio.TaskGroup
     max_parts: Callable[[], int]
     """Most messages that a reply takes; with more, the last one carries all of it as a file."""
+    attachments: Path
+    """Folder of the files that are kept."""
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
     _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
     """Time of the next attempt at rows that failed, by the monotonic clock: the time of day may be changed."""
@@ -277,6 +282,7 @@ class Delivery:
             is_repeat=is_repeat,
             first_tried_at=row.first_tried_at or self.clock.now(),
             is_notice=row.kind is not OutboxKind.FINAL,
+            file=_file_of(row.rendered, self.attachments),
         )
         try:
             with own_cancellation(), self.gates.flood_of(chat).obeyed():
@@ -309,10 +315,10 @@ class Delivery:
         try:
             return await adapter.send(request)
         except (MessageRejected, ChatUnreachable) as error:
-            if isinstance(error, ChatUnreachable) and not request.part.file:  # else only files may be forbidden
+            if isinstance(error, ChatUnreachable) and request.file is None:  # else only files may be forbidden
                 raise
             log.warning("delivery.sent_plain", detail=str(error))
-        return await adapter.send(replace(request, is_plain=True))
+        return await adapter.send(replace(request, is_plain=True, file=None))
 
     async def _retry(self, row: OutboxRow, is_ambiguous: bool, error: Exception, pause: float) -> None:
         reason, next_at = f"{type(error).__name__}: {error}", Millis(self.clock.now() + int(1000 * pause))
@@ -326,6 +332,9 @@ def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:
 
 async def _render(adapter: PlatformAdapter, written: outbox.WrittenReply, max_parts: int) -> Sequence[OutboundPart]:
     """Render a reply into parts, at most `max_parts` where files can be sent; its buttons hang under the last one."""
+    if (file := written.attached) is not None:
+        lost = FILE_LEFT_OUT.format(name=file.name, caption=written.markdown).strip()
+        return [OutboundPart(text=written.markdown, plain=lost, attached=file)]
     try:
         # A long answer can take seconds: not on the loop, where every other chat would wait for it.
         text, is_long = written.markdown, len(written.markdown) > RENDERED_AT_ONCE
@@ -338,6 +347,19 @@ async def _render(adapter: PlatformAdapter, written: outbox.WrittenReply, max_pa
     if written.buttons and adapter.capabilities.has_buttons:
         parts[-1] = msgspec.structs.replace(parts[-1], buttons=written.buttons)
     return parts
+
+
+def _file_of(part: OutboundPart, folder: Path) -> OutboundFile | None:
+    if (kept := part.attached) is not None:
+        return OutboundFile(
+            name=kept.name,
+            mime=kept.mime,
+            size_bytes=kept.size_bytes,
+            content=folder / kept.path,
+            attachment_id=kept.attachment_id,
+        )
+    text = part.file.encode()
+    return OutboundFile(name=FILE_NAME, mime="text/markdown", size_bytes=len(text), content=text) if text else None
 
 
 def _plain_parts(text: str, characters: int) -> list[OutboundPart]:

@@ -6,9 +6,6 @@ never enter the history.
 """
 
 import asyncio
-import hashlib
-import os
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -61,9 +58,6 @@ READY_SECONDS = 60.0
 """Longest wait for a platform to come back after a failed fetch, in seconds: just after a start it is not there yet."""
 
 READY_PAUSE_SECONDS = 0.2
-
-INCOMING_PREFIX = "incoming-"
-"""Prefix of the names of files that are being fetched."""
 
 
 @dataclass(slots=True)
@@ -180,15 +174,18 @@ class AttachmentHandler:
             max_chars = self.runtime.config.attachments.max_text_chars
             try:
                 document = await asyncio.to_thread(file_kinds.read_text, fetched, attachment, max_chars)
-                return await asyncio.to_thread(_keep, self.folder, fetched, attachment), document
+                return await self._keep(fetched, attachment), document
             except AttachmentError as error:
                 if not sees_images:
                     raise
                 no_image = error
         copy = await file_kinds.scaled_image(self.scaler, fetched, attachment, no_image)
-        file = await asyncio.to_thread(_keep, self.folder, fetched, attachment)
+        file = await self._keep(fetched, attachment)
         await self.scaler.keep(file.path, ImageLimits(), copy)
         return replace(file, size_bytes=file.size_bytes + len(copy)), mime_of(copy)
+
+    async def _keep(self, fetched: Path, attachment: IncomingAttachment) -> StoredFile:
+        return await asyncio.to_thread(attachments.keep, self.folder, fetched, attachment.name, attachment.mime)
 
     async def _fetch(
         self, chat: Chat, attachment: IncomingAttachment, limit: int, use: Callable[[Path], Awaitable[T]]
@@ -198,7 +195,7 @@ class AttachmentHandler:
         if adapter is None:
             raise AttachmentError(f"I could not fetch “{name}” right now; please send it again later.")
         try:
-            target = await asyncio.to_thread(_new_file, self.folder)
+            target = await asyncio.to_thread(attachments.new_file, self.folder)
         except OSError as error:
             log.warning("attachment.not_stored", error=type(error).__name__)
             raise AttachmentError(f"I cannot store “{name}” right now; please send it again later.") from error
@@ -242,23 +239,3 @@ def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all:
         reply_to=row.message_ref,
     )
     outbox.enqueue(db, reply, now)
-
-
-def _new_file(folder: Path) -> Path:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=INCOMING_PREFIX, dir=folder)
-    os.close(handle)
-    return Path(name)
-
-
-def _keep(folder: Path, fetched: Path, attachment: IncomingAttachment) -> StoredFile:
-    """Move a fetched file to the path that its bytes name."""
-    with fetched.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-    size = fetched.stat().st_size
-    path = folder / sha256[:2] / sha256
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    fetched.replace(path)
-    return StoredFile(
-        sha256=sha256, path=f"{sha256[:2]}/{sha256}", name=attachment.name, mime=attachment.mime, size_bytes=size
-    )

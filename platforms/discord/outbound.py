@@ -19,7 +19,7 @@ from discord.http import Route
 from hermes_state.aio import wait_until
 from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable, SendAmbiguous
 from hermes_state.values import Clock, Millis
-from platforms.base import FILE_NAME, Preview, SendRequest
+from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketRejected, rest_errors
 from platforms.discord.inbound import snowflake_at
@@ -102,8 +102,8 @@ class DiscordSender:
                 log.info("discord.placeholder_gone", reason=str(error))
         if request.is_repeat and (found := await self._find_earlier(request, str(payload["content"]))):
             return found
-        if request.part.file and not request.is_plain:
-            return await self._post(channel_ref, payload, request.key, request.part.file)
+        if request.file is not None:
+            return await self._post(channel_ref, payload, request.key, request.file)
         try:
             return await self._reply(channel_ref, payload, request.key, request.reply_to)
         except ChatUnreachable:
@@ -148,7 +148,9 @@ class DiscordSender:
 
     # Ordinary messages
 
-    async def _post(self, channel_ref: str, payload: Mapping[str, object], key: str, file: str = "") -> str:
+    async def _post(
+        self, channel_ref: str, payload: Mapping[str, object], key: str, file: OutboundFile | None = None
+    ) -> str:
         body = {**payload, "nonce": self._nonce(channel_ref, key), "enforce_nonce": True}
         route = Route("POST", "/channels/{channel_id}/messages", channel_id=channel_ref)
         try:
@@ -199,7 +201,9 @@ class DiscordSender:
         """24 characters that depend on the key, the channel and the database; Discord takes 25."""
         return hashlib.blake2s(f"{self.salt}:{channel_ref}:{key}".encode(), digest_size=12).hexdigest()
 
-    async def _request(self, route: Route, payload: Mapping[str, object] | None = None, file: str = "") -> object:
+    async def _request(
+        self, route: Route, payload: Mapping[str, object] | None = None, file: OutboundFile | None = None
+    ) -> object:
         if self.client.is_closed():
             raise PlatformUnavailable("not connected to Discord")
         with rest_errors():
@@ -207,11 +211,16 @@ class DiscordSender:
                 if payload is None:
                     return await self.client.http.request(route)
                 body = {**payload, "allowed_mentions": NO_MENTIONS}
-                if not file:
+                if file is None:
                     return await self.client.http.request(route, json=body)
                 form: list[dict[str, object]] = [
                     {"name": "payload_json", "value": msgspec.json.encode(body).decode()},
-                    {"name": "files[0]", "value": file.encode(), "filename": FILE_NAME},
+                    {
+                        "name": "files[0]",
+                        "value": await file.read(),
+                        "filename": file.name,
+                        "content_type": file.mime,
+                    },
                 ]
                 return await self.client.http.request(route, form=form)
 

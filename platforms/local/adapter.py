@@ -17,7 +17,7 @@ from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, Me
 from platforms.http_server import http_server
 from platforms.local.access import BrowserAccessControl, address, host_names
 from platforms.local.chats import ChatRegistry, LiveChat, load_recent, save_recent
-from platforms.local.entries import Entry, EntryKind
+from platforms.local.entries import Entry, EntryKind, ref_of_file
 from platforms.local.history import chat_key, load_progress
 from platforms.local.markdown import split_parts, to_html
 from platforms.local.pages import PageWriter
@@ -28,6 +28,9 @@ log = structlog.get_logger()
 
 _MAX_INLINE_CHARACTERS = 500
 """Longest text whose HTML is made on the event loop, in characters: the worst of that length takes ten milliseconds."""
+
+MAX_FILE_BYTES = 1 << 30
+"""Largest file that a page is given, in bytes: its browser holds it in memory."""
 
 _SHUTDOWN_SECONDS = 1.0
 """Seconds for requests under way, and for saving recent entries; streams end at once by themselves."""
@@ -74,6 +77,7 @@ class LocalAdapter:
             shared_preview_interval_seconds=0.1,
             has_buttons=True,
             typing_seconds=6.0,
+            max_file_bytes=MAX_FILE_BYTES,
         )
         self._settings = settings
         self._store = store
@@ -116,6 +120,7 @@ class LocalAdapter:
             chats=self._chats,
             pages=self._pages,
             uploads=self._uploads,
+            attachments=self._settings.state_dir / "attachments",
             max_characters=self._settings.max_characters,
         )
         async with AsyncExitStack() as stack:
@@ -170,8 +175,8 @@ class LocalAdapter:
 
     async def send(self, request: SendRequest) -> str:
         """Show a part on every open page; the transcript shows it to those that open later."""
-        chat = self._live_chat(request.chat)
-        ref = request.replaces or f"k-{request.key}"
+        chat, sent = self._live_chat(request.chat), None if request.file is None else request.part.attached
+        ref = request.replaces or f"k-{request.key}" if sent is None else ref_of_file(sent)
         known = chat.find(ref)
         entry = Entry(
             ref=ref,
@@ -179,6 +184,7 @@ class LocalAdapter:
             at=self._clock.now() if known is None else known.at,
             text=request.part.plain if request.is_plain else request.part.text,
             is_plain=request.is_plain,
+            sent=sent,
             buttons=request.part.buttons,
         )
         await self._render_ahead(chat, entry)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from hermes_state.values import Button, Millis, ToolCall
+from hermes_state.values import Button, Millis, SentFile, ToolCall
 
 BEGINNING = Millis(0)
 _WAITING_MS = 10**14
@@ -36,6 +36,8 @@ class Entry:
     is_plain: bool = False
     """Shown as written, not as Markdown."""
     files: tuple[str, ...] = ()
+    sent: SentFile | None = None
+    """File that the agent gives to the chat."""
     buttons: tuple[Button, ...] = ()
     call: ToolCall | None = None
     state: str = ""
@@ -53,6 +55,11 @@ class Entry:
     def order(self) -> int:
         """Place on the page, by which entries are sorted; those of one place keep the order that they are given in."""
         return max(self.at, self.not_before) + (_WAITING_MS if self.is_waiting else 0)
+
+
+def ref_of_file(file: SentFile) -> str:
+    """Name on every page of the entry that shows a file."""
+    return f"f-{file.attachment_id}"
 
 
 def taken_up(at: Millis) -> Millis:

@@ -10,12 +10,13 @@ from sqlite3 import Connection
 import msgspec
 
 from hermes_state import chats
+from hermes_state.attachments import load_file, load_sent
 from hermes_state.chats import HistoryRow, find_chat
 from hermes_state.inbox import InboxKind, load_waiting
 from hermes_state.journal import find_open_turn
 from hermes_state.store.sql import scalar_or_none
-from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Millis, Origin
-from platforms.local.entries import BEGINNING, Entry, EntryKind, merge, taken_up
+from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Millis, Origin, SentFile
+from platforms.local.entries import BEGINNING, Entry, EntryKind, merge, ref_of_file, taken_up
 
 TOOL_CHARACTERS = 4_000
 """Most characters of a tool call's arguments, and of its result, that a page shows; `history_open` has all of it."""
@@ -44,13 +45,19 @@ def load_history(
     is_all = len(rows) < limit
     if not is_all:  # results whose call is on the page before show nothing here, but tell there what became of it
         rows = rows[next((at for at, row in enumerate(rows) if row.tool_call_id is None), 0) :]
+    remembered = {entry.ref for entry in recent}  # with their captions
+    files = [
+        Entry(ref=ref, kind=EntryKind.ANSWER, at=file.created_at, sent=file)
+        for file in load_sent(db, [row.id for row in rows if row.role == MessageRole.ASSISTANT])
+        if (ref := ref_of_file(file)) not in remembered
+    ]
     waiting = [] if before is not None else _waiting(db, chat.id)
     known_refs = chats.known_refs(db, chat.id, [entry.ref for entry in recent]) | {entry.ref for entry in waiting}
     since = BEGINNING if is_all else min(row.created_at for row in rows)
     if before is not None:  # what is newer stands on the page behind this one
         until = scalar_or_none(db, int, "SELECT created_at FROM messages WHERE id = ?", (before,)) or 0
         recent = [entry for entry in recent if entry.at < until]
-    entries = merge([*_with_dividers(rows), *waiting], known_refs, recent, since)
+    entries = merge([*_with_dividers(rows), *files, *waiting], known_refs, recent, since)
     return entries, None if is_all else rows[0].id
 
 
@@ -58,6 +65,12 @@ def load_known_refs(db: Connection, key: ChatKey, refs: Sequence[str]) -> frozen
     """Load those of these platform ids that are rows of the chat's transcript."""
     chat = find_chat(db, key)
     return frozenset() if chat is None else chats.known_refs(db, chat.id, refs)
+
+
+def load_file_of(db: Connection, key: ChatKey, attachment_id: int) -> SentFile | None:
+    """Load a file of a chat; None where it has no such file."""
+    chat = find_chat(db, key)
+    return None if chat is None else load_file(db, chat.id, attachment_id)
 
 
 def load_progress(db: Connection, key: ChatKey) -> tuple[list[Entry], frozenset[str]]:

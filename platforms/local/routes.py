@@ -30,7 +30,7 @@ from platforms.local.access import (
 )
 from platforms.local.chats import ChatRegistry, LiveChat
 from platforms.local.entries import Entry, EntryKind
-from platforms.local.history import chat_key, load_history, load_progress
+from platforms.local.history import chat_key, load_file_of, load_history, load_progress
 from platforms.local.pages import ChatView, PageWriter
 from platforms.local.stream import encode
 from platforms.local.uploads import FormError, SubmittedMessage, UploadStore, read_form
@@ -67,6 +67,8 @@ class RouteHandler:
     chats: ChatRegistry
     pages: PageWriter
     uploads: UploadStore
+    attachments: Path
+    """Folder of the files that are kept."""
     max_characters: int
     hosts: tuple[str, ...] = field(default=(), init=False)
     """`Host` headers that mean us; known once the port is bound."""
@@ -91,6 +93,7 @@ class RouteHandler:
                 web.get("/chat/{name}", self._page),
                 web.get("/chat/{name}/earlier", self._for_owner(self._earlier)),
                 web.get("/chat/{name}/stream", self._for_owner(self._stream)),
+                web.get("/chat/{name}/files/{number}", self._for_owner(self._file)),
                 web.post("/chat/{name}/messages", self._for_owner(self._post)),
                 web.get("/static/{file}", self._static_file),
             ]
@@ -231,6 +234,17 @@ class RouteHandler:
         )
         chat.add(entry)
         return entry
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        """Hand out a file that the agent gave to the chat."""
+        key, number = chat_key(_chat_name(request)), request.match_info["number"]
+        if not (number.isascii() and number.isdecimal() and len(number) < 19):
+            raise web.HTTPNotFound
+        file = await self.store.read(load_file_of, key, int(number))
+        if file is None or not await asyncio.to_thread((self.attachments / file.path).is_file):
+            raise web.HTTPNotFound
+        headers = {"Content-Type": file.mime, "Content-Disposition": "attachment", "Cache-Control": "no-store"}
+        return web.FileResponse(self.attachments / file.path, headers=headers)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """Stream what happens in a chat until the page goes away."""

@@ -46,6 +46,7 @@ class TelegramAdapter:
         has_buttons=True,
         typing_seconds=5.0,
         has_files=True,
+        max_file_bytes=50_000_000,
         preview_seconds=30.0,  # then the apps take a draft away
     )
 

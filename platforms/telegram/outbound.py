@@ -10,14 +10,14 @@ import structlog
 from msgspec.structs import replace
 from telegram.error import BadRequest, InvalidToken, TelegramError
 
-from hermes_state.errors import PlatformError, SendAmbiguous
+from hermes_state.errors import MessageRejected, PlatformError, SendAmbiguous
 from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatKey, OutboundPart
-from platforms.base import Preview, SendRequest
+from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.telegram.errors import NOT_EDITABLE, NOT_MODIFIED, TOPIC_GONE, is_refused, translated
 from platforms.telegram.rendering import marked_as_repeat, render
-from platforms.telegram.transport import BotApiRequest
+from platforms.telegram.transport import NO_FILES, BotApiRequest
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +26,10 @@ LABEL_CHARACTERS = 64
 
 MAX_BUTTON_BYTES = 64
 """Most that Telegram takes as a button's `callback_data`."""
+
+PHOTO_MIMES = ("image/jpeg", "image/png", "image/webp")
+MAX_PHOTO_BYTES = 10_000_000
+"""Largest picture that Telegram shows as a photo, in bytes; as a document it takes larger ones."""
 
 _NO_LINK_PREVIEW = '{"is_disabled":true}'  # an answer with ten sources is not about the first of them
 
@@ -57,14 +61,14 @@ class TelegramSender:
         keyboard = await self._keyboard(request.part.buttons)
         part = request.part
         if request.is_plain:
-            part = replace(part, text=part.plain, markup="", file="")
+            part = replace(part, text=part.plain, markup="")
         if request.replaces is not None:
             if await self._edit(request.chat, request.replaces, part, keyboard):
                 return request.replaces
             log.info("telegram.placeholder_gone")
         if request.is_repeat:  # also where there was a placeholder: the first attempt may have found it gone, too
             part = marked_as_repeat(part)
-        return await self._send(request.chat, part, keyboard, request.reply_to)
+        return await self._send(request.chat, part, keyboard, request.reply_to, request.file)
 
     async def show(self, preview: Preview) -> str | None:
         """Show the newest message's worth of an unfinished answer; returns the placeholder's id, if one is known."""
@@ -110,20 +114,31 @@ class TelegramSender:
             raise translated(error) from error
         return True
 
-    async def _send(self, chat: ChatKey, part: OutboundPart, keyboard: str, reply_to: str | None) -> str:
+    async def _send(
+        self, chat: ChatKey, part: OutboundPart, keyboard: str, reply_to: str | None, file: OutboundFile | None = None
+    ) -> str:
         reply = f'{{"message_id":{int(reply_to)},"allow_sending_without_reply":true}}' if reply_to is not None else ""
-        method, shown = "sendMessage", _shown(part)
-        if part.file:
-            method, shown = "sendDocument", {"document": part.file, "caption": part.text}
-        message = {**shown, "reply_parameters": reply, "reply_markup": keyboard}
-        made = await self._ask(method, chat, {**message, "message_thread_id": chat.thread_ref}, unless=TOPIC_GONE)
+        shown = _shown(part) if file is None else {"caption": part.text}
+        message = {**shown, "reply_parameters": reply, "reply_markup": keyboard, "message_thread_id": chat.thread_ref}
+        made = await self._post(chat, message, file)
         if made is None:
             # The same people read the group's general topic; an answer that nobody gets helps nobody.
             log.info("telegram.topic_gone")
-            made = await self._ask(method, chat, message)
+            made = await self._post(chat, {**message, "message_thread_id": ""}, file)
         if not made:
             raise SendAmbiguous("Telegram's answer names no message")
         return made
+
+    async def _post(self, chat: ChatKey, message: Mapping[str, str], file: OutboundFile | None) -> str | None:
+        """Send a message, with a file as what it is best shown as; None where the topic is gone."""
+        if file is None:
+            return await self._ask("sendMessage", chat, message, unless=TOPIC_GONE)
+        if file.mime in PHOTO_MIMES and file.size_bytes <= MAX_PHOTO_BYTES:
+            try:
+                return await self._ask("sendPhoto", chat, message, unless=TOPIC_GONE, files={"photo": file})
+            except MessageRejected as error:  # too long a strip, or no image after all
+                log.info("telegram.sent_as_document", reason=str(error))
+        return await self._ask("sendDocument", chat, message, unless=TOPIC_GONE, files={"document": file})
 
     async def _edit(self, chat: ChatKey, message_ref: str, part: OutboundPart, keyboard: str) -> bool:
         """Edit a message of ours; False when it is not there any more."""
@@ -140,11 +155,17 @@ class TelegramSender:
         return orjson.dumps({"inline_keyboard": rows}).decode() if rows else ""
 
     async def _ask(
-        self, method: str, chat: ChatKey, parameters: Mapping[str, str], *, unless: tuple[str, ...] = ()
+        self,
+        method: str,
+        chat: ChatKey,
+        parameters: Mapping[str, str],
+        *,
+        unless: tuple[str, ...] = (),
+        files: Mapping[str, OutboundFile] = NO_FILES,
     ) -> str | None:
         """Call a method, None where it is refused with one of `unless`; what is as it should be already is no error."""
         try:
-            return await self._call(method, chat, parameters)
+            return await self._call(method, chat, parameters, files)
         except TelegramError as error:
             if is_refused(error, NOT_MODIFIED):
                 return ""
@@ -152,9 +173,11 @@ class TelegramSender:
                 return None
             raise translated(error) from error
 
-    async def _call(self, method: str, chat: ChatKey, parameters: Mapping[str, str]) -> str:
+    async def _call(
+        self, method: str, chat: ChatKey, parameters: Mapping[str, str], files: Mapping[str, OutboundFile] = NO_FILES
+    ) -> str:
         """Call a method of the Bot API for a chat; returns the id of the message it made, empty where it made none."""
-        made = await self._request.call(f"{self._address}/{method}", {"chat_id": chat.chat_ref, **parameters})
+        made = await self._request.call(f"{self._address}/{method}", {"chat_id": chat.chat_ref, **parameters}, files)
         return str(made.get("message_id", "")) if isinstance(made, dict) else ""
 
 

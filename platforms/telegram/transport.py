@@ -18,7 +18,7 @@ import orjson
 from telegram.error import NetworkError, TelegramError
 from telegram.request import BaseRequest, RequestData
 
-from platforms.base import FILE_NAME
+from platforms.base import OutboundFile
 from platforms.text import UNREADABLE, parsed_json
 
 RETRY_AFTER_SECONDS = 5.0
@@ -28,6 +28,8 @@ MAX_BODY_BYTES = 16_000_000
 """Longest answer, in bytes; a batch of updates has a tenth of it."""
 
 _FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+NO_FILES: Mapping[str, OutboundFile] = {}
 
 CLOSE_SECONDS = 5
 """Longest closing of connections, in seconds: a black-holed peer never answers the goodbye."""
@@ -91,19 +93,21 @@ class BotApiRequest(BaseRequest):
         await self.shutdown()
         await self.initialize()
 
-    async def call(self, address: str, parameters: Mapping[str, str]) -> object:
-        """Call a method with parameters that are texts, JSON as text, or a `document`; empty ones are left out.
+    async def call(
+        self, address: str, parameters: Mapping[str, str], files: Mapping[str, OutboundFile] = NO_FILES
+    ) -> object:
+        """Call a method with parameters that are texts, or JSON as text, and with files; empty texts are left out.
 
         Returns its result. Raises what the SDK's methods raise, but makes none of the SDK's objects: they cost more
         than the request.
         """
         given = {name: value for name, value in parameters.items() if value}
         form: aiohttp.FormData | str
-        if document := given.pop("document", ""):
-            form = aiohttp.FormData(given)
-            form.add_field("document", document.encode(), filename=FILE_NAME, content_type="text/markdown")
-        else:
-            form = urlencode(given)
+        form = urlencode(given)
+        if files:
+            form = aiohttp.FormData(given, quote_fields=False)  # quoted, people would see names with %20
+            for name, file in files.items():
+                form.add_field(name, await file.read(), filename=file.name, content_type=file.mime)
         return await self.post(address, form)  # type: ignore[arg-type]  # only handed on, to `do_request`
 
     async def do_request(

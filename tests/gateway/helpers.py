@@ -360,7 +360,13 @@ class TestGateway:
         self.adapters = AdapterRegistry({self.adapter.name: self.adapter})
         self.access = AccessControl(store, live)
         self.delivery = Delivery(
-            store=store, adapters=self.adapters, gates=self.gates, clock=clock, group=group, max_parts=lambda: 20
+            store=store,
+            adapters=self.adapters,
+            gates=self.gates,
+            clock=clock,
+            group=group,
+            max_parts=lambda: 20,
+            attachments=self._folder,
         )
         self.notices = NoticeWriter(
             store=store, settings=lambda: live.config.notices, deliver=self.delivery.wake, clock=clock

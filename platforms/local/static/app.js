@@ -269,6 +269,37 @@
   });
   text.addEventListener("blur", () => { if (list) list.hidden = true; });
 
+  // ---- files of the agent: fetched with the key, which no plain link could name --------------------------------
+
+  async function fetched(address) {
+    const answer = await fetch(address, { headers: { "Hermes-Key": localStorage.getItem("hermes.key") ?? "" } });
+    if (!answer.ok) throw new Error(`${answer.status}`);
+    return URL.createObjectURL(await answer.blob());
+  }
+
+  async function showPicture(picture) {
+    try {
+      picture.src = await fetched(picture.dataset.file);
+      picture.addEventListener("load", () => { URL.revokeObjectURL(picture.src); }, { once: true });
+    } catch { picture.hidden = true; } // its name stands below it
+  }
+
+  document.addEventListener("htmx:after:swap", () => {
+    document.querySelectorAll("#log img[data-file]:not([src])").forEach(showPicture);
+  });
+
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button[data-file]");
+    if (!button) return;
+    try {
+      const link = document.createElement("a");
+      link.href = await fetched(button.dataset.file);
+      link.download = button.dataset.name;
+      link.click();
+      setTimeout(() => { URL.revokeObjectURL(link.href); }, 60_000);
+    } catch { complain("This file is not kept any more, or the gateway does not answer."); }
+  });
+
   // ---- small things -----------------------------------------------------------------------------------------------
 
   document.addEventListener("click", async (event) => {

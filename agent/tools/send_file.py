@@ -1,0 +1,106 @@
+"""Tool that gives a file of the workspace to the chat.
+
+The bytes are kept as they are at the time of the call, and what is owed is a row of the outbox: delivered once, also
+after a restart, and unchanged by what happens to the file later.
+"""
+
+import asyncio
+import mimetypes
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Any
+
+from agent.tools.arguments import schema, text
+from agent.tools.files import PATH
+from agent.tools.registry import Tool, ToolContext
+from agent.tools.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
+from hermes_state import attachments, outbox
+from hermes_state.attachments import StoredFile
+from hermes_state.errors import ToolError
+from hermes_state.journal import TurnMoved, require_running
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.store.sql import scalar_or_none
+from hermes_state.values import ChatId, ChatKey, Clock, MessageId, Millis, ToolEffect
+
+_PIECE = 1 << 20
+_MAX_CAPTION = 1_000
+"""Longest caption, in characters: Telegram takes 1,024 units."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDelivery:
+    """Ways of a file from a workspace to people."""
+
+    folder: Path
+    """Folder of the files that are kept, `attachments/`."""
+    max_bytes: Callable[[ChatKey], int]
+    """Largest file that a chat's platform takes; 0: none."""
+    deliver: Callable[[ChatId], None]
+    """Called when a chat is owed something."""
+    clock: Clock
+
+
+def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
+    """`send_file`."""
+
+    async def send(arguments: dict[str, Any], context: ToolContext) -> str:
+        parts, caption, limit = parse_path(arguments["path"]), arguments["caption"], delivery.max_bytes(context.chat)
+        if not limit:
+            raise ToolError("files cannot be given to this chat")
+        if len(caption) > _MAX_CAPTION:
+            raise ToolError(f"the caption has {len(caption):,} characters, at most {_MAX_CAPTION:,} are possible")
+        file = await asyncio.to_thread(_keep, workspaces.of(context.chat_id), parts, delivery.folder, limit)
+        try:
+            is_new = await context.store.write(_owe, context, file, caption, delivery.clock.now())
+        except TurnMoved as error:
+            raise ToolError("the turn was stopped: nothing was sent") from error
+        delivery.deliver(context.chat_id)
+        name = shown(file.name)
+        if not is_new:
+            return f"{name} with the same content was given to the chat in this turn already; it is not sent again."
+        return f"{name} ({file.size_bytes:,} bytes) is on its way to the chat."
+
+    return Tool(
+        name="send_file",
+        description="Give a file or picture of the workspace to the people in the chat.",
+        parameters=schema("path", path=text(PATH), caption=text("Plain text below it.", default="")),
+        effect=ToolEffect.WRITES,
+        run=send,
+    )
+
+
+def _keep(workspace: WorkspaceHandle, parts: PathParts, folder: Path, limit: int) -> StoredFile:
+    """Copy a file to where attachments are kept."""
+    most = min(limit, workspace.settings.max_file_bytes)
+    target = attachments.new_file(folder)
+    try:
+        with workspace.open_file(parts) as file, target.open("wb") as copy:
+            while copy.tell() <= most and (piece := file.read(_PIECE)):
+                copy.write(piece)
+            size = copy.tell()
+        if not 0 < size <= most:
+            state = f"is larger than the {most:,} bytes that this chat takes" if size else "is empty"
+            raise ToolError(f"{shown('/'.join(parts))} {state}")
+        return attachments.keep(folder, target, parts[-1], mimetypes.guess_type(parts[-1])[0])
+    finally:
+        with suppress(OSError):  # it is where it belongs by now, or nobody will miss it
+            target.unlink(missing_ok=True)
+
+
+def _owe(db: Connection, context: ToolContext, file: StoredFile, caption: str, now: Millis) -> bool:
+    """Owe a file to the chat; False where the turn has sent the same already. Raises `TurnMoved`."""
+    require_running(db, context.turn_id)
+    key = f"turn:{context.turn_id}:file:{file.sha256}:{file.name}"
+    if outbox.find_recipient(db, key) is not None:
+        return False
+    call = "SELECT max(id) FROM messages WHERE turn_id = ? AND role = 'assistant'"
+    message_id = scalar_or_none(db, MessageId, call, (context.turn_id,))
+    attachment_id = attachments.insert(db, context.chat_id, file, now, message_id)
+    sent = attachments.load_file(db, context.chat_id, attachment_id)
+    # Not of the turn's own replies: those take the place of its preview, which a file cannot.
+    reply = Reply(chat_id=context.chat_id, kind=OutboxKind.FINAL, markdown=caption, dedupe_key=key, attached=sent)
+    outbox.enqueue(db, reply, now)
+    return True

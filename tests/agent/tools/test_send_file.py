@@ -1,0 +1,118 @@
+"""Giving files of a workspace to the chat: owed once, with the bytes of the moment."""
+
+from pathlib import Path
+from sqlite3 import Connection
+
+import pytest
+
+from agent.tools.registry import ToolRegistry
+from agent.tools.send_file import FileDelivery, send_file_tool
+from agent.tools.workspace import WorkspaceSettings, WorkspaceStore
+from hermes_state import attachments, journal, outbox
+from hermes_state.journal import RunningTurn
+from hermes_state.tool_runs import ToolRunState
+from hermes_state.values import ChatId
+from tests.agent.conftest import Chat
+from tests.agent.tools.calls import call
+
+
+class Post:
+    """What is owed to people, and the files of it."""
+
+    def __init__(self, folder: Path, chat: Chat, turn: RunningTurn) -> None:
+        self.chat, self.turn = chat, turn
+        self.woken: list[ChatId] = []
+        self.kept = folder / "attachments"
+        self.workspace = folder / "workspaces" / str(turn.chat_id)
+        self.workspace.mkdir(parents=True)
+        self.limit = 1_000
+        workspaces = WorkspaceStore(folder / "workspaces", WorkspaceSettings(max_file_bytes=5_000))
+        delivery = FileDelivery(
+            folder=self.kept, max_bytes=lambda key: self.limit, deliver=self.woken.append, clock=chat.clock
+        )
+        self.tools = ToolRegistry([send_file_tool(workspaces, delivery)])
+
+    async def send(self, path: str, caption: str = "") -> str:
+        return (await call(self.tools, self.chat, self.turn, "send_file", path=path, caption=caption)).text
+
+    async def owed(self) -> list[tuple[str, str, bytes]]:
+        """Caption, name and bytes of the files that the chat is owed."""
+        rows = await self.chat.store.read(outbox.load_open, self.turn.chat_id)
+        found = []
+        for row in rows:
+            assert row.written is not None
+            assert row.written.attached is not None
+            file = row.written.attached
+            found.append((row.written.markdown, file.name, (self.kept / file.path).read_bytes()))
+        return found
+
+    def files(self) -> list[Path]:
+        return [path for path in self.kept.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+async def post(tmp_path: Path, chat: Chat) -> Post:
+    return Post(tmp_path, chat, await chat.start("send it"))
+
+
+async def test_a_file_is_owed_with_the_bytes_of_the_moment(post: Post) -> None:
+    (post.workspace / "a.txt").write_text("before")
+    assert await post.send("a.txt", "here") == "“a.txt” (6 bytes) is on its way to the chat."
+    (post.workspace / "a.txt").write_text("after!")
+    assert await post.owed() == [("here", "a.txt", b"before")]
+    assert post.woken == [post.turn.chat_id]
+
+
+async def test_the_same_content_is_owed_once_in_a_turn(post: Post) -> None:
+    (post.workspace / "a.txt").write_text("x")
+    await post.send("a.txt")
+    assert "it is not sent again" in await post.send("a.txt")
+    (post.workspace / "a.txt").write_text("y")
+    await post.send("a.txt")
+    assert [content for _, _, content in await post.owed()] == [b"x", b"y"]
+
+
+@pytest.mark.parametrize(
+    ("path", "caption", "told"),
+    [
+        ("large", "", "larger than the 1,000 bytes that this chat takes"),
+        ("empty", "", "is empty"),
+        ("gone", "", "there is no “gone”"),
+        ("link", "", "is a symbolic link"),
+        ("../secret", "", "has “..”"),
+        ("", "", "name a file in it"),
+        ("small", "x" * 1_001, "the caption has 1,001 characters"),
+    ],
+)
+async def test_what_cannot_be_sent_leaves_nothing_behind(post: Post, path: str, caption: str, told: str) -> None:
+    (post.workspace / "large").write_bytes(b"x" * 1_001)
+    (post.workspace / "small").write_bytes(b"x")
+    (post.workspace / "empty").touch()
+    (post.workspace / "link").symlink_to("small")
+    assert told in await post.send(path, caption)
+    assert await post.owed() == []
+    assert post.files() == []
+
+
+async def test_a_chat_that_takes_no_files_is_told_about(post: Post) -> None:
+    (post.workspace / "a.txt").write_text("x")
+    post.limit = 0
+    assert "files cannot be given to this chat" in await post.send("a.txt")
+
+
+async def test_a_turn_that_was_stopped_meanwhile_sends_nothing(post: Post) -> None:
+    (post.workspace / "a.txt").write_text("x")
+    await post.chat.store.write(journal.stop_turn, post.turn.id, "", "stop", post.chat.clock.now(), notice="")
+    reply = await call(post.tools, post.chat, post.turn, "send_file", path="a.txt")
+    assert (reply.state, reply.text) == (ToolRunState.FAILED, "Error: the turn was stopped: nothing was sent")
+    assert await post.owed() == []
+
+
+async def test_a_file_belongs_to_its_chat_alone(post: Post) -> None:
+    (post.workspace / "a.txt").write_text("x")
+    await post.send("a.txt")
+
+    def load(db: Connection) -> list[bool]:
+        return [attachments.load_file(db, ChatId(post.turn.chat_id + more), 1) is not None for more in (0, 1)]
+
+    assert await post.chat.store.read(load) == [True, False]
