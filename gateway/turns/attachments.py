@@ -16,6 +16,7 @@ from typing import TypeVar
 import structlog
 
 from agent.images.scaling import ImageLimits, ImageScaler, mime_of
+from agent.tools.workspace import WorkspaceStore
 from gateway.models.selection import Runtime
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
@@ -25,7 +26,7 @@ from gateway.turns.transcription import TranscriptionHandler
 from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
-from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformError
+from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformError, ToolError
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
@@ -59,6 +60,9 @@ READY_SECONDS = 60.0
 
 READY_PAUSE_SECONDS = 0.2
 
+INBOX = "inbox"
+"""Folder of a workspace in which what people send lies."""
+
 
 @dataclass(slots=True)
 class _ReadResult:
@@ -71,6 +75,8 @@ class _ReadResult:
     hints: list[str] = field(default_factory=list)
     """Sentences for the sender about files that were taken."""
     notes: list[str] = field(default_factory=list)
+    is_in_workspace: bool = False
+    """A file lies where tools reach it, whether it can be shown or not."""
     transcripts: list[str] = field(default_factory=list)
     """Transcripts of recordings; they are in the message by now."""
 
@@ -87,6 +93,8 @@ class AttachmentHandler:
     scaler: ImageScaler
     clock: Clock
     folder: Path
+    workspaces: WorkspaceStore | None = None
+    """Where files lie for the tools, too; None where there are none for files."""
 
     async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedMessage] | None:
         """Read the files of `rows` into what their turn needs of them.
@@ -103,7 +111,13 @@ class AttachmentHandler:
             if not row.payload.attachments:
                 continue
             gathered = await self._gather(chat, row)
-            found = (row.payload.transcripts, gathered.transcripts, gathered.documents, gathered.images)
+            found = (
+                row.payload.transcripts,
+                gathered.transcripts,
+                gathered.documents,
+                gathered.images,
+                gathered.is_in_workspace,
+            )
             is_useful = bool(row.payload.text.strip()) or any(found)
             if gathered.refusals or gathered.hints:
                 await self.store.write(_notify_sender, row, gathered, not is_useful, self.clock.now())
@@ -133,14 +147,19 @@ class AttachmentHandler:
             gathered.transcripts.append(await self._transcript(chat, row, attachment, limit))
             return
         sees_images = await self._sees_images(chat)
-        file_kinds.refuse_unusable(attachment, limit, sees_images=sees_images)
-        use = partial(self._take_in, attachment=attachment, sees_images=sees_images)
+        if self.workspaces is None or attachment.kind is AttachmentKind.VOICE:
+            file_kinds.refuse_unusable(attachment, limit, sees_images=sees_images)
+        file_kinds.refuse_large(attachment, limit)
+        use = partial(self._use, chat=chat, attachment=attachment, sees_images=sees_images, gathered=gathered)
         file, found = await self._fetch(chat, attachment, limit, use)
+        if file is None:
+            return
         attachment_id = await self.store.write(attachments.insert, chat.id, file, self.clock.now())
         gathered.ids.append(attachment_id)
         if isinstance(found, str):
             gathered.images.append(Image(attachment_id=attachment_id, mime=found, path=file.path))
             return
+        assert isinstance(found, Document)
         gathered.documents.append(found)
         if found.was_truncated:
             gathered.hints.append(
@@ -160,6 +179,37 @@ class AttachmentHandler:
         self.transcriber.refuse_long(recording)
         data = await self._fetch(chat, recording, limit, lambda fetched: asyncio.to_thread(fetched.read_bytes))
         return await self.transcriber.transcribe(row, recording, data)
+
+    async def _use(
+        self, fetched: Path, *, chat: Chat, attachment: IncomingAttachment, sees_images: bool, gathered: _ReadResult
+    ) -> tuple[StoredFile, Document | str] | tuple[None, None]:
+        """Put a fetched file into the workspace, and look into it; nothing comes back of what lies only there."""
+        is_there = await self._put_into_workspace(fetched, chat, attachment, gathered)
+        try:
+            limit = self.runtime.config.attachments.max_bytes
+            file_kinds.refuse_unusable(attachment, limit, sees_images=sees_images)
+            return await self._take_in(fetched, attachment=attachment, sees_images=sees_images)
+        except AttachmentError:
+            if not is_there:
+                raise
+            return None, None
+
+    async def _put_into_workspace(
+        self, fetched: Path, chat: Chat, attachment: IncomingAttachment, gathered: _ReadResult
+    ) -> bool:
+        """Copy a fetched file to where tools reach it, and tell the model its path; False where that cannot be."""
+        if self.workspaces is None:
+            return False
+        name = file_kinds.quoted_name(attachment)
+        try:
+            workspace = self.workspaces.of(chat.id)
+            path = await asyncio.to_thread(workspace.receive, INBOX, file_kinds.file_name(attachment), fetched)
+        except ToolError as error:
+            gathered.notes.append(f"{attachment.kind} “{name}” could not be put into the workspace: {error}")
+            return False
+        gathered.notes.append(f"{attachment.kind} “{name}” lies in the workspace as {path}")
+        gathered.is_in_workspace = True
+        return True
 
     async def _take_in(
         self, fetched: Path, *, attachment: IncomingAttachment, sees_images: bool

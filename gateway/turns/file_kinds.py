@@ -4,6 +4,7 @@ What cannot be used is said at once, whatever platform, name or model: an image 
 refused with every message that follows.
 """
 
+import re
 from pathlib import Path, PurePath
 
 from agent.images.scaling import ImageLimits, ImageScaler, OversizedImageError, UnreadableImageError
@@ -122,6 +123,15 @@ def quoted_name(attachment: IncomingAttachment) -> str:
     """Name of the file for a sentence of ours, which it can neither leave nor end: the model trusts our notes."""
     flat = " ".join(attachment.name.replace("“", "'").replace("”", "'").replace("[", "(").replace("]", ")").split())
     return flat if len(flat) <= NAME_CHARACTERS else f"{flat[:NAME_CHARACTERS]}…"
+
+
+def file_name(attachment: IncomingAttachment) -> str:
+    """Name for the file among others, which a sentence of ours can hold: no folder, nothing hidden, not too long."""
+    last = re.split(r"[/\\]", quoted_name(attachment).removesuffix("…"))[-1].strip(" .")
+    suffix = PurePath(attachment.name).suffix if "…" in quoted_name(attachment) else PurePath(last).suffix
+    stem = "".join(character for character in last.removesuffix(suffix) if character.isprintable())
+    suffix = re.sub(r"[^.\w]", "", suffix)[:12]
+    return f"{stem.encode()[:150].decode(errors='ignore') or 'file'}{suffix}"
 
 
 def too_large(attachment: IncomingAttachment, max_bytes: int) -> str:

@@ -19,6 +19,7 @@ from agent.model.wire import chat_messages
 from agent.prompt import PromptBuilder
 from agent.tools.offers import OfferRegistry
 from agent.tools.registry import Tool, ToolRegistry
+from agent.tools.workspace import WorkspaceStore
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
 from gateway.access.tools import ToolAccessControl
@@ -322,6 +323,7 @@ class TestGateway:
         clock: Clock,
     ) -> None:
         self.store = store
+        self.workspaces: WorkspaceStore | None = None
         self.others = others
         self._registry = registry
         self.adapter = adapter
@@ -396,6 +398,7 @@ class TestGateway:
             scaler=ImageScaler(self._folder / "attachments"),
             clock=clock,
             folder=self._folder / "attachments",
+            workspaces=self.workspaces,
         )
         self.lanes = LaneRegistry(
             store=store,
@@ -562,6 +565,7 @@ async def serving(
     others: Mapping[str, ScriptedModel] = MappingProxyType({}),
     is_started: bool = True,
     clock: Clock | None = None,
+    workspaces: WorkspaceStore | None = None,
     **sections: Mapping[str, object],
 ) -> AsyncIterator[TestGateway]:
     """A gateway at work; `others` are the models beside the configured one, by name; `tools_block`: the settings.
@@ -579,6 +583,7 @@ async def serving(
         others,
         clock or SystemClock(),
     )
+    gateway.workspaces = workspaces
     is_ready = asyncio.Event()
 
     async def host() -> None:
