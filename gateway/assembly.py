@@ -19,10 +19,14 @@ from agent.model.sizes import ASSUMED_CONTEXT
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.tools.budgets import ResultBudget
 from agent.tools.context import context_tool
+from agent.tools.files import file_tools
 from agent.tools.offers import OfferRegistry, ToolAccess
 from agent.tools.plugins import load_plugin_tools
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
+from agent.tools.search_files import search_tool
+from agent.tools.send_file import FileDelivery, send_file_tool
+from agent.tools.workspace import WorkspaceSettings, WorkspaceStore
 from agent.turn import Agent
 from gateway.config import LoadedConfig
 from gateway.config.fields import DEFAULT_SOURCE, secrets_of
@@ -129,6 +133,18 @@ def make_agent(
         ),
         approval_minutes=tools.approval_minutes,
     )
+
+
+def make_workspaces(loaded: LoadedConfig) -> WorkspaceStore:
+    """The folders of all chats for their files."""
+    config = loaded.config.workspace
+    settings = WorkspaceSettings(max_bytes=config.max_bytes, max_file_bytes=config.max_file_bytes)
+    return WorkspaceStore(loaded.workspaces, settings)
+
+
+def workspace_tools(workspaces: WorkspaceStore, delivery: FileDelivery) -> tuple[Tool, ...]:
+    """The tools for the files of a chat."""
+    return (*file_tools(workspaces), search_tool(workspaces), send_file_tool(workspaces, delivery))
 
 
 def make_models(

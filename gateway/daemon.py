@@ -22,10 +22,11 @@ from agent.images.scaling import ImageScaler
 from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.registry import Tool
+from agent.tools.send_file import FileDelivery
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
 from gateway.access.tools import ToolAccessControl
-from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models
+from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models, make_workspaces, workspace_tools
 from gateway.commands.registry import CommandContext
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
@@ -120,6 +121,7 @@ class _Daemon:
         self._spending = SpendingControl(store, clock)
         self._pending = CompressionRegistry()
         self._scaler = ImageScaler(loaded.attachments)
+        self._workspaces = make_workspaces(loaded)
         self._clients: list[ClientRegistry] = []
         self._agents: list[Agent] = []
         self._group = asyncio.TaskGroup()
@@ -212,6 +214,7 @@ class _Daemon:
                 scaler=self._scaler,
                 clock=clock,
                 folder=self._loaded.attachments,
+                workspaces=self._workspaces,
             ),
             clock=clock,
             group=self._group,
@@ -397,11 +400,17 @@ class _Daemon:
         """Agent and models of a configuration. A running turn may still use older ones: all are closed at the end."""
         clients = ClientRegistry(loaded.config, self._spending)
         self._clients.append(clients)
+        files = FileDelivery(
+            folder=loaded.attachments,
+            max_bytes=self._adapters.max_file_bytes,
+            deliver=self._delivery.wake,
+            clock=self._clock,
+        )
         agent = make_agent(
             loaded,
             store=self._store,
             pending=self._pending,
-            extra_tools=self._extra_tools,
+            extra_tools=(*workspace_tools(self._workspaces, files), *self._extra_tools),
             tool_access=self._tool_access,
             listeners=[self._notices.write],
             on_wait=self._notices.write_waiting,

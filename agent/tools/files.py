@@ -9,16 +9,17 @@ import codecs
 import difflib
 import io
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO, TypeVar
 
+from agent.tools.approvals import fenced, inline
 from agent.tools.arguments import schema, switch, text, whole
 from agent.tools.recall import load_row, whole_text
 from agent.tools.registry import Tool, ToolContext
 from agent.tools.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
-from hermes_state.values import Tokens, ToolEffect, parse_recall_id
+from hermes_state.values import ToolEffect, parse_recall_id
 
 T = TypeVar("T")
 
@@ -27,7 +28,6 @@ _MAX_LINES = 5_000
 _LINE_CHARACTERS = 2_000
 """Longest line that is shown whole among others; `column` reads on in it."""
 _MAX_CHARACTERS = 40_000
-_MIN_CHARACTERS = 2_000
 _PIECE = 65_536
 _MAX_LISTED = 500
 _COMPARED_LINES = 5_000
@@ -38,6 +38,8 @@ _PLAIN_QUOTES = {
     for odd in odds
 }
 
+ANY_FILE = "any file of the chat"
+"""Shape of calls that change files: what is allowed for longer is allowed for all of them."""
 PATH = "Path in the workspace, such as notes/plan.md."
 
 
@@ -46,7 +48,7 @@ def file_tools(workspaces: WorkspaceStore) -> tuple[Tool, ...]:
 
     async def read(arguments: dict[str, Any], context: ToolContext) -> str:
         view = {name: arguments[name] for name in ("offset", "limit", "column")}
-        room = characters_for(context.input_window)
+        room = min(_MAX_CHARACTERS, context.result_size)
         stored = await stored_text(arguments["path"], context)
         if stored is not None:
             return await asyncio.to_thread(_excerpt, io.StringIO(stored), arguments["path"].strip(), room=room, **view)
@@ -83,6 +85,7 @@ def file_tools(workspaces: WorkspaceStore) -> tuple[Tool, ...]:
             ),
             effect=look,
             run=read,
+            is_persisted=False,
         ),
         Tool(
             name="write_file",
@@ -90,6 +93,8 @@ def file_tools(workspaces: WorkspaceStore) -> tuple[Tool, ...]:
             parameters=schema("path", "content", path=text(PATH), content=text()),
             effect=change,
             run=write,
+            shape=lambda arguments: ANY_FILE,
+            shown=lambda arguments: f"{inline(arguments['path'])} with\n{fenced(arguments['content'])}",
         ),
         Tool(
             name="edit_file",
@@ -103,6 +108,8 @@ def file_tools(workspaces: WorkspaceStore) -> tuple[Tool, ...]:
             ),
             effect=change,
             run=edit,
+            shape=lambda arguments: ANY_FILE,
+            shown=_shown_edit,
         ),
         Tool(
             name="list_files",
@@ -115,11 +122,6 @@ def file_tools(workspaces: WorkspaceStore) -> tuple[Tool, ...]:
             run=list_,
         ),
     )
-
-
-def characters_for(window: Tokens) -> int:
-    """Most characters that one result of these tools has for a model with this input window."""
-    return min(_MAX_CHARACTERS, max(_MIN_CHARACTERS, window // 2))
 
 
 async def stored_text(path: str, context: ToolContext) -> str | None:
@@ -155,6 +157,11 @@ def encoding_of(data: bytes) -> str | None:
     except UnicodeDecodeError:
         return "cp1252"
     return "utf-8"
+
+
+def _shown_edit(arguments: Mapping[str, Any]) -> str:
+    where = "each" if arguments["all"] else "one"
+    return f"{inline(arguments['path'])}, {where}\n{fenced(arguments['old'])}\nbecomes\n{fenced(arguments['new'])}"
 
 
 def _read(workspace: WorkspaceHandle, parts: PathParts, *, room: int, offset: int, limit: int, column: int) -> str:

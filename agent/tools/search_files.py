@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.tools.arguments import schema, switch, text
-from agent.tools.files import characters_for, encoding_of, stored_text
+from agent.tools.files import encoding_of, stored_text
 from agent.tools.registry import Tool, ToolContext
 from agent.tools.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path
 from hermes_state.errors import ToolError
@@ -31,6 +31,7 @@ _BATCH_FILES = 100
 _MAX_FOUND = 100
 _FOUND_IN_FILE = 20
 _LINE_CHARACTERS = 300
+_MAX_CHARACTERS = 40_000
 _OUTPUT_BYTES = 1 << 20
 _LEFT_OUT = (".git",)
 """Folders that are searched only where the path names them."""
@@ -86,7 +87,7 @@ def search_tool(workspaces: WorkspaceStore) -> Tool:
                     if not batch:
                         break
                     await _search(command, batch, deadline, state)
-        return _told(state, characters_for(context.input_window))
+        return _told(state, min(_MAX_CHARACTERS, context.result_size))
 
     return Tool(
         name="search_files",
@@ -102,6 +103,7 @@ def search_tool(workspaces: WorkspaceStore) -> Tool:
         ),
         effect=ToolEffect.READ_ONLY,
         run=search,
+        is_persisted=False,
     )
 
 

@@ -14,7 +14,7 @@ from sqlite3 import Connection
 from typing import Any
 
 from agent.tools.arguments import schema, text
-from agent.tools.files import PATH
+from agent.tools.files import ANY_FILE, PATH
 from agent.tools.registry import Tool, ToolContext
 from agent.tools.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from hermes_state import attachments, outbox
@@ -69,6 +69,7 @@ def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
         parameters=schema("path", path=text(PATH), caption=text("Plain text below it.", default="")),
         effect=ToolEffect.WRITES,
         run=send,
+        shape=lambda arguments: ANY_FILE,
     )
 
 

@@ -175,6 +175,10 @@ class StateDirectory:
         return self.home / "attachments"
 
     @property
+    def workspaces(self) -> Path:
+        return self.home / "workspaces"
+
+    @property
     def logs(self) -> Path:
         return self.home / "logs"
 

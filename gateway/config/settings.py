@@ -22,7 +22,7 @@ from gateway.config.context_settings import (
 )
 from gateway.config.cost_settings import CostConfig
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
-from gateway.config.tool_settings import ToolsConfig
+from gateway.config.tool_settings import ToolsConfig, WorkspaceConfig
 from gateway.config.types import (
     AnyCase,
     BaseConfig,
@@ -303,6 +303,7 @@ class Config(BaseConfig):
     costs: CostConfig = Field(default_factory=CostConfig)
     delivery: DeliveryConfig = Field(default_factory=DeliveryConfig)
     attachments: AttachmentConfig = Field(default_factory=AttachmentConfig)
+    workspace: WorkspaceConfig = Field(default_factory=WorkspaceConfig)
     transcription: TranscriptionConfig = Field(default_factory=TranscriptionConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)

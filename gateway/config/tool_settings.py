@@ -1,4 +1,4 @@
-"""Blocks of settings for what the agent may do: its tools, and what needs a person's yes."""
+"""Blocks of settings for what the agent may do: its tools, its files, and what needs a person's yes."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, TypeAlias
@@ -71,6 +71,15 @@ class ToolsConfig(BaseConfig):
     def approval_in(self, chat: ChatKey) -> ApprovalConfig:
         """The approval policy of a chat."""
         return next((self.approval_on[place] for place in places_of(chat) if place in self.approval_on), self.approval)
+
+
+class WorkspaceConfig(BaseConfig):
+    """The folder of each chat that the file tools reach."""
+
+    max_bytes: int = setting(1_073_741_824, ge=1_048_576, le=10_995_116_277_760, unit="bytes", restart=True)
+    """Room on disk that one chat's files may take; beyond it tools write nothing more."""
+    max_file_bytes: int = setting(52_428_800, ge=1_024, le=2_147_483_648, unit="bytes", restart=True)
+    """Largest file that tools read, write or send."""
 
 
 def places_of(chat: ChatKey) -> Iterator[str]:

@@ -5,13 +5,14 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from platforms.local.access import KEY_HEADER, TOKEN_HEADER
 from tests.e2e.protocols import ModelProtocol, conversation_of, prompt_of
@@ -173,6 +174,17 @@ class Page:
 
     async def until_answered(self, count: int) -> None:
         await self._until(lambda shown: sum(entry.kind in ("answer", "notice") for entry in shown) >= count, 20)
+
+    async def html(self) -> str:
+        """All that the page shows."""
+        async with self._browser.get(f"{self._root}/chat/main/stream", headers=self._headers) as answer:
+            return (await Listener(answer).next()).data
+
+    async def fetch(self, path: str, *, has_key: bool = True) -> tuple[int, bytes, Mapping[str, str]]:
+        """Status, body and headers of something that is asked for with the cookie, and with the key or without."""
+        headers = self._headers if has_key else {"Origin": self._root}
+        async with self._browser.get(URL(f"{self._root}{path}", encoded=True), headers=headers) as answer:
+            return answer.status, await answer.read(), answer.headers
 
     async def _until(self, claim: Callable[[list[Shown]], bool], seconds: float) -> None:
         async with asyncio.timeout(seconds):

@@ -18,7 +18,7 @@ from agent.tools.workspace import MAX_DEPTH, WorkspaceSettings, WorkspaceStore
 from agent.turn import Answer
 from hermes_state.journal import RunningTurn
 from hermes_state.tool_runs import ToolRunState
-from hermes_state.values import ChatKey, Tokens, ToolCall
+from hermes_state.values import ChatKey, ToolCall
 from tests.agent.conftest import Chat
 from tests.agent.tools.calls import call
 from tests.hermes_state.rows import CALL
@@ -149,8 +149,8 @@ async def test_nothing_stored_of_another_chat_is_read(desk: Desk) -> None:
 async def test_a_result_is_as_long_as_a_small_window_takes(desk: Desk) -> None:
     await desk.call("write_file", path="long.txt", content="word " * 60_000)
     asked = ToolCall(id="c", name="read_file", arguments='{"path": "long.txt", "column": 2}')
-    for window, most in ((8_000, 4_200), (2_000, 2_200), (1_000_000, 40_200)):
-        context = replace(ToolContext.of(desk.turn, desk.chat.store), input_window=Tokens(window))
+    for size, most in ((4_000, 4_200), (2_000, 2_200), (100_000, 40_200)):
+        context = replace(ToolContext.of(desk.turn, desk.chat.store), result_size=size)
         reply = await desk.tools.run(asked, desk.tools.check(asked), context)
         assert most - 200 <= len(reply.text) <= most
 
