@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.protocols import ModelProtocol, prompt_of
+from tests.e2e.test_discord import ALICE, ready, say, sent
 from tests.e2e.with_tools import NOTEBOOK, run_with_tools
 from tests.e2e.world import World, world_in
 
@@ -183,3 +184,18 @@ async def test_a_tool_for_admins_is_refused_in_the_turns_of_others(world: World)
     assert await world.replies(1, match="turns that an admin has started")
     await world.say("/tools")
     assert await world.replies(1, match="write_down: off, it is for turns")
+
+
+async def test_on_discord_a_button_says_yes(tmp_path: Path, protocol: ModelProtocol) -> None:
+    async with world_in(tmp_path, protocol, telegram=False, discord=True, program=run_with_tools) as world:
+        await ready(world)
+        calls = [{"name": "write_down", "arguments": {"line": "buy flour"}}]
+        await world.script(match="write it down", last_role="user", tool_calls=calls, times=1)
+        await say(world, "write it down")
+        [question] = await world.dc.get("sent", match="May I use", wait=15, count=1)
+        labels = {button["label"]: button["custom_id"] for button in question["components"][0]["components"]}
+        assert list(labels) == ["Yes, once", "This conversation", "Always here", "No"]
+        press = {"custom_id": labels["Yes, once"], "message_id": question["message_id"], "dm_user_id": ALICE}
+        await world.dc.post("interaction", press)
+        assert await sent(world, 1, match="written: buy flour")
+        assert notebook(world) == ["buy flour"]

@@ -18,6 +18,7 @@ from selenium.webdriver.common.keys import Keys
 
 from tests.e2e.browser.chromium import BROWSER, DRIVER, Chromium
 from tests.e2e.protocols import ModelProtocol
+from tests.e2e.with_tools import NOTEBOOK, run_with_tools
 from tests.e2e.world import World, world_in
 from tests.fakes.labkit import Server
 
@@ -436,3 +437,21 @@ async def test_it_fits_a_phone_and_a_desktop(
         await browser.wait_for("#chats a", lambda found: found == ["main"])
         await browser.screenshot(folder / f"chats-{width}-{scheme}.png")
     assert await browser.complaints() == []
+
+
+async def test_a_call_that_writes_is_allowed_by_a_button(
+    tmp_path: Path, protocol: ModelProtocol, browser: Chromium
+) -> None:
+    async with world_in(tmp_path / "asking", protocol, telegram=False, program=run_with_tools) as world:
+        await world.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(free_port()))
+        calls = [{"name": "write_down", "arguments": {"line": "buy `flour`"}}]
+        await world.script(match="write it down", last_role="user", tool_calls=calls, times=1)
+        await enter(world, browser)
+        await browser.write("write it down")
+        labels = await browser.wait_for(".buttons button", lambda found: len(found) == 4)
+        assert labels == ["Yes, once", "This conversation", "Always here", "No"]
+        assert not (world.home.parent / NOTEBOOK).exists()
+        await browser.screenshot(screenshots(tmp_path) / "approval.png")
+        await browser.click(".buttons button")
+        await browser.wait_for(".answer .body", lambda found: found != [] and "written: buy flour" in found[-1])
+        assert (world.home.parent / NOTEBOOK).read_text() == "buy `flour`\n"
