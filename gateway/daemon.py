@@ -81,8 +81,8 @@ async def run_daemon(
 ) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code. `is_fresh`: without the database that there was before.
 
-    Raises `LockUnavailable` when another process holds the database, `DatabaseRejected` and `SchemaTooNew` for one
-    that is not ours to open, `StoreUnavailable` when it cannot be opened.
+    Raises `LockUnavailable` when another process holds the database, `DatabaseRejected` for one that is not
+    ours to open, `StoreUnavailable` when it cannot be opened.
     """
     prepare_home(loaded.home)
     store = await Store.open(

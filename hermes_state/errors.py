@@ -23,7 +23,7 @@ HermesError
 │   ├── SessionNotFound · LineageMoved
 │   ├── LookupRejected        a name or id that people gave names nothing, or too much; `reason` says which
 │   ├── PairingNotFound       no code or person of this kind is paired
-│   └── SchemaTooNew · DatabaseRejected
+│   └── DatabaseRejected      the file is not ours to open: another program's, or a newer version's
 └── CommandError       its text is safe to show in the chat
 """
 
@@ -276,12 +276,8 @@ class LineageMoved(StateError):
     """The session is no longer the tip of its lineage: someone else was faster."""
 
 
-class SchemaTooNew(StateError):
-    """The database was written by a newer version."""
-
-
 class DatabaseRejected(StateError):
-    """The file is not a hermes-gateway database."""
+    """The file is not a database of hermes-gateway, or a newer version wrote it."""
 
 
 class CommandError(HermesError):

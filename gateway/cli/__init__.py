@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from gateway.cli.output import echo
-from hermes_state.errors import ConfigError, DatabaseRejected, HermesError, LockUnavailable, SchemaTooNew
+from hermes_state.errors import ConfigError, DatabaseRejected, HermesError, LockUnavailable
 
 EXIT_FAILED = 1
 EXIT_OWNED_ELSEWHERE = 75
@@ -103,7 +103,7 @@ def main() -> None:
     """Entry point: our errors become one sentence on standard error and the exit code that belongs to them."""
     try:
         app()
-    except (ConfigError, DatabaseRejected, SchemaTooNew) as error:
+    except (ConfigError, DatabaseRejected) as error:
         for warning in getattr(error, "warnings", ()):  # of `ConfigRejected`
             echo(f"hermes-gateway: warning: {warning}", err=True)
         _leave("configuration", error, EXIT_CONFIG)

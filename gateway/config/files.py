@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import yaml
 from dotenv.parser import parse_stream
 
-from hermes_state.errors import ConfigError, DatabaseRejected, SchemaTooNew, StoreUnavailable
+from hermes_state.errors import ConfigError, DatabaseRejected, StoreUnavailable
 from hermes_state.store.connections import check_ours
 from hermes_state.store.lock import holder
 
@@ -232,7 +232,7 @@ def check_home(home: Path) -> None:
             raise ConfigError(f"{home}: is not a directory; HERMES_HOME must name the state directory")
         if holder(home / "state.db.lock") is None:  # its holder knows better what became of its own file
             check_ours(database)
-    except (DatabaseRejected, SchemaTooNew) as error:
+    except DatabaseRejected as error:
         raise ConfigError(f"{error}; nothing was changed") from error
     except StoreUnavailable as error:
         raise ConfigError(f"{home}: {error}") from error

@@ -62,7 +62,7 @@ def open_resting(path: Path) -> Iterator[Connection | None]:
     None where there is no database yet: no file, or one that a first start left behind before it had made the tables.
 
     Raises `LockUnavailable` while somebody holds its lock: then ask the holder, a second process stays away from the
-    file. `DatabaseRejected`, `SchemaTooNew` and `StoreUnavailable` as `Store.open` does.
+    file. `DatabaseRejected` and `StoreUnavailable` as `Store.open` does.
     """
     refuse_held(path.with_name(path.name + ".lock"), what=f"the database {path}")
     check_ours(path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_state.admin.salvage import SalvageJob, TableReport
-from hermes_state.errors import SchemaTooNew, StoreUnavailable
+from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.search.index import is_current, serving_index
 from hermes_state.store.backup import flush
 from hermes_state.store.connections import register_functions
@@ -67,8 +67,8 @@ def repair_database(path: Path) -> RepairReport | None:
     Takes the database's lock meanwhile, and three times its room on the disk. Nothing is changed before the new one has
     passed every check.
 
-    Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` and `SchemaTooNew` as `Store.open` does, and
-    `StoreUnavailable` if nothing can be read, the disk is full, or there is no database.
+    Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` as `Store.open` does, and `StoreUnavailable` if
+    nothing can be read, the disk is full, or there is no database.
     """
     if not path.exists():
         refuse_loss(path)
@@ -137,7 +137,7 @@ def _version_of(path: Path) -> int | None:
     except sqlite3.DatabaseError:
         return None
     if is_ours and version > len(shipped_migrations()):
-        raise SchemaTooNew(f"a newer version of hermes-gateway wrote this database (schema {version})")
+        raise DatabaseRejected(f"a newer version of hermes-gateway wrote this database (schema {version})")
     return version if is_ours and version else None
 
 

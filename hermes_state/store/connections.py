@@ -13,7 +13,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 import aiosqlite
 
-from hermes_state.errors import DatabaseRejected, SchemaTooNew, StoreBroken, StoreUnavailable
+from hermes_state.errors import DatabaseRejected, StoreBroken, StoreUnavailable
 from hermes_state.store.migrate import APPLICATION_ID, newest_schema
 from hermes_state.store.presence import marker_of, side_files
 from hermes_state.store.searched import fts_row, fts_scope
@@ -98,7 +98,7 @@ def check_engine() -> None:
 
 
 def check_ours(path: Path) -> None:
-    """Raise `DatabaseRejected` if the file at `path` is not ours, `SchemaTooNew` if a newer version wrote it.
+    """Raise `DatabaseRejected` if the file at `path` is not ours, or a newer version wrote it.
 
     `StoreUnavailable` if it cannot be read.
 
@@ -128,7 +128,7 @@ def check_ours(path: Path) -> None:
     if application_id != APPLICATION_ID:
         raise DatabaseRejected(f"{path} belongs to another program: move it away or choose another HERMES_HOME")
     if version > newest_schema():
-        raise SchemaTooNew(f"{path} was written by a newer version of hermes-gateway (schema {version})")
+        raise DatabaseRejected(f"{path} was written by a newer version of hermes-gateway (schema {version})")
 
 
 def ensure_private(path: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from hermes_state.errors import DatabaseRejected, SchemaTooNew, StoreUnavailable
+from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.store.backup import copy_into
 from hermes_state.store.index import SERVING, index_triggers
 from hermes_state.store.meta import load_note, save_note
@@ -64,13 +64,13 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
     A database that holds something is first copied to `backups/` beside it. Must be the only writer, and in no
     transaction.
 
-    Raises `SchemaTooNew` if a newer version wrote the file, `DatabaseRejected` if an applied migration was another one,
-    and whatever SQLite says about a migration that fails, which leaves the file at the version before it.
+    Raises `DatabaseRejected` if a newer version wrote the file or an applied migration was another one, and
+    whatever SQLite says about a migration that fails, which leaves the file at the version before it.
     """
     migrations = shipped_migrations() if migrations is None else migrations
     version = scalar(db, int, "PRAGMA user_version")
     if version > len(migrations):
-        raise SchemaTooNew(
+        raise DatabaseRejected(
             f"{path} was written by a newer version of hermes-gateway (schema {version}, this one knows "
             f"{len(migrations)}): install that version, or start with a backup"
         )

@@ -135,7 +135,7 @@ class Store:
         be made where there was one before.
 
         Raises `ConfigError` on a network disk, `LockUnavailable` if a living process has the database open,
-        `DatabaseRejected` (nothing is touched then), `SchemaTooNew`, or `StoreUnavailable`.
+        `DatabaseRejected` (nothing is touched then), or `StoreUnavailable`.
         """
         connections.check_engine()
         refuse_network_disk(path)

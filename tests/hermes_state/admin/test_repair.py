@@ -15,7 +15,7 @@ import pytest
 from hermes_state import sessions
 from hermes_state.admin.repair import RepairReport, repair_database
 from hermes_state.admin.salvage import SalvageJob
-from hermes_state.errors import LockUnavailable, SchemaTooNew, StoreUnavailable
+from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
 from hermes_state.inbox import InboxState
 from hermes_state.search.full_text import search
 from hermes_state.search.index import begin_index
@@ -373,7 +373,7 @@ def test_a_database_that_cannot_be_repaired_is_left_as_it_is(path: Path, monkeyp
 def test_a_newer_database_is_not_touched(path: Path) -> None:
     with opened(path) as db:
         db.execute("PRAGMA user_version = 99")
-    with pytest.raises(SchemaTooNew):
+    with pytest.raises(DatabaseRejected, match="newer version"):
         repair_database(path)
 
 
