@@ -1,14 +1,31 @@
-"""Commands about who is here: /whoami, and /pair for admins."""
+"""Commands for newcomers, /start and /help, and about who is here: /whoami, and /pair for admins."""
 
 from functools import partial
 from sqlite3 import Connection
 
+from agent.model.protocols.offline import MODEL_SETUP_HINT
 from gateway.access.pairing import approve_pairing, revoke_pairing
 from gateway.commands.registry import Apply, CommandReply, CommandRequest, CommandResult, say
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import Pairing, PairingState, UserRole
 from hermes_state.errors import CommandError
 from hermes_state.values import Millis, UserRef
+
+
+async def start(request: CommandRequest) -> CommandResult:
+    offline = (
+        f"\n\nFor now the small built-in model answers; for a real one, {MODEL_SETUP_HINT}."
+        if request.context.runtime.config.model.protocol == "offline"
+        else ""
+    )
+    return say(
+        "Hello. Write to me and I answer; I remember this conversation until you say /new. "
+        f"/help lists what else I can do.{offline}"
+    )
+
+
+async def help_(request: CommandRequest) -> CommandResult:
+    return say(request.context.registry.help(request.role))
 
 
 async def whoami(request: CommandRequest) -> CommandResult:

@@ -2,21 +2,7 @@
 
 from functools import partial
 
-from gateway.commands import (
-    approval,
-    compression,
-    conversations,
-    help,
-    lineage,
-    models,
-    people,
-    rules,
-    status,
-    stop,
-    tools,
-    turns,
-    usage,
-)
+from gateway.commands import compression, conversations, lineage, models, people, rules, status, stop, tools, turns
 from gateway.commands.registry import Command, CommandKind, CommandRegistry
 
 CONTROL, READ = CommandKind.CONTROL, CommandKind.READ
@@ -33,8 +19,8 @@ _THINK = "how much the model thinks here before it answers; with a word: choose 
 _USAGE = "what this conversation has used and cost, and what may still be spent"
 
 COMMANDS = (
-    Command("start", READ, help.start, "what this is"),
-    Command("help", READ, help.help_, "list the commands"),
+    Command("start", READ, people.start, "what this is"),
+    Command("help", READ, people.help_, "list the commands"),
     Command("new [title]", CHANGE, conversations.new, _NEW, aliases=("reset",), moderated=".*"),
     Command("title [title]", CHANGE, conversations.title, "show or set the conversation's title"),
     Command("sessions", READ, conversations.list_sessions, "list this chat's conversations"),
@@ -44,8 +30,8 @@ COMMANDS = (
     Command("rules [drop id]", CHANGE, rules.rules, _RULES, moderated="drop.*"),
     Command("model [name]", CHANGE, models.model, _MODEL, moderated=".+"),
     Command("think [low|medium|high|off]", CHANGE, models.think, _THINK),
-    Command("approve [id] [once|session|always]", CONTROL, approval.approve, _APPROVE),
-    Command("deny [id] [reason]", CONTROL, approval.deny, "say no to what the agent asks about"),
+    Command("approve [id] [once|session|always]", CONTROL, tools.approve, _APPROVE),
+    Command("deny [id] [reason]", CONTROL, tools.deny, "say no to what the agent asks about"),
     Command("tools [forget]", READ, tools.tools, "what the agent may use here, and why"),
     Command("stop [all]", CONTROL, stop.stop, "end the running turn; `all` also drops what waits"),
     Command(
@@ -59,8 +45,8 @@ COMMANDS = (
     Command("undo [n]", CHANGE, turns.undo, "take back the last exchange, or the last n", moderated=".*"),
     Command("queue [message]", MESSAGE, turns.queue, "let a message wait for the next turn; alone: what waits"),
     Command("steer <message>", MESSAGE, turns.steer, "add a message to the running turn"),
-    Command("usage", READ, usage.usage, _USAGE),
-    _admin("insights [days]", READ, usage.insights, "what was spent by day, chat, model and purpose"),
+    Command("usage", READ, status.usage, _USAGE),
+    _admin("insights [days]", READ, status.insights, "what was spent by day, chat, model and purpose"),
     Command("whoami", READ, people.whoami, "your id, your role and this chat's name"),
     _admin("pair list|approve|revoke", CONTROL, people.pair, "see who asks for access, give it or take it away"),
     _admin("lineage [chat|session]", READ, lineage.lineage, "how the sessions of a chat continue one another"),
