@@ -53,8 +53,12 @@ def without_invented(text: str, rows: Transcript, record: str | None, now: Milli
 
 
 def _has_many_identifiers(rows: Transcript) -> bool:
-    found = set(islice((one for row in rows for text in said(row) for one in identifiers(text[:2_000])), 1_000))
-    return len(found) >= MANY_IDENTIFIERS
+    found = set[str]()
+    for one in islice((one for row in rows for text in said(row) for one in identifiers(text[:2_000])), 1_000):
+        found.add(one)
+        if len(found) >= MANY_IDENTIFIERS:
+            return True
+    return False
 
 
 class _Source:

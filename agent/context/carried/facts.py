@@ -8,9 +8,10 @@ comes up often (heartbeats, request lines) is none at all.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import lru_cache
+from itertools import chain, islice
 from typing import Any, Final
 
 import orjson
@@ -33,20 +34,25 @@ _FIRST_MACHINE = 2
 _REACH = 60
 """Characters in front of an identifier that are quoted with it."""
 
-_MARKS = (
-    ("`", re.compile(r"`[^`\n]{2,80}`")),
-    ('"', re.compile(r'"[^"\n]{2,60}"')),
-    ("“", re.compile(r"“[^“”\n]{2,60}[”“]")),
-    ("„", re.compile(r"„[^“”\n]{2,60}[”“]")),
-    ("«", re.compile(r"«[^»\n]{2,60}»")),
-    ("「", re.compile(r"「[^」\n]{1,60}」")),
-    ("://", re.compile(r"[a-z]{2,10}://[^\s<>\"'`)\]]{4,200}")),
-    ("@", re.compile(r"@[\w-]{1,60}(?:\.[\w-]{1,30}){1,4}")),
-    ("/", re.compile(r"/[\w.@+-]{1,80}(?:/[\w.@+-]{1,80}){1,16}")),
-)
+_UNQUOTED = {
+    "://": re.compile(r"[a-z]{2,10}://[^\s<>\"'`)\]]{4,200}"),
+    "@": re.compile(r"@[\w-]{1,60}(?:\.[\w-]{1,30}){1,4}"),
+    "/": re.compile(r"/[\w.@+-]{1,80}(?:/[\w.@+-]{1,80}){1,16}"),
+}
+_MARKS = _UNQUOTED | {
+    "`": re.compile(r"`[^`\n]{2,80}`"),
+    '"': re.compile(r'"[^"\n]{2,60}"'),
+    "“": re.compile(r"“[^“”\n]{2,60}[”“]"),
+    "„": re.compile(r"„[^“”\n]{2,60}[”“]"),
+    "«": re.compile(r"«[^»\n]{2,60}»"),
+    "「": re.compile(r"「[^」\n]{1,60}」"),
+}
+"""By a character that each of them begins with or holds."""
 _DIGIT = re.compile("[0-9]")
 _NUMBER = re.compile(r"[0-9](?:[0-9A-Za-z_]|[.,:/+-](?=[0-9A-Za-z])|[ ](?=[0-9]{2})){0,60}")
 _BEFORE = re.compile(r"(?:[A-Za-z0-9_#$€£¥+][-./]?|[($€£¥] ?){1,24}\Z")
+_JOINED = re.compile(r"[A-Za-z0-9_#$€£¥+./(-]|(?<=[($€£¥]) ")
+"""The last character of that; most numbers stand alone."""
 _UNIT = re.compile(
     r"\.?\s?(?:[€%$£¥₽°]|eur|usd|chf|gbp|\u0440\u0443\u0431|元|円|圆|块|원|kg|km|kwh|[kmgt]b\b|uhr|点|時|시|号|號|月|日|年|월|일"
     r"|jan|feb|fév|fev|mär|mar|apr|avr|abr|ma[iyg]|ju[nil]|jui|giu|lug|aug|aoû|ago|se[pt]|o[ckut]t|out|nov|de[cz]|dic|déc|gen|ene"
@@ -71,10 +77,6 @@ class Fact:
         """The line of the record."""
         return f"- [{recall_id(self.id)} {self.speaker}] {self.text}"
 
-    @property
-    def rank(self) -> int:
-        return _rank(self.speaker)
-
 
 @dataclass(slots=True)
 class _Text:
@@ -90,8 +92,8 @@ class _Text:
     def rank(self) -> int:
         return _rank(self.speaker)
 
-    def facts(self, often: Counter[str]) -> Iterator[Fact]:
-        lines = self._spoken() if self.rank < _FIRST_MACHINE else self._rare(often)
+    def facts(self, shapes: Sequence[str], often: Counter[str]) -> Iterator[Fact]:
+        lines = self._spoken() if self.rank < _FIRST_MACHINE else self._rare(shapes, often)
         for line in islice(lines, MAX_LINES):
             yield Fact(id=self.id, speaker=self.speaker, text=line)
 
@@ -100,15 +102,17 @@ class _Text:
 
     def _spoken(self) -> Iterator[str]:
         text = self.raw[:ROW_CHARACTERS]
-        words = _weighty(text)
-        if words or any(hint in text for hint, _ in _MARKS) or _DIGIT.search(text) is not None:
+        words, patterns = _weighty(text), _patterns(text, _MARKS)
+        if words or patterns:
             for start, end in sentences(text):
-                yield from _quoted(text[start:end].strip(), words, has_words=True)
+                yield from _quoted(text[start:end].strip(), words, patterns)
 
-    def _rare(self, often: Counter[str]) -> Iterator[str]:
-        for line, shape in zip(self.raw[:ROW_CHARACTERS].splitlines(), self.shapes(), strict=False):
+    def _rare(self, shapes: Sequence[str], often: Counter[str]) -> Iterator[str]:
+        text = self.raw[:ROW_CHARACTERS]
+        patterns = _patterns(text, _UNQUOTED)
+        for line, shape in zip(text.splitlines(), shapes, strict=False):
             if "#" in shape and often[shape] <= MAX_SHAPES:
-                yield from _quoted(line.strip(), (), has_words=False)
+                yield from _quoted(line.strip(), (), patterns)
 
 
 def facts_of(
@@ -118,6 +122,9 @@ def facts_of(
     if limit < MIN_LINE_TOKENS:
         return ()
     texts: list[list[_Text]] = [[], [], [], []]
+    known: list[list[Fact]] = [[], [], [], []]
+    for fact in earlier:
+        known[_rank(fact.speaker)].append(fact)
     for row in rows:
         for text in _texts(row, is_shared=is_shared):
             texts[text.rank].append(text)
@@ -126,9 +133,10 @@ def facts_of(
         for rank, some in enumerate(texts):
             if chosen.is_full:
                 break
-            often = Counter(shape for text in some for shape in text.shapes()) if rank >= _FIRST_MACHINE else Counter()
-            found = [(fact, text) for text in some for fact in text.facts(often)]
-            chosen.add([*((fact, None) for fact in earlier if fact.rank == rank), *found])
+            shapes = [text.shapes() if rank >= _FIRST_MACHINE else () for text in some]
+            often = Counter(chain.from_iterable(shapes))
+            found = [(fact, text) for text, own in zip(some, shapes, strict=True) for fact in text.facts(own, often)]
+            chosen.add([*((fact, None) for fact in known[rank]), *found])
         chosen.fill()
         if chosen.is_safe(redact):
             return tuple(sorted(chosen.kept, key=lambda fact: fact.id))
@@ -151,7 +159,7 @@ class _Choice:
 
     def add(self, facts: list[tuple[Fact, _Text | None]]) -> None:
         """Take facts of one rank as long as there is room."""
-        facts.sort(key=lambda found: (not _weighty(found[0].text), -found[0].id))
+        facts.sort(key=lambda found: (not _is_weighty(found[0].text), -found[0].id))
         for fact, text in facts:
             if self.is_full:
                 return
@@ -244,12 +252,17 @@ def _shape(text: str) -> str:
 
 def _weighty(text: str) -> list[str]:
     lower = text.lower()
-    return [word for word in weighty_words(is_ascii=text.isascii()) if word in lower]
+    return [word for word in weighty_words(text) if word in lower]
 
 
-def _quoted(sentence: str, words: Sequence[str], *, has_words: bool) -> Iterator[str]:
+@lru_cache(maxsize=1_024)  # what stays is asked for again by the next compression
+def _is_weighty(line: str) -> bool:
+    return bool(_weighty(line))
+
+
+def _quoted(sentence: str, words: Sequence[str], patterns: Sequence[re.Pattern[str]]) -> Iterator[str]:
     """The sentence if it holds a fact, an identifier or one of the words; of a long one what is around identifiers."""
-    spans = sorted(_identifier_spans(sentence, has_words=has_words))
+    spans = sorted(_identifier_spans(sentence, patterns))
     if len(sentence) <= LINE_CHARACTERS:
         if spans or (words and any(word in sentence.lower() for word in words)):
             yield one_line(sentence, LINE_CHARACTERS)
@@ -267,18 +280,25 @@ def _quoted(sentence: str, words: Sequence[str], *, has_words: bool) -> Iterator
 
 def identifiers(text: str) -> Iterator[str]:
     """Identifiers of a text: numbers, amounts, dates, paths, addresses, tickets, versions, quoted words."""
-    return (text[start:end] for start, end in _identifier_spans(text, has_words=True))
+    return (text[start:end] for start, end in _identifier_spans(text, _patterns(text, _MARKS)))
 
 
-def _identifier_spans(text: str, *, has_words: bool) -> Iterator[tuple[int, int]]:
-    for hint, pattern in _MARKS if has_words else _MARKS[6:]:
-        if hint in text:
-            yield from (match.span() for match in pattern.finditer(text))
-    for match in _NUMBER.finditer(text):
-        start, end = match.span()
-        before = _BEFORE.search(text, max(0, start - 24), start)
-        start = start if before is None else before.start()
-        if _is_identifier(text, start, end):
+def _patterns(text: str, marks: Mapping[str, re.Pattern[str]]) -> Sequence[re.Pattern[str]]:
+    """Expressions that could match in a text, or in parts of it."""
+    found = [pattern for hint, pattern in marks.items() if hint in text]
+    return found if _DIGIT.search(text) is None else [*found, _NUMBER]
+
+
+def _identifier_spans(text: str, patterns: Sequence[re.Pattern[str]]) -> Iterator[tuple[int, int]]:
+    for pattern in patterns:
+        for match in pattern.finditer(text):
+            start, end = match.span()
+            if pattern is _NUMBER:
+                if start and _JOINED.match(text, start - 1) is not None:
+                    before = _BEFORE.search(text, max(0, start - 24), start)
+                    start = start if before is None else before.start()
+                if not _is_identifier(text, start, end):
+                    continue
             yield start, end
 
 

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 from unicodedata import normalize
 
 from agent.context.carried.lines import ROW_CHARACTERS, bounded, one_line
-from agent.context.carried.phrases import QUESTION, Hinted, any_of, hinted, plain, sentences
+from agent.context.carried.phrases import QUESTION, Hinted, Language, any_of, hinted, plain, sentences
 from agent.context.excerpt import Redact, speaker_name
 from agent.tokens import estimated_text_tokens
 from hermes_state.journal import FORWARDED_NOTE
@@ -74,17 +74,11 @@ class Rule:
 
 def kind_of(sentence: str) -> tuple[Kind, ...]:
     """The kinds that a sentence may be of, likelier first; none for what is told, asked, or wished for once."""
-    return _kinds(sentence, hinted(sentence))
+    return _kinds(sentence, [language for language, _ in hinted(sentence)])
 
 
-def _kinds(sentence: str, hints: Hinted) -> tuple[Kind, ...]:
-    lower = f" {plain(sentence)}"
-    found = [language for language, words in hints if any(word in lower for word in words)]
-    if not found:
-        return ()
-    lower = _TAG.sub("", lower.strip())
-    if QUESTION.search(lower) is not None or any(language.once.search(lower) for language in found):
-        return ()
+def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
+    lower = _TAG.sub("", plain(sentence).strip())
     kinds: list[Kind] = []
     for language in found:
         if language.take_back.search(lower) is not None:
@@ -92,6 +86,8 @@ def _kinds(sentence: str, hints: Hinted) -> tuple[Kind, ...]:
         rule = language.rule.search(lower)
         if rule is not None and (_CLAUSE.search(lower, 0, rule.start() + 1) or not language.teller.match(lower)):
             kinds.append("rule")
+    if kinds and (QUESTION.search(lower) is not None or any(language.once.search(lower) for language in found)):
+        return ()
     return tuple(dict.fromkeys(kinds))
 
 
@@ -171,9 +167,16 @@ def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str
     unquoted = _QUOTED.sub(lambda quoted: " " * len(quoted[0]), text)
     for start, end in sentences(unquoted):
         if start < end <= start + SENTENCE_CHARACTERS:
-            kinds = _kinds(_BULLET.sub("", one_line(unquoted[start:end], SENTENCE_CHARACTERS)), hints)
+            lower = f" {plain(unquoted[start:end])}"
+            found = [language for language, words in hints if any(word in lower for word in words)]
+            kinds = _kinds(_item(unquoted[start:end]), found) if found else ()
             if kinds:
-                yield kinds, _BULLET.sub("", one_line(text[start:end], SENTENCE_CHARACTERS))
+                yield kinds, _item(text[start:end])
+
+
+def _item(sentence: str) -> str:
+    """The sentence on one line, without the mark of a list."""
+    return _BULLET.sub("", one_line(sentence, SENTENCE_CHARACTERS))
 
 
 def person_of(row: Message) -> str:

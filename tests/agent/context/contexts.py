@@ -7,7 +7,6 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from agent.context.carried.phrases import languages
 from agent.context.commit import CompressionRegistry
 from agent.context.job import ContextEvent, Listener, OnWait
 from agent.context.model_handle import ContextSettings, SummaryRoute
@@ -110,7 +109,6 @@ def agent_of(
     It sees images where `attachments` is given. A compression that is due is finished before the next call, unless it
     `is_background`.
     """
-    languages()  # compiled by the first compression, which would be late for what a test has it wait for
     notices = NoticeWriter(store=chat.store, settings=NoticeConfig, deliver=lambda _: None, clock=chat.clock)
     return SingleModelAgent(
         store=chat.store,
