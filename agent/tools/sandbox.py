@@ -1,0 +1,261 @@
+"""Sandbox of the terminal: a bubblewrap command that shows a program one folder, and the machine's programs to read.
+
+Nothing else of the machine is there: no other files, no processes, no network unless it is allowed, none of the
+gateway's variables. What needs no privileges is all it takes, so it is the same for root and for a service's user.
+
+bubblewrap's own `--die-with-parent` is not enough: where its first process is killed while it makes the others, those
+stay for ever. So it is itself the first process of a namespace, which the kernel ends with it, whole and at any moment;
+and the command waits behind a gate until somebody who is still there has let it begin.
+
+>>> words = sandboxed("ls", Path("/srv/chat"), TerminalSettings(), ("--proc", "/proc"))
+>>> words[:6], words[-4:]
+(['nice', '-n', '10', 'choom', '-n', '1000'], ['--', 'bash', '-c', b'ls'])
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from hermes_state.errors import ToolError
+from hermes_state.text import shortened
+
+MOUNT: Final = "/workspace"
+"""Path of the folder inside."""
+ENVIRON: Final[Mapping[str, str]] = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+    "HOME": "/tmp",  # were it the workspace, a file that somebody sends could be one that every program begins with
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+}
+"""All variables of a command: none of the gateway's, which hold keys."""
+NEEDED: Final = {"bwrap": "bubblewrap", "nice": "coreutils"} | dict.fromkeys(
+    ("prlimit", "choom", "setpriv", "unshare"), "util-linux"
+)
+"""Programs that a sandbox is made with, each with its package."""
+MAX_COMMAND_BYTES: Final = 100_000
+"""Longest command line: Linux takes 128 KiB in one argument."""
+
+_MAX_FILE_BYTES = 1 << 30
+_PROC = ("--proc", "/proc", "--remount-ro", "/proc")
+"""The sandbox's own processes. Read-only: root's gateway could write the settings of the kernel in it."""
+_NO_MORE_USERS = ("--unshare-user", "--disable-userns")
+"""Keeps programs from making namespaces of their own, in which they could mount file systems of any size."""
+_FORMS: Final = ((*_NO_MORE_USERS, *_PROC), _PROC, _NO_MORE_USERS, ())
+"""Options that not every machine and unit lets through, best first."""
+_READABLE = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types")
+_READABLE_ONLINE = (
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/nsswitch.conf",
+    "/etc/services",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+    "/etc/ca-certificates",
+    "/etc/pki/tls/certs",
+    "/etc/pki/ca-trust",
+)
+"""Never all of `/etc/ssl` or `/etc/pki`: to a gateway that runs as root, the private keys below would be readable."""
+_USERS = Path(__file__).with_name("sandbox_users.txt")
+"""The one user that there is inside, in the form of `/etc/passwd`: the machine's own users are nobody's business."""
+_PROGRAM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalSettings:
+    """What commands may do and use."""
+
+    is_enabled: bool = True
+    is_unsafe: bool = False
+    """Commands run without a sandbox, with all that the gateway's own user may do."""
+    network: bool = False
+    seconds: float = 120.0
+    """Longest command that is waited for."""
+    memory_mb: int = 512
+    """Memory of all processes of a command; its `/tmp` may take half as much."""
+    max_processes: int = 100
+    """Processes and threads of a command."""
+    output_chars: int = 20_000
+    max_background: int = 4
+    """Background processes of one chat at one time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxInfo:
+    """Findings of a trial: the options with which sandboxes can be made here, or the reason why none can."""
+
+    options: tuple[str, ...] = ()
+    fault: str | None = None
+
+
+@cache
+def probe_sandbox() -> SandboxInfo:
+    """Find out by trial how sandboxes can be made here; takes some ten milliseconds, once in a process."""
+    path = os.environ.get("PATH")
+    if missing := sorted({package for name, package in NEEDED.items() if shutil.which(name, path=path) is None}):
+        packages = " ".join(missing)
+        return SandboxInfo(fault=f"{packages} is not installed; on Debian and Ubuntu: apt install {packages}")
+    said = ""
+    for options in _FORMS:
+        if os.geteuid() == 0 and _PROC[0] not in options:
+            continue  # the number of root's processes is bounded by nobody but who can see them
+        words = sandboxed("true", Path("/usr"), TerminalSettings(), options)
+        try:
+            done = subprocess.run(
+                words, capture_output=True, timeout=10, check=False, env=ENVIRON, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            said = said or str(error)
+            continue
+        if done.returncode == 0:
+            return SandboxInfo(options=options)
+        said = said or done.stderr.decode(errors="replace")
+    return SandboxInfo(fault=f"bubblewrap cannot make a sandbox here ({shortened(said, 200)}); see docs/tools.md")
+
+
+def find_fault(settings: TerminalSettings) -> str | None:
+    """Reason why no command can be run under these settings, None where they can."""
+    if not settings.is_enabled:
+        return "the terminal is off (terminal.enabled)"
+    return None if settings.is_unsafe else probe_sandbox().fault
+
+
+def command_words(command: str, folder: Path, settings: TerminalSettings, *, has_end: bool) -> Sequence[str | bytes]:
+    """Words of the process that runs a shell command in `folder`, for `ENVIRON` and that directory.
+
+    The command begins when the process was told so (`GATE`). `has_end`: its processor time is bounded like its time.
+    Raises `ToolError` with what is missing, or wrong with the command.
+    """
+    if (fault := find_fault(settings)) is not None:
+        raise ToolError(f"no command can be run: {fault}")
+    if "\0" in command or not command.strip():
+        raise ToolError("the command is empty" if not command.strip() else "the command has a NUL character in it")
+    if len(command.encode()) > MAX_COMMAND_BYTES:
+        raise ToolError(f"the command is longer than {MAX_COMMAND_BYTES:,} bytes: put it into a file and run that")
+    seconds = settings.seconds if has_end else None
+    if settings.is_unsafe:
+        return [*_MODEST, *GATE, *_limited(settings, seconds), *_shell(command)]
+    if folder.resolve().is_relative_to("/usr"):
+        raise ToolError("no command can be run: the state directory is below /usr, which every command can read")
+    return sandboxed(command, folder, settings, probe_sandbox().options, GATE, seconds)
+
+
+_MODEST: Final = ("nice", "-n", "10", "choom", "-n", "1000", "--")
+"""Last to be run where processors are scarce, and first to be ended where memory is."""
+_ENDED_TOGETHER: Final = (
+    *("setpriv", "--pdeathsig", "KILL"),
+    *("unshare", "--user", "--map-current-user", "--pid", "--mount-proc", "--kill-child", "--"),
+)
+"""Makes what follows the first process of a namespace, which ends with us."""
+GATE: Final = ("sh", "-c", 'echo >&0; read -r _ && exec "$@" </dev/null', "gate")
+"""Says a line on standard input, a socket, and waits there for one before it goes on. Ends when nobody is there."""
+
+
+def sandboxed(
+    command: str,
+    folder: Path,
+    settings: TerminalSettings,
+    options: Sequence[str],
+    gate: Sequence[str] = (),
+    seconds: float | None = None,
+) -> list[str | bytes]:
+    """Words of a command in a sandbox, with the bubblewrap options that `probe_sandbox` has found to work."""
+    tmp_bytes = str(settings.memory_mb << 19)
+    words: list[str | bytes] = [
+        *(
+            *_MODEST,
+            *(_ENDED_TOGETHER if _PROC[0] in options else ()),
+            "bwrap",
+            "--unshare-all",
+            "--uid",
+            "1000",
+            "--gid",
+            "1000",
+            "--cap-drop",
+            "ALL",
+        ),
+        *("--new-session", "--die-with-parent", *(("--share-net",) if settings.network else ())),
+        *("--ro-bind", "/usr", "/usr", *_program_folders()),
+        *("--ro-bind", str(_USERS), "/etc/passwd"),
+        *(word for path in (*_READABLE, *(_READABLE_ONLINE if settings.network else ())) for word in _shown(path)),
+        *(*options, "--dev", "/dev", "--size", tmp_bytes, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+        *("--size", tmp_bytes, "--tmpfs", "/tmp"),
+        *("--bind", str(folder), MOUNT, "--chdir", MOUNT, "--remount-ro", "/", "--"),
+    ]
+    # Counted inside: there the number is that of the sandbox, outside that of all processes of the user.
+    limits = _limited(settings, seconds, f"--nproc={settings.max_processes}")
+    return [*words, *gate, *limits, *_shell(command)]
+
+
+def _shown(path: str) -> tuple[str, str, str]:
+    return "--ro-bind-try", path, path
+
+
+@cache
+def _program_folders() -> tuple[str, ...]:
+    """Options for `/bin` and its like, which most systems have as links into `/usr`."""
+    words: list[str] = []
+    for path in map(Path, _PROGRAM_FOLDERS):
+        if path.is_symlink():
+            words += ("--symlink", str(path.readlink()), str(path))
+        elif path.is_dir():
+            words += ("--ro-bind", str(path), str(path))
+    return tuple(words)
+
+
+def _limited(settings: TerminalSettings, seconds: float | None, *more: str) -> tuple[str, ...]:
+    """Limits of each process. What a program writes to counts as its memory, and not all that it could address."""
+    if seconds is not None:
+        more = (*more, f"--cpu={max(1, round(seconds))}")
+    data = f"--data={settings.memory_mb << 20}"
+    return ("prlimit", data, f"--fsize={_MAX_FILE_BYTES}", "--core=0", "--nofile=1024", *more, "--")
+
+
+def _shell(command: str) -> tuple[str | bytes, ...]:
+    return shell_name(), "-c", command.encode()
+
+
+@cache
+def shell_name() -> str:
+    """`bash`, or `sh` where there is none."""
+    return "bash" if shutil.which("bash", path="/usr/bin:/bin") else "sh"
+
+
+_CONTROL_GROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/pids"))
+"""Where control groups that count processes can be, in the two versions of them."""
+_GROUP_NAME = "hermes-gateway-command-{}"
+
+
+def bound_processes(pid: int, max_processes: int) -> Path | None:
+    """A new control group that bounds the processes which come of a process; None where none can be made.
+
+    For root alone: whatever else bounds the number of processes of a user does not bound root's, and a program that
+    multiplies has thousands before anybody has looked.
+    """
+    if os.geteuid() != 0:
+        return None
+    for parent in _CONTROL_GROUPS:
+        for old in parent.glob(_GROUP_NAME.format("*")):
+            remove_group(old)
+        group = parent / _GROUP_NAME.format(pid)
+        try:
+            group.mkdir(exist_ok=True)
+            for name, value in (("pids.max", max_processes), ("cgroup.procs", pid)):
+                with open(group / name, "r+") as file:  # which is there, or this is no such group
+                    file.write(str(value))
+        except OSError:
+            remove_group(group)
+        else:
+            return group
+    return None
+
+
+def remove_group(group: Path) -> None:
+    """Remove a control group; one in which something still ends stays for the next that is made."""
+    with suppress(OSError):
+        group.rmdir()

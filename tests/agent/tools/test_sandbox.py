@@ -1,0 +1,215 @@
+"""Attempts to get out of the terminal's sandbox, with the real bubblewrap."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.tools import sandbox
+from agent.tools.sandbox import TerminalSettings, command_words, find_fault, probe_sandbox, sandboxed
+from hermes_state.errors import ToolError
+from tests.sandboxes import needs_sandbox, run
+
+pytestmark = needs_sandbox
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A workspace below a state directory that has a secret."""
+    home = tmp_path / "home"
+    made = home / "workspaces" / "1"
+    made.mkdir(parents=True)
+    (home / ".env").write_text("HERMES_TELEGRAM__TOKEN=sesame\n")
+    return made
+
+
+async def test_a_command_begins_in_the_workspace_and_what_it_writes_there_stays(folder: Path) -> None:
+    assert (await run("pwd; echo hello > note", folder)).endswith("\n/workspace\n")
+    assert (folder / "note").read_text() == "hello\n"
+
+
+@pytest.mark.parametrize(
+    "path", ["/x", "/usr/x", "/usr/bin/x", "/etc/x", "/etc/passwd", "/dev/x", "/proc/sys/kernel/core_pattern", "/bin/x"]
+)
+async def test_nothing_outside_the_workspace_can_be_written(path: str, folder: Path) -> None:
+    report = await run(f"echo x > {path}", folder)
+    assert report.startswith("[exit code 1;")
+    assert any(words in report for words in ("Read-only file system", "Permission denied"))
+
+
+async def test_the_state_directory_and_its_secrets_are_not_there(folder: Path) -> None:
+    home = folder.parents[1]
+    report = await run(f"cat {home}/.env ../.env ../../.env /proc/1/root{home}/.env; ls -a ..", folder)
+    assert "sesame" not in report
+    assert report.count("No such file or directory") == 4
+    assert "sesame" not in await run("grep -rs sesame / --exclude-dir=usr --exclude-dir=proc", folder)
+
+
+async def test_none_of_the_gateways_variables_get_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HERMES_MODEL__API_KEY", "sesame")
+    report = await run("env; cat /proc/*/environ | tr '\\0' '\\n'", folder)
+    assert "HOME=/tmp" in report
+    assert "sesame" not in report
+    assert "HERMES" not in report
+
+
+async def test_processes_of_the_machine_are_neither_seen_nor_signalled(folder: Path) -> None:
+    outside = await asyncio.create_subprocess_exec("sleep", "100")
+    try:
+        report = await run(f"ls /proc | grep -c '^[0-9]'; kill -9 {outside.pid}; kill -9 -1", folder)
+        assert "No such process" in report
+        assert int(report.splitlines()[1]) < 8
+        outside.terminate()
+        assert await outside.wait() == -signal.SIGTERM
+    finally:
+        if outside.returncode is None:
+            outside.kill()
+
+
+async def test_there_is_no_network_unless_it_is_allowed(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connect = f"exec 3<>/dev/tcp/127.0.0.1/{server.getsockname()[1]} && echo through"
+        assert "Connection refused" in await run(connect, folder)
+        assert "through" in await run(connect, folder, network=True)
+    assert "through" not in await run("exec 3<>/dev/tcp/192.0.2.1/80 && echo through", folder)
+
+
+async def test_an_abstract_socket_of_the_machine_is_not_there(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind("\0hermes-test-abstract")
+        server.listen()
+        look = "grep -q hermes-test-abstract /proc/net/unix"
+        assert "[exit code 0;" in await run(look, folder, is_unsafe=True)
+        assert "[exit code 1;" in await run(look, folder)
+
+
+async def test_there_are_no_privileges_and_a_setuid_program_gives_none(folder: Path) -> None:
+    report = await run(
+        "cp /usr/bin/id me; chmod 6755 me; ./me -u; ./me -ru; grep -E 'Cap|NoNew' /proc/self/status", folder
+    )
+    assert report.splitlines()[1:3] == ["1000", "1000"]
+    assert "NoNewPrivs:\t1" in report
+    assert {line.split()[1] for line in report.splitlines() if line.startswith("Cap")} == {"0" * 16}
+
+
+@pytest.mark.parametrize(
+    "attempt", ["unshare --user true", "unshare --mount true", "mount -t tmpfs none /tmp", "chroot / true"]
+)
+async def test_no_namespace_and_no_mount_can_be_made_inside(attempt: str, folder: Path) -> None:
+    if "--disable-userns" not in probe_sandbox().options:
+        pytest.skip("this machine lets sandboxes have namespaces of their own")
+    assert "[exit code 0;" not in await run(attempt, folder)
+
+
+async def test_a_link_out_of_the_workspace_leads_nowhere(folder: Path) -> None:
+    (folder / "planted").symlink_to(folder.parents[1] / ".env")
+    report = await run(f"ln -s {folder.parents[1]} out; cat planted out/.env", folder)
+    assert report.count("No such file or directory") == 2
+
+
+async def test_temporary_files_are_private_bounded_and_gone_afterwards(folder: Path) -> None:
+    assert "[exit code 0;" in await run("echo kept > /tmp/note; test ! -e /tmp/pytest-of-root", folder)
+    assert "No such file" in await run("cat /tmp/note", folder)
+    for place in ("/tmp", "/dev/shm"):
+        report = await run(f"head -c 100M /dev/zero > {place}/big; stat -c %s {place}/big", folder, memory_mb=64)
+        assert "No space left on device" in report
+        assert f"\n{32 << 20}\n" in f"{report}\n"
+
+
+TERMINAL_PROGRAM = """
+import asyncio, fcntl, os, sys, termios
+from pathlib import Path
+from agent.tools.running_command import RunningCommand
+from agent.tools.sandbox import TerminalSettings
+
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+open("/dev/tty").close()  # this process has a terminal
+
+async def main():
+    command = await RunningCommand.start("tty; : < /dev/tty", Path(sys.argv[1]), TerminalSettings())
+    await command.finish(30)
+    sys.stderr.write(command.report())
+
+asyncio.run(main())
+"""
+
+
+async def test_a_gateway_at_a_terminal_does_not_lend_it_to_commands(folder: Path) -> None:
+    """Whoever has a terminal can type into it for the operator (TIOCSTI)."""
+    ours, theirs = os.openpty()
+    try:
+        words = (sys.executable, "-c", TERMINAL_PROGRAM, str(folder))
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=theirs, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3]
+        )
+        _, said = await asyncio.wait_for(process.communicate(), 60)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "not a tty" in said.decode()
+    assert "/dev/tty: No such device or address" in said.decode()
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A workspace that any user can write to."""
+    made = Path(tempfile.mkdtemp(dir="/tmp"))
+    made.chmod(0o777)
+    yield made
+    shutil.rmtree(made)
+
+
+def as_nobody(command: str, folder: Path, settings: TerminalSettings) -> subprocess.CompletedProcess[str]:
+    words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
+    words += [
+        word if isinstance(word, str) else word.decode()
+        for word in sandboxed(command, folder, settings, probe_sandbox().options)
+    ]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, env=sandbox.ENVIRON, check=False)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can become another user")
+def test_it_works_for_a_user_without_privileges_and_the_kernel_counts_its_processes(shared_folder: Path) -> None:
+    done = as_nobody("id -u; echo mine > note", shared_folder, TerminalSettings())
+    assert (done.stdout, done.returncode) == ("1000\n", 0), done.stderr
+    assert (shared_folder / "note").stat().st_uid == 65534
+    done = as_nobody("for n in $(seq 40); do sleep 2 & done; wait", shared_folder, TerminalSettings(max_processes=20))
+    assert "Resource temporarily unavailable" in done.stderr
+
+
+def test_without_bubblewrap_nothing_runs_and_the_reason_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    probe_sandbox.cache_clear()
+    try:
+        fault = find_fault(TerminalSettings())
+        assert fault is not None
+        assert "apt install bubblewrap" in fault
+        with pytest.raises(ToolError, match="apt install bubblewrap"):
+            command_words("true", tmp_path, TerminalSettings(), has_end=True)
+        assert find_fault(TerminalSettings(is_unsafe=True)) is None
+    finally:
+        probe_sandbox.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"), [("echo \0", "NUL"), (" \n", "empty"), ("echo " + "é" * 60_000, "put it into a file")]
+)
+def test_a_command_that_cannot_be_passed_on_is_refused(command: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match=reason):
+        command_words(command, tmp_path, TerminalSettings(), has_end=True)
+
+
+def test_a_workspace_that_commands_could_read_around_is_refused() -> None:
+    with pytest.raises(ToolError, match="below /usr"):
+        command_words("true", Path("/usr/local/lib"), TerminalSettings(), has_end=True)

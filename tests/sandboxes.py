@@ -1,0 +1,45 @@
+"""Helpers of tests that run commands in a real sandbox."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.tools.running_command import RunningCommand
+from agent.tools.sandbox import TerminalSettings, probe_sandbox
+
+needs_sandbox = pytest.mark.skipif(probe_sandbox().fault is not None, reason=str(probe_sandbox().fault))
+
+
+async def run(command: str, folder: Path, seconds: float = 30, **settings: Any) -> str:
+    """State and output of a command at its end."""
+    running = await RunningCommand.start(command, folder, TerminalSettings(**settings))
+    await running.finish(seconds)
+    assert not running.is_running
+    return running.report()
+
+
+def processes_with(mark: str) -> list[int]:
+    """Ids of this machine's processes that have `mark` in their command line."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal():
+            try:
+                line = (path / "cmdline").read_bytes()
+            except OSError:  # it has ended meanwhile
+                continue
+            if mark.encode() in line:
+                found.append(int(path.name))
+    return found
+
+
+async def all_gone(mark: str) -> bool:
+    """Whether no process with `mark` is left; the kernel takes its moment for a whole sandbox."""
+    try:
+        async with asyncio.timeout(10):
+            while processes_with(mark):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)  # processes of others have no event to wait for
+    except TimeoutError:
+        return False
+    return True
