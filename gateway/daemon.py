@@ -22,7 +22,9 @@ from agent.images.scaling import ImageScaler
 from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.registry import Tool
+from agent.tools.sandbox import find_fault, probe_sandbox
 from agent.tools.send_file import FileDelivery
+from agent.tools.terminal import BackgroundRegistry, terminal_tool
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
 from gateway.access.tools import ToolAccessControl
@@ -51,6 +53,7 @@ from gateway.turns.approvals import ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneRegistry
 from gateway.turns.runner import TurnRunner
+from gateway.turns.terminal import tell_background_end, terminal_settings
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
 from hermes_state.admin.pairings import UserRole
@@ -149,6 +152,7 @@ class _Daemon:
             is_admin=lambda ref: self._access.role_of(ref) is UserRole.ADMIN,
         )
         self._asked = asyncio.Event()
+        self._background = BackgroundRegistry(partial(tell_background_end, store, clock, self._delivery.wake))
         agent, models = self._assemble(loaded)
         self._runtime = Runtime(config=loaded.config, agent=agent, models=models)
         self._access = AccessControl(store, self._runtime)
@@ -286,6 +290,7 @@ class _Daemon:
             await self._stopping.wait()
             notify(self._environ, "STOPPING=1")
             await self._drain()
+        await self._background.stop("the gateway's own end")
         await self._commands.close()
         for task in tasks:
             task.cancel()
@@ -295,6 +300,7 @@ class _Daemon:
         """Load what the first answer needs once the platforms are being listened to, and before it is asked for."""
         await self._adapters.listening(LISTENING_SECONDS)
         await asyncio.to_thread(preload, self._runtime.config)
+        await asyncio.to_thread(find_fault, terminal_settings(self._runtime.config.terminal))
         _freeze_memory()
         await asyncio.sleep(SCHEDULE_SECONDS)
         await self._schedules.start()
@@ -391,6 +397,9 @@ class _Daemon:
                 return
         self._loaded = merged
         self._runtime.config = merged.config
+        probe_sandbox.cache_clear()
+        if not merged.config.terminal.enabled:
+            await self._background.stop("the terminal having been switched off")
         self._reloaded.set()
         update_logging(merged.config.logging.level, merged.secrets())
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
@@ -410,7 +419,7 @@ class _Daemon:
             loaded,
             store=self._store,
             pending=self._pending,
-            extra_tools=(*workspace_tools(self._workspaces, files), *self._extra_tools),
+            extra_tools=(*workspace_tools(self._workspaces, files), self._terminal(), *self._extra_tools),
             tool_access=self._tool_access,
             listeners=[self._notices.write],
             on_wait=self._notices.write_waiting,
@@ -418,6 +427,13 @@ class _Daemon:
         )
         self._agents.append(agent)
         return agent, make_models(loaded, clients, store=self._store, scaler=self._scaler, clock=self._clock)
+
+    def _terminal(self) -> Tool:
+        return terminal_tool(
+            lambda: terminal_settings(self._loaded.config.terminal),
+            self._workspaces.folder_of,
+            self._background,
+        )
 
 
 def _log_prices_and_caching(config: Config) -> None:

@@ -29,7 +29,8 @@ class InboxKind(StrEnum):
     MESSAGE = "message"
     COMMAND = "command"
     NOTICE = "notice"
-    """A later edit of a message that a turn already has: told to the model with the next turn."""
+    """A later edit of a message that a turn already has, or words of the gateway's own, which have no `message_ref`:
+    told to the model with the next turn."""
 
 
 class InboxMode(StrEnum):

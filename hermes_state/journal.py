@@ -225,13 +225,14 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
         body = msgspec.structs.replace(body, notes=(*body.notes, TRANSCRIBED_NOTE))
     if row.payload.is_forwarded:
         body = msgspec.structs.replace(body, notes=(*body.notes, FORWARDED_NOTE))
+    is_own = row.kind is InboxKind.NOTICE and not row.message_ref  # the gateway's words, whomever they are for
     return NewMessage(
         role=MessageRole.USER,
         origin=Origin.NOTICE if row.kind is InboxKind.NOTICE else Origin.HUMAN,
         text="\n".join(filter(None, (row.payload.text, *row.payload.transcripts))),
         body=body,
-        sender_ref=row.sender_ref,
-        sender_name=row.sender_name,
+        sender_ref=None if is_own else row.sender_ref,
+        sender_name=None if is_own else row.sender_name,
         turn_id=turn_id,
         inbox_id=row.id,
     )

@@ -70,7 +70,8 @@ class ReadyCall:
     @property
     def may_need_approval(self) -> bool:
         """True for a call that follows the approval policy."""
-        return self.tool.needs_approval and self.tool.effect is not ToolEffect.READ_ONLY
+        is_exempt = not self.tool.needs_approval or self.tool.is_exempt(self.arguments)
+        return self.tool.effect is not ToolEffect.READ_ONLY and not is_exempt
 
     @property
     def shape(self) -> str:

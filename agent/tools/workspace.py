@@ -106,6 +106,11 @@ class WorkspaceStore:
         lock = self._locks.setdefault(chat_id, threading.Lock())
         return WorkspaceHandle(self.folder, str(chat_id), self._settings, lock)
 
+    def folder_of(self, chat_id: ChatId) -> Path:
+        """The folder of a chat's workspace, made where it is missing."""
+        with self.of(chat_id).open_folder(()):
+            return self.folder / str(chat_id)
+
 
 @dataclass(frozen=True, repr=False, slots=True)
 class WorkspaceHandle:

@@ -22,7 +22,7 @@ from gateway.config.context_settings import (
 )
 from gateway.config.cost_settings import CostConfig
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
-from gateway.config.tool_settings import ToolsConfig, WorkspaceConfig
+from gateway.config.tool_settings import TerminalConfig, ToolsConfig, WorkspaceConfig
 from gateway.config.types import (
     AnyCase,
     BaseConfig,
@@ -305,6 +305,7 @@ class Config(BaseConfig):
     attachments: AttachmentConfig = Field(default_factory=AttachmentConfig)
     workspace: WorkspaceConfig = Field(default_factory=WorkspaceConfig)
     transcription: TranscriptionConfig = Field(default_factory=TranscriptionConfig)
+    terminal: TerminalConfig = Field(default_factory=TerminalConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     lifecycle: LifecycleConfig = Field(default_factory=LifecycleConfig)

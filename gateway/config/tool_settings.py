@@ -1,4 +1,4 @@
-"""Blocks of settings for what the agent may do: its tools, its files, and what needs a person's yes."""
+"""Blocks of settings for what the agent may do: its tools, what needs a person's yes, its files, the terminal."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, TypeAlias
@@ -94,3 +94,24 @@ def places_of(chat: ChatKey) -> Iterator[str]:
     if chat.thread_ref:
         yield f"{chat.platform}:{chat.chat_ref}"
     yield chat.platform
+
+
+class TerminalConfig(BaseConfig):
+    """Shell commands of the agent, each in a sandbox (`docs/tools.md`)."""
+
+    enabled: bool = False
+    """Offer the tool `terminal`."""
+    network: bool = False
+    """Let commands use the network, this machine's own services and local network included."""
+    seconds: float = setting(120, ge=1, le=86_400, unit="seconds")
+    """Longest time that a command may take, unless it runs in the background; `model.turn_seconds` holds, too."""
+    memory_mb: int = setting(512, ge=64, le=1_048_576, unit="MB")
+    """Memory of a command, all its processes together; files in its `/tmp` may take half as much beside it."""
+    max_processes: int = setting(100, ge=10, le=10_000, unit="processes")
+    """Processes and threads of a command."""
+    output_chars: int = setting(20_000, ge=1_000, le=1_000_000, unit="characters")
+    """Longest output that is kept; of a longer one the beginning and the end, half of it each."""
+    max_background: int = setting(4, ge=0, le=100, unit="commands")
+    """Commands of one chat that may run in the background at one time."""
+    unsafe: bool = False
+    """Run commands without a sandbox, with all rights of the gateway's own user: they can read its keys."""

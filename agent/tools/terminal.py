@@ -1,0 +1,218 @@
+"""The tool `terminal`: shell commands in the chat's workspace, waited for or in the background.
+
+A command that is waited for ends with its turn at the latest. One in the background ends with the gateway at the
+latest; whoever started it is told of its end, unless a call just waits for that.
+"""
+
+import asyncio
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.tools.approvals import fenced
+from agent.tools.registry import Tool, ToolContext
+from agent.tools.running_command import RunningCommand
+from agent.tools.sandbox import TerminalSettings, find_fault
+from hermes_state.aio import cancel_all, track, wait_until
+from hermes_state.errors import ToolError
+from hermes_state.text import counted, shortened
+from hermes_state.values import ChatId, ToolEffect
+
+TERMINAL = "terminal"
+_MAX_ENDED = 10
+"""Background commands of a chat that are kept after their end, until somebody asks for their output."""
+_TIMEOUT_SECONDS = 90_000.0
+"""Above the highest `terminal.seconds`: this tool ends its commands itself."""
+
+_DESCRIPTION = (
+    "Run a shell command (bash, if there is one) in a sandbox. It begins in /workspace, the files of this chat, which "
+    "is all that stays; /tmp is gone afterwards, and there is no network unless the operator allows it. Of a long "
+    "output you see the beginning and the end. What a command leaves running ends with it: for servers and long work "
+    "set background, then use poll (reads new output), kill and list."
+)
+_PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "action": {"type": "string", "enum": ["run", "poll", "kill", "list"], "default": "run"},
+        "command": {"type": "string", "description": "For run."},
+        "background": {"type": "boolean", "default": False, "description": "Return at once, with an id."},
+        "seconds": {
+            "type": "number",
+            "minimum": 0,
+            "description": "run: stop it after so long. poll: wait so long for its end, by default not at all.",
+        },
+        "id": {"type": "string", "description": "For poll and kill."},
+    },
+    "additionalProperties": False,
+}
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class BackgroundCommand:
+    """A command that nobody waits for."""
+
+    id: str
+    command: str
+    context: ToolContext
+    """Conversation and turn that it was started for."""
+    running: RunningCommand
+    pollers: int = 0
+    """Calls that wait for its end right now."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+OnEnd = Callable[[BackgroundCommand], Awaitable[None]]
+
+
+class BackgroundRegistry:
+    """Background commands of all chats. They outlive turns and configurations, not the process."""
+
+    def __init__(self, on_end: OnEnd) -> None:
+        """`on_end` is called when one has ended by itself and no call waits for that."""
+        self._on_end = on_end
+        self._commands: dict[str, BackgroundCommand] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def of(self, chat_id: ChatId) -> list[BackgroundCommand]:
+        """Those of a chat, oldest first."""
+        return [one for one in self._commands.values() if one.context.chat_id == chat_id]
+
+    def find(self, chat_id: ChatId, command_id: str) -> BackgroundCommand:
+        """One of a chat by its id. Raises `ToolError`."""
+        found = self._commands.get(command_id)
+        if found is None or found.context.chat_id != chat_id:
+            known = ", ".join(one.id for one in self.of(chat_id)) or "none"
+            raise ToolError(f"there is no background command {command_id[:40]!r}; there are: {known}")
+        return found
+
+    async def start(
+        self, command: str, folder: Path, settings: TerminalSettings, context: ToolContext
+    ) -> BackgroundCommand:
+        """Start one. Raises `ToolError`, also where the chat has as many as it may."""
+        running = sum(one.running.is_running for one in self.of(context.chat_id))
+        if running >= settings.max_background:
+            raise ToolError(f"{counted(running, 'background command')} run already, no more are allowed: kill one")
+        started = await RunningCommand.start(command, folder, settings, has_end=False)
+        one = BackgroundCommand(id=secrets.token_hex(3), command=command, context=context, running=started)
+        self._commands[one.id] = one
+        track(self._tasks, asyncio.create_task(self._follow(one), name=f"background command {one.id}"))
+        return one
+
+    async def _follow(self, one: BackgroundCommand) -> None:
+        try:
+            await one.running.finish(None)
+        finally:
+            one.ended.set()
+        ended = [other.id for other in self.of(one.context.chat_id) if not other.running.is_running]
+        for command_id in ended[:-_MAX_ENDED]:
+            del self._commands[command_id]
+        if not one.pollers:
+            await self._on_end(one)
+
+    async def wait(self, one: BackgroundCommand, seconds: float) -> str:
+        """State and new output of one, at its end or after so many seconds; once told of its end, it is forgotten."""
+        one.pollers += 1
+        try:
+            await wait_until(one.ended, seconds)
+        finally:
+            one.pollers -= 1
+        if one.ended.is_set():
+            self._commands.pop(one.id, None)
+        return one.running.report()
+
+    async def stop(self, reason: str) -> None:
+        """End all; whoever started them is told why."""
+        for one in self._commands.values():
+            one.running.stop(reason)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_STOP_SECONDS)
+        await cancel_all(self._tasks)
+
+
+_STOP_SECONDS = 10.0
+"""Longest wait for the ends of background commands to be told, in seconds."""
+
+
+def terminal_tool(
+    settings: Callable[[], TerminalSettings], folder_of: Callable[[ChatId], Path], background: BackgroundRegistry
+) -> Tool:
+    """The tool; `settings` are those in force, `folder_of` gives a chat's workspace."""
+
+    async def run(arguments: dict[str, Any], context: ToolContext) -> str:
+        given, seconds = settings(), arguments.get("seconds")
+        match arguments["action"]:
+            case "list":
+                return _listed(background.of(context.chat_id))
+            case "run":
+                command, folder = _required(arguments, "command"), folder_of(context.chat_id)
+                if arguments["background"]:
+                    one = await background.start(command, folder, given, context)
+                    return f"Started in the background; its id is {one.id}."
+                running = await RunningCommand.start(command, folder, given)
+                await running.finish(min(seconds or given.seconds, given.seconds))
+                return running.report()
+            case action:
+                one = background.find(context.chat_id, _required(arguments, "id"))
+                if action == "poll":
+                    return await background.wait(one, min(seconds or 0.0, given.seconds))
+                one.pollers += 1  # this call tells of the end
+                one.running.stop("being asked to")
+                return await background.wait(one, _STOP_SECONDS)
+
+    return Tool(
+        name=TERMINAL,
+        description=_DESCRIPTION,
+        parameters=_PARAMETERS,
+        effect=ToolEffect.EXECUTES,
+        run=run,
+        why_unavailable=lambda: find_fault(settings()),
+        timeout_seconds=_TIMEOUT_SECONDS,
+        is_exempt=lambda arguments: arguments["action"] != "run",
+        shape=command_shape,
+        shown=_shown,
+    )
+
+
+_PLAIN = re.compile(
+    r"(?a)(cat|cp|cut|date|df|diff|du|echo|grep|head|ls|md5sum|mkdir|mv|pwd|sha256sum|stat|tail|touch|tr|uniq|wc)"
+    r"(?: +[\w./:,@%+=-]+)*"
+)
+"""Programs that start no others, with words that the shell passes on as they are."""
+_MAX_SHAPE_CHARACTERS = 200
+
+
+def command_shape(arguments: Mapping[str, Any]) -> str:
+    """Kind of a command, for what is allowed for longer: its program where that starts no others, else all of it.
+
+    >>> [command_shape({"command": one, "background": False}) for one in ("ls -l notes", "ls; reboot", "make all")]
+    ['ls …', 'ls; reboot', 'make all']
+    """
+    command = arguments.get("command", "").strip()
+    found = _PLAIN.fullmatch(command)
+    shape = command if found is None else f"{found[1]} …"
+    return "" if arguments["background"] or len(shape) > _MAX_SHAPE_CHARACTERS else shape
+
+
+def _shown(arguments: Mapping[str, Any]) -> str:
+    """A command for whoever is asked."""
+    where = "\nIt goes on in the background." if arguments["background"] else ""
+    return f"{fenced(arguments.get('command', ''), 'sh')}{where}"
+
+
+def _required(arguments: dict[str, Any], key: str) -> str:
+    value: str | None = arguments.get(key)
+    if not value:
+        raise ToolError(f"{arguments['action']} needs {key}")
+    return value
+
+
+def _listed(commands: list[BackgroundCommand]) -> str:
+    if not commands:
+        return "There are no background commands."
+    return "\n".join(
+        f"{one.id} [{'running' if one.running.is_running else one.running.outcome}] {shortened(one.command, 100)}"
+        for one in commands
+    )

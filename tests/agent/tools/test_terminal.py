@@ -1,0 +1,164 @@
+"""The tool `terminal`, in front of and in the background."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
+from agent.tools.sandbox import TerminalSettings
+from agent.tools.terminal import BackgroundCommand, BackgroundRegistry, terminal_tool
+from hermes_state.errors import ToolError
+from hermes_state.journal import RunningTurn
+from hermes_state.tool_runs import ToolRunState
+from hermes_state.values import ChatId, ChatKey, ToolCall
+from tests.agent.conftest import Chat
+from tests.sandboxes import all_gone, needs_sandbox
+
+pytestmark = needs_sandbox
+
+
+@dataclass
+class Terminal:
+    """The tool in a chat's turn, and what it has told of commands in the background."""
+
+    chat: Chat
+    turn: RunningTurn
+    folder_of: Callable[[ChatId], Path]
+    settings: TerminalSettings = field(default_factory=TerminalSettings)
+    ended: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.told = asyncio.Event()
+        self.background = BackgroundRegistry(self._note)
+        self.tools = ToolRegistry([terminal_tool(lambda: self.settings, self.folder_of, self.background)])
+
+    async def _note(self, command: BackgroundCommand) -> None:
+        self.ended.append(f"{command.id} {command.running.outcome}")
+        self.told.set()
+
+    async def __call__(self, **arguments: Any) -> ToolReply:
+        asked = ToolCall(id="c", name="terminal", arguments=orjson.dumps(arguments).decode())
+        try:
+            context = ToolContext.of(self.turn, self.chat.store)
+            return await self.tools.run(asked, self.tools.check(asked), context)
+        except ToolError as error:
+            return failed(str(error))
+
+    async def begin(self, command: str) -> str:
+        """Start a command in the background; returns its id."""
+        reply = await self(command=command, background=True)
+        assert reply.state is ToolRunState.DONE, reply.text
+        return reply.text.rstrip(".").rpartition(" ")[2]
+
+
+@pytest.fixture
+async def terminal(chat: Chat, tmp_path: Path) -> AsyncIterator[Terminal]:
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    made = Terminal(chat, await chat.start("do it"), lambda _: folder)
+    yield made
+    await made.background.stop("the end of the test")
+
+
+async def test_a_command_is_run_and_its_state_and_output_are_told(terminal: Terminal) -> None:
+    reply = await terminal(command="echo out; echo err >&2; exit 7")
+    assert reply.state is ToolRunState.DONE
+    assert reply.text.startswith("[exit code 7; ")
+    assert reply.text.endswith(" s]\nout\nerr\n")
+
+
+async def test_a_command_takes_no_longer_than_asked_nor_than_allowed(terminal: Terminal) -> None:
+    assert "longer than 0.3 s" in (await terminal(command="sleep 100", seconds=0.3)).text
+    terminal.settings = TerminalSettings(seconds=0.2)
+    assert "longer than 0.2 s" in (await terminal(command="sleep 100", seconds=50)).text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({}, "run needs command"),
+        ({"action": "poll"}, "poll needs id"),
+        ({"action": "kill", "id": "nosuch"}, "there is no background command 'nosuch'; there are: none"),
+        ({"command": "a\0b"}, "NUL"),
+        ({"action": "sudo"}, "action must be one of"),
+    ],
+)
+async def test_a_call_that_cannot_be_done_says_why(arguments: dict[str, Any], reason: str, terminal: Terminal) -> None:
+    reply = await terminal(**arguments)
+    assert reply.state is ToolRunState.FAILED
+    assert reason in reply.text
+
+
+async def test_a_terminal_that_is_off_is_not_offered_and_runs_nothing(terminal: Terminal) -> None:
+    terminal.settings = TerminalSettings(is_enabled=False)
+    assert terminal.tools.by_name["terminal"].why_unavailable() == "the terminal is off (terminal.enabled)"
+    assert "there is no tool named 'terminal'" in (await terminal(command="true")).text
+
+
+async def test_a_background_command_runs_on_and_is_polled(terminal: Terminal) -> None:
+    command_id = await terminal.begin("echo one; mkfifo go; read x < go; echo two; exit 5")
+    assert f"{command_id} [running] echo one; mkfifo go" in (await terminal(action="list")).text
+    first = await terminal(action="poll", id=command_id, seconds=0.5)
+    assert first.text.startswith("[still running; ")
+    assert first.text.endswith("one\n")
+    poll = asyncio.create_task(terminal(action="poll", id=command_id, seconds=30))
+    assert (await terminal(command="echo > go")).text.startswith("[exit code 0;")
+    last = await poll
+    assert last.text.startswith("[exit code 5; ")
+    assert last.text.endswith("]\ntwo\n")
+    assert (await terminal(action="list")).text == "There are no background commands."
+    assert terminal.ended == [], "a call has told it"
+
+
+async def test_the_end_of_a_background_command_that_nobody_waits_for_is_told(terminal: Terminal) -> None:
+    command_id = await terminal.begin("echo done; exit 6")
+    await asyncio.wait_for(terminal.told.wait(), 30)
+    assert terminal.ended == [f"{command_id} exit code 6"]
+    assert (await terminal(action="poll", id=command_id)).text.endswith("done\n")
+
+
+async def test_a_background_command_is_killed_with_all_that_it_has_started(terminal: Terminal) -> None:
+    command_id = await terminal.begin("trap '' TERM; setsid sleep 292 & sleep 292")
+    reply = await terminal(action="kill", id=command_id)
+    assert reply.text.startswith("[stopped, for being asked to; ")
+    assert await all_gone("sleep\x00292")
+    assert terminal.ended == []
+
+
+async def test_a_chat_has_only_so_many_background_commands(terminal: Terminal) -> None:
+    terminal.settings = TerminalSettings(max_background=2)
+    for _ in range(2):
+        await terminal.begin("sleep 100")
+    refused = await terminal(command="sleep 100", background=True)
+    assert "2 background commands run already" in refused.text
+
+
+async def test_background_commands_of_another_chat_are_out_of_reach(terminal: Terminal) -> None:
+    command_id = await terminal.begin("sleep 100")
+    other = Chat(terminal.chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="43"))
+    terminal.turn = await other.start("kill it")
+    assert "there is no background command" in (await terminal(action="kill", id=command_id)).text
+    assert (await terminal(action="list")).text == "There are no background commands."
+
+
+async def test_stopping_ends_background_commands_and_tells_why(terminal: Terminal) -> None:
+    command_id = await terminal.begin("sleep 291")
+    await terminal.background.stop("the gateway's own end")
+    assert terminal.ended == [f"{command_id} stopped, for the gateway's own end"]
+    assert await all_gone("sleep\x00291")
+
+
+async def test_a_cancelled_call_ends_its_command(terminal: Terminal) -> None:
+    call = asyncio.create_task(terminal(command="mkfifo go; read x < go; sleep 290"))
+    folder = terminal.folder_of(terminal.turn.chat_id)
+    while not (folder / "go").exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)  # a folder of another process has no event to wait for
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await all_gone("sleep 290")

@@ -1,0 +1,121 @@
+"""The terminal of a whole gateway: offered when it is on, ended by /stop and by the gateway's end."""
+
+import asyncio
+import signal
+
+from tests.e2e.protocols import prompt_of
+from tests.e2e.world import World
+from tests.sandboxes import all_gone, needs_sandbox, processes_with
+
+pytestmark = needs_sandbox
+
+ON = {"HERMES_TERMINAL__ENABLED": "true", "HERMES_TOOLS__APPROVAL__EXECUTES": "allow"}
+
+
+async def started(mark: str) -> None:
+    """Wait until a process with `mark` runs."""
+    async with asyncio.timeout(15):
+        while not processes_with(mark):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # processes of others have no event to wait for
+
+
+async def test_it_is_off_by_default_and_switched_on_by_a_reload(world: World) -> None:
+    await world.gateway.start(HERMES_TOOLS__APPROVAL__EXECUTES="allow")
+    await world.converse("hello")
+    config = world.home / "config.yaml"
+    config.write_text("terminal:\n  enabled: true\n")
+    world.gateway.signal(signal.SIGHUP)
+    await world.gateway.wait_for_log("config.reloaded")
+    await world.script(
+        match="who", last_role="user", tool_calls=[{"name": "terminal", "arguments": {"command": "id -u"}}]
+    )
+    await world.converse("who are you")
+    first, *_, last = await world.asked(3)
+    assert '"terminal"' not in str(first["body"].get("tools")).replace("'", '"')
+    assert "[exit code 0;" in str(last["body"])
+    assert (await world.visible())[-1].endswith("\n1000")
+
+
+async def test_files_of_a_chat_stay_in_its_workspace(world: World) -> None:
+    await world.gateway.start(**ON)
+    await world.script(
+        match="note", last_role="user", tool_calls=[{"name": "terminal", "arguments": {"command": "echo hi > note"}}]
+    )
+    await world.converse("note it")
+    [note] = world.home.glob("workspaces/*/note")
+    assert note.read_text() == "hi\n"
+    assert (world.home / "workspaces").stat().st_mode & 0o777 == 0o700
+
+
+async def test_stop_ends_the_command(world: World) -> None:
+    await world.gateway.start(**ON)
+    await world.script(
+        match="long", last_role="user", tool_calls=[{"name": "terminal", "arguments": {"command": "sleep 289"}}]
+    )
+    await world.say("long work")
+    await started("sleep\x00289")
+    await world.say("/stop")
+    assert await all_gone("sleep\x00289")
+    assert world.query("SELECT state FROM tool_runs") == [("stopped",)]
+
+
+async def test_a_killed_gateway_leaves_no_command_and_runs_none_again(world: World) -> None:
+    await world.gateway.start(**ON)
+    command = "echo x >> times; sleep 288"
+    await world.script(
+        match="long", last_role="user", tool_calls=[{"name": "terminal", "arguments": {"command": command}}]
+    )
+    await world.say("long work")
+    await started("sleep\x00288")
+    await world.gateway.kill()
+    assert await all_gone("sleep 288")
+    await world.gateway.start()
+    await world.replies(1)
+    assert world.query("SELECT state FROM tool_runs") == [("unknown",)]
+    [times] = world.home.glob("workspaces/*/times")
+    assert times.read_text() == "x\n"
+
+
+async def test_the_end_of_a_background_command_is_told_to_people_and_to_the_model(world: World) -> None:
+    await world.gateway.start(**ON)
+    arguments = {"command": "while test ! -e go; do sleep 0.05; done; exit 9", "background": True}
+    await world.script(match="build", last_role="user", tool_calls=[{"name": "terminal", "arguments": arguments}])
+    await world.converse("build it")
+    [folder] = world.home.glob("workspaces/*")
+    (folder / "go").touch()
+    [notice] = await world.replies(1, match="Background command")
+    assert "has ended: exit code 9. It was while test" in notice
+    count = len(await world.asked(0, wait=0))
+    await world.converse("and now?")
+    prompt = prompt_of((await world.asked(count + 1))[-1])
+    assert "[gateway notice] Background command" in str(prompt)
+    assert await world.violations() == []
+
+
+async def test_a_stopped_gateway_ends_background_commands_and_says_so_later(world: World) -> None:
+    await world.gateway.start(**ON)
+    arguments = {"command": "sleep 287", "background": True}
+    await world.script(match="serve", last_role="user", tool_calls=[{"name": "terminal", "arguments": arguments}])
+    await world.converse("serve it")
+    await started("sleep\x00287")
+    assert await world.gateway.stop() == 0
+    assert await all_gone("sleep\x00287")
+    await world.gateway.start()
+    [notice] = await world.replies(1, match="Background command")
+    assert "stopped, for the gateway's own end" in notice
+
+
+async def test_a_command_is_shown_and_run_only_after_a_yes_and_polling_needs_none(world: World) -> None:
+    await world.gateway.start(HERMES_TERMINAL__ENABLED="true")
+    arguments = {"command": "echo hi > note; exit 3"}
+    await world.script(match="note", last_role="user", tool_calls=[{"name": "terminal", "arguments": arguments}])
+    await world.say("note it")
+    [question] = await world.replies(1)
+    assert "echo hi > note; exit 3" in question
+    assert not list(world.home.glob("workspaces/*/note"))
+    await world.say("/approve")
+    assert "[exit code 3;" in (await world.replies(3))[-1]
+    listing = [{"name": "terminal", "arguments": {"action": "list"}}]
+    await world.script(match="what runs", last_role="user", tool_calls=listing)
+    await world.say("what runs?")
+    assert "no background commands" in (await world.replies(4))[-1]
