@@ -27,6 +27,7 @@ from agent.tool_calls import ToolCallRunner, ends_with_results, open_calls
 from agent.tools.budgets import ResultBudget
 from agent.tools.offers import OfferRegistry
 from agent.tools.registry import PromptStatus, ToolContext
+from agent.view_cache import ViewCache
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError, OutputCapExceeded, ReplyMalformed
@@ -41,7 +42,6 @@ from hermes_state.values import (
     Message,
     ModelCall,
 )
-from hermes_state.view_cache import ViewCache
 
 log = structlog.get_logger()
 

@@ -39,6 +39,7 @@ from agent.context.measure import ContextStatus, MeasuredPrompt, MeasuredPromptB
 from agent.context.model_handle import ModelHandle
 from agent.context.state import ContextState, state_of, stored_form
 from agent.prompt import PromptBuilder
+from agent.view_cache import ViewCache
 from hermes_state import sessions
 from hermes_state.compressions import Layer, count_compressions, note_verdict, plan_undo
 from hermes_state.errors import ContextOverflow, StoreUnavailable
@@ -54,7 +55,6 @@ from hermes_state.values import (
     SessionId,
     Tokens,
 )
-from hermes_state.view_cache import ViewCache
 
 log = structlog.get_logger()
 

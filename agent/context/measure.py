@@ -13,9 +13,9 @@ from agent.model.sizes import SizeSource
 from agent.model.usage import Size, fixed_tokens
 from agent.model.wire import WireSettings
 from agent.prompt import PromptBuilder
+from agent.view_cache import ViewCache
 from hermes_state.transcripts import View
 from hermes_state.values import ConversationRef, EstimatedTokens, LineageId, MessageId, SessionId, Tokens
-from hermes_state.view_cache import ViewCache
 
 MAX_SIZES = 4_096
 """Conversations whose size is remembered: a few hundred bytes each."""

@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from hermes_state import view_cache as views
+from agent import view_cache as views
+from agent.view_cache import ViewCache
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.sessions import Session, load_tip, start_session
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, hide, load_view
 from hermes_state.values import ChatKind, MessageRole, Millis, Origin
-from hermes_state.view_cache import ViewCache
 from tests.hermes_state.rows import START, key_of
 
 
