@@ -64,6 +64,11 @@ class Chromium:
         media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         await asyncio.to_thread(self._driver.execute_cdp_cmd, "Emulation.setEmulatedMedia", media)
 
+    async def save_to(self, folder: Path) -> None:
+        """The folder that downloads land in."""
+        rules = {"behavior": "allow", "downloadPath": str(folder)}
+        await asyncio.to_thread(self._driver.execute_cdp_cmd, "Browser.setDownloadBehavior", rules)
+
     async def live_in(self, zone: str) -> None:
         """The time zone of whoever reads."""
         await asyncio.to_thread(self._driver.execute_cdp_cmd, "Emulation.setTimezoneOverride", {"timezoneId": zone})

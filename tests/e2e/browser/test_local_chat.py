@@ -1,5 +1,6 @@
 """The web chat in a real browser, served by the real daemon."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -125,6 +126,41 @@ async def test_write_see_it_stream_start_anew_and_find_it_all_after_a_reload(wor
     assert await browser.texts(".person .body, .answer .body") == before
     assert before[0] == "What is the plan?"
     assert await browser.complaints() == []
+
+
+PICTURE = (
+    "<svg xmlns='http://www.w3.org/2000/svg' width='30' height='20' onload='document.title=1'>"
+    "<script>document.title=2</script></svg>"
+)
+
+
+async def test_a_file_of_the_agent_is_shown_and_saved(tmp_path: Path, protocol: ModelProtocol) -> None:
+    async with (
+        world_in(tmp_path, protocol, telegram=False) as world,
+        Chromium(tmp_path / "profile") as browser,
+    ):
+        freely = {"HERMES_TOOLS__APPROVAL__WRITES": "allow"}
+        await world.gateway.start(HERMES_LOCAL__ENABLED="true", HERMES_LOCAL__PORT=str(free_port()), **freely)
+        await browser.save_to(tmp_path)
+        await enter(world, browser)
+        call = {"name": "write_file", "arguments": {"path": "a <b>.svg", "content": PICTURE}}
+        await world.script(match="draw", last_role="user", tool_calls=[call])
+        call = {"name": "send_file", "arguments": {"path": "a <b>.svg", "caption": "a *box*"}}
+        await world.script(match_any="Wrote", last_role="tool", times=1, tool_calls=[call])
+        await browser.write("draw")
+        width = "return document.querySelector('img.sent')?.naturalWidth"
+        for is_again in (False, True):
+            if is_again:
+                await browser.reload()
+            await browser.wait_for(".answer button[data-file]", lambda found: found == ["a <b>.svg"])
+            while await browser.run(width) != 30:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)  # a picture tells nobody outside that it has come
+        await browser.click("button[data-file]")
+        while not (tmp_path / "a _b_.svg").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)  # another process writes it
+        assert (tmp_path / "a _b_.svg").read_text() == PICTURE
+        assert await browser.run("return document.title") not in ("1", "2")
+        assert await browser.complaints() == []
 
 
 async def test_a_page_survives_a_restart_of_the_gateway(world: World, browser: Chromium) -> None:
