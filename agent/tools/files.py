@@ -268,18 +268,15 @@ def _nearest(text: str, old: str) -> str:
     folded = [_folded(line) for line in lines]
     size = len(wanted)
     at = next((index for index in range(len(folded)) if folded[index : index + size] == wanted), None)
-    if at is not None:
-        exact = "\n".join(
-            f"{at + 1 + number}\t{line[:200]!r}" for number, line in enumerate(lines[at : at + min(size, 20)])
-        )
-        return f"These lines differ from it only in spaces, quotation marks or line ends:\n{exact}"
-    first = max(wanted, key=len)
-    alike = difflib.get_close_matches(first, folded, n=1, cutoff=0.6) if first else []
-    if not alike:
-        return "Nothing in it is alike; read_file shows what it has."
-    at = max(0, folded.index(alike[0]) - wanted.index(first))
-    near = "\n".join(f"{at + 1 + number}\t{line[:200]}" for number, line in enumerate(lines[at : at + min(size, 20)]))
-    return f"What comes closest:\n{near}"
+    told = "These lines differ from it only in spaces, quotation marks or line ends:"
+    if at is None:
+        first, told = max(wanted, key=len), "What comes closest:"
+        alike = difflib.get_close_matches(first, folded, n=1, cutoff=0.6) if first else []
+        if not alike:
+            return "Nothing in it is alike; read_file shows what it has."
+        at = max(0, folded.index(alike[0]) - wanted.index(first))
+    near = enumerate(lines[at : at + min(size, 20)], start=at + 1)
+    return "\n".join([told, *(f"{number}\t{line[:200]!r}" for number, line in near)])
 
 
 def _folded(line: str) -> str:

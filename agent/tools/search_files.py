@@ -28,6 +28,8 @@ _SEARCH_SECONDS = 15.0
 """Longest search, in seconds; what was found by then is told."""
 _BATCH_FILES = 100
 """Files that one process is given; each is an open handle of ours."""
+_MAX_SEARCHES = 2
+"""Searches at a time; others wait: a dozen calls at once must not use up the handles of the process."""
 _MAX_FOUND = 100
 _FOUND_IN_FILE = 20
 _LINE_CHARACTERS = 300
@@ -70,7 +72,13 @@ class _SearchState:
 def search_tool(workspaces: WorkspaceStore) -> Tool:
     """`search_files`."""
 
+    turns = asyncio.Semaphore(_MAX_SEARCHES)
+
     async def search(arguments: dict[str, Any], context: ToolContext) -> str:
+        async with turns:
+            return await search_alone(arguments, context)
+
+    async def search_alone(arguments: dict[str, Any], context: ToolContext) -> str:
         command = _command(arguments["pattern"], is_literal=arguments["literal"], is_any_case=arguments["ignore_case"])
         deadline, state = asyncio.get_running_loop().time() + _SEARCH_SECONDS, _SearchState()
         stored = await stored_text(arguments["path"], context)

@@ -149,13 +149,12 @@ class WorkspaceHandle:
     def open_file(self, parts: PathParts) -> Iterator[BufferedReader]:
         """A regular file, open for reading."""
         *folders, name = _named(parts)
-        with self.open_folder(tuple(folders)) as folder:
-            with _explained(parts, folder, name):
-                refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=False), parts)
-                handle = os.open(name, _READ_FLAGS, dir_fd=folder)
-            with open(handle, "rb") as file:
-                refuse_special(os.fstat(handle), parts)  # again: it may be another one by now
-                yield file
+        with self.open_folder(tuple(folders)) as folder, _explained(parts, folder, name):
+            refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=False), parts)
+            handle = os.open(name, _READ_FLAGS, dir_fd=folder)
+        with open(handle, "rb") as file:
+            refuse_special(os.fstat(handle), parts)  # again: it may be another one by now
+            yield file
 
     def read(self, parts: PathParts) -> bytes:
         """All of a file."""

@@ -32,6 +32,9 @@ NONCE_MS = 120_000
 SKEW_MS = 10_000
 """Largest difference of this machine's clock and Discord's when looking for an earlier attempt, in milliseconds."""
 
+SLOW_UPLOAD = 100_000
+"""Bytes a second that an upload may take as its time."""
+
 PAGE = 100
 MAX_PAGES = 5
 MAX_DELIVERED = 2_000
@@ -207,7 +210,8 @@ class DiscordSender:
         if self.client.is_closed():
             raise PlatformUnavailable("not connected to Discord")
         with rest_errors():
-            async with asyncio.timeout(self.request_seconds):
+            upload_seconds = 0 if file is None else file.size_bytes / SLOW_UPLOAD
+            async with asyncio.timeout(self.request_seconds + upload_seconds):
                 if payload is None:
                     return await self.client.http.request(route)
                 body = {**payload, "allowed_mentions": NO_MENTIONS}

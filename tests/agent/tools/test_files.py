@@ -239,7 +239,7 @@ async def test_line_ends_and_encoding_of_a_file_stay_as_they_were(desk: Desk) ->
     [
         ("def  f(x):\n  return x", "differ from it only in spaces, quotation marks or line ends:\n3\t'def f(x):'"),
         ("name = “Ann”", "only in spaces, quotation marks"),
-        ("def g(x):\n    return y", "What comes closest:\n3\tdef f(x):"),
+        ("def g(x):\n    return y", "What comes closest:\n3\t'def f(x):'"),
         ("nothing of the kind at all", "Nothing in it is alike"),
         ("", "old is empty"),
         ("import os", "old and new are the same"),
@@ -391,3 +391,15 @@ async def test_a_search_leaves_no_open_handle(desk: Desk) -> None:
         await desk.call("read_file", path="f1")
         counts.append(len(os.listdir("/proc/self/fd")))
     assert counts[1] == counts[2]
+
+
+async def test_a_dozen_searches_at_once_hold_few_handles(desk: Desk) -> None:
+    for number in range(120):
+        await desk.call("write_file", path=f"f{number}", content="x")
+    most, before = 0, len(os.listdir("/proc/self/fd"))
+    searches = [asyncio.create_task(desk.call("search_files", pattern="x")) for _ in range(12)]
+    while not all(search.done() for search in searches):
+        most = max(most, len(os.listdir("/proc/self/fd")) - before)
+        await asyncio.sleep(0)
+    assert all("found in" in search.result() for search in searches)
+    assert 100 <= most < 240
