@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from gateway.commands import compression, conversations, lineage, models, people, rules, status, stop, tools, turns
+from gateway.commands import compression, conversations, lineage, models, people, status, stop, tools, turns
 from gateway.commands.registry import Command, CommandKind, CommandRegistry
 
 CONTROL, READ = CommandKind.CONTROL, CommandKind.READ
@@ -27,7 +27,7 @@ COMMANDS = (
     Command("resume <id>", CHANGE, conversations.resume, "go back to a conversation", moderated=".+"),
     Command("history [n]", READ, conversations.history, "what was said, as it was said"),
     Command("compress [topic]", CHANGE, compression.compress, _COMPRESS, moderated="undo"),
-    Command("rules [drop id]", CHANGE, rules.rules, _RULES, moderated="drop.*"),
+    Command("rules [drop id]", CHANGE, conversations.rules, _RULES, moderated="drop.*"),
     Command("model [name]", CHANGE, models.model, _MODEL, moderated=".+"),
     Command("think [low|medium|high|off]", CHANGE, models.think, _THINK),
     Command("approve [id] [once|session|always]", CONTROL, tools.approve, _APPROVE),
