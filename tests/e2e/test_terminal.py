@@ -56,6 +56,7 @@ async def test_stop_ends_the_command(world: World) -> None:
     await started("sleep\x00289")
     await world.say("/stop")
     assert await all_gone("sleep\x00289")
+    assert await world.replies(1, match="Stopped")
     assert world.query("SELECT state FROM tool_runs") == [("stopped",)]
 
 
