@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from tests.crash import approving, compressing, compressing_invariants, invariants, scenario, together
+from tests.crash import approving, compressing, compressing_invariants, giving, invariants, scenario, together
 from tests.crash.invariants import Label
 from tests.crash.world import World
 
@@ -82,6 +82,17 @@ SCENARIOS = {
             labels=frozenset(Label),
             samples=6,
             other_samples=1,
+            pairs=20,
+        ),
+        Scenario(
+            name="giving",
+            play=giving.play,
+            problems_of=giving.problems_of,
+            untouched_problems_of=giving.untouched_problems_of,
+            environ=giving.ENVIRON,
+            labels=frozenset(Label),
+            samples=6,
+            other_samples=0,
             pairs=20,
         ),
     )

@@ -239,7 +239,7 @@ class World:
     async def visible(self, chat_id: int) -> list[str]:
         """The bot's messages in a chat, as they read now."""
         chat = await self.telegram.get(f"chat/{chat_id}")
-        return [row["text"] for row in chat["messages"] if row["from"]["is_bot"]]
+        return [row.get("text", row.get("caption", "")) for row in chat["messages"] if row["from"]["is_bot"]]
 
     async def is_stream_paused(self) -> bool:
         """Whether the model pauses in the middle of an answer that somebody listens to."""

@@ -1,0 +1,89 @@
+"""The agent writes a file and gives it to the chat; wherever that is killed, people get it once, whole.
+
+A call whose outcome nobody knows is made again by the model here, as a person would ask it to: the same content is
+still given once. The file in the workspace is the whole one or none.
+"""
+
+from collections import Counter
+from contextlib import closing
+
+from gateway.inbound.offline_commands import NOT_TAKEN
+from platforms.telegram.rendering import REPEAT_MARK
+from tests.crash.invariants import copies, file_problems, opened, undecided_rows
+from tests.crash.world import World
+from tests.fakes.llm_legality import untidy
+
+CHAT = 42
+CAPTION = "as you asked"
+CONTENT = "a gift"
+ANSWER = "It is given, or was never written."
+UNKNOWN = "Outcome unknown"
+ENVIRON = {"HERMES_TOOLS__APPROVAL__WRITES": "allow"}
+
+SCRIPT: list[dict[str, object]] = [
+    {"match_any": "is on its way to the chat|is not sent again|there is no .gift.txt.", "text": ANSWER},
+    {
+        "match_any": f"Wrote {len(CONTENT)} bytes|{UNKNOWN}",
+        "tool_calls": [{"name": "send_file", "arguments": {"path": "gift.txt", "caption": CAPTION}}],
+    },
+    {
+        "match": "give it",
+        "tool_calls": [{"name": "write_file", "arguments": {"path": "gift.txt", "content": CONTENT}}],
+    },
+]
+
+
+async def play(world: World) -> None:
+    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    await world.telegram.post("chat", {"chat_id": CHAT})
+    await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
+    world.start()
+    await world.say(CHAT, "give it")
+
+    async def is_answered() -> bool:
+        return any(ANSWER in text for text in await world.visible(CHAT))
+
+    await world.until(f"{ANSWER!r} is on screen", is_answered)
+    await world.end()
+
+
+async def problems_of(world: World) -> list[str]:
+    """Everything that is not as promised, one sentence each."""
+    with closing(opened(world.home / "state.db")) as db:
+        found = [*undecided_rows(db), *file_problems(db)]
+        runs = Counter(db.execute("SELECT tool_name, state FROM tool_runs").fetchall())
+        given = db.execute("SELECT count(*) FROM attachments").fetchone()[0]
+        owed = db.execute("SELECT count(*) FROM outbox WHERE dedupe_key LIKE '%:file:%'").fetchone()[0]
+    if runs["send_file", "failed"]:  # the file was never written
+        found.remove("1 rows of tool_runs are failed")
+    written = [path.read_text() for path in world.home.glob("workspaces/*/gift.txt")]
+    if written not in ([], [CONTENT]):
+        found.append(f"the file in the workspace is {written}")
+    if sum(count for (name, _), count in runs.items() if name == "write_file") != 1:
+        found.append(f"the runs are {runs}")
+    if runs["send_file", "done"] and not given:
+        found.append("the model was told that the file is given, and it is not")
+    if bool(written) == bool(runs["send_file", "failed"]):
+        found.append(f"the file is {'' if written else 'not '}there, and the runs are {runs}")
+    if given != owed or given > 1:
+        found.append(f"{given} files are kept, and {owed} are owed")
+    return [*found, *await _screen_problems(world, is_given=bool(given))]
+
+
+async def _screen_problems(world: World, *, is_given: bool) -> list[str]:
+    counts = Counter(await world.visible(CHAT))
+    counts.pop(NOT_TAKEN, None)
+    has_file = any(CAPTION in text for text in counts)
+    found = [] if has_file == is_given else [f"the file is {'' if has_file else 'not '}on screen, given: {is_given}"]
+    for words in (CAPTION, ANSWER):
+        shown = next((text for text in counts if words in text), "").removeprefix(REPEAT_MARK)
+        found += copies(counts, shown, world.kill_count) if shown else []
+    found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
+    return found + [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
+
+
+async def untouched_problems_of(world: World) -> list[str]:
+    """What holds beside that when nothing was killed: the outcome is known, and the file is there."""
+    with closing(opened(world.home / "state.db")) as db:
+        states = db.execute("SELECT tool_name, state FROM tool_runs ORDER BY id").fetchall()
+    return [] if states == [("write_file", "done"), ("send_file", "done")] else [f"the runs are {states}"]
