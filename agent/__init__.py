@@ -5,6 +5,7 @@ calls the model, runs the tools it asks for, and returns an `Answer`. Around it:
 
 - `agent.model`: calls to models, whatever the provider
 - `agent.tools`: functions that a model may call
+- `agent.memory`: notes that outlive conversations, and other files that join a prompt
 - `agent.context`: what of a conversation fits into the prompt, and its compression
 - `agent.engines`: plugins that compress in another way
 - `agent.tokens`, `agent.handoff`, `agent.images`: estimates, the message that stands for what was compressed, images

@@ -4,11 +4,13 @@ A system prompt is assembled once per session and stored with it, so that its by
 changes while the session lasts: no time, no count, no name of the day.
 """
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 
 from agent.images.model_images import ModelImages
+from agent.memory.sections import SectionReader
 from agent.model.base import ModelRequest, Payer
 from agent.model.wire import NOTICE, WireSettings
 from agent.tools.offers import OfferRegistry
@@ -53,14 +55,20 @@ class PromptBuilder:
     """Time zone of the stamps on messages."""
     offers: OfferRegistry | None = None
     """What each session is offered of the tools; None: all of them."""
+    files: SectionReader | None = None
+    """Reader of the sections that stand in files; None: there are none."""
 
-    def system_for(self, conversation: ConversationRef) -> str:
-        """The system prompt as it would be assembled today."""
+    async def system_for(self, conversation: ConversationRef, threshold: Tokens) -> str:
+        """The system prompt as it would be assembled now, for a conversation that is compressed at `threshold`."""
+        persona, sections = None, list[str]()
+        if self.files is not None:
+            persona, sections = await asyncio.to_thread(self.files.read, conversation, threshold)
         return system_prompt(
-            persona=self.persona,
+            persona=persona or self.persona,
             chat=conversation.chat,
             kind=conversation.chat_kind,
             tool_names=[tool.name for tool in self.tools.available()],
+            sections=sections,
         )
 
     async def tools_for(self, conversation: ConversationRef, view: View, threshold: Tokens) -> tuple[Tool, ...]:
@@ -92,7 +100,7 @@ class PromptBuilder:
             reasoning_of=maker,
         )
         return ModelRequest(
-            system=view.session.system_prompt or self.system_for(conversation),
+            system=view.session.system_prompt or await self.system_for(conversation, threshold),
             transcript=view.transcript,
             tools=tuple(tool.schema for tool in await self.tools_for(conversation, view, threshold)),
             max_output_tokens=None,
@@ -103,12 +111,12 @@ class PromptBuilder:
         )
 
 
-def system_prompt(*, persona: str, chat: ChatKey, kind: ChatKind, tool_names: Collection[str]) -> str:
-    """All of it; sections are separated by blank lines."""
-    sections = [persona.strip(), _where(chat, kind), _how_messages_look(kind)]
-    if tool_names:
-        sections.append(_tool_guidance(tool_names))
-    return "\n\n".join(sections)
+def system_prompt(
+    *, persona: str, chat: ChatKey, kind: ChatKind, tool_names: Collection[str], sections: Sequence[str] = ()
+) -> str:
+    """All of it, blank lines between; `sections`: those that stand in files."""
+    guidance = [_tool_guidance(tool_names)] if tool_names else []
+    return "\n\n".join((persona.strip(), _where(chat, kind), _how_messages_look(kind), *guidance, *sections))
 
 
 def _where(chat: ChatKey, kind: ChatKind) -> str:

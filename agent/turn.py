@@ -181,7 +181,7 @@ class Agent:
         A cancelled run may leave one write in the store's queue, so whoever takes a turn up again in the same process
         awaits a write of their own first, such as `journal.note_resumed`.
         """
-        view = await self._view(turn.conversation, None if prompt is None else prompt.view)
+        view = await self._view(turn.conversation, model, None if prompt is None else prompt.view)
         rounds = await self._rounds_so_far(turn, view)
         state = _RunState(turn=turn, model=model, on_text=on_text, rounds=rounds)
         step = open_calls(view.transcript, turn.id)
@@ -206,7 +206,7 @@ class Agent:
             if state.compression is not None:
                 [focus], state.compression = state.compression, None
                 await self.context.compress_as_asked(turn.conversation, model, view, focus)
-                view = await self._view(turn.conversation)
+                view = await self._view(turn.conversation, model)
 
     async def _keep_calls(self, turn: RunningTurn, model: ModelHandle, done: CompletedCall) -> Message:
         """Store a reply that calls tools. Raises `TurnMoved` when the turn was stopped; then only its cost is kept."""
@@ -237,20 +237,19 @@ class Agent:
         has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
         return await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
 
-    async def _view(self, conversation: ConversationRef, known: View | None = None) -> View:
+    async def _view(self, conversation: ConversationRef, model: ModelHandle, known: View | None = None) -> View:
         """The conversation's view; a session's system prompt is assembled the first time it is looked at."""
         view = known or await self._views.load(conversation.lineage_id)
         if view.session.system_prompt is not None:
             return view
-        stored = await self._store.write(
-            sessions.set_system_prompt, view.session.id, self.prompts.system_for(conversation)
-        )
+        prompt = await self.prompts.system_for(conversation, model.limits.threshold)
+        stored = await self._store.write(sessions.set_system_prompt, view.session.id, prompt)
         return replace(view, session=msgspec.structs.replace(view.session, system_prompt=stored))
 
     async def _after_tools(self, turn: RunningTurn, model: ModelHandle) -> View:
         """The view for the next model call: with the results, and with what people said meanwhile."""
         await self._calls.end_round(turn.id, model.limits.input_window)
-        return await self._view(turn.conversation)
+        return await self._view(turn.conversation, model)
 
     # ---- the model
 
@@ -279,7 +278,7 @@ class Agent:
             except ModelError as error:
                 if type(error) is not ModelError or not await self._made_smaller(state, prompt, error):
                     raise
-            view, prompt = await self._view(conversation), None
+            view, prompt = await self._view(conversation, model), None
 
     async def _made_smaller(self, state: _RunState, prompt: MeasuredPrompt, error: ModelError) -> bool:
         """True where a prompt that was refused without a reason is compressed: once, for it may have been too long."""

@@ -8,24 +8,30 @@ from zoneinfo import ZoneInfo
 
 from agent.context.commit import CompressionRegistry
 from agent.context.engine import Engine
+from agent.context.flush import MemoryWriter
 from agent.context.job import Listener, OnWait
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
 from agent.engines.adapter import PluginEngine
 from agent.engines.loader import load_engine
 from agent.images.model_images import ModelImages
 from agent.images.scaling import ImageScaler
+from agent.memory.files import MemoryDirectory
+from agent.memory.sections import SectionReader
+from agent.memory.skills import SkillCatalog
 from agent.model.catalog import known_model
 from agent.model.sizes import ASSUMED_CONTEXT
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.tools.budgets import ResultBudget
 from agent.tools.context import context_tool
 from agent.tools.files import file_tools
+from agent.tools.memory import memory_tool
 from agent.tools.offers import OfferRegistry, ToolAccess
 from agent.tools.plugins import load_plugin_tools
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
 from agent.tools.search_files import search_tool
 from agent.tools.send_file import FileDelivery, send_file_tool
+from agent.tools.skill import skill_tool
 from agent.tools.workspace import WorkspaceSettings, WorkspaceStore
 from agent.turn import Agent
 from gateway.config import LoadedConfig
@@ -109,8 +115,12 @@ def make_agent(
     Raises `ConfigError` for a context engine that is not there or is broken.
     """
     config, redactor = loaded.config.agent, Redactor(loaded.secrets())
+    files = section_reader(loaded, redactor)
+    notes, memory = files.notes, loaded.config.memory
+    noting = [memory_tool(notes)] if notes is not None else []
+    writer = MemoryWriter(notes=notes, redact=redactor, clock=clock) if notes is not None and memory.flush else None
     tools = loaded.config.tools
-    registry = ToolRegistry((*recall_tools(), context_tool(), *extra_tools))
+    registry = ToolRegistry((*recall_tools(), context_tool(), *noting, skill_tool(files.skills), *extra_tools))
     for plugin_tool in load_plugin_tools(registry.by_name):
         registry.add(plugin_tool)
     return Agent(
@@ -120,10 +130,12 @@ def make_agent(
             offers=OfferRegistry(registry, store, tool_access),
             persona=config.persona or DEFAULT_PERSONA,
             zone=_zone(loaded.config),
+            files=files,
         ),
         clock=clock,
         pending=pending,
         listeners=listeners,
+        before_split=[writer.flush] if writer is not None else [],
         on_wait=on_wait,
         redact=redactor,
         make_engine=_engine_maker(loaded, redactor, clock),
@@ -147,6 +159,25 @@ def workspace_tools(workspaces: WorkspaceStore, delivery: FileDelivery) -> tuple
     return (*file_tools(workspaces), search_tool(workspaces), send_file_tool(workspaces, delivery))
 
 
+def section_reader(loaded: LoadedConfig, redactor: Redactor) -> SectionReader:
+    """The reader of what stands in files and joins system prompts: notes, persona, context files, skills."""
+    memory, home = loaded.config.memory, loaded.home
+    notes = MemoryDirectory(
+        path=home / "memory",
+        memory_size=memory.memory_size,
+        user_size=memory.user_size,
+        holds_secret=redactor.knows,
+    )
+    skills = SkillCatalog(path=home / "skills")
+    skills.load()
+    return SectionReader(
+        home=home,
+        notes=notes if memory.enabled else None,
+        skills=skills,
+        reads_persona=loaded.config.agent.persona is None,
+    )
+
+
 def make_models(
     loaded: LoadedConfig, clients: ClientRegistry, *, store: Store, scaler: ImageScaler, clock: Clock
 ) -> ModelRegistry:
@@ -164,6 +195,7 @@ def make_models(
             info=_model_info(route),
             context=context_settings(loaded.config, _zone(loaded.config), route.name),
             summary_routes=tuple(summary_routes(loaded.config, route, clients)),
+            flush_route=_flush_route(loaded.config, route, clients),
             images=images if route.sees_images else None,
         )
 
@@ -193,13 +225,27 @@ def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) ->
     mark, routes = settings_mark(config), []
     named = route_for(config, "compression", own)
     # With settings of the task's own the conversation's model is still one: of its window, and asked once.
-    is_own = named is not None and (named.name, named.protocol, named.address) == (own.name, own.protocol, own.address)
+    is_own = named is not None and _is_same_model(named, own)
     if named is not None and named != own:
         length = None if is_own else _context_of(named, config)
         routes.append(SummaryRoute(client=clients.of(named), context_length=length, mark=mark))
     if own.protocol != "offline" and not (is_own and routes):
         routes.append(SummaryRoute(client=clients.of(own), mark=mark))
     return routes
+
+
+def _flush_route(config: Config, own: RouteConfig, clients: ClientRegistry) -> SummaryRoute | None:
+    """The model that notes what must not be forgotten for conversations with a model; None where nobody can."""
+    route = route_for(config, "flush", own)
+    if route is None:
+        return None
+    length = None if _is_same_model(route, own) else _context_of(route, config)
+    return SummaryRoute(client=clients.of(route), context_length=length)
+
+
+def _is_same_model(route: RouteConfig, own: RouteConfig) -> bool:
+    """True for a conversation's own model, be it with settings of a task's own."""
+    return (route.name, route.protocol, route.address) == (own.name, own.protocol, own.address)
 
 
 def _context_of(route: RouteConfig, config: Config) -> Tokens:
@@ -231,7 +277,7 @@ def _engine_maker(loaded: LoadedConfig, redactor: Redactor, clock: Clock) -> Cal
 def agent_inputs(config: Config) -> tuple[BaseConfig, ...]:
     """The blocks of the configuration that an agent is made from: when one changes, there has to be another agent."""
     blocks = (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
-    return (*blocks, config.costs, config.tools)
+    return (*blocks, config.costs, config.tools, config.memory)
 
 
 def settings_mark(config: Config) -> str:

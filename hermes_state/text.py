@@ -33,6 +33,19 @@ def shortened(text: str, limit: int = 60) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def both_ends(text: str, limit: int) -> str:
+    """`text`, or its beginning and its end with a note between, of about `limit` characters."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}{left_out(len(text) - 2 * half)} {text[len(text) - half :]}"
+
+
+def left_out(characters: int) -> str:
+    """The note in place of so many characters."""
+    return f" [… {characters:,} characters …]"
+
+
 def counted(number: int, noun: str) -> str:
     """A number with its noun.
 

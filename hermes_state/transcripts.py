@@ -14,7 +14,7 @@ import msgspec
 
 from hermes_state.errors import SessionNotFound
 from hermes_state.sessions import Session, load_tip
-from hermes_state.store.sql import columns, scalars
+from hermes_state.store.sql import columns, scalar_or_none, scalars
 from hermes_state.values import (
     InboxId,
     LineageId,
@@ -27,6 +27,7 @@ from hermes_state.values import (
     SessionId,
     Transcript,
     TurnId,
+    UserRef,
 )
 
 _Row: TypeAlias = tuple[Any, ...]  # as sqlite3 returns it; `_messages` is the one place that gives it types
@@ -159,6 +160,12 @@ def load_own_rows(db: Connection, session_id: SessionId, since_seq: int, limit: 
 def load_message(db: Connection, message_id: MessageId) -> Message:
     """One row by id, which must exist."""
     return _load_rows(db, [message_id])[message_id]
+
+
+def load_sender_name(db: Connection, turn_id: TurnId, sender_ref: UserRef) -> str | None:
+    """The name that a person has in a turn of theirs; None where they wrote nothing in it."""
+    query = "SELECT sender_name FROM messages WHERE turn_id = ? AND sender_ref = ? ORDER BY id DESC LIMIT 1"
+    return scalar_or_none(db, str, query, (turn_id, sender_ref))
 
 
 def _load_rows(db: Connection, ids: list[int]) -> dict[int, Message]:

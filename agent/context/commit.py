@@ -54,11 +54,11 @@ MAX_KEPT = 512
 
 
 def commit_compression(
-    db: Connection, attempt: CompressionResult, system_prompt: str, now: Millis
+    db: Connection, attempt: CompressionResult, now: Millis
 ) -> tuple[CompressionOutcome, list[ContextEvent]]:
     """Commit a prepared compression, or keep the trace of an attempt that changes no view; also the events of it.
 
-    `system_prompt`: of the child. When somebody else was faster nothing is written.
+    When somebody else was faster nothing is written.
     """
     job, prepared = attempt.job, attempt.result
     session, conversation = load_session(db, job.view.session.id), job.conversation
@@ -74,7 +74,7 @@ def commit_compression(
         parent=job.view.session,
         context=prepared.context,
         row=_row(attempt),
-        system_prompt=f"{system_prompt}\n\n{SYSTEM_NOTE}" if job.settings.note_in_system else system_prompt,
+        system_prompt="\n\n".join((attempt.system_prompt, *([SYSTEM_NOTE] if job.settings.note_in_system else []))),
         context_state=stored_form(attempt.state.compressed(job.tokens_before, job.grown)),
     )
     with suppress(LineageMoved), nested(db):

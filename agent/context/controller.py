@@ -31,7 +31,6 @@ from agent.context.job import (
     Listener,
     NotNeeded,
     OnWait,
-    PreparedCompression,
     PressureEvent,
     ReplyEvent,
 )
@@ -41,6 +40,7 @@ from agent.context.state import ContextState, state_of, stored_form
 from agent.prompt import PromptBuilder
 from agent.view_cache import ViewCache
 from hermes_state import sessions
+from hermes_state.aio import cancel_all
 from hermes_state.compressions import Layer, count_compressions, note_verdict, plan_undo
 from hermes_state.errors import ContextOverflow, StoreUnavailable
 from hermes_state.models.ledger import largest_answered_prompt
@@ -247,9 +247,8 @@ class ContextController:
 
     def settle(self, db: Connection, result: CompressionResult, now: Millis) -> CompressionOutcome:
         """Commit what was prepared, inside the caller's transaction."""
-        conversation = result.job.conversation
-        outcome, events = commit_compression(db, result, self.prompts.system_for(conversation), now)
-        self._tell(db, conversation, events, now)
+        outcome, events = commit_compression(db, result, now)
+        self._tell(db, result.job.conversation, events, now)
         return outcome
 
     async def preview(
@@ -388,12 +387,24 @@ class ContextController:
     async def _prepare(self, job: CompressionJob, *, state: ContextState | None = None) -> CompressionResult:
         """A compression that could be committed, and what is to be kept of the attempt. Writes only failed calls."""
         started = time.perf_counter()
-        result, after = await self.engine.prepare(job, state or state_of(job.view.session.context_state))
-        if isinstance(result, PreparedCompression) and not job.must_shrink:
-            for look in self.before_split:
-                await look(job.conversation, job.view)
+        looking = list[asyncio.Task[None]]()
+
+        async def begin() -> None:
+            if not job.must_shrink:
+                looking.extend(asyncio.create_task(look(job), name="before-split") for look in self.before_split)
+            await job.begin()
+
+        try:
+            known = state or state_of(job.view.session.context_state)
+            result, after = await self.engine.prepare(replace(job, on_begin=begin), known)
+            seen = await asyncio.gather(*looking, return_exceptions=True)
+            for error in (one for one in seen if isinstance(one, Exception)):
+                log.error("compression.look_failed", lineage_id=job.conversation.lineage_id, exc_info=error)
+        finally:
+            await cancel_all(looking)
+        system_prompt = await self.prompts.system_for(job.conversation, job.limits.threshold)
         took_ms = round((time.perf_counter() - started) * 1_000)
-        return CompressionResult(job=job, result=result, state=after, took_ms=took_ms)
+        return CompressionResult(job=job, result=result, state=after, system_prompt=system_prompt, took_ms=took_ms)
 
     async def _take_finished(self, conversation: ConversationRef, model: ModelHandle) -> CompressionOutcome | None:
         """Commit what was prepared beside the conversation, if it is done by now, for the turn that takes it in."""
@@ -401,7 +412,10 @@ class ContextController:
         if result is None:
             return None
         grown = max(0, (await self._measure.load(conversation, model)).estimated - result.job.tokens_before)
-        result = replace(result, job=replace(result.job, conversation=conversation, grown=grown))
+        # Not the one that was prepared: what was noted since would be missing in it.
+        system_prompt = await self.prompts.system_for(conversation, result.job.limits.threshold)
+        job = replace(result.job, conversation=conversation, grown=grown)
+        result = replace(result, job=job, system_prompt=system_prompt)
         outcome = await self.store.write(self.settle, result, self.clock.now())
         log_outcome(result, outcome)
         if isinstance(outcome, Compressed):
@@ -464,6 +478,7 @@ class ContextController:
             model=model.info,
             estimator=model.profile.estimator,
             routes=model.routes_within(limits.context_length),
+            flush_route=model.flush_route,
             settings=model.context.compressor,
         )
 

@@ -13,10 +13,11 @@ from typing import Final, TypeAlias
 import orjson
 
 from agent.context.carried.phrases import QUESTION, SENTENCE_END, any_of
-from agent.context.excerpt import SECRET_MARK, Redact, both_ends, bounded_record, clean, without_thoughts
+from agent.context.excerpt import SECRET_MARK, Redact, bounded_record, clean, without_thoughts
 from agent.handoff import escape_markers
 from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import MARK
+from hermes_state.text import both_ends
 from hermes_state.values import Message, MessageRole, Origin, Tokens, ToolCall, Transcript, recall_id
 
 LINE_CHARACTERS = 200

@@ -19,6 +19,7 @@ import structlog
 
 from agent.tokens import ROW_TOKENS, estimated_text_tokens
 from hermes_state.redaction import MARK, seam
+from hermes_state.text import both_ends, left_out
 from hermes_state.values import Message, MessageRole, Millis, Origin, Tokens, Transcript, recall_id
 
 log = structlog.get_logger()
@@ -107,18 +108,6 @@ def _untagged(text: str) -> str:
     return _TAG.sub("(", text) if "<" in text else text
 
 
-def both_ends(text: str, limit: int) -> str:
-    """`text`, or its beginning and its end with a note between, of about `limit` characters."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}{_left_out(len(text) - 2 * half)} {text[len(text) - half :]}"
-
-
-def _left_out(characters: int) -> str:
-    return f" [… {characters:,} characters …]"
-
-
 def without_thoughts(text: str) -> str:
     """`text` without blocks of thinking. One that begins a text and never ends is all of it; tags that are only
     spoken of, inside a line or without an end, stay."""
@@ -197,7 +186,7 @@ def _shortened(text: str, max_characters: int) -> str:
     tail = seam(text, len(text) - half, len(text) - half + 2 * play) if head is not None else None
     if head is None or tail is None or tail <= head:
         return text
-    return f"{text[:head]}{_left_out(tail - head)}{text[tail:]}"
+    return f"{text[:head]}{left_out(tail - head)}{text[tail:]}"
 
 
 def _cleaned(entries: Sequence[str], redact: Redact) -> Iterator[str]:

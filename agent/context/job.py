@@ -6,10 +6,10 @@ transaction commits it (`Compressed`). Each carries the one before: whoever tell
 place.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from sqlite3 import Connection
-from typing import Literal, TypeAlias, assert_never
+from typing import Any, Literal, TypeAlias, assert_never
 
 from agent.context.cuts import SkipReason
 from agent.context.estimate import Estimator
@@ -95,6 +95,8 @@ class CompressionJob:
     """Estimator of prompts of that model."""
     routes: Sequence[SummaryRoute] = ()
     """Models that may be asked for a summary, in this order."""
+    flush_route: SummaryRoute | None = None
+    """Model that notes beforehand what must not be forgotten; None: nobody does."""
     settings: CompressorSettings = field(default_factory=CompressorSettings)
 
     @property
@@ -166,6 +168,8 @@ class CompressionResult:
     result: Preparation
     state: ContextState
     """State to be remembered of the attempt."""
+    system_prompt: str
+    """System prompt of the child."""
     took_ms: int
 
 
@@ -221,8 +225,9 @@ class PressureEvent:
     """The line that was crossed, in tokens; `commit.note_pressure` notes that people know."""
 
 
-BeforeSplit: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
-"""Asked when a compression is certain and there is time: the last look at rows that are about to leave the view."""
+BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
+"""Asked beside the summary, when there is something to compress and there is time: the last look at rows that are about
+to leave the view. It is done, or was cancelled, before the compression is committed. Raises nothing of its own."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
 """Called when a turn has waited for a while for a compression that nobody asked for, and still waits: its people do not
 know why nothing happens."""

@@ -305,6 +305,8 @@ class ModelHandle:
     context: ContextSettings = field(default_factory=ContextSettings)
     summary_routes: tuple[SummaryRoute, ...] = ()
     """Models that are asked for summaries, in this order."""
+    flush_route: SummaryRoute | None = None
+    """Model that notes, before a compression, what must not be forgotten; None: nobody does."""
     images: ModelImages | None = None
     """Images for the model; None for one that sees none."""
 

@@ -149,7 +149,7 @@ class CompressionTaskConfig(AuxiliaryTaskConfig):
 
 
 class FlushTaskConfig(AuxiliaryTaskConfig):
-    """Model that writes down what matters before a compression; for the memory tool, which does not exist yet."""
+    """Model that writes down what matters before a compression, see `memory.flush`."""
 
 
 class TitleTaskConfig(AuxiliaryTaskConfig):

@@ -22,7 +22,7 @@ from gateway.config.context_settings import (
 )
 from gateway.config.cost_settings import CostConfig
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
-from gateway.config.tool_settings import TerminalConfig, ToolsConfig, WorkspaceConfig
+from gateway.config.tool_settings import MemoryConfig, TerminalConfig, ToolsConfig, WorkspaceConfig
 from gateway.config.types import (
     AnyCase,
     BaseConfig,
@@ -158,7 +158,7 @@ class AgentConfig(BaseConfig):
     """The agent's persona, and how far it goes in one turn."""
 
     persona: str | None = setting(None, default_text="built in")
-    """Persona of the agent, in the words that open its system prompt."""
+    """Persona of the agent, in the words that open its system prompt; not set: those of `SOUL.md`, if there is one."""
     time_zone: TimeZone | None = setting(None, default_text="the server's")
     """Time zone in which messages are stamped for the model, such as `Europe/Berlin`."""
     max_tool_rounds: int = setting(50, ge=1, le=1_000, unit="rounds")
@@ -175,8 +175,8 @@ class AccessConfig(BaseConfig):
     admins: People = ()
     """People with the role admin, as stable ids; they need no other entry."""
     moderators: People = ()
-    """People who, beside admins, may use `/new`, `/resume`, `/undo`, `/model <name>` and `/compress undo` in a chat of
-    several people, as stable ids; they have the role user and need no other entry."""
+    """People who, beside admins, may use `/new`, `/resume`, `/undo`, `/model <name>`, `/compress undo` and `/memory
+    add` in a chat of several people, as stable ids; they have the role user and need no other entry."""
 
     @property
     def names_somebody(self) -> bool:
@@ -299,6 +299,7 @@ class Config(BaseConfig):
     hygiene: HygieneConfig = Field(default_factory=HygieneConfig)
     auxiliary: AuxiliaryConfig = Field(default_factory=AuxiliaryConfig)
     context: ContextEngineConfig = Field(default_factory=ContextEngineConfig)
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
     notices: NoticeConfig = Field(default_factory=NoticeConfig)
     costs: CostConfig = Field(default_factory=CostConfig)
     delivery: DeliveryConfig = Field(default_factory=DeliveryConfig)

@@ -1,4 +1,4 @@
-"""Blocks of settings for what the agent may do: its tools, what needs a person's yes, its files, the terminal."""
+"""Blocks of settings for what the agent may do and keeps: its tools, its files, questions and its memory."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, TypeAlias
@@ -80,6 +80,19 @@ class WorkspaceConfig(BaseConfig):
     """Room on disk that one chat's files may take; beyond it tools write nothing more."""
     max_file_bytes: int = setting(52_428_800, ge=1_024, le=2_147_483_648, unit="bytes", restart=True)
     """Largest file that tools read, write or send."""
+
+
+class MemoryConfig(BaseConfig):
+    """Notes that the agent keeps for a chat beyond its conversations: `MEMORY.md` and `USER.md`."""
+
+    enabled: bool = True
+    """Offer the tool `memory`, and show the notes to the model when a conversation begins."""
+    flush: bool = True
+    """Before a compression, let a model note what must be known beyond it: one more call, by `auxiliary.flush`."""
+    memory_size: int = setting(2_200, ge=200, le=50_000, unit="characters")
+    """Longest `MEMORY.md`, of facts about the work."""
+    user_size: int = setting(1_400, ge=200, le=50_000, unit="characters")
+    """Longest `USER.md`, about the person; in a group the longest part of one person in it."""
 
 
 def places_of(chat: ChatKey) -> Iterator[str]:

@@ -122,7 +122,11 @@ class Redactor:
             self._clean.add(digest)
         return safe
 
+    def knows(self, text: str) -> bool:
+        """True when a configured secret stands in `text`."""
+        return any(form in text for form in self._forms)
+
     def _redacted(self, text: str) -> str:
-        if self._exact is not None and any(form in text for form in self._forms):
+        if self._exact is not None and self.knows(text):
             text = self._exact.sub(MARK, text)
         return redact(text)

@@ -34,7 +34,7 @@ COMMAND_SECONDS = 30.0
 def environ_of(folder: Path, model_url: str, protocol: ModelProtocol) -> dict[str, str]:
     """What a gateway in `folder` is started with, whatever platforms and people it is for.
 
-    It names no conversations: those calls come when they like, and most tests count calls.
+    It names no conversations and flushes no memory: those calls come when they like, and most tests count calls.
     """
     return {
         **{name: os.environ[name] for name in ("PATH", "HERMES_EVENT_LOOP") if name in os.environ},
@@ -46,6 +46,7 @@ def environ_of(folder: Path, model_url: str, protocol: ModelProtocol) -> dict[st
         "HERMES_MODEL__API_KEY": "test",
         "HERMES_MODEL__CONTEXT_LENGTH": "128000",
         "HERMES_AUXILIARY__TITLE__MODE": "off",
+        "HERMES_MEMORY__FLUSH": "false",
         "HERMES_LOCAL__ENABLED": "false",
         "HERMES_LOGGING__FORMAT": "json",
         "HERMES_LOGGING__LEVEL": "debug",

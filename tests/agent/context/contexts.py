@@ -8,7 +8,7 @@ from sqlite3 import Connection
 from typing import Any
 
 from agent.context.commit import CompressionRegistry
-from agent.context.job import ContextEvent, Listener, OnWait
+from agent.context.job import BeforeSplit, ContextEvent, Listener, OnWait
 from agent.context.model_handle import ContextSettings, SummaryRoute
 from agent.context.state import ContextState, state_of
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
@@ -102,6 +102,7 @@ def agent_of(
     attachments: Path | None = None,
     pending: CompressionRegistry | None = None,
     on_wait: OnWait | None = None,
+    before_split: Sequence[BeforeSplit] = (),
     is_background: bool = False,
 ) -> SingleModelAgent:
     """An agent on a small window, whose chats are told what the gateway's are told. It has one long-winded tool.
@@ -127,6 +128,7 @@ def agent_of(
         listeners=[notices.write, *listeners],
         pending=pending,
         on_wait=on_wait,
+        before_split=before_split,
     )
 
 

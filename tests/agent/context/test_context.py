@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from sqlite3 import Connection
 
-from agent.context.job import Compressed, ContextEvent
+from agent.context.job import Compressed, CompressionJob, ContextEvent
 from agent.context.model_handle import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolRegistry
 from hermes_state import sessions
-from hermes_state.transcripts import NewMessage, View, append, load_messages, load_view
+from hermes_state.transcripts import NewMessage, append, load_messages, load_view
 from hermes_state.values import ConversationRef, MessageRole, Millis, Origin, Tokens
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agents import SingleModelAgent
@@ -80,8 +80,8 @@ async def test_whoever_keeps_something_per_view_is_asked_before_a_split_and_told
 ) -> None:
     order: list[str] = []
 
-    async def flush(conversation: ConversationRef, view: View) -> None:
-        order.append(f"before, with {len(view.transcript)} messages")
+    async def flush(job: CompressionJob) -> None:
+        order.append(f"before, with {len(job.view.transcript)} messages")
 
     def reinject(db: Connection, conversation: ConversationRef, event: ContextEvent, now: Millis) -> None:
         assert isinstance(event, Compressed)
