@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from gateway.commands import compression, conversations, lineage, models, people, status, stop, tools, turns
+from gateway.commands import compression, conversations, lineage, memory, models, people, status, stop, tools, turns
 from gateway.commands.registry import Command, CommandKind, CommandRegistry
 
 CONTROL, READ = CommandKind.CONTROL, CommandKind.READ
@@ -13,6 +13,7 @@ _admin = partial(Command, is_admin_only=True)
 _APPROVE = "say yes to what the agent asks about: this time, in this conversation, or always here"
 _COMPRESS = "shorten what the model sees of this conversation; also `here N`, `preview`, `undo`"
 _MODEL = "which model answers here, and which others there are; with a name: choose one"
+_MEMORY = "what is remembered for this chat; `me add`, `me remove`: about you"
 _NEW = "start a new conversation; the old one is kept"
 _RULES = "the standing rules of this conversation; `drop m12` ends those of a message"
 _THINK = "how much the model thinks here before it answers; with a word: choose it"
@@ -28,6 +29,7 @@ COMMANDS = (
     Command("history [n]", READ, conversations.history, "what was said, as it was said"),
     Command("compress [topic]", CHANGE, compression.compress, _COMPRESS, moderated="undo"),
     Command("rules [drop id]", CHANGE, conversations.rules, _RULES, moderated="drop.*"),
+    Command("memory [add|remove]", CHANGE, memory.memory, _MEMORY, moderated=r"(add|remove)\b.*"),
     Command("model [name]", CHANGE, models.model, _MODEL, moderated=".+"),
     Command("think [low|medium|high|off]", CHANGE, models.think, _THINK),
     Command("approve [id] [once|session|always]", CONTROL, tools.approve, _APPROVE),

@@ -1,6 +1,7 @@
 """Notes beyond a conversation: by the tool, before a compression, by command, and in the prompt of the next session."""
 
 import os
+import re
 import stat
 
 import pytest
@@ -120,6 +121,34 @@ async def test_persona_and_context_file_join_the_prompt_and_a_link_out_of_the_wo
     assert "not for models" not in prompt_of((await world.asked(1))[-1])[0].text
 
 
+async def test_people_see_and_change_what_is_noted(world: World) -> None:
+    await world.gateway.start()
+    await world.converse("/memory", "/memory add The release is on Fridays", "/memory me add I like tea", "/memory")
+    empty, added, _, shown = await world.replies(4)
+    assert "Nothing is noted yet" in empty
+    assert added == "Noted. MEMORY.md: 1 entry, 27 of 2,200 characters."
+    assert "The release is on Fridays" in shown
+    assert notes_of(world, "USER.md") == "- I like tea\n"
+    handle = re.findall(r"\b[0-9a-f]{4}\b", shown)[0]
+    await world.converse(f"/memory remove {handle}", f"/memory remove {handle}", "/memory about")
+    removed, gone, unclear = (await world.replies(7))[4:]
+    assert removed.startswith("Removed. MEMORY.md: 0 entries")
+    assert gone.startswith("No entry has the words")
+    assert unclear.startswith("Write /memory")
+    assert notes_of(world, "MEMORY.md").strip() == ""
+
+
+async def test_in_a_group_the_notes_about_the_work_are_for_moderators(world: World) -> None:
+    await world.gateway.start(HERMES_ACCESS__MODERATORS="telegram:43")
+    for person, line in ((42, "add a fact"), (42, "me add I like tea"), (43, "add a fact")):
+        text = f"/memory@lab_gateway_bot {line}"
+        await world.tg.post("message", {"chat_id": -100200, "chat_type": "supergroup", "text": text, "user_id": person})
+    assert await world.replies(1, chat_id=-100200, match="Others share this conversation: /memory")
+    assert await world.replies(1, chat_id=-100200, match="USER.md: 1 entry")
+    assert await world.replies(1, chat_id=-100200, match="MEMORY.md: 1 entry")
+    assert "(telegram:42)\n- I like tea" in notes_of(world, "USER.md")
+
+
 async def test_skills_are_named_in_the_prompt_and_read_when_they_are_needed(world: World) -> None:
     folder = world.home / "skills" / "trips"
     folder.mkdir(parents=True)
@@ -140,5 +169,3 @@ async def test_skills_are_named_in_the_prompt_and_read_when_they_are_needed(worl
     assert "Passport." in said
     assert said.count("the skill has no file") == 2
     assert "not for models" not in said
-    fault = str(world.home / "skills" / "broken" / "SKILL.md")
-    assert fault in world.gateway.log_text()
