@@ -21,6 +21,9 @@ import msgspec
 
 from agent.context.limits import Limits
 from agent.engines.loader import load_engine
+from agent.memory.files import read_text
+from agent.memory.sections import PERSONA_FILE
+from agent.memory.skills import SkillCatalog
 from agent.model.protocols import missing_extra
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.model.sizes import SizeSource
@@ -35,10 +38,11 @@ from gateway.models.window import fixed_prompt_tokens, load_configured_profile, 
 from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import load_overview, open_resting, quick_check
-from hermes_state.errors import CommandError, ConfigError, HermesError, StateError
+from hermes_state.errors import CommandError, ConfigError, HermesError, StateError, ToolError
 from hermes_state.search.index import find_fault, load_progress
 from hermes_state.store.connections import check_engine
 from hermes_state.store.lock import holder
+from hermes_state.text import counted
 
 LOW_DISK_BYTES = 1_000_000_000
 MIN_DISK_BYTES = 100_000_000
@@ -91,7 +95,7 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
     yield from _home(loaded.home)
     state = list(_state(loaded))
     yield from state
-    for check in (_access, _models, _settings, _extras, _costs):
+    for check in (_access, _models, _settings, _extras, _costs, _files):
         yield from check(loaded)
     yield from _context(loaded, state)
     yield from _tokens(loaded, is_online=is_online)
@@ -303,6 +307,20 @@ def _costs(loaded: LoadedConfig) -> Iterator[CheckResult]:
         text = "Spending is capped, and the price of every configured model is known"
         text += f", that of {estimated} as an estimate by its family (costs.prices)." if estimated else "."
         yield fine("costs", text)
+
+
+def _files(loaded: LoadedConfig) -> Iterator[CheckResult]:
+    """Check what people write for the model to read: notes, persona and skills."""
+    for path in (loaded.home / PERSONA_FILE, *sorted((loaded.home / "memory").glob("*/*.md"))):
+        try:
+            read_text(path)
+        except ToolError as error:
+            yield warning("memory", f"{path}: {error}.")
+    catalog = SkillCatalog(path=loaded.home / "skills")
+    catalog.load()
+    yield from (warning("skills", f"{fault}.") for fault in catalog.faults)
+    if catalog.skills and not catalog.faults:
+        yield fine("skills", f"{counted(len(catalog.skills), 'skill')} can be read.")
 
 
 def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:

@@ -169,3 +169,7 @@ async def test_skills_are_named_in_the_prompt_and_read_when_they_are_needed(worl
     assert "Passport." in said
     assert said.count("the skill has no file") == 2
     assert "not for models" not in said
+    fault = str(world.home / "skills" / "broken" / "SKILL.md")
+    assert fault in world.gateway.log_text()
+    _, output = await world.command_line("doctor")
+    assert fault in " ".join(output.split())
