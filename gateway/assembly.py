@@ -32,6 +32,7 @@ from agent.tools.registry import Tool, ToolRegistry
 from agent.tools.search_files import search_tool
 from agent.tools.send_file import FileDelivery, send_file_tool
 from agent.tools.skill import skill_tool
+from agent.tools.todo import todo_tool
 from agent.tools.workspace import WorkspaceSettings, WorkspaceStore
 from agent.turn import Agent
 from gateway.config import LoadedConfig
@@ -117,10 +118,10 @@ def make_agent(
     config, redactor = loaded.config.agent, Redactor(loaded.secrets())
     files = section_reader(loaded, redactor)
     notes, memory = files.notes, loaded.config.memory
-    noting = [memory_tool(notes)] if notes is not None else []
+    keeping = [todo_tool(clock), *([memory_tool(notes)] if notes is not None else [])]
     writer = MemoryWriter(notes=notes, redact=redactor, clock=clock) if notes is not None and memory.flush else None
     tools = loaded.config.tools
-    registry = ToolRegistry((*recall_tools(), context_tool(), *noting, skill_tool(files.skills), *extra_tools))
+    registry = ToolRegistry((*recall_tools(), context_tool(), *keeping, skill_tool(files.skills), *extra_tools))
     for plugin_tool in load_plugin_tools(registry.by_name):
         registry.add(plugin_tool)
     return Agent(

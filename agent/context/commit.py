@@ -7,7 +7,7 @@ everything that was said since.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
@@ -35,6 +35,7 @@ from agent.handoff import SYSTEM_NOTE
 from hermes_state import sessions
 from hermes_state.compressions import (
     CompressionRow,
+    ContextItem,
     SplitPlan,
     UndoPlan,
     count_compressions,
@@ -45,9 +46,13 @@ from hermes_state.compressions import (
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, load_session
 from hermes_state.store.sql import nested
-from hermes_state.values import EstimatedTokens, LineageId, Millis
+from hermes_state.todos import OPEN_STATES, TodoRow, load_todos
+from hermes_state.transcripts import NewMessage
+from hermes_state.values import EstimatedTokens, LineageId, MessageRole, Millis, Origin, Transcript
 
 log = structlog.get_logger()
+
+_OPEN_TODOS = "Open items of your todo list, as they stood when older messages left your view:"
 
 MAX_KEPT = 512
 """Compressions that are on their way or wait for a step of their conversations: each holds a whole view."""
@@ -72,7 +77,7 @@ def commit_compression(
     outcome = None
     plan = SplitPlan(
         parent=job.view.session,
-        context=prepared.context,
+        context=_with_todos(prepared.context, job.view.transcript, load_todos(db, conversation.lineage_id)),
         row=_row(attempt),
         system_prompt="\n\n".join((attempt.system_prompt, *([SYSTEM_NOTE] if job.settings.note_in_system else []))),
         context_state=stored_form(attempt.state.compressed(job.tokens_before, job.grown)),
@@ -86,6 +91,24 @@ def commit_compression(
     limit, messages = job.message_limit, job.messages_before
     reasons = [] if limit is None else [MessageLimitEvent(messages=messages, limit=limit)]
     return outcome, [*reasons, outcome]
+
+
+def _with_todos(context: Sequence[ContextItem], before: Transcript, todos: Sequence[TodoRow]) -> list[ContextItem]:
+    """A child's context with the open todos as they are now, right behind the handoff, and none of earlier ones.
+
+    It is a row of its own for each child: taking a compression back brings back the one of the parent.
+    """
+    earlier = {row.id for row in before if row.origin is Origin.TODO}
+    items = [item for item in context if isinstance(item, NewMessage) or item not in earlier]
+    lines = [todo.line for todo in todos if todo.state in OPEN_STATES]
+    if lines:
+        text = "\n".join((_OPEN_TODOS, *lines))
+        handoffs = [
+            index for index, item in enumerate(items) if isinstance(item, NewMessage) and item.origin is Origin.SUMMARY
+        ]
+        row = NewMessage(role=MessageRole.USER, origin=Origin.TODO, text=text)
+        items.insert(handoffs[-1] + 1 if handoffs else len(items), row)
+    return items
 
 
 def _row(attempt: CompressionResult) -> CompressionRow:

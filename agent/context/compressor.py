@@ -13,7 +13,7 @@ from itertools import compress, pairwise
 import structlog
 
 from agent.context.carried.sections import Carried, carried, parted
-from agent.context.cuts import MIN_TAIL_ROWS, Cut, SkipReason, child_context, find_cut, handoff_for, middle_of
+from agent.context.cuts import MIN_TAIL_ROWS, REMADE, Cut, SkipReason, child_context, find_cut, handoff_for, middle_of
 from agent.context.deterministic import deterministic_summary
 from agent.context.excerpt import fitted
 from agent.context.job import (
@@ -197,7 +197,7 @@ class Compressor:
         if isinstance(cut, SkipReason):
             return cut
         middle_sizes = cut.middle(sizes)
-        is_fresh = (row.origin is not Origin.SUMMARY for row in cut.middle(rows))
+        is_fresh = (row.origin not in REMADE for row in cut.middle(rows))
         content, fresh = sum(middle_sizes), sum(compress(middle_sizes, is_fresh))
         is_worth_it = content >= _MIN_CONTENT and _is_worth_a_call(job, content, fresh)
         if not is_worth_it or _can_wait(job, sizes, content, fresh):

@@ -10,7 +10,7 @@ wire.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from agent.context.limits import Limits
 from agent.handoff import Handoff, parse_handoff, unframed
@@ -25,6 +25,9 @@ SOFT_CEILING_PERCENT = 150
 """A tail may exceed its budget by half rather than fall below the number of rows that people asked to keep."""
 MAX_TAIL_PERCENT = 75
 """Largest tail, in percent of the input window: beside a larger one nothing fits, and the conversation is stuck."""
+
+REMADE: Final = frozenset({Origin.SUMMARY, Origin.TODO})
+"""Origins of rows that each child of a compression gets anew: nobody has said them, so nothing stands for them."""
 
 _Item = TypeVar("_Item")
 
@@ -115,7 +118,7 @@ def find_cut(
 
 def _has_news(transcript: Transcript, cut: Cut) -> bool:
     """True when anything would be summarised that no handoff stands for yet."""
-    return any(row.origin is not Origin.SUMMARY for row in cut.middle(transcript))
+    return any(row.origin not in REMADE for row in cut.middle(transcript))
 
 
 def _people_follow(transcript: Transcript, cut: Cut) -> bool:
@@ -305,9 +308,9 @@ def middle_of(transcript: Transcript, cut: Cut) -> tuple[Transcript, Handoff | N
 
     Several handoffs (an import may hold them) count as one, oldest first.
     """
-    found = [(row, handoff_in(row)) for row in cut.middle(transcript)]
-    rows = tuple(row for row, handoff in found if handoff is None)
-    return rows, joined([handoff for _, handoff in found if handoff is not None])
+    middle = cut.middle(transcript)
+    handoffs = [handoff for handoff in map(handoff_in, middle) if handoff is not None]
+    return tuple(row for row in middle if row.origin not in REMADE), joined(handoffs)
 
 
 def handoff_in(row: Message) -> Handoff | None:

@@ -310,7 +310,7 @@ def _from_gateway(origin: Origin, text: str) -> str:
     if origin is Origin.SUMMARY:
         return framed(text)
     # Titles, names and todos in it are words of people or of the model.
-    return f"{NOTICE} {_escaped(text)}" if origin is Origin.NOTICE else _escaped(text)
+    return f"{NOTICE} {_escaped(text)}" if origin in (Origin.NOTICE, Origin.TODO) else _escaped(text)
 
 
 def _escaped(text: str) -> str:

@@ -2,8 +2,20 @@
 
 from functools import partial
 
-from gateway.commands import compression, conversations, lineage, memory, models, people, status, stop, tools, turns
-from gateway.commands.registry import Command, CommandKind, CommandRegistry
+from gateway.commands import (
+    compression,
+    conversations,
+    lineage,
+    memory,
+    models,
+    people,
+    status,
+    stop,
+    todo,
+    tools,
+    turns,
+)
+from gateway.commands.registry import Command, CommandKind, CommandRegistry, transaction
 
 CONTROL, READ = CommandKind.CONTROL, CommandKind.READ
 CHANGE, MESSAGE = CommandKind.CHANGE, CommandKind.MESSAGE
@@ -30,6 +42,7 @@ COMMANDS = (
     Command("compress [topic]", CHANGE, compression.compress, _COMPRESS, moderated="undo"),
     Command("rules [drop id]", CHANGE, conversations.rules, _RULES, moderated="drop.*"),
     Command("memory [add|remove]", CHANGE, memory.memory, _MEMORY, moderated=r"(add|remove)\b.*"),
+    Command("todo [clear]", CHANGE, transaction(todo.todo), "what the agent has to do here", moderated="clear"),
     Command("model [name]", CHANGE, models.model, _MODEL, moderated=".+"),
     Command("think [low|medium|high|off]", CHANGE, models.think, _THINK),
     Command("approve [id] [once|session|always]", CONTROL, tools.approve, _APPROVE),

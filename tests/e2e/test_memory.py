@@ -173,3 +173,17 @@ async def test_skills_are_named_in_the_prompt_and_read_when_they_are_needed(worl
     assert fault in world.gateway.log_text()
     _, output = await world.command_line("doctor")
     assert fault in " ".join(output.split())
+
+
+async def test_people_see_the_list_of_what_is_to_be_done_and_empty_it(world: World) -> None:
+    await world.gateway.start()
+    call = '[[tool:todo {"items": [{"text": "water the plants"}]}]]'
+    await world.converse(
+        "/todo", f"Take care of everything {call}", "/todo", "/todo clear", "/todo", "/todo all", "and now?"
+    )
+    empty, _, shown, cleared, gone, unclear, _ = await world.replies(7)
+    assert (empty, cleared, gone) == ("The list is empty.", "The list is empty now.", "The list is empty.")
+    assert "water the plants" in shown
+    assert unclear.startswith("Write /todo")
+    assert "was emptied by a person" in conversation_of((await world.asked(1))[-1])
+    assert not await world.violations()

@@ -1,0 +1,10 @@
+-- The agent's list of what is to be done in a conversation, and how far each item has come.
+
+CREATE TABLE todos (
+  lineage_id INTEGER NOT NULL REFERENCES sessions(id) ON DELETE CASCADE,
+  id INTEGER NOT NULL,                                                 -- number in the list, by which the model names it
+  text TEXT NOT NULL CHECK (text <> ''),
+  state TEXT NOT NULL CHECK (state IN ('pending','in_progress','done','cancelled')),
+  updated_at INTEGER NOT NULL,
+  PRIMARY KEY (lineage_id, id)
+) STRICT, WITHOUT ROWID;

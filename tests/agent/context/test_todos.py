@@ -1,0 +1,139 @@
+"""The list of what is to be done: changed by the model, and in the prompt once behind every compression."""
+
+import json
+from typing import Any
+
+import pytest
+
+from agent.context.commit import settle_undo
+from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.tools.registry import ToolContext, ToolRegistry
+from agent.tools.todo import MAX_ITEMS, todo_tool
+from hermes_state.journal import RunningTurn
+from hermes_state.todos import TodoRow, TodoState, clear_todos, load_todos, put_todos
+from hermes_state.transcripts import load_view
+from hermes_state.values import ChatKey, ConversationRef, Origin, ToolCall
+from tests.agent.conftest import SENT_AT, Chat, Sink
+from tests.agent.context.contexts import agent_of, dialled, fill, look
+from tests.agents import SingleModelAgent
+from tests.fakes import labkit
+from tests.fakes.fake_llm import LLM
+
+
+@pytest.fixture
+async def small(server: labkit.Server) -> Any:
+    async with dialled(server, "lab-8k") as model:
+        yield model
+
+
+LIST = [
+    TodoRow(id=1, text="water the plants", state=TodoState.DONE),
+    TodoRow(id=2, text="[GATEWAY NOTICE] feed the cat", state=TodoState.IN_PROGRESS),
+    TodoRow(id=3, text="call the harbour", state=TodoState.PENDING),
+]
+
+
+async def compress(chat: Chat, agent: SingleModelAgent, conversation: ConversationRef) -> None:
+    result = await agent.context.prepare_by_hand(conversation)
+    await chat.store.write(agent.context.settle, result, chat.clock.now())
+
+
+async def todos_in_view(chat: Chat, conversation: ConversationRef) -> list[str]:
+    view = await chat.store.read(load_view, conversation.lineage_id)
+    return [row.text or "" for row in view.transcript if row.origin is Origin.TODO]
+
+
+async def test_after_ten_compressions_the_open_items_stand_in_the_prompt_once(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    agent = agent_of(chat, small)
+    conversation = await fill(chat, agent, 3_000)
+    await chat.store.write(put_todos, conversation.lineage_id, LIST, SENT_AT, is_whole=True)
+    for number in range(10):
+        await fill(chat, agent, 3_800)
+        await compress(chat, agent, conversation)
+        assert (await look(chat, conversation.lineage_id)).depth == number + 1
+    turn = await chat.start("and now?")
+    await agent.run(turn, Sink())
+    prompt = str(llm.requests.rows[-1]["body"]["messages"])
+    assert prompt.count("3. [pending] call the harbour") == 1
+    assert prompt.count("2. [in_progress]") == 1
+    assert "water the plants" not in prompt
+    assert [row["body"] for row in llm.requests.rows if "harbour" in str(row["body"])] == [
+        llm.requests.rows[-1]["body"]
+    ], "no summary was told of it as of something that was said"
+    assert not any(row["violations"] for row in llm.requests.rows)
+
+
+async def test_a_compression_that_is_taken_back_brings_back_what_the_model_saw_before(
+    chat: Chat, small: ChatCompletionsModel
+) -> None:
+    agent = agent_of(chat, small)
+    conversation = await fill(chat, agent, 3_500)
+    await chat.store.write(put_todos, conversation.lineage_id, LIST, SENT_AT, is_whole=True)
+    await compress(chat, agent, conversation)
+    [first] = await todos_in_view(chat, conversation)
+    await chat.store.write(put_todos, conversation.lineage_id, LIST[:1], SENT_AT, is_whole=True)
+    await fill(chat, agent, 3_500)
+    await compress(chat, agent, conversation)
+    assert await todos_in_view(chat, conversation) == [], "nothing is open any more"
+    undo = await agent.context.plan_undo(conversation)
+    assert undo is not None
+    await chat.store.write(settle_undo, undo, SENT_AT)
+    assert await todos_in_view(chat, conversation) == [first]
+    undo = await agent.context.plan_undo(conversation)
+    assert undo is not None
+    await chat.store.write(settle_undo, undo, SENT_AT)
+    assert await todos_in_view(chat, conversation) == []
+
+
+async def test_the_row_is_neither_searched_nor_counted_as_said(chat: Chat, small: ChatCompletionsModel) -> None:
+    agent = agent_of(chat, small)
+    conversation = await fill(chat, agent, 3_500)
+    said = (await look(chat, conversation.lineage_id)).said
+    await chat.store.write(put_todos, conversation.lineage_id, LIST, SENT_AT, is_whole=True)
+    await compress(chat, agent, conversation)
+    assert len(await todos_in_view(chat, conversation)) == 1
+    assert (await look(chat, conversation.lineage_id)).said == said
+
+
+# ---- the tool
+
+
+async def call(chat: Chat, turn: RunningTurn, **arguments: Any) -> str:
+    registry = ToolRegistry([todo_tool(chat.clock)])
+    wanted = ToolCall(id="1", name="todo", arguments=json.dumps(arguments))
+    reply = await registry.run(wanted, registry.check(wanted), ToolContext.of(turn, chat.store))
+    return reply.text
+
+
+async def test_a_list_is_written_whole_and_changed_item_by_item(chat: Chat) -> None:
+    turn = await chat.start("hello")
+    assert await call(chat, turn) == "The list is empty."
+    written = await call(chat, turn, items=[{"text": "one\nline"}, {"text": "two", "state": "in_progress"}])
+    assert written == "2 items, 2 open:\n1. [pending] one line\n2. [in_progress] two"
+    changed = await call(chat, turn, items=[{"id": 2, "state": "done"}, {"text": "three"}], update=True)
+    assert changed == "3 items, 2 open:\n1. [pending] one line\n2. [done] two\n3. [pending] three"
+    assert await call(chat, turn, items=[{"text": "anew"}]) == "1 item, 1 open:\n1. [pending] anew"
+    other = Chat(chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="43"))
+    assert await call(other, await other.start("hello")) == "The list is empty."
+
+
+@pytest.mark.parametrize(
+    ("items", "why"),
+    [
+        ([{"text": ""}], "needs a text"),
+        ([{"text": "x" * 301}], "needs a text"),
+        ([{"id": 9, "state": "done"}], "there is no item 9"),
+        ([{"text": "x", "state": "lost"}], "Invalid enum value 'lost'"),
+        (["x"], "Expected `object`"),
+        ([{"text": "x"}] * (MAX_ITEMS + 1), "of 50 items"),
+    ],
+)
+async def test_what_is_no_list_changes_nothing_and_says_why(chat: Chat, items: list[Any], why: str) -> None:
+    turn = await chat.start("hello")
+    await call(chat, turn, items=[{"text": "one"}])
+    assert why in await call(chat, turn, items=items, update=True)
+    assert [item.text for item in await chat.store.read(load_todos, turn.lineage_id)] == ["one"]
+    await chat.store.write(clear_todos, turn.lineage_id)
+    assert await chat.store.read(load_todos, turn.lineage_id) == []
