@@ -119,7 +119,9 @@ def make_agent(
     files = section_reader(loaded, redactor)
     notes, memory = files.notes, loaded.config.memory
     keeping = [todo_tool(clock), *([memory_tool(notes)] if notes is not None else [])]
-    writer = MemoryWriter(notes=notes, redact=redactor, clock=clock) if notes is not None and memory.flush else None
+    writer = None
+    if notes is not None and memory.flush:
+        writer = MemoryWriter(notes=notes, redact=redactor, clock=clock, is_on=files.is_on)
     tools = loaded.config.tools
     registry = ToolRegistry((*recall_tools(), context_tool(), *keeping, skill_tool(files.skills), *extra_tools))
     for plugin_tool in load_plugin_tools(registry.by_name):
@@ -176,6 +178,7 @@ def section_reader(loaded: LoadedConfig, redactor: Redactor) -> SectionReader:
         notes=notes if memory.enabled else None,
         skills=skills,
         reads_persona=loaded.config.agent.persona is None,
+        is_on=lambda name, chat: loaded.config.tools.switch_of(name, chat) == "on",
     )
 
 

@@ -21,9 +21,9 @@ from agent.memory.notes import Person, part_of
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.sizes import MIN_OUTPUT, room_beside
 from agent.tools.arguments import checked_arguments
-from agent.tools.memory import change_notes, has_parts, memory_tool
+from agent.tools.memory import MEMORY, change_notes, has_parts, memory_tool
 from hermes_state.errors import HermesError, ToolError
-from hermes_state.values import Clock, Message, Origin, Transcript, UserRef
+from hermes_state.values import ChatKey, Clock, Message, Origin, Transcript, UserRef
 
 log = structlog.get_logger()
 
@@ -56,6 +56,8 @@ class MemoryWriter:
     notes: MemoryDirectory
     redact: Callable[[str], str]
     clock: Clock
+    is_on: Callable[[str, ChatKey], bool] = lambda name, chat: True
+    """Tells if everybody in a chat may use the tool of a name; nothing is noted by itself where not."""
 
     async def flush(self, job: CompressionJob) -> None:
         """Let the conversation's model, or the one for this task, note what it should. What fails is logged.
@@ -65,6 +67,8 @@ class MemoryWriter:
         route, rows = job.flush_route, _said(job.view.transcript)
         newest = next((row for row in reversed(rows) if row.origin is Origin.HUMAN), None)
         if route is None or route.client.breaker.open is not None or job.layer == "hygiene" or newest is None:
+            return
+        if not self.is_on(MEMORY, job.conversation.chat):
             return
         has_person = has_parts(job.conversation.chat, job.conversation.chat_kind)
         # Whoever wrote last: it is their turn in which the conversation is compressed.

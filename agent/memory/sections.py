@@ -5,7 +5,7 @@ They are read when a session begins, a split included, and stay as they are whil
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from agent.memory.skills import SkillCatalog
 from agent.tokens import estimated_text_tokens
 from hermes_state.errors import ToolError
 from hermes_state.text import both_ends
-from hermes_state.values import ConversationRef, Tokens
+from hermes_state.values import ChatKey, ConversationRef, Tokens
 
 log = structlog.get_logger()
 
@@ -55,6 +55,8 @@ class SectionReader:
     skills: SkillCatalog
     reads_persona: bool = True
     """False: a persona is configured, and `SOUL.md` is not looked at."""
+    is_on: Callable[[str, ChatKey], bool] = lambda name, chat: True
+    """Tells if everybody in a chat may use the tool of a name: no skills are named where nobody can read them."""
 
     def read(self, conversation: ConversationRef, threshold: Tokens) -> tuple[str | None, list[str]]:
         """The persona, if a file has one, and the sections for a conversation that is compressed at `threshold`."""
@@ -64,7 +66,8 @@ class SectionReader:
         persona = None if soul is None else within(both_ends(soul, MAX_CHARACTERS), room)
         room = Tokens(room - estimated_text_tokens(persona or ""))
         self.skills.load()
-        if (index := within(self.skills.index(), room)) != "":
+        index = within(self.skills.index(), room) if self.is_on("skill", conversation.chat) else ""
+        if index:
             sections.append(f"{_ABOUT_SKILLS}\n{index}")
         room = Tokens(room - estimated_text_tokens(index))
         return persona, [*sections, *self._context_file(conversation, room)]

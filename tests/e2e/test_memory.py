@@ -47,6 +47,15 @@ async def test_preferences_are_noted_before_a_lossy_compression_and_stand_in_the
     assert not await world.violations()
 
 
+@pytest.mark.parametrize("off", ["HERMES_MEMORY__FLUSH", "HERMES_MEMORY__ENABLED", "HERMES_TOOLS__USE"])
+async def test_nothing_is_noted_by_itself_where_memory_is_off(world: World, off: str) -> None:
+    await world.gateway.start(**{**FLUSH, off: '{"memory": "off"}' if off == "HERMES_TOOLS__USE" else "false"})
+    await world.converse(*TALK)
+    await world.say("/compress")
+    assert await world.replies(1, match="Compressed")
+    assert [purpose for purpose, _ in world.query(CALLS)] == ["summary"]
+
+
 async def test_a_flush_that_fails_fails_no_compression(world: World) -> None:
     await world.gateway.start(**FLUSH)
     await world.script(match=ASKING, times=-1, error={"kind": "content_filter"})
