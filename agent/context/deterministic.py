@@ -12,6 +12,7 @@ from typing import Final, TypeAlias
 
 import orjson
 
+from agent.context.carried.facts import identifiers
 from agent.context.carried.phrases import QUESTION, SENTENCE_END, any_of
 from agent.context.excerpt import SECRET_MARK, Redact, bounded_record, clean, without_thoughts
 from agent.handoff import escape_markers
@@ -41,19 +42,6 @@ _FILE = re.compile(
     r"|(?<![A-Za-z0-9_./~-])(?:~|\.{1,2})?(?:/[A-Za-z0-9_.@+-]{1,80}){1,16}"
     rf"|(?<![A-Za-z0-9_./@-])[A-Za-z0-9_][A-Za-z0-9_./@+-]{{0,120}}\.(?:{_EXTENSIONS})(?![A-Za-z0-9_])"
     rf"|[^\x00-\x7f]{{1,30}}\.(?:{_EXTENSIONS})(?![A-Za-z0-9_])"
-)
-_IDENTIFIER = re.compile(
-    r"`[^`\n]{2,80}`"
-    r"|(?<![\w-])(?:[A-Z][A-Z0-9]{1,9}-\d{1,8}"
-    r"|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-    r"|(?=[0-9]{0,39}[a-f])(?=[a-f]{0,39}[0-9])[0-9a-f]{7,40}"
-    r"|\d{4}-\d{2}-\d{2}"
-    r"|\d{1,3}(?:\.\d{1,3}){3}(?::\d{1,5})?"
-    r"|v?\d{1,6}\.\d{1,6}\.\d{1,6}(?:[-+][\w.]{1,30})?"
-    r"|[A-Za-z][A-Za-z0-9]{0,30}(?:_[A-Za-z0-9]{1,30}){1,6}"
-    r"|#\d{1,7}"
-    r"|[\w.+]{1,60}@[\w-]{1,60}(?:\.[\w-]{1,30}){1,4})(?![\w-])",
-    re.ASCII,
 )
 _Findings: TypeAlias = dict[str, dict[str, str]]
 """Lines by heading and by what was found, newest first: each once, with the message that said it last."""
@@ -192,8 +180,8 @@ def _find_in_text(text: str) -> Iterator[tuple[str, str]]:
             yield "Key Decisions", _one_line(sentence)
     for match in _FILE.finditer(text):
         yield "Relevant Files", match[0].rstrip(".")
-    for match in _IDENTIFIER.finditer(text):
-        yield "Critical Context", match[0]
+    for name in identifiers(_FILE.sub(" ", text)):
+        yield "Critical Context", name
 
 
 def _action(call: ToolCall, result: Message | None, redact: Redact) -> str:

@@ -113,16 +113,18 @@ def test_errors_files_and_identifiers_are_found_wherever_they_stand() -> None:
     text = made(
         human("Ticket SHOP-412 is about /srv/shop/app.py", body=body),
         calling(1, "run", '{"cmd": "cat ~/conf/app.toml", "host": "10.0.0.7:5432"}'),
-        result("c1", "ValueError: no such table: order_items"),
-        answer("Version 2.4.1 at https://example.org/shop?x=1, commit 9fceb02d0ae5. 错误：连接失败。"),
+        result("c1", "ValueError: no such table: `order_items`"),
+        answer(
+            "Version 2.4.1 at https://example.org/shop?x=1, commit 9fceb02d0ae5, ann.lee@example.org. 错误：连接失败。"
+        ),
     )
     files, names = " ".join(section(text, "Relevant Files")), " ".join(section(text, "Critical Context"))
     for name in ("/srv/shop/app.py", "~/conf/app.toml", "https://example.org/shop?x=1", "docs/plan.md", "报告.pdf"):
         assert name in files
-    for name in ("SHOP-412", "10.0.0.7:5432", "order_items", "2.4.1", "9fceb02d0ae5"):
+    for name in ("SHOP-412", "10.0.0.7:5432", "order_items", "2.4.1", "9fceb02d0ae5", "ann.lee@example.org"):
         assert name in names
     assert "连接失败" in " ".join(section(text, "Blocked"))
-    assert "ValueError: no such table: order_items" in " ".join(section(text, "Blocked"))
+    assert "ValueError: no such table: `order_items`" in " ".join(section(text, "Blocked"))
 
 
 def test_what_was_done_is_listed_newest_first_with_its_outcome() -> None:
