@@ -5,7 +5,7 @@ Every way in which a summariser fails, on every way to a compression, with and w
 """
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -241,12 +241,6 @@ async def assert_tried_again(
 
 
 # ---- when it is tried again
-
-
-@pytest.fixture
-async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
-    async with dialled(server, "lab-8k") as model:
-        yield model
 
 
 def fail_summaries(llm: LLM, **reply: Any) -> None:

@@ -37,12 +37,6 @@ EAGER = ContextSettings(hard_message_limit=8)
 """Hygiene acts here although there is room, so that all three layers act at one time."""
 
 
-@pytest.fixture
-async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
-    async with dialled(server, "lab-8k") as model:
-        yield model
-
-
 async def by_hand(chat: Chat, agent: SingleModelAgent, conversation: ConversationRef) -> CompressionOutcome:
     prepared = await agent.context.prepare_by_hand(conversation)
     return await chat.store.write(agent.context.settle, prepared, chat.clock.now())

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
@@ -60,18 +60,6 @@ WIDE = ModelLimits(context_length=Tokens(131_072), max_output_tokens=Tokens(8_19
 OFF = ContextSettings(is_enabled=False)
 MUCH = "the harbour master counted every boat twice and wrote it down with great care " * 30
 """About six hundred tokens."""
-
-
-@pytest.fixture
-async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
-    async with dialled(server, "lab-8k") as model:
-        yield model
-
-
-@pytest.fixture
-async def medium(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
-    async with dialled(server, "lab-32k") as model:
-        yield model
 
 
 async def answer(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:

@@ -1,23 +1,13 @@
 """Summaries that nobody waits for to the end."""
 
 import asyncio
-from collections.abc import AsyncIterator
-
-import pytest
 
 from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from tests.agent.conftest import Chat, Sink
-from tests.agent.context.contexts import agent_of, asked_for_summaries, dialled, fill_and_ask, look, summary_of
-from tests.fakes import labkit
+from tests.agent.context.contexts import agent_of, asked_for_summaries, fill_and_ask, look, summary_of
 from tests.fakes.fake_llm import LLM
-
-
-@pytest.fixture
-async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
-    async with dialled(server, "lab-8k") as model:
-        yield model
 
 
 async def test_a_summary_that_is_ready_when_the_daemon_ends_was_paid_for(

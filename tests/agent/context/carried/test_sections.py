@@ -1,6 +1,6 @@
 """Rules and facts through the real agent and store: whatever a model makes of a conversation, they stand behind it."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,9 +13,8 @@ from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.turn import Answer
 from hermes_state.values import LineageId, Origin
 from tests.agent.conftest import Chat, Sink
-from tests.agent.context.contexts import UNPAID, WORDS, agent_of, dialled, look, summary_of
+from tests.agent.context.contexts import UNPAID, WORDS, agent_of, look, summary_of
 from tests.agents import SingleModelAgent
-from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
 
 RULES = (
@@ -32,18 +31,6 @@ RULES = (
     "Ни в коем случае не трогай боевую базу.",
     "You must never call me at the office.",
 )
-
-
-@pytest.fixture
-async def small(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
-    async with dialled(server, "lab-8k") as model:
-        yield model
-
-
-@pytest.fixture
-async def medium(server: labkit.Server) -> AsyncIterator[ChatCompletionsModel]:
-    async with dialled(server, "lab-32k") as model:
-        yield model
 
 
 async def talk(chat: Chat, texts: Sequence[str], *, words: str = WORDS) -> LineageId:
