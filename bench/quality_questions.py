@@ -19,7 +19,7 @@ from bench.quality_runs import GAP, Bench, Row, configured, opened, played, scri
 from hermes_state.chats import ensure_chat
 from hermes_state.sessions import ensure_active
 from hermes_state.transcripts import NewMessage, append
-from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, MessageRole, Millis, Origin, TurnId
+from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, MessageRole, Millis, Origin, TurnId, UserRef
 
 QUERIES, LARGE = 100, 200_000
 """Facts of a chat that are searched for, and rows of a long one."""
@@ -113,7 +113,7 @@ async def _searched() -> list[Row]:
             asked = every[domain][:: max(1, len(every[domain]) // QUERIES)]
             words = " ".join(query for fact in asked for query in _queries(domain, *fact).values())
             turn = await chat.start({"said": words, "document": ""})
-            context = ToolContext(chat_id=turn.chat_id, lineage_id=turn.lineage_id, turn_id=turn.id, store=store)
+            context = ToolContext.of(turn, store)
             own = await store.read(_holding, turn.lineage_id, "")
             for fact in asked:
                 holding = await store.read(_holding, turn.lineage_id, fact[0]) - {max(own)}
@@ -139,17 +139,25 @@ async def _large() -> list[Row]:
     """A search that finds nothing as it is typed: one word is misspelt, one was never said."""
 
     def fill(db: Connection, texts: Sequence[str]) -> LineageId:
-        key = ChatKey(platform="telegram", account="telegram", chat_ref="large")
         session = ensure_active(db, ensure_chat(db, key, ChatKind.DIRECT, None, Millis(0)), Millis(0))
         for text in texts:
             append(db, session.id, NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text), Millis(0))
         return session.lineage_id
 
+    key = ChatKey(platform="telegram", account="telegram", chat_ref="large")
     async with opened() as store:
         texts = list(Corpus().messages(LARGE))
         for at in range(0, LARGE, 500):
             lineage_id = await store.write(fill, texts[at : at + 500])
-        context = ToolContext(chat_id=ChatId(1), lineage_id=lineage_id, turn_id=TurnId(0), store=store)
+        context = ToolContext(
+            chat_id=ChatId(1),
+            lineage_id=lineage_id,
+            turn_id=TurnId(0),
+            store=store,
+            chat=key,
+            chat_kind=ChatKind.DIRECT,
+            started_by=UserRef("telegram:42"),
+        )
         times = []
         for _ in range(9):
             began = time.process_time()
