@@ -62,8 +62,6 @@ MAX_PASSES = 3
 """Most compressions of one preflight: a conversation that came over from a far larger window may need several."""
 MAX_REMAINING_PERCENT = 95
 """Share of the prompt, in percent, above which a pass that leaves so much is the last one."""
-PRESSURE_PERCENT = 85
-"""Share of the threshold, in percent, from which on people are told that a compression is near."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -178,23 +176,10 @@ class ContextController:
         fit was clear beforehand.
         """
         prompt = await self._measure.load(conversation, model)
-        profile = model.profile
         if error is not None:
-            counted = None if error.prompt_tokens is None else ReportedTokens(error.prompt_tokens)
-            if counted is not None:
-                await profile.learn(prompt.request, counted, prompt.view, prompt.size, was_accepted=False)
-            if error.window is not None and error.is_of_account:
-                profile.assume_stated(conversation.lineage_id, error.window)
-            elif error.window is not None:
-                await profile.learn_window(conversation.lineage_id, error.window, is_of_input=error.is_of_input)
-            elif not (prompt.size.images or prompt.model_limits.is_urgent(prompt.estimated)):
-                # Images may be too many bytes; near the end of the window it was our estimate that was off.
-                refused = prompt.estimated if counted is None else counted
-                profile.assume_window(conversation.lineage_id, refused, prompt.view.session.reported_prompt_tokens)
+            prompt = await prompt.learn_refusal(error)
         if not model.context.is_enabled:
             return False
-        # A window may have been learned or assumed just now.
-        prompt = replace(prompt, limits=model.limits_for(conversation.lineage_id), model_limits=model.limits)
         was_pending = self.pending.is_pending(conversation.lineage_id)
         has_helped = _is_another_view(
             await self._compress(prompt, replace(self._job(prompt, "overflow"), must_shrink=True))
@@ -334,14 +319,9 @@ class ContextController:
 
         Whoever stores the answer notes with it that people were told; only a fall is noted here.
         """
-        limits, threshold = prompt.limits, self._threshold(prompt)
-        near = (threshold * PRESSURE_PERCENT // 100, threshold, True)
         will_compress = prompt.model.context.is_enabled and not (state.is_blocked or state.held_at)
-        levels = [near] if will_compress else []
-        for share in prompt.model.context.pressure_levels:
-            levels.append((int(limits.context_length * share), limits.context_length, False))
-        crossed = (line for line in levels if reported >= line[0])
-        level, of_tokens, is_threshold = max(crossed, default=(0, threshold, False))
+        threshold = self._threshold(prompt) if will_compress else None
+        level, of_tokens, is_threshold = prompt.crossed_line(reported, threshold)
         if level == state.pressure_level:
             return None
         session_id = prompt.view.session.id

@@ -14,9 +14,20 @@ from agent.model.usage import Size, fixed_tokens
 from agent.model.wire import WireSettings
 from agent.prompt import PromptBuilder
 from agent.view_cache import ViewCache
+from hermes_state.errors import ContextOverflow
 from hermes_state.transcripts import View
-from hermes_state.values import ConversationRef, EstimatedTokens, LineageId, MessageId, SessionId, Tokens
+from hermes_state.values import (
+    ConversationRef,
+    EstimatedTokens,
+    LineageId,
+    MessageId,
+    ReportedTokens,
+    SessionId,
+    Tokens,
+)
 
+PRESSURE_PERCENT = 85
+"""Share of the threshold, in percent, from which on people are told that a compression is near."""
 MAX_SIZES = 4_096
 """Conversations whose size is remembered: a few hundred bytes each."""
 
@@ -42,6 +53,33 @@ class MeasuredPrompt:
         request, estimator = replace(self.request, style=style), self.model.profile.estimator
         size = estimator.size(request)
         return replace(self, request=request, size=size, estimated=estimator.prompt(self.view, request, size))
+
+    def crossed_line(self, reported: ReportedTokens, threshold: Tokens | None) -> tuple[int, Tokens, bool]:
+        """The highest line that a report has crossed, what it is a share of, and whether that is the threshold.
+
+        `threshold`: where it will be compressed; None where it will not be.
+        """
+        window = self.limits.context_length
+        lines = [(int(window * share), window, False) for share in self.model.context.pressure_levels]
+        if threshold is not None:
+            lines.append((threshold * PRESSURE_PERCENT // 100, threshold, True))
+        return max((line for line in lines if reported >= line[0]), default=(0, window, False))
+
+    async def learn_refusal(self, error: ContextOverflow) -> "MeasuredPrompt":
+        """Learn what a provider's refusal says of the window; the prompt, with the limits that hold now."""
+        lineage_id, profile = self.conversation.lineage_id, self.model.profile
+        counted = None if error.prompt_tokens is None else ReportedTokens(error.prompt_tokens)
+        if counted is not None:
+            await profile.learn(self.request, counted, self.view, self.size, was_accepted=False)
+        if error.window is not None and error.is_of_account:
+            profile.assume_stated(lineage_id, error.window)
+        elif error.window is not None:
+            await profile.learn_window(lineage_id, error.window, is_of_input=error.is_of_input)
+        elif not (self.size.images or self.model_limits.is_urgent(self.estimated)):
+            # Images may be too many bytes; near the end of the window it was our estimate that was off.
+            refused = self.estimated if counted is None else counted
+            profile.assume_window(lineage_id, refused, self.view.session.reported_prompt_tokens)
+        return replace(self, limits=self.model.limits_for(lineage_id), model_limits=self.model.limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 from agent.context.compressor import MAX_LENGTH_PERCENT
-from agent.context.controller import MAX_PASSES, PRESSURE_PERCENT
+from agent.context.controller import MAX_PASSES
 from agent.context.limits import LimitSettings, limits_of, summary_input_tokens
+from agent.context.measure import PRESSURE_PERCENT
 from agent.context.state import (
     MIN_GAIN_PERCENT,
     NO_MODEL_SECONDS,
