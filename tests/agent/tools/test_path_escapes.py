@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.tools.files import file_tools
 from agent.tools.registry import ToolRegistry
 from agent.tools.search_files import search_tool
-from agent.tools.workspace import WorkspaceSettings, WorkspaceStore
+from agent.tools.workspace import MAX_DEPTH, WorkspaceSettings, WorkspaceStore, parse_path
+from hermes_state.errors import ToolError
 from hermes_state.journal import RunningTurn
 from tests.agent.conftest import Chat
 from tests.agent.tools.calls import call
@@ -132,3 +135,21 @@ async def test_a_swap_between_look_and_use_opens_nothing(trap: Trap, chat: Chat,
     assert any("a decoy" in reply.text for reply in replies)
     assert not any(SECRET in reply.text for reply in replies)
     assert trap.closed_files() == closed
+
+
+PIECES = st.sampled_from(
+    ["..", ".", "/", "//", "\\", "~", "/workspace", "a", " ", "\0", "\u202e", "%2e", "é", "…" * 90]
+)
+
+
+@given(path=st.text() | st.lists(PIECES).map("".join))
+def test_whatever_is_taken_as_a_path_is_a_chain_of_plain_names(path: str) -> None:
+    try:
+        parts = parse_path(path)
+    except ToolError:
+        return
+    for part in parts:
+        assert part not in ("", ".", "..")
+        assert not set(part) & {"/", "\\", "\0", "\n"}
+        assert len(part.encode()) <= 255
+    assert len(parts) <= MAX_DEPTH
