@@ -29,6 +29,8 @@ _LINE_CHARACTERS = 2_000
 """Longest line that is shown whole among others; `column` reads on in it."""
 _MAX_CHARACTERS = 40_000
 _PIECE = 65_536
+_MAX_EDITED = 5_000_000
+"""Largest file that is edited, in bytes: each step over all of a text holds up every chat."""
 _MAX_LISTED = 500
 _COMPARED_LINES = 5_000
 """Most lines of a file that are compared with a text that was not found in it."""
@@ -224,7 +226,7 @@ def _lines(stream: TextIO, keep: int) -> Iterator[tuple[str, int]]:
 
 
 def _edit(workspace: WorkspaceHandle, parts: PathParts, old: str, new: str, *, is_all: bool) -> str:
-    data, path = workspace.read(parts), shown("/".join(parts))
+    data, path = workspace.read(parts, _MAX_EDITED), shown("/".join(parts))
     encoding = encoding_of(data)
     if encoding is None:
         raise ToolError(f"{path} is no text")

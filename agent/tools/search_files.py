@@ -199,13 +199,14 @@ async def _search(command: Sequence[str], batch: dict[int, str], deadline: float
                 output += piece
             if len(output) < _OUTPUT_BYTES:
                 problem = await process.stderr.read(2_000)
+                await process.wait()
     except TimeoutError:
         state.is_cut = True
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
-            await process.wait()
+            await process.communicate()  # also what it had written: nobody waits for a pipe that is full
     for found in _FOUND.finditer(output):
         handle, line, column, text = found.groups()
         place = f"{batch[int(handle)]}:{int(line)}"

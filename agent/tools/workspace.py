@@ -156,9 +156,9 @@ class WorkspaceHandle:
             refuse_special(os.fstat(handle), parts)  # again: it may be another one by now
             yield file
 
-    def read(self, parts: PathParts) -> bytes:
-        """All of a file."""
-        limit = self.settings.max_file_bytes
+    def read(self, parts: PathParts, most: int | None = None) -> bytes:
+        """All of a file, which may have `most` bytes, if that is less than any may."""
+        limit = min(most or self.settings.max_file_bytes, self.settings.max_file_bytes)
         with self.open_file(parts) as file:
             data = file.read(limit + 1)
         if len(data) > limit:

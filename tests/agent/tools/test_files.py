@@ -250,6 +250,13 @@ async def test_a_text_that_is_not_there_is_answered_with_what_is_near(desk: Desk
     assert told in await desk.fail("edit_file", path="a.py", old=old, new="import os")
 
 
+async def test_a_file_that_is_too_large_to_edit_is_not_even_read(desk: Desk) -> None:
+    await desk.call("list_files")
+    with (desk.folder / "large.txt").open("wb") as file:
+        file.truncate(5_000_001)
+    assert "larger than 400,000 bytes" in await desk.fail("edit_file", path="large.txt", old="a", new="b")
+
+
 async def test_a_mismatch_in_a_huge_file_is_explained_soon(desk: Desk) -> None:
     line = "abcdefgh " * 40
     await desk.call("write_file", path="huge.txt", content="\n".join(f"{line}{number}" for number in range(1_000)))
@@ -391,6 +398,16 @@ async def test_a_search_leaves_no_open_handle(desk: Desk) -> None:
         await desk.call("read_file", path="f1")
         counts.append(len(os.listdir("/proc/self/fd")))
     assert counts[1] == counts[2]
+
+
+async def test_a_search_that_finds_too_much_ends_soon(desk: Desk) -> None:
+    await desk.call("write_file", path="f", content="x")
+    for number in range(80):
+        (desk.folder / f"{number}").write_text(f"{'y' * 290}\n" * 100)
+    async with asyncio.timeout(10):
+        text = await desk.call("search_files", pattern="y")
+    assert "a narrower path" in text
+    assert len(text) < 41_000
 
 
 async def test_a_dozen_searches_at_once_hold_few_handles(desk: Desk) -> None:
