@@ -8,7 +8,6 @@ from zoneinfo import ZoneInfo
 
 from agent.context.commit import CompressionRegistry
 from agent.context.engine import Engine
-from agent.context.flush import MemoryWriter
 from agent.context.job import Listener, OnWait
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
 from agent.engines.adapter import PluginEngine
@@ -18,22 +17,23 @@ from agent.images.scaling import ImageScaler
 from agent.memory.files import MemoryDirectory
 from agent.memory.sections import SectionReader
 from agent.memory.skills import SkillCatalog
+from agent.memory_flush import MemoryWriter
 from agent.model.catalog import known_model
 from agent.model.sizes import ASSUMED_CONTEXT
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.tools.budgets import ResultBudget
 from agent.tools.context import context_tool
-from agent.tools.files import file_tools
+from agent.tools.files.file_tools import file_tools
+from agent.tools.files.search_files import search_tool
+from agent.tools.files.send_file import FileDelivery, send_file_tool
+from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
 from agent.tools.memory import memory_tool
 from agent.tools.offers import OfferRegistry, ToolAccess
 from agent.tools.plugins import load_plugin_tools
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry
-from agent.tools.search_files import search_tool
-from agent.tools.send_file import FileDelivery, send_file_tool
 from agent.tools.skill import skill_tool
 from agent.tools.todo import todo_tool
-from agent.tools.workspace import WorkspaceSettings, WorkspaceStore
 from agent.turn import Agent
 from gateway.config import LoadedConfig
 from gateway.config.fields import DEFAULT_SOURCE, secrets_of

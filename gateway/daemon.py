@@ -21,10 +21,10 @@ from agent.context.commit import CompressionRegistry
 from agent.images.scaling import ImageScaler
 from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
+from agent.tools.files.send_file import FileDelivery
 from agent.tools.registry import Tool
-from agent.tools.sandbox import find_fault, probe_sandbox
-from agent.tools.send_file import FileDelivery
-from agent.tools.terminal import BackgroundRegistry, terminal_tool
+from agent.tools.terminal.sandbox import find_fault, probe_sandbox
+from agent.tools.terminal.terminal_tool import BackgroundRegistry, terminal_tool
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
 from gateway.access.tools import ToolAccessControl

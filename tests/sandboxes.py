@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.tools.running_command import RunningCommand
-from agent.tools.sandbox import TerminalSettings, probe_sandbox
+from agent.tools.terminal.running_command import RunningCommand
+from agent.tools.terminal.sandbox import TerminalSettings, probe_sandbox
 
 needs_sandbox = pytest.mark.skipif(probe_sandbox().fault is not None, reason=str(probe_sandbox().fault))
 

@@ -46,7 +46,7 @@ from hermes_state.compressions import (
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, load_session
 from hermes_state.store.sql import nested
-from hermes_state.todos import OPEN_STATES, TodoRow, load_todos
+from hermes_state.tools.todos import OPEN_STATES, TodoRow, load_todos
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import EstimatedTokens, LineageId, MessageRole, Millis, Origin, Transcript
 

@@ -2,7 +2,7 @@
 
 A `MemoryDirectory` has a folder for each chat, with `MEMORY.md` about the work and `USER.md` about the people. The tool
 `memory` and `/memory` change single entries (notes.py); before a compression a model is asked what it wants to note
-(`agent.context.flush`). A `SectionReader` (sections.py) reads them when a session begins, with the persona, a
+(`agent.memory_flush`). A `SectionReader` (sections.py) reads them when a session begins, with the persona, a
 workspace's context file and the index of the skills (skills.py).
 
 >>> from agent.memory.notes import added, entries_in, replaced

@@ -13,8 +13,8 @@ import orjson
 
 from agent.tools.offers import Policy, ReadyCall
 from agent.tools.registry import ToolReply, failed
-from hermes_state.approvals import Approval, ApprovalRequest, ApprovalState
 from hermes_state.text import printable
+from hermes_state.tools.approvals import Approval, ApprovalRequest, ApprovalState
 from hermes_state.values import Button, ToolCall
 
 DENIED_BY_POLICY = "this chat does not allow calls that {} (`tools.approval`)"

@@ -10,7 +10,7 @@ import msgspec
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
-from hermes_state.todos import OPEN_STATES, TodoRow, TodoState, load_todos, put_todos
+from hermes_state.tools.todos import OPEN_STATES, TodoRow, TodoState, load_todos, put_todos
 from hermes_state.values import Clock, LineageId, Millis, ToolEffect
 
 MAX_ITEMS = 50

@@ -6,7 +6,7 @@ from agent.tools.todo import shown
 from gateway.commands.registry import CommandRequest
 from hermes_state import sessions
 from hermes_state.errors import CommandError
-from hermes_state.todos import clear_todos, load_todos
+from hermes_state.tools.todos import clear_todos, load_todos
 from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.values import MessageRole, Millis, Origin
 

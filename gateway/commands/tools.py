@@ -9,12 +9,12 @@ from typing import TypeAlias
 from agent.tools.offers import OfferRegistry, Policy
 from agent.tools.registry import Tool
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, say
-from hermes_state import approvals
 from hermes_state.admin.pairings import UserRole
-from hermes_state.approvals import ApprovalState, GrantKind, PendingApproval
 from hermes_state.errors import CommandError
 from hermes_state.text import counted
 from hermes_state.tool_runs import load_offer
+from hermes_state.tools import approvals
+from hermes_state.tools.approvals import ApprovalState, GrantKind, PendingApproval
 from hermes_state.values import Millis, ToolEffect
 
 Decide: TypeAlias = Callable[[Connection, CommandRequest, Sequence[PendingApproval], Millis], str]

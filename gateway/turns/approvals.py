@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import structlog
 
 from gateway.turns.lanes import LaneRegistry
-from hermes_state import approvals
 from hermes_state.aio import Backoff, wait_until
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
+from hermes_state.tools import approvals
 from hermes_state.values import Clock
 
 log = structlog.get_logger()

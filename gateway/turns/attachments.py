@@ -16,7 +16,7 @@ from typing import TypeVar
 import structlog
 
 from agent.images.scaling import ImageLimits, ImageScaler, mime_of
-from agent.tools.workspace import WorkspaceStore
+from agent.tools.files.workspace import WorkspaceStore
 from gateway.models.selection import Runtime
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery

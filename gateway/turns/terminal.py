@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from sqlite3 import Connection
 
-from agent.tools.sandbox import TerminalSettings
-from agent.tools.terminal import BackgroundCommand
+from agent.tools.terminal.sandbox import TerminalSettings
+from agent.tools.terminal.terminal_tool import BackgroundCommand
 from gateway.config.tool_settings import TerminalConfig
 from hermes_state import inbox, outbox
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow

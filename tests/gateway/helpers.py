@@ -17,9 +17,9 @@ from agent.images.scaling import ImageScaler
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.prompt import PromptBuilder
+from agent.tools.files.workspace import WorkspaceStore
 from agent.tools.offers import OfferRegistry
 from agent.tools.registry import Tool, ToolRegistry
-from agent.tools.workspace import WorkspaceStore
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
 from gateway.access.tools import ToolAccessControl

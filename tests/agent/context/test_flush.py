@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agent.context.flush import ASKS, MemoryWriter
 from agent.context.job import CompressionJob
 from agent.context.model_handle import SummaryRoute
 from agent.memory.files import MemoryDirectory
 from agent.memory.notes import added
+from agent.memory_flush import ASKS, MemoryWriter
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state.values import ChatId
 from tests.agent.conftest import Chat, Sink

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from agent.tools.files import file_tools
+from agent.tools.files.file_tools import file_tools
+from agent.tools.files.search_files import search_tool
+from agent.tools.files.workspace import MAX_DEPTH, WorkspaceSettings, WorkspaceStore
 from agent.tools.registry import ToolContext, ToolRegistry
-from agent.tools.search_files import search_tool
-from agent.tools.workspace import MAX_DEPTH, WorkspaceSettings, WorkspaceStore
 from agent.turn import Answer
 from hermes_state.journal import RunningTurn
 from hermes_state.tool_runs import ToolRunState
@@ -379,7 +379,7 @@ def _searchers() -> list[bytes]:
 
 async def test_an_expression_that_never_ends_is_killed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.setattr("agent.tools.search_files._SEARCH_SECONDS", 1.0)
+    monkeypatch.setattr("agent.tools.files.search_files._SEARCH_SECONDS", 1.0)
     await desk.call("write_file", path="a.txt", content="a" * 60 + "!\n")
     async with asyncio.timeout(10):
         assert "ended early" in await desk.call("search_files", pattern="(a+)+$")

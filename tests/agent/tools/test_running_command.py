@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.tools.running_command import OutputReader, RunningCommand, readable
-from agent.tools.sandbox import TerminalSettings
+from agent.tools.terminal.running_command import OutputReader, RunningCommand, readable
+from agent.tools.terminal.sandbox import TerminalSettings
 from tests.sandboxes import all_gone, needs_sandbox, processes_with, run
 
 ROOT = Path(__file__).parents[3]
@@ -97,8 +97,8 @@ async def test_a_cancelled_command_leaves_nothing_at_whatever_moment(tmp_path: P
 MANY_PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from agent.tools.running_command import RunningCommand
-from agent.tools.sandbox import TerminalSettings
+from agent.tools.terminal.running_command import RunningCommand
+from agent.tools.terminal.sandbox import TerminalSettings
 
 async def start(pause):
     await asyncio.sleep(pause)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.tools import sandbox
-from agent.tools.sandbox import TerminalSettings, command_words, find_fault, probe_sandbox, sandboxed
+from agent.tools.terminal import sandbox
+from agent.tools.terminal.sandbox import TerminalSettings, command_words, find_fault, probe_sandbox, sandboxed
 from hermes_state.errors import ToolError
 from tests.sandboxes import needs_sandbox, run
 
@@ -127,8 +127,8 @@ async def test_temporary_files_are_private_bounded_and_gone_afterwards(folder: P
 TERMINAL_PROGRAM = """
 import asyncio, fcntl, os, sys, termios
 from pathlib import Path
-from agent.tools.running_command import RunningCommand
-from agent.tools.sandbox import TerminalSettings
+from agent.tools.terminal.running_command import RunningCommand
+from agent.tools.terminal.sandbox import TerminalSettings
 
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -5,9 +5,9 @@ from sqlite3 import Connection
 
 import pytest
 
+from agent.tools.files.send_file import FileDelivery, send_file_tool
+from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
 from agent.tools.registry import ToolRegistry
-from agent.tools.send_file import FileDelivery, send_file_tool
-from agent.tools.workspace import WorkspaceSettings, WorkspaceStore
 from hermes_state import attachments, journal, outbox
 from hermes_state.journal import RunningTurn
 from hermes_state.tool_runs import ToolRunState

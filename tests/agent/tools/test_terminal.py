@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
-from agent.tools.sandbox import TerminalSettings
-from agent.tools.terminal import BackgroundCommand, BackgroundRegistry, terminal_tool
+from agent.tools.terminal.sandbox import TerminalSettings
+from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, terminal_tool
 from hermes_state.errors import ToolError
 from hermes_state.journal import RunningTurn
 from hermes_state.tool_runs import ToolRunState

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.tools.workspace import WorkspaceSettings, WorkspaceStore
+from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
 from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, Document, IncomingAttachment

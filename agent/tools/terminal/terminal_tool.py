@@ -14,8 +14,8 @@ from typing import Any
 
 from agent.tools.approvals import fenced
 from agent.tools.registry import Tool, ToolContext
-from agent.tools.running_command import RunningCommand
-from agent.tools.sandbox import TerminalSettings, find_fault
+from agent.tools.terminal.running_command import RunningCommand
+from agent.tools.terminal.sandbox import TerminalSettings, find_fault
 from hermes_state.aio import cancel_all, track, wait_until
 from hermes_state.errors import ToolError
 from hermes_state.text import counted, shortened

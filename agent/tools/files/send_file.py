@@ -14,9 +14,9 @@ from sqlite3 import Connection
 from typing import Any
 
 from agent.tools.arguments import schema, text
-from agent.tools.files import ANY_FILE, PATH
+from agent.tools.files.file_tools import ANY_FILE, PATH
+from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.registry import Tool, ToolContext
-from agent.tools.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from hermes_state import attachments, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from agent.tools.sandbox import ENVIRON, TerminalSettings, bound_processes, command_words, remove_group
+from agent.tools.terminal.sandbox import ENVIRON, TerminalSettings, bound_processes, command_words, remove_group
 from hermes_state.aio import Backoff, cancel_all
 from hermes_state.errors import ToolError
 from hermes_state.text import printable, well_formed

@@ -14,9 +14,9 @@ from typing import Any, TextIO, TypeVar
 
 from agent.tools.approvals import fenced, inline
 from agent.tools.arguments import schema, switch, text, whole
+from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import load_row, whole_text
 from agent.tools.registry import Tool, ToolContext
-from agent.tools.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
 from hermes_state.values import ToolEffect, parse_recall_id

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.tools.arguments import schema, switch, text
-from agent.tools.files import encoding_of, stored_text
+from agent.tools.files.file_tools import encoding_of, stored_text
+from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path
 from agent.tools.registry import Tool, ToolContext
-from agent.tools.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
 from hermes_state.values import ToolEffect

@@ -1,0 +1,1 @@
+"""The terminal: its tool, running commands, and the sandbox that they run in."""

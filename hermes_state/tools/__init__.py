@@ -1,0 +1,1 @@
+"""What is stored for tools beside their runs: approvals and todos."""
