@@ -16,7 +16,7 @@ from typing import TypeVar
 import structlog
 
 from agent.images.scaling import ImageLimits, ImageScaler, mime_of
-from agent.tools.files.workspace import WorkspaceStore
+from agent.tools.files.workspace import WorkspaceHandle, WorkspaceStore
 from gateway.models.selection import Runtime
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
@@ -60,6 +60,8 @@ READY_SECONDS = 60.0
 
 READY_PAUSE_SECONDS = 0.2
 
+READERS = ("read_file", "terminal")
+"""Tools that read a workspace."""
 INBOX = "inbox"
 """Folder of a workspace in which what people send lies."""
 
@@ -147,7 +149,7 @@ class AttachmentHandler:
             gathered.transcripts.append(await self._transcript(chat, row, attachment, limit))
             return
         sees_images = await self._sees_images(chat)
-        if self.workspaces is None or attachment.kind is AttachmentKind.VOICE:
+        if self._workspace_of(chat) is None or attachment.kind is AttachmentKind.VOICE:
             file_kinds.refuse_unusable(attachment, limit, sees_images=sees_images)
         file_kinds.refuse_large(attachment, limit)
         use = partial(self._use, chat=chat, attachment=attachment, sees_images=sees_images, gathered=gathered)
@@ -194,15 +196,21 @@ class AttachmentHandler:
                 raise
             return None, None
 
+    def _workspace_of(self, chat: Chat) -> WorkspaceHandle | None:
+        """The workspace of a chat; None where no tool of it reads one."""
+        switch_of = self.runtime.config.tools.switch_of
+        if self.workspaces is None or all(switch_of(name, chat.key) == "off" for name in READERS):
+            return None
+        return self.workspaces.of(chat.id)
+
     async def _put_into_workspace(
         self, fetched: Path, chat: Chat, attachment: IncomingAttachment, gathered: _ReadResult
     ) -> bool:
         """Copy a fetched file to where tools reach it, and tell the model its path; False where that cannot be."""
-        if self.workspaces is None:
+        if (workspace := self._workspace_of(chat)) is None:
             return False
         name = file_kinds.quoted_name(attachment)
         try:
-            workspace = self.workspaces.of(chat.id)
             path = await asyncio.to_thread(workspace.receive, INBOX, file_kinds.file_name(attachment), fetched)
         except ToolError as error:
             gathered.notes.append(f"{attachment.kind} “{name}” could not be put into the workspace: {error}")

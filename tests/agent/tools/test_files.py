@@ -146,6 +146,16 @@ async def test_nothing_stored_of_another_chat_is_read(desk: Desk) -> None:
         assert "has nothing stored as" in await desk.fail(name, path=f"m{stored}", **more)
 
 
+async def test_another_chat_has_files_of_its_own(desk: Desk) -> None:
+    await desk.call("write_file", path="a.txt", content="xylophone")
+    other = Chat(desk.chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="43"))
+    turn, mine = await other.start("hello"), str(desk.turn.chat_id)
+    for path in ("a.txt", f"{mine}/a.txt", f"../{mine}/a.txt", f"/workspace/../{mine}/a.txt"):
+        assert (await call(desk.tools, other, turn, "read_file", path=path)).state is ToolRunState.FAILED
+    assert (await call(desk.tools, other, turn, "list_files")).text == "The workspace is empty."
+    assert "0 lines found" in (await call(desk.tools, other, turn, "search_files", pattern="xylo")).text
+
+
 async def test_a_result_is_as_long_as_a_small_window_takes(desk: Desk) -> None:
     await desk.call("write_file", path="long.txt", content="word " * 60_000)
     asked = ToolCall(id="c", name="read_file", arguments='{"path": "long.txt", "column": 2}')

@@ -339,3 +339,13 @@ async def test_a_voice_message_that_nobody_hears_is_still_refused(store: Store, 
         await send(gateway, file("v.ogg", AttachmentKind.VOICE), b"OggS", text="")
         assert "I cannot listen" in gateway.adapter.texts()[0]
         assert received(tmp_path) == {}
+
+
+async def test_without_tools_that_read_files_what_cannot_be_shown_is_refused(store: Store, tmp_path: Path) -> None:
+    off = {"use": {"*": "off"}}
+    async with serving(store, tmp_path, workspaces=workspaces_in(tmp_path), tools_block=off) as gateway:
+        await send(gateway, file("b.zip"), b"PK\0", text="")
+        assert "I cannot read “b.zip”" in gateway.adapter.texts()[0]
+        await send(gateway, file("a.txt"), b"words")
+        assert noted(gateway) == ()
+    assert received(tmp_path) == {}
