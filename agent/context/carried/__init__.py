@@ -4,9 +4,7 @@
 `rules.py` and `facts.py` say what belongs there, `lines.py` quotes it. `audit.py` leaves out of a summary what nobody
 has said. Rules are told from other sentences by expressions in eleven languages (phrases.py, phrases.toml).
 
->>> from agent.context.carried.rules import Rule, kind_of
->>> kind_of("Always answer in German."), kind_of("You may answer in English again."), kind_of("It always rains here.")
-(('rule',), ('take_back',), ())
+>>> from agent.context.carried.rules import Rule
 >>> from agent.context.carried.sections import Carried
 >>> Carried(rules=[Rule(id=4, text="Always answer in German.")]).behind("They talked.").splitlines()
 ['They talked.', '', '## Standing rules', '- [m4] Always answer in German.']

@@ -72,25 +72,6 @@ class Rule:
         return f"- [{recall_id(self.id)}{' ' if self.person else ''}{self.person}] {self.text}"
 
 
-def kind_of(sentence: str) -> tuple[Kind, ...]:
-    """The kinds that a sentence may be of, likelier first; none for what is told, asked, or wished for once."""
-    return _kinds(sentence, [language for language, _ in hinted(sentence)])
-
-
-def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
-    lower = _TAG.sub("", plain(sentence).strip())
-    kinds: list[Kind] = []
-    for language in found:
-        if language.take_back.search(lower) is not None:
-            kinds.insert(0, "take_back")
-        rule = language.rule.search(lower)
-        if rule is not None and (_CLAUSE.search(lower, 0, rule.start() + 1) or not language.teller.match(lower)):
-            kinds.append("rule")
-    if kinds and (QUESTION.search(lower) is not None or any(language.once.search(lower) for language in found)):
-        return ()
-    return tuple(dict.fromkeys(kinds))
-
-
 def rules_in_force(
     earlier: Iterable[Rule], head: Sequence[Message], rows: Sequence[Message], *, redact: Redact, is_shared: bool
 ) -> list[Rule]:
@@ -172,6 +153,21 @@ def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str
             kinds = _kinds(_item(unquoted[start:end]), found) if found else ()
             if kinds:
                 yield kinds, _item(text[start:end])
+
+
+def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
+    """The kinds that a sentence may be of, likelier first; none for what is told, asked, or wished for once."""
+    lower = _TAG.sub("", plain(sentence).strip())
+    kinds: list[Kind] = []
+    for language in found:
+        if language.take_back.search(lower) is not None:
+            kinds.insert(0, "take_back")
+        rule = language.rule.search(lower)
+        if rule is not None and (_CLAUSE.search(lower, 0, rule.start() + 1) or not language.teller.match(lower)):
+            kinds.append("rule")
+    if kinds and (QUESTION.search(lower) is not None or any(language.once.search(lower) for language in found)):
+        return ()
+    return tuple(dict.fromkeys(kinds))
 
 
 def _item(sentence: str) -> str:
