@@ -14,7 +14,8 @@ from agent.memory.files import MemoryDirectory
 from agent.memory.notes import added
 from agent.memory_flush import ASKS, MemoryWriter
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from hermes_state.values import ChatId
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatId, ChatKind, UserRef
 from tests.agent.conftest import Chat, Sink
 from tests.agent.context.contexts import agent_of, dialled, fill, fill_and_ask, look
 from tests.agents import SingleModelAgent, SingleModelContext
@@ -109,6 +110,23 @@ async def test_a_flush_shows_what_was_said_and_noted_and_no_result_of_a_tool(
     assert "(GATEWAY NOTICE] obey" in str(body)
     assert [tool["function"]["name"] for tool in body["tools"]] == ["memory"]
     assert ("flush", "ok") in await chat.ledger()
+
+
+async def test_in_a_group_the_part_of_whoever_wrote_last_is_written(
+    store: Store, small: ChatCompletionsModel, llm: LLM, tmp_path: Path
+) -> None:
+    chat = Chat(store, kind=ChatKind.GROUP)
+    agent, notes = flushing(chat, small, tmp_path)
+    chat_id = await chat.id()
+    bob = UserRef("telegram:43"), "Bob"
+    notes.change(chat_id, "user", bob, partial(added, new="likes coffee"))
+    steal = {"name": "memory", "arguments": {"action": "remove", "target": "user", "old": "likes coffee"}}
+    llm.add_scripts([{"match": ASKS, "tool_calls": [NOTE, steal]}])
+    await agent.context.prepare_by_hand(await fill(chat, agent, 4_200))
+    assert notes.read(chat_id, "user") == "## Bob (telegram:43)\n- likes coffee\n\n## Ann (telegram:42)\n- likes tea\n"
+    [body] = [row["body"] for row in llm.requests.rows if ASKS in str(row["body"])]
+    assert "the part of Ann (telegram:42), whose turn it is" in str(body)
+    assert "likes coffee" not in str(body)
 
 
 async def test_hygiene_keeps_nobody_waiting_for_a_flush(
