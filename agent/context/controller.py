@@ -31,6 +31,7 @@ from agent.context.job import (
     Listener,
     NotNeeded,
     OnWait,
+    PreparedCompression,
     PressureEvent,
     ReplyEvent,
 )
@@ -377,7 +378,8 @@ class ContextController:
         try:
             known = state or state_of(job.view.session.context_state)
             result, after = await self.engine.prepare(replace(job, on_begin=begin), known)
-            seen = await asyncio.gather(*looking, return_exceptions=True)
+            kept = looking if isinstance(result, PreparedCompression) else []
+            seen = await asyncio.gather(*kept, return_exceptions=True)
             for error in (one for one in seen if isinstance(one, Exception)):
                 log.error("compression.look_failed", lineage_id=job.conversation.lineage_id, exc_info=error)
         finally:

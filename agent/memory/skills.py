@@ -7,6 +7,7 @@ of a colon in it; such lines are taken as they stand.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import structlog
@@ -109,10 +110,15 @@ def front_matter(text: str) -> dict[str, str]:
         raise ToolError(
             "it does not begin with front matter: a line `---`, then `name:` and `description:`, then `---`"
         )
-    try:
-        values = yaml.safe_load(found[1])
-    except (yaml.YAMLError, ValueError, RecursionError):
-        values = {name: " ".join(value.split()).strip("\"'") for name, value in _FIELD.findall(found[1])}
+    values = _values(found[1])
     if not isinstance(values, dict):
         raise ToolError("its front matter has no names with values, such as `name: trips`")
     return {key: str(values[key]).strip() for key in ("name", "description") if isinstance(values.get(key), str | int)}
+
+
+@lru_cache(maxsize=2 * MAX_SKILLS)  # YAML takes a millisecond for each skill, and sessions begin all the time
+def _values(front: str) -> object:
+    try:
+        return yaml.safe_load(front)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {name: " ".join(value.split()).strip("\"'") for name, value in _FIELD.findall(front)}

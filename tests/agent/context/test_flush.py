@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.context.job import CompressionJob
+from agent.context.job import Aborted, CompressionJob
 from agent.context.model_handle import SummaryRoute
 from agent.memory.files import MemoryDirectory
 from agent.memory.notes import added
@@ -93,6 +93,24 @@ async def test_a_cancelled_compression_waits_for_no_look(chat: Chat, small: Chat
     await asyncio.wait({work})
     assert ended.is_set()
     assert (await look(chat, conversation.lineage_id)).depth == 0
+
+
+async def test_a_compression_that_comes_to_nothing_waits_for_no_look(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM
+) -> None:
+    ended = asyncio.Event()
+
+    async def wait(job: CompressionJob) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    agent = agent_of(chat, small, before_split=[wait])
+    llm.add_scripts([{"summary": True, "times": -1, "error": {"kind": "401"}}])
+    result = await agent.context.prepare_by_hand(await fill(chat, agent, 4_200))
+    assert isinstance(result.result, Aborted)
+    assert ended.is_set()
 
 
 async def test_a_flush_shows_what_was_said_and_noted_and_no_result_of_a_tool(
