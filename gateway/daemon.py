@@ -23,7 +23,7 @@ from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.files.send_file import FileDelivery
 from agent.tools.registry import Tool
-from agent.tools.terminal.sandbox import find_fault, probe_sandbox
+from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
 from agent.tools.terminal.terminal_tool import BackgroundRegistry, terminal_tool
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
@@ -300,7 +300,7 @@ class _Daemon:
         """Load what the first answer needs once the platforms are being listened to, and before it is asked for."""
         await self._adapters.listening(LISTENING_SECONDS)
         await asyncio.to_thread(preload, self._runtime.config)
-        await asyncio.to_thread(find_fault, terminal_settings(self._runtime.config.terminal))
+        await asyncio.to_thread(terminal_fault, terminal_settings(self._runtime.config.terminal))
         _freeze_memory()
         await asyncio.sleep(SCHEDULE_SECONDS)
         await self._schedules.start()

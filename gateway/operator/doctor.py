@@ -27,6 +27,7 @@ from agent.memory.skills import SkillCatalog
 from agent.model.protocols import missing_extra
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.model.sizes import SizeSource
+from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.files import StateDirectory, locate_home
 from gateway.config.settings import Config
@@ -37,6 +38,7 @@ from gateway.models.pricing import estimated_models, unpriced_models, unpriced_s
 from gateway.models.window import fixed_prompt_tokens, load_configured_profile, window_of
 from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
 from gateway.operator.socket import DaemonNotRunningError, ask
+from gateway.turns.terminal import terminal_settings
 from hermes_state.admin.overview import load_overview, open_resting, quick_check
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError, ToolError
 from hermes_state.search.index import find_fault, load_progress
@@ -99,6 +101,8 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
         yield from check(loaded)
     yield from _context(loaded, state)
     yield from _tokens(loaded, is_online=is_online)
+    if not any(result.check == "terminal" for result in state):
+        yield from check_terminal(loaded.config)
     yield from _service(environ, loaded)
 
 
@@ -259,6 +263,21 @@ def check_context(config: Config, limits: Limits, source: SizeSource, *, engine:
         return fine("context", text)
     text += " That is half of it or more: use a model with a larger window, or set model.context_length if it has one."
     return warning("context", text)
+
+
+def check_terminal(config: Config) -> Iterator[CheckResult]:
+    """Check by trial that commands can be run, where the terminal is on; a running daemon does it, inside its unit."""
+    settings = terminal_settings(config.terminal)
+    if not settings.is_enabled:
+        return
+    probe_sandbox.cache_clear()  # somebody may have mended it
+    if settings.is_unsafe:
+        text = "terminal.unsafe is on: the agent's commands run without a sandbox, and can read the gateway's keys."
+        yield warning("terminal", text)
+    elif (fault := terminal_fault(settings)) is not None:
+        yield failed("terminal", f"The terminal is on, but no command can be run: {fault}.")
+    else:
+        yield fine("terminal", f"Commands run in a sandbox, {'with' if settings.network else 'without'} the network.")
 
 
 def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:

@@ -22,6 +22,7 @@ from gateway.operator.doctor import (
     check_context,
     check_database,
     check_index,
+    check_terminal,
     failed,
     warning,
 )
@@ -130,7 +131,7 @@ class OperatorHandler:
         return pairing_row(pairing)
 
     async def examine(self, _args: Mapping[str, Any]) -> list[CheckResult]:
-        """Checks that only the running daemon can make: its database, its models' windows and open circuits."""
+        """Checks that only the running daemon can make: its database, its models, and what its unit lets it do."""
         circuits = [
             warning("route", f"{one.name} ({one.route}) {circuit.why}; it is left alone for {circuit.seconds:.0f} s.")
             for one in self.runtime.models.in_use()
@@ -139,7 +140,8 @@ class OperatorHandler:
         model, context = self.runtime.models.configured, self.runtime.agent.context
         engine = context.engine.name if context.engine.name != BUILT_IN else None
         window_check = check_context(self.runtime.config, await model.load_limits(), model.window_from, engine=engine)
-        return [*await self._examine_database(), window_check, *circuits]
+        terminal = await asyncio.to_thread(lambda: list(check_terminal(self.runtime.config)))
+        return [*await self._examine_database(), window_check, *circuits, *terminal]
 
     async def _examine_database(self) -> list[CheckResult]:
         if (trouble := self.store.trouble) is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.tools.terminal.sandbox import ENVIRON, TerminalSettings, probe_sandbox, sandboxed
 from gateway import daemon
 from gateway.config.fields import FIELDS, variable_name
 from gateway.config.settings import Config
@@ -16,9 +17,13 @@ from gateway.outbound import delivery
 from gateway.turns import previews
 from platforms.discord import adapter as discord
 from platforms.telegram import transport as telegram
+from tests.sandboxes import needs_sandbox
 
 FOLDER = Path(__file__).parents[2] / "systemd"
 UNITS = {"machine": FOLDER / "hermes-gateway.service", "user": FOLDER / "user" / "hermes-gateway.service"}
+TERMINAL = FOLDER / "terminal.conf"
+MAX_TERMINAL_EXPOSURE = 2.7
+"""Highest score of the machine's unit with the drop-in that commands of the agent need."""
 MAX_EXPOSURE = 1.3
 """Highest score of the machine's unit: 10 is a service that may do whatever its user may."""
 
@@ -144,6 +149,56 @@ def test_the_machine_s_unit_stays_shut_in(tmp_path: Path) -> None:
     limit = f"--threshold={MAX_EXPOSURE * 10:.0f}"
     code, said = analyzed("security", "--offline=true", "--no-pager", limit, str(UNITS["machine"]), runtime=tmp_path)
     assert code == 0, said
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", UNITS)
+def test_the_drop_in_of_the_terminal_is_read_beside_each_unit(name: str, tmp_path: Path) -> None:
+    copy = with_terminal(name, tmp_path)
+    manager = "--user" if name == "user" else "--system"
+    assert analyzed("verify", manager, str(copy), runtime=tmp_path) == (0, "")
+
+
+@needs_systemd
+def test_the_terminal_opens_the_machine_s_unit_no_further_than_it_must(tmp_path: Path) -> None:
+    copy = with_terminal("machine", tmp_path)
+    limit = f"--threshold={MAX_TERMINAL_EXPOSURE * 10:.0f}"
+    code, said = analyzed("security", "--offline=true", "--no-pager", limit, str(copy), runtime=tmp_path)
+    assert code == 0, said
+
+
+def with_terminal(name: str, folder: Path) -> Path:
+    """A unit with the terminal's drop-in in effect: behind it in one file, which reads the same."""
+    text = UNITS[name].read_text(encoding="utf-8")
+    text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE)
+    copy = folder / UNITS[name].name
+    copy.write_text(text + TERMINAL.read_text(encoding="utf-8"), encoding="utf-8")
+    return copy
+
+
+@needs_sandbox
+@needs_systemd
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not on this machine")
+def test_the_drop_in_allows_every_system_call_that_a_sandbox_is_made_with(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    words = sandboxed("true", tmp_path, TerminalSettings(), probe_sandbox().options)
+    subprocess.run(["strace", "-f", "-o", trace, *words], check=True, timeout=60, env=ENVIRON)
+    used = set(re.findall(r"^\d+ +([a-z0-9_]+)\(", trace.read_text(errors="replace"), re.MULTILINE))
+    lines = settings(UNITS["machine"].read_text("utf-8") + TERMINAL.read_text("utf-8"), "SystemCallFilter")
+    allowed = calls_of("@default", tmp_path)
+    for line in lines:
+        named = set().union(*(calls_of(word, tmp_path) for word in line.lstrip("~").split()))
+        allowed = allowed - named if line.startswith("~") else allowed | named
+    assert used - allowed == set()
+    assert "pivot_root" in used
+
+
+def calls_of(word: str, runtime: Path) -> set[str]:
+    """System calls that a word of a filter stands for."""
+    if not word.startswith("@"):
+        return {word}
+    lines = [line.strip() for line in analyzed("syscall-filter", word, runtime=runtime)[1].splitlines()[1:]]
+    return set().union(*(calls_of(line, runtime) for line in lines if line and not line.startswith("#")))
 
 
 def analyzed(*words: str, runtime: Path) -> tuple[int, str]:

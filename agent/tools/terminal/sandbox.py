@@ -115,10 +115,10 @@ def probe_sandbox() -> SandboxInfo:
         if done.returncode == 0:
             return SandboxInfo(options=options)
         said = said or done.stderr.decode(errors="replace")
-    return SandboxInfo(fault=f"bubblewrap cannot make a sandbox here ({shortened(said, 200)}); see docs/tools.md")
+    return SandboxInfo(fault=f"bubblewrap cannot make a sandbox here ({shortened(said, 200)}); docs/tools.md helps")
 
 
-def find_fault(settings: TerminalSettings) -> str | None:
+def terminal_fault(settings: TerminalSettings) -> str | None:
     """Reason why no command can be run under these settings, None where they can."""
     if not settings.is_enabled:
         return "the terminal is off (terminal.enabled)"
@@ -131,7 +131,7 @@ def command_words(command: str, folder: Path, settings: TerminalSettings, *, has
     The command begins when the process was told so (`GATE`). `has_end`: its processor time is bounded like its time.
     Raises `ToolError` with what is missing, or wrong with the command.
     """
-    if (fault := find_fault(settings)) is not None:
+    if (fault := terminal_fault(settings)) is not None:
         raise ToolError(f"no command can be run: {fault}")
     if "\0" in command or not command.strip():
         raise ToolError("the command is empty" if not command.strip() else "the command has a NUL character in it")

@@ -15,7 +15,7 @@ from typing import Any
 from agent.tools.approvals import fenced
 from agent.tools.registry import Tool, ToolContext
 from agent.tools.terminal.running_command import RunningCommand
-from agent.tools.terminal.sandbox import TerminalSettings, find_fault
+from agent.tools.terminal.sandbox import TerminalSettings, terminal_fault
 from hermes_state.aio import cancel_all, track, wait_until
 from hermes_state.errors import ToolError
 from hermes_state.text import counted, shortened
@@ -168,7 +168,7 @@ def terminal_tool(
         parameters=_PARAMETERS,
         effect=ToolEffect.EXECUTES,
         run=run,
-        why_unavailable=lambda: find_fault(settings()),
+        why_unavailable=lambda: terminal_fault(settings()),
         timeout_seconds=_TIMEOUT_SECONDS,
         is_exempt=lambda arguments: arguments["action"] != "run",
         shape=command_shape,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.tools.terminal import sandbox
-from agent.tools.terminal.sandbox import TerminalSettings, command_words, find_fault, probe_sandbox, sandboxed
+from agent.tools import sandbox
+from agent.tools.terminal.sandbox import TerminalSettings, command_words, probe_sandbox, sandboxed, terminal_fault
 from hermes_state.errors import ToolError
 from tests.sandboxes import needs_sandbox, run
 
@@ -192,12 +192,12 @@ def test_without_bubblewrap_nothing_runs_and_the_reason_says_what_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     probe_sandbox.cache_clear()
     try:
-        fault = find_fault(TerminalSettings())
+        fault = terminal_fault(TerminalSettings())
         assert fault is not None
         assert "apt install bubblewrap" in fault
         with pytest.raises(ToolError, match="apt install bubblewrap"):
             command_words("true", tmp_path, TerminalSettings(), has_end=True)
-        assert find_fault(TerminalSettings(is_unsafe=True)) is None
+        assert terminal_fault(TerminalSettings(is_unsafe=True)) is None
     finally:
         probe_sandbox.cache_clear()
 

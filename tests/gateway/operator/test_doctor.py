@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 from aiohttp import web
 
 from agent.engines.loader import FOLDER
-from gateway.operator.doctor import CheckResult, CheckStatus, check_database, run_checks
+from agent.tools.terminal.sandbox import probe_sandbox
+from gateway.operator.doctor import CheckResult, CheckStatus, check_database, failed, run_checks
 from gateway.operator.socket import serve_control
 from hermes_state.store.lock import FileLock
 from hermes_state.store.migrate import APPLICATION_ID
@@ -23,6 +25,7 @@ from tests.databases import open_store
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
 from tests.hermes_state.search.test_full_text import say, start
+from tests.sandboxes import needs_sandbox
 
 TELEGRAM_TOKEN = "123456:LABTOKEN"
 
@@ -511,3 +514,37 @@ async def test_the_search_index_is_checked_against_the_messages(environ: dict[st
     found = (await examined(environ))["search"]
     assert found.verdict is CheckStatus.WARNING
     assert "made anew" in found.text
+
+
+@needs_sandbox
+def test_a_terminal_that_works_is_told_and_one_that_is_off_is_not(environ: dict[str, str]) -> None:
+    assert "terminal" not in findings(environ)
+    found = findings({**environ, "HERMES_TERMINAL__ENABLED": "true"})["terminal"]
+    assert (found.verdict, found.text) == (CheckStatus.FINE, "Commands run in a sandbox, without the network.")
+
+
+def test_a_terminal_without_a_sandbox_is_a_finding(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    try:
+        found = findings({**environ, "HERMES_TERMINAL__ENABLED": "true"})["terminal"]
+        assert found.verdict is CheckStatus.FAILED
+        assert "apt install bubblewrap" in found.text
+        unsafe = {"HERMES_TERMINAL__ENABLED": "true", "HERMES_TERMINAL__UNSAFE": "true"}
+        found = findings({**environ, **unsafe})["terminal"]
+        assert found.verdict is CheckStatus.WARNING
+    finally:
+        probe_sandbox.cache_clear()
+
+
+@needs_sandbox
+async def test_what_the_running_daemon_says_of_its_terminal_counts(environ: dict[str, str], home: Path) -> None:
+    """Its unit may forbid what the shell that runs doctor can do."""
+
+    async def doctor(_args: Mapping[str, Any]) -> Any:
+        return [asdict(failed("terminal", "no"))]
+
+    async with serve_control(home / "control.sock", {"doctor": doctor}):
+        found = await examined({**environ, "HERMES_TERMINAL__ENABLED": "true"})
+    assert found["terminal"].text == "no"
