@@ -16,7 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from agent.tools.terminal.sandbox import ENVIRON, TerminalSettings, bound_processes, command_words, remove_group
+from agent.tools.terminal.sandbox import (
+    ENVIRON,
+    TerminalSettings,
+    bound_process,
+    bound_processes,
+    command_words,
+    remove_group,
+)
 from hermes_state.aio import Backoff, cancel_all
 from hermes_state.errors import ToolError
 from hermes_state.text import printable, well_formed
@@ -129,7 +136,7 @@ class RunningCommand:
     @classmethod
     async def start(cls, command: str, folder: Path, settings: TerminalSettings, *, has_end: bool = True) -> Self:
         """Start a command in `folder`. Raises `ToolError` with the reason why it could not be."""
-        words, output = command_words(command, folder, settings, has_end=has_end), OutputReader(settings.output_chars)
+        words, output = command_words(command, folder, settings), OutputReader(settings.output_chars)
         gate, their_gate = socket.socketpair()
         gate.setblocking(False)
         gate.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -156,13 +163,13 @@ class RunningCommand:
                 os.close(write_fd)
             made = cls(process, output, folder, settings)
             try:
-                await made._begin(gate)
+                await made._begin(gate, has_end=has_end)
             except BaseException:
                 await made._end()
                 raise
             return made
 
-    async def _begin(self, gate: socket.socket) -> None:
+    async def _begin(self, gate: socket.socket, *, has_end: bool) -> None:
         """Let the command begin, once it waits at the gate; there it says who it is."""
         loop, is_there = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(gate, is_there.set)
@@ -173,12 +180,13 @@ class RunningCommand:
             if not line:
                 return  # there is no sandbox, and the output says why
             pid, _, _ = _CREDENTIALS.unpack(credentials[0][2])
+            bound_process(pid, self._settings, has_end=has_end)
             self._group = bound_processes(pid, self._settings.max_processes)
             if not self._settings.is_unsafe:
                 self._proc = Path(f"/proc/{pid}/root/proc")
             gate.send(b"\n")
         except (OSError, TimeoutError) as error:
-            raise ToolError("the command could not be started in time") from error
+            raise ToolError(f"the command could not be started: {error or 'it took too long'}") from error
         finally:
             loop.remove_reader(gate)
 

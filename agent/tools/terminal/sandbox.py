@@ -5,14 +5,15 @@ gateway's variables. What needs no privileges is all it takes, so it is the same
 
 bubblewrap's own `--die-with-parent` is not enough: where its first process is killed while it makes the others, those
 stay for ever. So it is itself the first process of a namespace, which the kernel ends with it, whole and at any moment;
-and the command waits behind a gate until somebody who is still there has let it begin.
+and the command waits behind a gate until somebody who is still there has bounded it and let it begin.
 
 >>> words = sandboxed("ls", Path("/srv/chat"), TerminalSettings(), ("--proc", "/proc"))
->>> words[:6], words[-4:]
-(['nice', '-n', '10', 'choom', '-n', '1000'], ['--', 'bash', '-c', b'ls'])
+>>> words[0], words[-4:]
+('setpriv', ['--', 'bash', '-c', b'ls'])
 """
 
 import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -22,11 +23,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from agent.tools.files.workspace import MOUNT
 from hermes_state.errors import ToolError
 from hermes_state.text import shortened
 
-MOUNT: Final = "/workspace"
-"""Path of the folder inside."""
 ENVIRON: Final[Mapping[str, str]] = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
     "HOME": "/tmp",  # were it the workspace, a file that somebody sends could be one that every program begins with
@@ -34,9 +34,7 @@ ENVIRON: Final[Mapping[str, str]] = {
     "TERM": "dumb",
 }
 """All variables of a command: none of the gateway's, which hold keys."""
-NEEDED: Final = {"bwrap": "bubblewrap", "nice": "coreutils"} | dict.fromkeys(
-    ("prlimit", "choom", "setpriv", "unshare"), "util-linux"
-)
+NEEDED: Final = {"bwrap": "bubblewrap", "setpriv": "util-linux", "unshare": "util-linux"}
 """Programs that a sandbox is made with, each with its package."""
 MAX_COMMAND_BYTES: Final = 100_000
 """Longest command line: Linux takes 128 KiB in one argument."""
@@ -48,17 +46,10 @@ _NO_MORE_USERS = ("--unshare-user", "--disable-userns")
 """Keeps programs from making namespaces of their own, in which they could mount file systems of any size."""
 _FORMS: Final = ((*_NO_MORE_USERS, *_PROC), _PROC, _NO_MORE_USERS, ())
 """Options that not every machine and unit lets through, best first."""
-_READABLE = ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types")
+_READABLE = "/etc/alternatives /etc/ld.so.cache /etc/localtime /etc/mime.types"
 _READABLE_ONLINE = (
-    "/etc/resolv.conf",
-    "/etc/hosts",
-    "/etc/nsswitch.conf",
-    "/etc/services",
-    "/etc/ssl/certs",
-    "/etc/ssl/openssl.cnf",
-    "/etc/ca-certificates",
-    "/etc/pki/tls/certs",
-    "/etc/pki/ca-trust",
+    "/etc/resolv.conf /etc/hosts /etc/nsswitch.conf /etc/services /etc/ssl/certs /etc/ssl/openssl.cnf "
+    "/etc/ca-certificates /etc/pki/tls/certs /etc/pki/ca-trust"
 )
 """Never all of `/etc/ssl` or `/etc/pki`: to a gateway that runs as root, the private keys below would be readable."""
 _USERS = Path(__file__).with_name("sandbox_users.txt")
@@ -106,15 +97,11 @@ def probe_sandbox() -> SandboxInfo:
             continue  # the number of root's processes is bounded by nobody but who can see them
         words = sandboxed("true", Path("/usr"), TerminalSettings(), options)
         try:
-            done = subprocess.run(
-                words, capture_output=True, timeout=10, check=False, env=ENVIRON, stdin=subprocess.DEVNULL
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            said = said or str(error)
-            continue
-        if done.returncode == 0:
+            subprocess.run(words, capture_output=True, timeout=10, check=True, env=ENVIRON, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = said or (getattr(error, "stderr", None) or b"").decode(errors="replace") or str(error)
+        else:
             return SandboxInfo(options=options)
-        said = said or done.stderr.decode(errors="replace")
     return SandboxInfo(fault=f"bubblewrap cannot make a sandbox here ({shortened(said, 200)}); docs/tools.md helps")
 
 
@@ -125,11 +112,10 @@ def terminal_fault(settings: TerminalSettings) -> str | None:
     return None if settings.is_unsafe else probe_sandbox().fault
 
 
-def command_words(command: str, folder: Path, settings: TerminalSettings, *, has_end: bool) -> Sequence[str | bytes]:
+def command_words(command: str, folder: Path, settings: TerminalSettings) -> Sequence[str | bytes]:
     """Words of the process that runs a shell command in `folder`, for `ENVIRON` and that directory.
 
-    The command begins when the process was told so (`GATE`). `has_end`: its processor time is bounded like its time.
-    Raises `ToolError` with what is missing, or wrong with the command.
+    The command begins when the process is told so (`GATE`). Raises `ToolError` with what is missing, or wrong with it.
     """
     if (fault := terminal_fault(settings)) is not None:
         raise ToolError(f"no command can be run: {fault}")
@@ -137,63 +123,36 @@ def command_words(command: str, folder: Path, settings: TerminalSettings, *, has
         raise ToolError("the command is empty" if not command.strip() else "the command has a NUL character in it")
     if len(command.encode()) > MAX_COMMAND_BYTES:
         raise ToolError(f"the command is longer than {MAX_COMMAND_BYTES:,} bytes: put it into a file and run that")
-    seconds = settings.seconds if has_end else None
     if settings.is_unsafe:
-        return [*_MODEST, *GATE, *_limited(settings, seconds), *_shell(command)]
+        return [*GATE, *_shell(command)]
     if folder.resolve().is_relative_to("/usr"):
         raise ToolError("no command can be run: the state directory is below /usr, which every command can read")
-    return sandboxed(command, folder, settings, probe_sandbox().options, GATE, seconds)
+    return sandboxed(command, folder, settings, probe_sandbox().options, GATE)
 
 
-_MODEST: Final = ("nice", "-n", "10", "choom", "-n", "1000", "--")
-"""Last to be run where processors are scarce, and first to be ended where memory is."""
-_ENDED_TOGETHER: Final = (
-    *("setpriv", "--pdeathsig", "KILL"),
-    *("unshare", "--user", "--map-current-user", "--pid", "--mount-proc", "--kill-child", "--"),
-)
+_ENDED_TOGETHER: Final = "setpriv --pdeathsig KILL unshare --user --map-current-user --pid --mount-proc --kill-child --"
 """Makes what follows the first process of a namespace, which ends with us."""
 GATE: Final = ("sh", "-c", 'echo >&0; read -r _ && exec "$@" </dev/null', "gate")
 """Says a line on standard input, a socket, and waits there for one before it goes on. Ends when nobody is there."""
 
 
 def sandboxed(
-    command: str,
-    folder: Path,
-    settings: TerminalSettings,
-    options: Sequence[str],
-    gate: Sequence[str] = (),
-    seconds: float | None = None,
+    command: str, folder: Path, settings: TerminalSettings, options: Sequence[str], gate: Sequence[str] = ()
 ) -> list[str | bytes]:
     """Words of a command in a sandbox, with the bubblewrap options that `probe_sandbox` has found to work."""
-    tmp_bytes = str(settings.memory_mb << 19)
-    words: list[str | bytes] = [
-        *(
-            *_MODEST,
-            *(_ENDED_TOGETHER if _PROC[0] in options else ()),
-            "bwrap",
-            "--unshare-all",
-            "--uid",
-            "1000",
-            "--gid",
-            "1000",
-            "--cap-drop",
-            "ALL",
-        ),
-        *("--new-session", "--die-with-parent", *(("--share-net",) if settings.network else ())),
-        *("--ro-bind", "/usr", "/usr", *_program_folders()),
-        *("--ro-bind", str(_USERS), "/etc/passwd"),
-        *(word for path in (*_READABLE, *(_READABLE_ONLINE if settings.network else ())) for word in _shown(path)),
+    tmp_bytes, is_whole = str(settings.memory_mb << 19), _PROC[0] in options
+    readable = f"{_READABLE} {_READABLE_ONLINE}" if settings.network else _READABLE
+    return [
+        *(*(_ENDED_TOGETHER.split() if is_whole else ()), "bwrap", "--unshare-all", "--new-session"),
+        *("--die-with-parent", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"),
+        *(("--share-net",) if settings.network else ()),
+        *("--ro-bind", "/usr", "/usr", *_program_folders(), "--ro-bind", str(_USERS), "/etc/passwd"),
+        *(word for path in readable.split() for word in ("--ro-bind-try", path, path)),
         *(*options, "--dev", "/dev", "--size", tmp_bytes, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--size", tmp_bytes, "--tmpfs", "/tmp"),
-        *("--bind", str(folder), MOUNT, "--chdir", MOUNT, "--remount-ro", "/", "--"),
+        *("--bind", str(folder), MOUNT, "--chdir", MOUNT, "--remount-ro", "/", "--", *gate),
+        *_shell(command),
     ]
-    # Counted inside: there the number is that of the sandbox, outside that of all processes of the user.
-    limits = _limited(settings, seconds, f"--nproc={settings.max_processes}")
-    return [*words, *gate, *limits, *_shell(command)]
-
-
-def _shown(path: str) -> tuple[str, str, str]:
-    return "--ro-bind-try", path, path
 
 
 @cache
@@ -208,22 +167,33 @@ def _program_folders() -> tuple[str, ...]:
     return tuple(words)
 
 
-def _limited(settings: TerminalSettings, seconds: float | None, *more: str) -> tuple[str, ...]:
-    """Limits of each process. What a program writes to counts as its memory, and not all that it could address."""
-    if seconds is not None:
-        more = (*more, f"--cpu={max(1, round(seconds))}")
-    data = f"--data={settings.memory_mb << 20}"
-    return ("prlimit", data, f"--fsize={_MAX_FILE_BYTES}", "--core=0", "--nofile=1024", *more, "--")
-
-
 def _shell(command: str) -> tuple[str | bytes, ...]:
-    return shell_name(), "-c", command.encode()
+    shell = "bash" if shutil.which("bash", path="/usr/bin:/bin") else "sh"
+    return shell, "-c", command.encode()
 
 
-@cache
-def shell_name() -> str:
-    """`bash`, or `sh` where there is none."""
-    return "bash" if shutil.which("bash", path="/usr/bin:/bin") else "sh"
+def bound_process(pid: int, settings: TerminalSettings, *, has_end: bool) -> None:
+    """Bound a process that waits at the gate, and what will come of it: each by itself.
+
+    `has_end`: its processor time is bounded like its time. What it writes to counts as memory, and not all that it
+    could address. It runs behind all others where processors are scarce, and ends before them where memory is.
+    """
+    bounds = {
+        resource.RLIMIT_DATA: settings.memory_mb << 20,
+        resource.RLIMIT_FSIZE: _MAX_FILE_BYTES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NOFILE: 1_024,
+    }
+    if has_end:
+        bounds[resource.RLIMIT_CPU] = max(1, round(settings.seconds))
+    if not settings.is_unsafe:  # where the sandbox's processes are counted; outside it is all of the user's
+        bounds[resource.RLIMIT_NPROC] = settings.max_processes
+    for bound, most in bounds.items():
+        hard = resource.prlimit(pid, bound)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.prlimit(pid, bound, (most, most))
+    os.setpriority(os.PRIO_PROCESS, pid, 10)
+    Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
 
 
 _CONTROL_GROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/pids"))

@@ -8,17 +8,17 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agent.tools import sandbox
-from agent.tools.terminal.sandbox import TerminalSettings, command_words, probe_sandbox, sandboxed, terminal_fault
+from agent.tools.terminal.sandbox import TerminalSettings, command_words, probe_sandbox, terminal_fault
 from hermes_state.errors import ToolError
 from tests.sandboxes import needs_sandbox, run
 
 pytestmark = needs_sandbox
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -148,9 +148,7 @@ async def test_a_gateway_at_a_terminal_does_not_lend_it_to_commands(folder: Path
     ours, theirs = os.openpty()
     try:
         words = (sys.executable, "-c", TERMINAL_PROGRAM, str(folder))
-        process = await asyncio.create_subprocess_exec(
-            *words, stdin=theirs, stderr=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[3]
-        )
+        process = await asyncio.create_subprocess_exec(*words, stdin=theirs, stderr=asyncio.subprocess.PIPE, cwd=ROOT)
         _, said = await asyncio.wait_for(process.communicate(), 60)
     finally:
         os.close(ours)
@@ -159,31 +157,37 @@ async def test_a_gateway_at_a_terminal_does_not_lend_it_to_commands(folder: Path
     assert "/dev/tty: No such device or address" in said.decode()
 
 
-@pytest.fixture
-def shared_folder() -> Iterator[Path]:
-    """A workspace that any user can write to."""
-    made = Path(tempfile.mkdtemp(dir="/tmp"))
-    made.chmod(0o777)
-    yield made
-    shutil.rmtree(made)
+USER_PROGRAM = """
+import asyncio, os, sys
+from pathlib import Path
+from agent.tools.terminal.running_command import RunningCommand
+from agent.tools.terminal.sandbox import TerminalSettings
+
+async def run(command):
+    running = await RunningCommand.start(command, Path(sys.argv[1]), TerminalSettings(max_processes=20))
+    await running.finish(30)
+    return running.report()
+
+asyncio.run(run("true"))  # all that is imported late
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+print(asyncio.run(run("id -u; echo mine > note; for n in $(seq 40); do sleep 2 & done; wait")))
+"""
 
 
-def as_nobody(command: str, folder: Path, settings: TerminalSettings) -> subprocess.CompletedProcess[str]:
-    words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"]
-    words += [
-        word if isinstance(word, str) else word.decode()
-        for word in sandboxed(command, folder, settings, probe_sandbox().options)
-    ]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, env=sandbox.ENVIRON, check=False)
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can become another user")
-def test_it_works_for_a_user_without_privileges_and_the_kernel_counts_its_processes(shared_folder: Path) -> None:
-    done = as_nobody("id -u; echo mine > note", shared_folder, TerminalSettings())
-    assert (done.stdout, done.returncode) == ("1000\n", 0), done.stderr
-    assert (shared_folder / "note").stat().st_uid == 65534
-    done = as_nobody("for n in $(seq 40); do sleep 2 & done; wait", shared_folder, TerminalSettings(max_processes=20))
-    assert "Resource temporarily unavailable" in done.stderr
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_it_works_for_a_user_without_privileges_and_the_kernel_counts_its_processes() -> None:
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own folders are root's alone
+    try:
+        folder.chmod(0o777)
+        words = (sys.executable, "-c", USER_PROGRAM, str(folder))
+        done = subprocess.run(words, capture_output=True, text=True, timeout=90, cwd=ROOT, check=False)
+        assert "\n1000\n" in done.stdout, done.stderr
+        assert "Resource temporarily unavailable" in done.stdout
+        assert (folder / "note").stat().st_uid == 65534
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_without_bubblewrap_nothing_runs_and_the_reason_says_what_to_install(
@@ -196,7 +200,7 @@ def test_without_bubblewrap_nothing_runs_and_the_reason_says_what_to_install(
         assert fault is not None
         assert "apt install bubblewrap" in fault
         with pytest.raises(ToolError, match="apt install bubblewrap"):
-            command_words("true", tmp_path, TerminalSettings(), has_end=True)
+            command_words("true", tmp_path, TerminalSettings())
         assert terminal_fault(TerminalSettings(is_unsafe=True)) is None
     finally:
         probe_sandbox.cache_clear()
@@ -207,9 +211,9 @@ def test_without_bubblewrap_nothing_runs_and_the_reason_says_what_to_install(
 )
 def test_a_command_that_cannot_be_passed_on_is_refused(command: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ToolError, match=reason):
-        command_words(command, tmp_path, TerminalSettings(), has_end=True)
+        command_words(command, tmp_path, TerminalSettings())
 
 
 def test_a_workspace_that_commands_could_read_around_is_refused() -> None:
     with pytest.raises(ToolError, match="below /usr"):
-        command_words("true", Path("/usr/local/lib"), TerminalSettings(), has_end=True)
+        command_words("true", Path("/usr/local/lib"), TerminalSettings())
