@@ -17,6 +17,8 @@ from agent.tool_calls import ToolCallRunner
 from agent.tools.budgets import ResultBudget
 from agent.tools.offers import OfferRegistry
 from agent.tools.registry import ToolContext, ToolRegistry, tool
+from agent.tools.terminal.running_command import RunningCommand
+from agent.tools.terminal.sandbox import TerminalSettings, probe_sandbox
 from bench.compression_bench import heartbeat
 from bench.measure import Measure, percentile
 from bench.turn_bench import started_turn
@@ -30,6 +32,8 @@ DISPATCH_BAR = 1.0
 MEMORY_BAR = 64.0
 """MB."""
 LAG_BAR = 50.0
+"""Milliseconds."""
+SANDBOX_BAR = 15.0
 """Milliseconds."""
 RESULT = 1_000_000
 """Characters of one large result."""
@@ -89,7 +93,11 @@ async def _bench() -> AsyncIterator[_Bench]:
 
 async def run(quick: bool) -> list[Measure]:
     """Dispatch of one call, and a turn of large results."""
-    return [await _dispatch(50 if quick else 300), *await _flood(3 if quick else 10)]
+    measures = [await _dispatch(50 if quick else 300), *await _flood(3 if quick else 10)]
+    if (fault := probe_sandbox().fault) is not None:
+        print(f"Commands in a sandbox are not measured: {fault}")
+        return measures
+    return [*measures, await _sandbox(20 if quick else 100), *await _command_output("100M" if quick else "1G")]
 
 
 async def _dispatch(rounds: int) -> Measure:
@@ -119,6 +127,40 @@ async def _flood(rounds: int) -> list[Measure]:
     return [
         Measure(name=f"{size}: memory gained at most", ours=grown, unit="MB", bar=MEMORY_BAR),
         Measure(name=f"{size}: lag of the loop, p99", ours=percentile(lags, 0.99) * 1e3, unit="ms", bar=LAG_BAR),
+    ]
+
+
+async def _sandbox(rounds: int) -> Measure:
+    """A command that does nothing, beside the same without a sandbox; the two take turns."""
+    ours, bare = [], []
+    with tempfile.TemporaryDirectory(prefix="tools-bench-") as folder:
+        for _ in range(rounds):
+            began = time.perf_counter()
+            process = await asyncio.create_subprocess_exec("bash", "-c", "true")
+            await process.wait()
+            between = time.perf_counter()
+            command = await RunningCommand.start("true", Path(folder), TerminalSettings())
+            await command.finish(None)
+            bare.append(between - began)
+            ours.append(time.perf_counter() - between)
+    took = (percentile(ours, 0.5) - percentile(bare, 0.5)) * 1e3
+    return Measure(name="a command in its sandbox, above a bare one, p50", ours=took, unit="ms", bar=SANDBOX_BAR)
+
+
+async def _command_output(size: str) -> list[Measure]:
+    """A command that writes as fast as it can."""
+    with tempfile.TemporaryDirectory(prefix="tools-bench-") as folder:
+        gc.collect()
+        before = _resident_mb("VmRSS:", is_reset=True)
+        async with heartbeat() as lags:
+            command = await RunningCommand.start(f"head -c {size} /dev/zero", Path(folder), TerminalSettings())
+            await command.finish(None)
+            command.report()
+        grown = _resident_mb("VmHWM:") - before
+    name = f"{size}B of a command's output"
+    return [
+        Measure(name=f"{name}: memory gained at most", ours=grown, unit="MB", bar=MEMORY_BAR),
+        Measure(name=f"{name}: lag of the loop, p99", ours=percentile(lags, 0.99) * 1e3, unit="ms", bar=LAG_BAR),
     ]
 
 
