@@ -128,11 +128,11 @@ class BackgroundRegistry:
         for one in self._commands.values():
             one.running.stop(reason)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_STOP_SECONDS)
+            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
         await cancel_all(self._tasks)
 
 
-_STOP_SECONDS = 10.0
+STOP_SECONDS = 5.0
 """Longest wait for the ends of background commands to be told, in seconds."""
 
 
@@ -160,7 +160,7 @@ def terminal_tool(
                     return await background.wait(one, min(seconds or 0.0, given.seconds))
                 one.pollers += 1  # this call tells of the end
                 one.running.stop("being asked to")
-                return await background.wait(one, _STOP_SECONDS)
+                return await background.wait(one, STOP_SECONDS)
 
     return Tool(
         name=TERMINAL,
