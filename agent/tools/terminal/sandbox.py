@@ -30,7 +30,7 @@ from hermes_state.text import shortened
 ENVIRON: Final[Mapping[str, str]] = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
     "HOME": "/tmp",  # were it the workspace, a file that somebody sends could be one that every program begins with
-    "LANG": "C.UTF-8",
+    "LC_CTYPE": "C.UTF-8",
     "TERM": "dumb",
 }
 """All variables of a command: none of the gateway's, which hold keys."""
