@@ -5,9 +5,8 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from gateway.schedules import ScheduleRunner
-from gateway.turns.attachments import INCOMING_PREFIX
 from hermes_state import attachments, inbox
-from hermes_state.attachments import StoredFile
+from hermes_state.attachments import INCOMING_PREFIX, StoredFile
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 from tests.gateway.helpers import DIRECT, Hang, TestGateway, serving
