@@ -1,7 +1,7 @@
 """What compressions keep: `make quality`, months of three chats on three windows, as one table beside other policies.
 
 With `BENCH_PEER=/path/to/python`, an interpreter that has hermes-agent 0.19.0, that program runs through the same
-months. What this version does not have is left out, with a line that says so. `ARGS="--windows 32 facts"` takes some
+months; without it a line says that it is left out. `ARGS="--windows 32 facts"` takes some
 windows and groups, `ARGS=costs` makes the table of what a compression costs.
 """
 
@@ -82,7 +82,7 @@ def _against(bench: Bench, policy: str, group: str, *densities: float) -> Cell:
 
     def cell(window: int) -> str | None:
         pairs = [(bench.run(window, density), bench.other(policy, window, density)) for density in densities]
-        both = [pair for ours, theirs in pairs for pair in zip(ours or (), theirs or (), strict=False)]
+        both = [pair for ours, theirs in pairs for pair in zip(ours, theirs or (), strict=False)]
         return span(both or None, lambda pair: pair[0].meter.figures()[group] / pair[1][group], "{:.2f}")
 
     return cell
@@ -96,7 +96,7 @@ def rules(bench: Bench) -> list[Row]:
 
     def listed(kind: str, **options: Any) -> Cell:
         def cell(window: int) -> str:
-            found = [one.listed_of(kind) for one in bench.run(window, **options) or ()]
+            found = [one.listed_of(kind) for one in bench.run(window, **options)]
             return f"{sum(one for one, _ in found)} of {sum(every for _, every in found)}"
 
         return cell
@@ -127,10 +127,9 @@ def waiting(bench: Bench) -> list[Row]:
     """Turns that wait for a summary, and how often there is one."""
 
     def waits(**options: Any) -> Cell:
-        def cell(window: int) -> str | None:
+        def cell(window: int) -> str:
             found = bench.run(window, USUAL, **options)
-            longest = max((max(one.waits) for one in found or ()), default=0.0)
-            return None if found is None else f"{span(found, _share_waiting, '{:.1%}')}, {longest:.0f} s"
+            return f"{span(found, _share_waiting, '{:.1%}')}, {max(max(one.waits) for one in found):.0f} s"
 
         return cell
 
@@ -172,16 +171,10 @@ def without(bench: Bench) -> list[Row]:
         leaving[0] += len(given[2])
         return timed(real, *given, **options)
 
-    real: Any = getattr(compressor, "carried", None)
-    if real is None:
-        bench.left_out.append("rules and facts")
-        return rows
+    real: Any = compressor.carried
     with patch.object(compressor, "carried", no_rules):
         kept = Bench(bench.windows).over(Record.kept_rules, "{:.0f}")
         rows += bench.row("without rules: standing rules verbatim, of 12", kept, "", [32_768])
-    if not all(hasattr(summary, name) for name in AUDIT):
-        bench.left_out.append("audit")
-        return rows
     with patch.object(summary, AUDIT[0], lambda text, *given: text):
         invented = Bench(bench.windows).over(lambda one: one.invented, "{:.0f}", kind="invents")
         rows += bench.row("without audit: identifiers nobody said", invented, "", [32_768])
@@ -200,7 +193,7 @@ def costs(bench: Bench) -> list[Row]:
     """Lines for `docs/compression.md`: tokens, time and money of one compression."""
     found = {}
     for window in SIZES:
-        record = (bench.run(window, USUAL) or [])[0]
+        record = bench.run(window, USUAL)[0]
         read, written = (statistics.mean(pair[at] for pair in record.meter.summaries) for at in (0, 1))
         before = statistics.mean(one.job.tokens_before for one in record.compressions)
         after = statistics.mean(one.prepared.tokens_after for one in record.compressions)
@@ -251,7 +244,7 @@ def main() -> None:
     rows = [row for name in groups for row in GROUPS[name](bench)]
     heads = ["measure", *(f"{window // 1_000}K" for window in windows), "to reach"]
     print(aligned([heads, *([name, *(cells.get(window, "") for window in windows), bar] for name, cells, bar in rows)]))
-    print("\n".join(["", *(f"Left out, not in this version: {name}" for name in dict.fromkeys(bench.left_out))]))
+    print("\n".join(["", *(f"Left out: {name}" for name in dict.fromkeys(bench.left_out))]))
 
 
 if __name__ == "__main__":

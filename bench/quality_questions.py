@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from sqlite3 import Connection
 
-from agent.context.model_handle import ContextSettings
 from agent.tools.recall import recall_tools
 from agent.tools.registry import ToolContext
 from bench import policies
@@ -53,7 +52,7 @@ async def _listed(texts: Sequence[str]) -> str:
     script: list[Turn] = [{**empty, "said": text} for text in ("Hello!", *texts, "And now?", "Thank you.")]
     settings = configured(is_enabled=False, protect_first_n=0)
     async with opened() as store:
-        chat = AgentMonth(store, 1_000_000, len(script), "corpus", "shortens", settings or ContextSettings())
+        chat = AgentMonth(store, 1_000_000, len(script), "corpus", "shortens", settings)
         async for _ in chat.play(script, GAP):
             pass
         await chat.compress(keep_turns=1)
@@ -79,7 +78,7 @@ def topics(bench: Bench) -> list[Row]:
 
 async def _focused(domain: str) -> list[tuple[float, float]]:
     topic, script = DOMAINS[domain].topics[0], script_of(domain, 32_768, DENSE, (100, 2))
-    settings, shares = configured(is_enabled=False) or ContextSettings(), []
+    settings, shares = configured(is_enabled=False), []
     async with opened() as store:
         chat = AgentMonth(store, 32_768, len(script), domain, "shortens", settings)
         said: list[tuple[str, bool]] = []

@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
-from agent.context.limits import SummaryBudget
 from agent.context.model_handle import ContextSettings
 from bench import policies
 from bench.agent_month import AgentMonth, Record, virtual
@@ -28,23 +27,14 @@ SIZES = {8_192: (120, 2), 32_768: (190, 2), 128_000: (160, 8), 200_000: (110, 8)
 """Turns of a month, and how long they are, by window."""
 GAP = 45.0
 """Seconds between two messages."""
+DEFAULTS = ContextSettings()
 
 
-def configured(**options: object) -> ContextSettings | None:
-    """Settings with these values, each wherever a setting of the name is; None where there is none."""
-    settings, left = _with(ContextSettings(), options)
-    is_known = options.get("summary_budget", "proportional") in get_args(SummaryBudget)
-    return None if left or not is_known else settings
-
-
-def _with(settings: Any, options: Mapping[str, object]) -> tuple[Any, Mapping[str, object]]:
-    own = {one.name for one in fields(settings)}
-    changed = {name: value for name, value in options.items() if name in own}
-    left: Mapping[str, object] = {name: value for name, value in options.items() if name not in own}
-    for name in own:
-        if is_dataclass(inner := getattr(settings, name)):
-            changed[name], left = _with(inner, left)
-    return replace(settings, **changed), left
+def configured(settings: Any = DEFAULTS, /, **options: object) -> Any:  # settings of any kind, one within the other
+    """Settings with these values, each wherever a setting of the name is."""
+    own = {one.name: getattr(settings, one.name) for one in fields(settings)}
+    inner = {name: configured(value, **options) for name, value in own.items() if is_dataclass(value)}
+    return replace(settings, **inner, **{name: value for name, value in options.items() if name in own})
 
 
 def script_of(domain: str, window: int, density: float, shape: tuple[int, int] | None = None) -> list[Turn]:
@@ -96,11 +86,9 @@ class Bench:
         gap: float = GAP,
         shape: tuple[int, int] | None = None,
         **options: object,
-    ) -> list[Record] | None:
-        """A month of each chat with the agent; None where a setting is not there."""
+    ) -> list[Record]:
+        """A month of each chat with the agent."""
         settings = configured(**options)
-        if settings is None:
-            return None
 
         async def play(script: Sequence[Turn], domain: str) -> Record:
             async with opened() as store:
