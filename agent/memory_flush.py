@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import msgspec
 import structlog
 
 from agent.context.excerpt import excerpt
@@ -23,7 +24,9 @@ from agent.model.sizes import MIN_OUTPUT, room_beside
 from agent.tools.arguments import checked_arguments
 from agent.tools.memory import MEMORY, change_notes, has_parts, memory_tool
 from hermes_state.errors import HermesError, ToolError
-from hermes_state.values import ChatKey, Clock, Message, Origin, Transcript, UserRef
+from hermes_state.journal import FORWARDED_NOTE
+from hermes_state.transcripts import EMPTY_BODY
+from hermes_state.values import ChatKey, Clock, Origin, Transcript, UserRef
 
 log = structlog.get_logger()
 
@@ -64,7 +67,7 @@ class MemoryWriter:
 
         Nobody is asked while hygiene keeps a turn waiting: the call may take longer than the summary.
         """
-        route, rows = job.flush_route, _said(job.view.transcript)
+        route, rows = job.flush_route, words_of_people(job.view.transcript)
         newest = next((row for row in reversed(rows) if row.origin is Origin.HUMAN), None)
         if route is None or route.client.breaker.open is not None or job.layer == "hygiene" or newest is None:
             return
@@ -127,17 +130,15 @@ class MemoryWriter:
         return done, refused
 
 
-def _said(rows: Transcript) -> Transcript:
-    """Rows in which people and the assistant talk to each other."""
-    return tuple(row for row in rows if _is_of_people(row) or (row.origin is Origin.ASSISTANT and _is_answer(row)))
-
-
-def _is_of_people(row: Message) -> bool:
-    return row.origin is Origin.HUMAN or (row.origin is Origin.NOTICE and row.sender_ref is not None)
-
-
-def _is_answer(row: Message) -> bool:
-    return bool(row.text) and not row.body.calls
+def words_of_people(rows: Transcript) -> Transcript:
+    """Words of people and answers of the assistant, without what others wrote: documents, quotes, forwarded text."""
+    return tuple(
+        msgspec.structs.replace(row, body=EMPTY_BODY)
+        for row in rows
+        if (row.origin is Origin.HUMAN and FORWARDED_NOTE not in row.body.notes)
+        or (row.origin is Origin.NOTICE and row.sender_ref is not None)
+        or (row.origin is Origin.ASSISTANT and row.text and not row.body.calls)
+    )
 
 
 def _about_people(person: Person) -> str:
