@@ -14,7 +14,7 @@ from sqlite3 import Connection
 from typing import Any
 
 from agent.tools.arguments import schema, text
-from agent.tools.files.file_tools import ANY_FILE, PATH
+from agent.tools.files.file_tools import PATH
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.registry import Tool, ToolContext
 from hermes_state import attachments, outbox
@@ -67,9 +67,9 @@ def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
         name="send_file",
         description="Give a file or picture of the workspace to the people in the chat.",
         parameters=schema("path", path=text(PATH), caption=text("Plain text below it.", default="")),
-        effect=ToolEffect.WRITES,
+        effect=ToolEffect.WRITES,  # so that a restart does not send it again
         run=send,
-        shape=lambda arguments: ANY_FILE,
+        needs_approval=False,  # the chat is given what is its own
     )
 
 
