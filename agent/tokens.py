@@ -8,13 +8,12 @@ o200k vocabulary over prose in many languages, code, JSON, logs, hex and base64;
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TypeAlias
 
 import orjson
 
 from agent.handoff import framed
 from hermes_state.transcripts import EMPTY_BODY
-from hermes_state.values import EstimatedTokens, Message, MessageId, MessageRole, Origin
+from hermes_state.values import EstimatedTokens, Message, MessageRole, Origin
 
 MESSAGE_TOKENS = 4
 """Tokens of one message's role and separators."""
@@ -121,9 +120,6 @@ def cached_text_tokens(text: str) -> EstimatedTokens:
     return estimated_text_tokens(text)
 
 
-_Key: TypeAlias = tuple[MessageId, int, int, int]
-
-
 class RowTokenCache:
     """Tokens of rows on the wire, measured once: rows never change. May be used from several threads.
 
@@ -133,8 +129,8 @@ class RowTokenCache:
     def __init__(self, kept: int = MIN_CACHED_ROWS) -> None:
         """At most twice `kept` sizes are cached, of rows that were asked for last."""
         self._kept = kept
-        self._young: dict[_Key, int] = {}
-        self._old: dict[_Key, int] = {}
+        self._young: dict[int, int] = {}
+        self._old: dict[int, int] = {}
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
@@ -148,7 +144,7 @@ class RowTokenCache:
         if size is None:
             size = self._old.get(key)
             if size is None:
-                size = _row_tokens(row, key[1])
+                size = _row_tokens(row, max_result_characters)
             if len(self._young) >= self._kept:
                 # Two generations instead of an order of use: nothing is walked, so threads cannot trip over each other.
                 self._old, self._young = self._young, {}
@@ -171,15 +167,21 @@ ROW_TOKENS = RowTokenCache()
 """Cache of the whole process: what one part has measured no other has to measure again."""
 
 
-def _key(row: Message, max_result_characters: int) -> _Key:
+def _key(row: Message, max_result_characters: int) -> int:
+    """Digest of a row's id and words: a fifth of the memory that they would take as a tuple."""
     text, body = row.text or "", row.body
-    length = min(len(text), max_result_characters) if row.role is MessageRole.TOOL else len(text)
-    return row.id, length, hash(text), 0 if body is EMPTY_BODY else hash(body)
+    return hash((row.id, _shown(row, max_result_characters), hash(text), 0 if body is EMPTY_BODY else hash(body)))
 
 
-def _row_tokens(row: Message, length: int) -> int:
+def _shown(row: Message, max_result_characters: int) -> int:
+    """Characters of a row's text that are sent."""
+    length = len(row.text or "")
+    return min(length, max_result_characters) if row.role is MessageRole.TOOL else length
+
+
+def _row_tokens(row: Message, max_result_characters: int) -> int:
     text, body = row.text or "", row.body
-    total = MESSAGE_TOKENS + estimated_text_tokens(text[:length])
+    total = MESSAGE_TOKENS + estimated_text_tokens(text[: _shown(row, max_result_characters)])
     if row.role is MessageRole.TOOL:
         total += CALL_TOKENS
     elif row.origin is Origin.HUMAN:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import orjson
 
@@ -114,7 +114,7 @@ class ChatReplyBuilder(ReplyBuilder):
 
     def __init__(self, on_text: Callable[[str], None], made_by: str) -> None:
         super().__init__(on_text, made_by)
-        self._reasoning = ReasoningBuilder(self.counted)
+        self._reasoning = ReasoningBuilder()
         self._extras: dict[str, dict[str, Any]] = {}
         self._finish: str | None = None
 
@@ -130,7 +130,7 @@ class ChatReplyBuilder(ReplyBuilder):
             self.cost = reported_cost(usage)
         is_piece = "delta" in choice
         delta: Mapping[str, Any] = choice.get("delta") or choice.get("message") or {}
-        self._reasoning.add(delta, is_piece=is_piece)
+        self._reasoning.add(delta, self.counted, is_piece=is_piece)
         self._add_content(delta.get("content"))
         if refusal := delta.get("refusal"):
             self.add_text(refusal)
@@ -143,7 +143,7 @@ class ChatReplyBuilder(ReplyBuilder):
         for part in content if isinstance(content, list) else [content] if content else ():
             match part:
                 case {"type": "thinking"}:
-                    self._reasoning.add_thinking(part)
+                    self._reasoning.add_thinking(part, self.counted)
                 case {"type": "text" | "output_text", "text": text} | {"type": "refusal", "refusal": text} | str(text):
                     self.add_text(text)
                 case {"type": str(kind)} if kind != "text":
@@ -191,31 +191,34 @@ _IN_PIECES: Final = {"reasoning.text": "text", "reasoning.summary": "summary"}
 """Field that goes on in later pieces of a stream, by the type of the detail."""
 
 
-class ReasoningBuilder:
-    """The reasoning of one reply in the making; `counted` refuses what is no text, and what is too much."""
+Counted: TypeAlias = Callable[[object], str]
+"""Refuses what is no text, and what is too much for the reply."""
 
-    def __init__(self, counted: Callable[[object], str]) -> None:
-        self._counted = counted
+
+class ReasoningBuilder:
+    """The reasoning of one reply in the making."""
+
+    def __init__(self) -> None:
         self._texts: dict[str, StringIO] = {}
         self._details: list[dict[str, Any]] = []
         self._further: list[StringIO] = []
         """Further pieces of the text of each detail."""
         self._thinking = StringIO()
 
-    def add(self, message: Mapping[str, Any], *, is_piece: bool) -> None:
+    def add(self, message: Mapping[str, Any], counted: Counted, *, is_piece: bool) -> None:
         """Take in what a message, or a piece of one, holds."""
         for key in _TEXTS:
             if text := message.get(key):
-                self._texts.setdefault(key, StringIO()).write(self._counted(text))
+                self._texts.setdefault(key, StringIO()).write(counted(text))
         for detail in message.get(_DETAILS) or ():
-            if not (is_piece and self._continued(detail)):
+            if not (is_piece and self._continued(detail, counted)):
                 if len(self._details) >= MAX_ITEMS:
                     raise ReplyMalformed(f"a reply with more than {MAX_ITEMS} thoughts")
-                self._counted(padded_json(detail))
+                counted(padded_json(detail))
                 self._details.append(dict(detail))
                 self._further.append(StringIO())
 
-    def _continued(self, piece: Mapping[str, Any]) -> bool:
+    def _continued(self, piece: Mapping[str, Any], counted: Counted) -> bool:
         """True if the piece was joined to the one before it: a signature is valid for the whole text only."""
         before = self._details[-1] if self._details else {}
         field = _IN_PIECES.get(str(piece.get("type")))
@@ -223,19 +226,19 @@ class ReasoningBuilder:
             return False
         if not isinstance(before.get(field) or "", str):
             raise TypeError("text is expected here")
-        self._further[-1].write(self._counted(piece.get(field) or ""))
+        self._further[-1].write(counted(piece.get(field) or ""))
         # What every piece says again is not counted again: it is most of a stream of single words.
         changed = {key: value for key, value in piece.items() if value not in (None, before.get(key)) and key != field}
         if changed:
-            self._counted(padded_json(changed))
+            counted(padded_json(changed))
             before |= changed
         return True
 
-    def add_thinking(self, part: Mapping[str, Any]) -> None:
+    def add_thinking(self, part: Mapping[str, Any], counted: Counted) -> None:
         """Take in a content part of Mistral's, whose text may come in parts again."""
         texts = part.get("thinking") or ()
         for text in [texts] if isinstance(texts, str) else texts:
-            self._thinking.write(self._counted(text if isinstance(text, str) else text.get("text") or ""))
+            self._thinking.write(counted(text if isinstance(text, str) else text.get("text") or ""))
 
     def serialized(
         self, made_by: str, thought: str = "", extras: Mapping[str, object] | None = None

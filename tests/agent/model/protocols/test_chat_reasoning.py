@@ -1,7 +1,12 @@
 """Reasoning that a stream brings in tens of thousands of pieces."""
 
+import gc
 import json
 import time
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -12,16 +17,18 @@ from hermes_state.errors import ReplyMalformed
 KIND = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
 
 
-def pieces() -> ReasoningBuilder:
-    return ReasoningBuilder(ChatReplyBuilder(lambda _text: None, "").counted)
+def pieces() -> tuple[ReasoningBuilder, Callable[[Mapping[str, Any]], None]]:
+    """Reasoning, and what adds a piece to it."""
+    reasoning, reply = ReasoningBuilder(), ChatReplyBuilder(lambda _text: None, "")
+    return reasoning, partial(reasoning.add, counted=reply.counted, is_piece=True)
 
 
 def test_long_reasoning_counts_by_its_text_and_not_by_what_its_pieces_come_in() -> None:
-    reasoning, count = pieces(), 64_000
+    (reasoning, add), count = pieces(), 64_000
     began = time.perf_counter()
     for _ in range(count):
-        reasoning.add({"reasoning": " word", "reasoning_details": [KIND | {"text": " word"}]}, is_piece=True)
-    reasoning.add({"reasoning_details": [KIND | {"signature": "c2ln"}]}, is_piece=True)
+        add({"reasoning": " word", "reasoning_details": [KIND | {"text": " word"}]})
+    add({"reasoning_details": [KIND | {"signature": "c2ln"}]})
     stored = reasoning.serialized("chat_completions:m")
     assert stored is not None
     assert json.loads(stored.blocks) == [{"reasoning_details": [KIND | {"text": " word" * count, "signature": "c2ln"}]}]
@@ -30,15 +37,28 @@ def test_long_reasoning_counts_by_its_text_and_not_by_what_its_pieces_come_in() 
 
 @pytest.mark.parametrize("name", ["text", "signature", "something new"])
 def test_no_field_of_a_piece_can_be_without_an_end(name: str) -> None:
-    reasoning = pieces()
-    reasoning.add({"reasoning_details": [KIND | {"text": "I"}]}, is_piece=True)
+    _, add = pieces()
+    add({"reasoning_details": [KIND | {"text": "I"}]})
     with pytest.raises(ReplyMalformed):
-        reasoning.add({"reasoning_details": [KIND | {name: "x" * MAX_CHARACTERS}]}, is_piece=True)
+        add({"reasoning_details": [KIND | {name: "x" * MAX_CHARACTERS}]})
 
 
 def test_what_is_no_text_is_refused_while_it_comes() -> None:
     for first, second in ((7, "I"), ("I", 7)):
-        reasoning = pieces()
-        reasoning.add({"reasoning_details": [KIND | {"text": first}]}, is_piece=True)
+        _, add = pieces()
+        add({"reasoning_details": [KIND | {"text": first}]})
         with pytest.raises(TypeError):
-            reasoning.add({"reasoning_details": [KIND | {"text": second}]}, is_piece=True)
+            add({"reasoning_details": [KIND | {"text": second}]})
+
+
+def test_a_reply_that_was_read_is_gone_without_the_garbage_collector() -> None:
+    reply = ChatReplyBuilder(lambda _text: None, "")
+    gc.disable()
+    try:
+        reply.add({"choices": [{"delta": {"content": "Hi", "reasoning": "hm"}, "finish_reason": "stop"}]})
+        assert reply.finished().text == "Hi"
+        known = weakref.ref(reply)
+        del reply
+        assert known() is None
+    finally:
+        gc.enable()
