@@ -79,7 +79,8 @@ def _load_since(db: Connection, lineage_id: LineageId, known: View | None) -> Vi
     session = load_tip(db, lineage_id)
     if not _has_only_grown(known, session):
         return load_view(db, lineage_id)
-    return View(session=session, transcript=known.transcript + load_own_rows(db, session.id, known.session.next_seq))
+    rows = load_own_rows(db, session.id, known.session.next_seq, behind=known.transcript)
+    return View(session=session, transcript=known.transcript + rows)
 
 
 def _has_only_grown(known: View, tip: Session) -> bool:

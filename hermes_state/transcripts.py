@@ -151,10 +151,12 @@ def edited(db: Connection, session_id: SessionId, rows: Transcript) -> Transcrip
     return tuple(seen)
 
 
-def load_own_rows(db: Connection, session_id: SessionId, since_seq: int, limit: int | None = None) -> Transcript:
-    """Messages of a session from `since_seq` on, at most `limit`, without its view edits."""
+def load_own_rows(
+    db: Connection, session_id: SessionId, since_seq: int, limit: int | None = None, behind: Transcript = ()
+) -> Transcript:
+    """Messages of a session from `since_seq` on, at most `limit`, without its view edits; `behind` rows to join."""
     rows = db.execute(_OWN_ROWS, (session_id, since_seq, -1 if limit is None else limit)).fetchall()
-    return _messages(rows)
+    return _messages(rows, behind)
 
 
 def load_message(db: Connection, message_id: MessageId) -> Message:
@@ -265,12 +267,15 @@ def load_hidden(db: Connection, lineage_id: LineageId) -> set[MessageId]:
     return set(scalars(db, MessageId, _TAKEN_BACK, (lineage_id,)))
 
 
-def _messages(rows: Iterable[_Row]) -> Transcript:
+def _messages(rows: Iterable[_Row], behind: Transcript = ()) -> Transcript:
     """Rows as values: `_COLUMNS` in order, which for a view of thousands of rows is five times faster than by name.
 
-    Repeated values are held once, which saves a quarter of the memory of a view.
+    Repeated values, also those of the last rows `behind` which these come, are held once: a quarter of a view's memory.
     """
     once = _InternCache()
+    for row in behind[-_ALIKE_ROWS:]:
+        for value in (row.session_id, row.sender_ref, row.sender_name, row.turn_id, row.tool_name):
+            once.setdefault(value, value)
     return tuple(
         [
             Message(
@@ -300,6 +305,9 @@ class _InternCache(dict[Any, Any]):
         self[value] = value
         return value
 
+
+_ALIKE_ROWS = 4
+"""Rows in whose values those of the next ones are looked for: the last turn's."""
 
 # A dictionary look-up is several times cheaper than calling the enum, and a view has thousands of rows.
 _ROLES = {role.value: role for role in MessageRole}

@@ -199,7 +199,7 @@ def test_what_cannot_be_made_by_itself_is_tried_once() -> None:
 
 
 def test_only_so_many_bytes_are_kept_those_used_last() -> None:
-    size = len(KeptPromptCache().beginning_of(asked(chat(40)), Counting()).encoded)
+    size = KeptPromptCache().beginning_of(asked(chat(40)), Counting()).size
     kept, render = KeptPromptCache(max_bytes=size * 5 // 2), Counting()
     chats = {number: chat(40) for number in range(1, 4)}
     for number, rows in chats.items():
