@@ -26,6 +26,7 @@ from agent.model.errors import with_usage
 from agent.model.errors.classifier import status_error
 from agent.model.kept_prompts import KeptPromptCache
 from agent.model.replies import ReplyBuilder
+from hermes_state.aio import make_way
 from hermes_state.errors import (
     ModelError,
     ModelNotFound,
@@ -134,6 +135,7 @@ class HttpModel:
 
     async def _send(self, method: str, address: str, asked: ModelRequest | None, **body: Any) -> httpx2.Response:
         """An answer, its body still to be read and closed. Raises `ModelError` for a refusal of what is `asked`."""
+        await make_way()
         headers = self._headers.copy()
         if "content" not in body:
             headers.pop("Content-Type")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from gateway.outbound.gates import FloodControl, Gate
-from hermes_state.aio import own_cancellation, wait_until
+from hermes_state.aio import make_way, own_cancellation, wait_until
 from hermes_state.errors import PlatformError, StateError
 from hermes_state.journal import RunningTurn
 from platforms.base import Capabilities, PlatformAdapter, Preview
@@ -87,8 +87,11 @@ class LivePreview:
             await self._save()
 
     async def _run(self, adapter: PlatformAdapter) -> None:
-        capabilities, interval, is_over = adapter.capabilities, self._interval(adapter), self._closed.is_set()
-        while not is_over:
+        capabilities, interval = adapter.capabilities, self._interval(adapter)
+        while True:
+            await make_way()
+            if self._closed.is_set():
+                return
             try:
                 with own_cancellation():
                     async with asyncio.timeout(REQUEST_SECONDS):
@@ -101,7 +104,7 @@ class LivePreview:
             self._changed.clear()
             if self.text == self._shown and not self._closed.is_set():
                 await wait_until(self._changed, self._renewal_seconds(capabilities))
-            is_over = await wait_until(self._closed, max(interval, self._flood.penalty_seconds))
+            await wait_until(self._closed, max(interval, self._flood.penalty_seconds))
 
     def _interval(self, adapter: PlatformAdapter) -> float:
         """Seconds from one preview to the next."""

@@ -27,7 +27,7 @@ from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answer_wit
 from gateway.turns.previews import LivePreview
 from gateway.turns.titles import TitleWriter
 from hermes_state import journal, outbox, sessions
-from hermes_state.aio import own_cancellation
+from hermes_state.aio import make_way, own_cancellation
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import ModelAnswer, RunningTurn, TurnMoved
 from hermes_state.outbox import OutboxRow, Reply
@@ -108,6 +108,7 @@ class TurnRunner:
 
     async def _answer(self, turn: RunningTurn, preview: LivePreview) -> None:
         config, agent, models = self.runtime.config, self.runtime.agent, self.runtime.models
+        await make_way()
         preview.open()
         done: TurnAnswer | None = None
         try:

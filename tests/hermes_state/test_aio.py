@@ -5,10 +5,12 @@ from itertools import islice
 
 import pytest
 
+from hermes_state import aio
 from hermes_state.aio import (
     Backoff,
     CancelledElsewhereError,
     cancel_all,
+    make_way,
     own_cancellation,
     run_until,
     track,
@@ -88,3 +90,23 @@ async def test_an_order_to_stop_goes_through() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize(("at_once", "rounds"), [(5, 1), (2, 3), (1, 5)])
+async def test_of_tasks_that_wake_together_only_so_many_begin_in_one_round(
+    at_once: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aio, "MAX_AT_ONCE", at_once)
+    began: list[int] = []
+    number = 0
+
+    async def work() -> None:
+        await make_way()
+        began.append(number)
+
+    working = [asyncio.create_task(work()) for _ in range(5)]
+    while not all(task.done() for task in working):
+        number += 1
+        await asyncio.sleep(0)
+    assert len(began) == 5
+    assert len(set(began)) == rounds
