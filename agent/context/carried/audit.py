@@ -20,6 +20,10 @@ MIN_SECTION_CHARACTERS = 20
 MIN_SECTIONS = 3
 """Sections that have to, where there are enough identifiers."""
 MANY_IDENTIFIERS = 20
+PIECE_CHARACTERS = 50_000
+"""Length of the texts in which identifiers are looked up: an expression that runs over one holds all threads."""
+PIECE_OVERLAP = 400
+"""No identifier is longer."""
 
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
 _PART = re.compile(r"[\w.]*\w")
@@ -62,11 +66,12 @@ def _has_many_identifiers(rows: Transcript) -> bool:
 
 
 class _Source:
-    """All that was said, as a text to look things up in."""
+    """All that was said, as texts to look things up in: one of all of it would hold up the event loop."""
 
     def __init__(self, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> None:
-        self._text = "\n".join((record or "", moment(now, zone), *(_all_of(rows, zone)))).casefold()
-        self._plain: str | None = None
+        said_texts = (record or "", moment(now, zone), *_all_of(rows, zone))
+        self._texts = [piece.casefold() for piece in _pieces(said_texts)]
+        self._plain: list[str] | None = None
 
     def holds(self, identifier: str) -> bool:
         """True for what was said, for its parts, and for what is no more than a few letters or digits."""
@@ -74,18 +79,37 @@ class _Source:
         digits = sum(map(str.isdigit, token))
         if (digits < 4 and not (digits and len(token) > 3)) and not re.search(r"[/@]", token):
             return True
-        if _is_in(token, self._text):
+        if _is_in(token, self._texts):
             return True
         if self._plain is None:
-            self._plain = _GROUPED.sub("", self._text)
+            self._plain = [_GROUPED.sub("", text) for text in self._texts]
         parts = [part for part in _PART.findall(token) if any(map(str.isdigit, part))]
         return _is_in(_GROUPED.sub("", token), self._plain) or (
-            len(parts) > 1 and "/" not in token[:1] and all(_is_in(part, self._text) for part in parts)
+            len(parts) > 1 and "/" not in token[:1] and all(_is_in(part, self._texts) for part in parts)
         )
 
 
-def _is_in(token: str, text: str) -> bool:
-    """True for a token that is not a part of a longer number there."""
+def _pieces(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, short ones joined and long ones cut with an overlap, in pieces of about `PIECE_CHARACTERS`."""
+    joined: list[str] = []
+    length = 0
+    for text in texts:
+        for start in range(0, max(1, len(text) - PIECE_OVERLAP), PIECE_CHARACTERS):
+            part = text[start : start + PIECE_CHARACTERS + PIECE_OVERLAP]
+            joined.append(part)
+            length += len(part)
+            if length >= PIECE_CHARACTERS:
+                yield "\n".join(joined)
+                joined, length = [], 0
+    yield "\n".join(joined)
+
+
+def _is_in(token: str, texts: Iterable[str]) -> bool:
+    """True for a token that is not a part of a longer number in one of the texts."""
+    return any(_is_in_one(token, text) for text in texts)
+
+
+def _is_in_one(token: str, text: str) -> bool:
     at = text.find(token)
     while at >= 0:
         before, behind = text[at - 1 : at], text[at + len(token) : at + len(token) + 1]
