@@ -86,7 +86,7 @@ class ToolCallRunner:
         try:
             async with asyncio.TaskGroup() as group:
                 for call, reply in refused:
-                    group.create_task(self._finish(message, call, reply, context))
+                    group.create_task(self._finish(message, by_id[call.id], reply, context))
                 for one in ready:
                     run = self._run_one(message, by_id[one.call.id], one, context)
                     group.create_task(run, name=f"tool {one.tool.name}")

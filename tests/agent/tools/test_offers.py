@@ -4,14 +4,19 @@ from typing import Any
 
 import pytest
 
-from agent.tools.offers import MORE_TOOLS, OfferRegistry, OpenAccess, offer, schema_tokens
+from agent.tool_calls import ToolCallRunner
+from agent.tools.budgets import ResultBudget
+from agent.tools.offers import MORE_TOOLS, OfferRegistry, OpenAccess, Policy, offer, schema_tokens
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry, tool
+from hermes_state import journal
 from hermes_state.errors import ToolError
+from hermes_state.journal import ModelAnswer
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, ChatKind, Tokens, ToolCall, ToolEffect, UserRef
+from hermes_state.values import ChatKey, ChatKind, ModelCall, Tokens, ToolCall, ToolEffect, UserRef
 from tests.agent.conftest import Chat
 
+CALL = ModelCall(purpose="turn", route="r", model="m", outcome="ok", usage=None, took_ms=0)
 WORDS = "A tool with a description of some length, so that a dozen of them need more room than a small window has. "
 
 
@@ -119,3 +124,29 @@ async def test_what_a_chat_may_not_use_is_neither_listed_nor_run(chat: Chat) -> 
     for name, arguments in (("own_1", "{}"), (MORE_TOOLS, '{"tool": "own_1", "arguments": {}}')):
         with pytest.raises(ToolError, match="switched off"):
             made.offers.resolve(ToolCall(id="c", name=name, arguments=arguments), context)
+
+
+async def test_a_call_that_is_refused_behind_more_tools_is_answered_under_the_name_it_was_made(
+    chat: Chat,
+) -> None:
+    class Denying(OpenAccess):
+        def policy(self, effect: ToolEffect, chat: ChatKey) -> Policy:
+            return Policy.DENY
+
+    registry = ToolRegistry([plain("own")])
+    runner = ToolCallRunner(
+        store=chat.store,
+        clock=chat.clock,
+        offers=OfferRegistry(registry, chat.store, Denying()),
+        budget=ResultBudget(),
+        approval_minutes=1.0,
+    )
+    turn = await chat.start("hello")
+    call = ToolCall(id="c", name=MORE_TOOLS, arguments='{"tool": "own", "arguments": {}}')
+    step = ModelAnswer(text="", call=CALL, reported_prompt_tokens=None, calls=(call,))
+    message = await chat.store.write(journal.append_calls, turn.id, step, chat.clock.now())
+    await runner.run(turn, message, [call], ToolContext.of(turn, chat.store))
+    row = (await chat.said(turn))[-1]
+    assert (row.tool_name, row.tool_call_id) == (MORE_TOOLS, "c")
+    assert row.text is not None
+    assert "does not allow" in row.text
