@@ -63,7 +63,7 @@ class ToolCallRunner:
         begun = [call for call in calls if call.id in runs and not self._is_read_only(call, context)]
         for call in begun:
             reply = ToolReply(text=OUTCOME_UNKNOWN, state=ToolRunState.UNKNOWN)
-            await self._finish(message, call, reply, context)
+            await self._finish(message, call, None, reply, context)
         await self.run(turn, message, [call for call in calls if call not in begun], context)
 
     def _is_read_only(self, call: ToolCall, context: ToolContext) -> bool:
@@ -86,7 +86,7 @@ class ToolCallRunner:
         try:
             async with asyncio.TaskGroup() as group:
                 for call, reply in refused:
-                    group.create_task(self._finish(message, by_id[call.id], reply, context))
+                    group.create_task(self._finish(message, by_id[call.id], None, reply, context))
                 for one in ready:
                     run = self._run_one(message, by_id[one.call.id], one, context)
                     group.create_task(run, name=f"tool {one.tool.name}")
@@ -118,9 +118,11 @@ class ToolCallRunner:
 
     async def _run_one(self, message: Message, call: ToolCall, ready: ReadyCall, context: ToolContext) -> None:
         reply = await ready.tool.reply(ready.arguments, context)
-        await self._finish(message, call, reply, context)
+        await self._finish(message, call, ready.tool, reply, context)
 
-    async def _finish(self, message: Message, call: ToolCall, reply: ToolReply, context: ToolContext) -> None:
+    async def _finish(
+        self, message: Message, call: ToolCall, tool: Tool | None, reply: ToolReply, context: ToolContext
+    ) -> None:
         window = context.input_window
         result = ToolResult(
             call_message_id=message.id,
@@ -128,7 +130,7 @@ class ToolCallRunner:
             text=reply.text,
             state=reply.state,
             images=reply.images,
-            preview=self.budget.preview_for(self.offers.registry.get(call.name), reply.text, window),
+            preview=self.budget.preview_for(tool, reply.text, window),
         )
         await self.store.write(journal.finish_tool, context.turn_id, result, self.clock.now())
 

@@ -12,7 +12,6 @@ from sqlite3 import Connection
 
 from agent.tokens import estimated_text_tokens
 from agent.tools.registry import Tool
-from hermes_state.store.sql import scalars
 from hermes_state.transcripts import load_message, show_instead
 from hermes_state.values import MessageId, Millis, Tokens, TurnId, recall_id
 
@@ -27,7 +26,8 @@ BLOCK = "persisted-output"
 
 # Purpose: the results of a turn's newest round that are still shown whole.
 _WHOLE_RESULTS = """
-SELECT m.id FROM messages m
+SELECT m.id, r.tool_name FROM messages m
+JOIN tool_runs r ON r.turn_id = m.turn_id AND r.tool_call_id = m.tool_call_id
 WHERE m.turn_id = :turn_id AND m.role = 'tool' AND m.seq > 0
   AND m.id > (SELECT max(a.id) FROM messages a WHERE a.turn_id = :turn_id AND a.role = 'assistant' AND a.seq > 0)
   AND NOT EXISTS (SELECT 1 FROM view_edits e WHERE e.session_id = m.session_id AND e.message_id = m.id)
@@ -73,7 +73,8 @@ class ResultBudget:
         self, db: Connection, turn_id: TurnId, tools: Mapping[str, Tool], input_window: Tokens, now: Millis
     ) -> int:
         """Show previews of the largest results of a turn's newest round until the rest fits; returns how many."""
-        rows = [load_message(db, row_id) for row_id in scalars(db, MessageId, _WHOLE_RESULTS, {"turn_id": turn_id})]
+        names = dict(db.execute(_WHOLE_RESULTS, {"turn_id": turn_id}).fetchall())
+        rows = [load_message(db, row_id) for row_id in names]
         length, room_tokens = sum(len(row.text or "") for row in rows), input_window * ROUND_SHARE // 100
         if length <= min(self.turn_budget, room_tokens):  # no text has more tokens than characters
             return 0
@@ -82,7 +83,7 @@ class ResultBudget:
         tokens_left = room_tokens - sum(tokens.values())
         spilled = 0
         for row in sorted(rows, key=lambda row: tokens[row.id], reverse=True):
-            text, tool = row.text or "", tools.get(row.tool_name or "")
+            text, tool = row.text or "", tools.get(names[row.id])
             if min(room, tokens_left) >= 0 or len(text) <= self.preview_size:
                 break
             if tool is None or tool.is_persisted:

@@ -61,7 +61,7 @@ def _line(request: CommandRequest, offers: OfferRegistry, tool: Tool, names: lis
 
 
 def _forget(request: CommandRequest, db: Connection, _now: Millis) -> str:
-    if not request.is_in_charge:
+    if not request.is_in_charge and not request.chat.key.user_ref:
         raise CommandError("In a chat of several people that is for admins.")
     count = approvals.revoke_grants(db, request.chat.id)
     return f"Took back {counted(count, 'permission')}: I ask again." if count else "Nothing was allowed for longer."
@@ -98,8 +98,9 @@ def _answer(request: CommandRequest, decide: Decide, which: str | None) -> Comma
 
 def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequence[PendingApproval]:
     """The questions that an answer is about. Raises `CommandError` where the sender may not answer them."""
-    pending = approvals.load_pending(db, request.chat.id)
-    if which is not None and which != "all":
+    is_named = which is not None and which != "all"
+    pending = approvals.load_pending(db, request.chat.id, None if is_named else request.row.received_at)
+    if which is not None and is_named:
         number = _NUMBER.fullmatch(which)
         pending = [one for one in pending if number is not None and one.id == int(number[1])]
     if not pending:
@@ -116,6 +117,12 @@ def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequen
 def _approve(
     scope: GrantKind, db: Connection, request: CommandRequest, meant: Sequence[PendingApproval], now: Millis
 ) -> str:
+    context, chat = request.context, request.chat
+    is_for_all = chat.kind.is_shared and not chat.key.user_ref
+    if scope is not GrantKind.ONCE and is_for_all and not context.access.may_moderate(request.row.sender_ref):
+        raise CommandError(
+            "Others share this chat: for longer than this call that is for admins, and for `access.moderators`."
+        )
     lines = []
     for one in meant:
         approvals.decide(db, one, ApprovalState.APPROVED, request.row.sender_ref, None, now)

@@ -104,8 +104,7 @@ def ask(
             chat_id=turn.chat_id,
             kind=OutboxKind.STATUS,
             markdown=question.markdown(approval_id),
-            dedupe_key=f"approval:{approval_id}",
-            turn_id=turn_id,
+            dedupe_key=f"approval:{approval_id}",  # no reply of the turn: a preview of that must not take its place
             reply_to=turn.question_ref if turn.chat_kind.is_shared else None,
             replaces=turn.preview_ref if number == 0 else None,
             buttons=tuple(question.buttons(approval_id)),
@@ -119,9 +118,16 @@ def load_approvals(db: Connection, call_message_id: MessageId) -> Mapping[str, A
     return {found.tool_call_id: found for found in select(db, Approval, query, (call_message_id,))}
 
 
-def load_pending(db: Connection, chat_id: ChatId) -> list[PendingApproval]:
-    """What waits for an answer in a chat, oldest first."""
-    return select(db, PendingApproval, f"{_PENDING} AND t.chat_id = ? ORDER BY a.id", (chat_id,))
+def load_pending(db: Connection, chat_id: ChatId, shown_by: Millis | None = None) -> list[PendingApproval]:
+    """What waits for an answer in a chat, oldest first.
+
+    `shown_by`: only questions that were on their way to the chat by then; who answers cannot mean another.
+    """
+    shown = """EXISTS (SELECT 1 FROM outbox o
+      WHERE o.dedupe_key = 'approval:' || a.id AND o.part = 0 AND o.first_tried_at <= ?)"""
+    values = (chat_id,) if shown_by is None else (chat_id, shown_by)
+    condition = "t.chat_id = ?" if shown_by is None else f"t.chat_id = ? AND {shown}"
+    return select(db, PendingApproval, f"{_PENDING} AND {condition} ORDER BY a.id", values)
 
 
 def decide(

@@ -292,7 +292,7 @@ def _walk(folder: int, parts: PathParts, depth: int, room: list[int]) -> Iterato
         room[0] -= 1
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:  # gone meanwhile
+        except OSError:  # gone meanwhile, or its folder is closed to us
             continue
         is_folder = stat.S_ISDIR(status.st_mode)
         yield FileEntry(

@@ -7,6 +7,7 @@ latest; whoever started it is told of its end, unless a call just waits for that
 import asyncio
 import re
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +75,8 @@ class BackgroundRegistry:
         """`on_end` is called when one has ended by itself and no call waits for that."""
         self._on_end = on_end
         self._commands: dict[str, BackgroundCommand] = {}
+        self._starting: Counter[ChatId] = Counter()
+        """Commands of each chat that are being started."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def of(self, chat_id: ChatId) -> list[BackgroundCommand]:
@@ -92,10 +95,14 @@ class BackgroundRegistry:
         self, command: str, folder: Path, settings: TerminalSettings, context: ToolContext
     ) -> BackgroundCommand:
         """Start one. Raises `ToolError`, also where the chat has as many as it may."""
-        running = sum(one.running.is_running for one in self.of(context.chat_id))
+        running = sum(one.running.is_running for one in self.of(context.chat_id)) + self._starting[context.chat_id]
         if running >= settings.max_background:
             raise ToolError(f"{counted(running, 'background command')} run already, no more are allowed: kill one")
-        started = await RunningCommand.start(command, folder, settings, has_end=False)
+        self._starting[context.chat_id] += 1
+        try:
+            started = await RunningCommand.start(command, folder, settings, has_end=False)
+        finally:
+            self._starting[context.chat_id] -= 1
         one = BackgroundCommand(id=secrets.token_hex(3), command=command, context=context, running=started)
         self._commands[one.id] = one
         track(self._tasks, asyncio.create_task(self._follow(one), name=f"background command {one.id}"))
@@ -171,7 +178,7 @@ def terminal_tool(
         why_unavailable=lambda: terminal_fault(settings()),
         timeout_seconds=_TIMEOUT_SECONDS,
         is_exempt=lambda arguments: arguments["action"] != "run",
-        shape=command_shape,
+        shape=lambda arguments: command_shape(arguments, is_exact=settings().is_unsafe),
         shown=_shown,
     )
 
@@ -184,14 +191,16 @@ _PLAIN = re.compile(
 _MAX_SHAPE_CHARACTERS = 200
 
 
-def command_shape(arguments: Mapping[str, Any]) -> str:
+def command_shape(arguments: Mapping[str, Any], *, is_exact: bool = False) -> str:
     """Kind of a command, for what is allowed for longer: its program where that starts no others, else all of it.
+
+    `is_exact`: always all of it, where no sandbox bounds what the program reaches.
 
     >>> [command_shape({"command": one, "background": False}) for one in ("ls -l notes", "ls; reboot", "make all")]
     ['ls …', 'ls; reboot', 'make all']
     """
     command = arguments.get("command", "").strip()
-    found = _PLAIN.fullmatch(command)
+    found = None if is_exact else _PLAIN.fullmatch(command)
     shape = command if found is None else f"{found[1]} …"
     return "" if arguments["background"] or len(shape) > _MAX_SHAPE_CHARACTERS else shape
 

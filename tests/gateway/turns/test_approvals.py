@@ -6,7 +6,7 @@ from typing import Any
 from agent.tools.registry import Tool, ToolContext, tool
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, SystemClock, ToolEffect
-from tests.gateway.helpers import answer, calls, eventually, serving
+from tests.gateway.helpers import BOSS, GROUP, answer, calls, eventually, serving
 
 
 class LateClock(SystemClock):
@@ -41,3 +41,34 @@ async def test_a_question_expires_and_its_turn_goes_on_with_a_no(store: Store, t
         assert ran == []
         assert await gateway.rows("SELECT state, decided_by FROM approvals") == [("expired", "")]
         assert "nobody answered" in str(gateway.model.requests[-1].transcript[-1].text)
+
+
+async def test_a_bare_yes_is_about_questions_that_were_on_screen(store: Store, tmp_path: Path) -> None:
+    ran: list[str] = []
+    asks = {"approval": {"writes": "ask"}}
+    async with serving(store, tmp_path, tools=[writing(ran)], tools_block=asks) as gateway:
+        gateway.model.script += [calls("write_down"), answer("done")]
+        await gateway.say("write it down")
+        await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts()), "it asks")
+        late = "UPDATE outbox SET first_tried_at = 9999999999999 WHERE dedupe_key = 'approval:1'"
+        await store.write(lambda db: db.execute(late).rowcount)
+        await gateway.say("/approve all")
+        await eventually(lambda: any("Nothing waits" in text for text in gateway.adapter.texts()), "it is refused")
+        assert ran == []
+        await gateway.say("/approve a1")
+        await eventually(lambda: "done" in gateway.adapter.texts(), "the turn goes on")
+        assert ran == ["ran"]
+
+
+async def test_in_a_group_a_member_says_yes_to_one_call_only(store: Store, tmp_path: Path) -> None:
+    ran: list[str] = []
+    asks = {"approval": {"writes": "ask"}}
+    async with serving(store, tmp_path, tools=[writing(ran)], tools_block=asks) as gateway:
+        gateway.model.script += [calls("write_down"), answer("done")]
+        await gateway.say("write it down", chat=GROUP)
+        await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts(GROUP)), "it asks")
+        await gateway.say("/approve a1 always", chat=GROUP)
+        await eventually(lambda: any("Others share" in text for text in gateway.adapter.texts(GROUP)), "it is refused")
+        await gateway.say("/approve a1 always", chat=GROUP, sender=BOSS)
+        await eventually(lambda: "done" in gateway.adapter.texts(GROUP), "the turn goes on")
+        assert await gateway.rows("SELECT granted_by FROM tool_grants") == [(BOSS.ref,)]
