@@ -138,6 +138,20 @@ async def test_a_chat_has_only_so_many_background_commands(terminal: Terminal) -
     assert "2 background commands run already" in refused.text
 
 
+async def test_background_commands_that_start_side_by_side_are_counted(terminal: Terminal) -> None:
+    terminal.settings = TerminalSettings(max_background=2)
+    replies = await asyncio.gather(*(terminal(command="sleep 287", background=True) for _ in range(5)))
+    assert sorted(reply.state for reply in replies) == [ToolRunState.DONE] * 2 + [ToolRunState.FAILED] * 3
+    await terminal.background.stop("the test")
+
+
+async def test_without_a_sandbox_only_the_very_command_is_allowed_for_longer(terminal: Terminal) -> None:
+    [tool] = terminal.tools.by_name.values()
+    assert tool.shape({"command": "cat notes", "background": False}) == "cat …"
+    terminal.settings = TerminalSettings(is_unsafe=True)
+    assert tool.shape({"command": "cat notes", "background": False}) == "cat notes"
+
+
 async def test_background_commands_of_another_chat_are_out_of_reach(terminal: Terminal) -> None:
     command_id = await terminal.begin("sleep 100")
     other = Chat(terminal.chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="43"))
