@@ -8,11 +8,12 @@ from agent.context.limits import Limits, LimitSettings, limits_of
 from agent.context.model_handle import CompressorSettings, ContextSettings
 from agent.model.sizes import SizeSource
 from agent.prompt import DEFAULT_PERSONA, system_prompt
-from agent.tokens import estimated_schema_tokens, estimated_text_tokens
-from agent.tools.recall import recall_tools
+from agent.tokens import estimated_text_tokens
+from agent.tools.offers import MAX_SCHEMA_TOKENS, SCHEMA_PERCENT
 from gateway.config.settings import Config
 from gateway.models.capacity import capacity_in
 from hermes_state.models.profiles import ModelProfile, load_profile
+from hermes_state.store.searched import RECALL_TOOLS
 from hermes_state.values import ChatKey, ChatKind, EstimatedTokens
 
 
@@ -71,14 +72,13 @@ def load_configured_profile(db: Connection, config: Config) -> ModelProfile:
     return load_profile(db, f"{model.protocol}:{model.host}", model.label)
 
 
-def fixed_prompt_tokens(config: Config) -> EstimatedTokens:
-    """Tokens of every prompt's beginning: the system prompt of a private chat and the schemas of the built-in tools."""
-    tools = recall_tools()
+def fixed_prompt_tokens(config: Config, limits: Limits) -> EstimatedTokens:
+    """Tokens of a prompt's beginning at most: the system prompt of a private chat, and the schemas of tools."""
     prompt = system_prompt(
         persona=config.agent.persona or DEFAULT_PERSONA,
         chat=ChatKey(platform="telegram", account="telegram", chat_ref=""),
         kind=ChatKind.DIRECT,
-        tool_names=[tool.name for tool in tools],
+        tool_names=RECALL_TOOLS,
     )
-    schemas = sum(estimated_schema_tokens(tool.name, tool.description, tool.parameters) for tool in tools)
+    schemas = min(MAX_SCHEMA_TOKENS, limits.threshold * SCHEMA_PERCENT // 100)
     return EstimatedTokens(estimated_text_tokens(prompt) + schemas)

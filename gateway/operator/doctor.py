@@ -251,13 +251,13 @@ def _context(loaded: LoadedConfig, done: Sequence[CheckResult]) -> Iterator[Chec
 
 def check_context(config: Config, limits: Limits, source: SizeSource, *, engine: str | None) -> CheckResult:
     """Report the configured model's window, who says so, and where a plugin's engine or ours compresses."""
-    fixed, threshold, by = fixed_prompt_tokens(config), limits.threshold, ""
+    fixed, threshold, by = fixed_prompt_tokens(config, limits), limits.threshold, ""
     if engine is not None:  # when it acts is its own affair; hygiene does not wait for it
         threshold, by = limits.hygiene, f" at the latest, by the context engine {engine}"
     text = (
         f"The model's window has {limits.context_length:,} tokens, {window_from(source)}. Conversations "
-        f"are compressed from {threshold:,} of {limits.input_window:,} tokens on{by}; the system prompt and the tools "
-        f"take about {fixed:,} of them."
+        f"are compressed from {threshold:,} of {limits.input_window:,} tokens on{by}; the system prompt and the tools, "
+        f"without notes and context files, take {fixed:,} of them at most."
     )
     if fixed * 2 < threshold:
         return fine("context", text)
