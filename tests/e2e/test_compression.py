@@ -232,7 +232,7 @@ async def test_compress_in_the_web_chat(tmp_path: Path, protocol: ModelProtocol)
 
 
 async def test_a_conversation_goes_on_while_its_summary_is_written(world: World) -> None:
-    await world.script(summary=True, pause_after=1, times=-1)
+    await world.script(summary=True, text=summary_saying("The tickets were told apart."), pause_after=1, times=-1)
     configure(world, "compression: {threshold: 0.2}\n")
     await world.gateway.start(**{**SMALL, "HERMES_COMPRESSION__MODE": "background"})
     await talk(world, 14)

@@ -48,7 +48,7 @@ async def test_one_process_gets_no_more_memory_than_there_is_for_all(tmp_path: P
 @needs_sandbox
 async def test_processes_that_together_take_too_much_memory_are_ended(tmp_path: Path) -> None:
     hoard = "x=$(head -c 12M /dev/zero | tr '\\0' x); sleep 300"
-    report = await run(f"for n in 1 2 3 4 5 6 7 8; do ({hoard}) & done; wait", tmp_path, memory_mb=64)
+    report = await run(f"for n in 1 2 3 4 5 6 7 8; do ({hoard}) & done; wait", tmp_path, memory_mb=64, seconds=100)
     assert report.startswith("[stopped, for having used more than 64 MB of memory;")
 
 
