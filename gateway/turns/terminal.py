@@ -1,4 +1,4 @@
-"""The terminal in the daemon: its settings, the chats' folders, and what a chat is told of background commands."""
+"""The terminal in the daemon: its settings, and what a chat is told of background commands."""
 
 from collections.abc import Callable
 from sqlite3 import Connection
