@@ -47,7 +47,7 @@ class ResultBudget:
         return min(self.result_size, input_window * CHARACTERS_PER_TOKEN * RESULT_SHARE // 100)
 
     def preview_for(self, tool: Tool | None, text: str, input_window: Tokens) -> Callable[[MessageId], str] | None:
-        """What is shown in place of a result that is too long, by the id of its row; None for one that is not."""
+        """Words in place of a result that is too long, by the id of its row; None for one that is not."""
         limit = self.result_size
         if tool is not None:
             if not tool.is_persisted:

@@ -264,7 +264,7 @@ def _replaced(text: str, old: str, new: str, path: str, *, is_all: bool) -> str:
 
 
 def _nearest(text: str, old: str) -> str:
-    """What of a text comes closest to one that it does not have, for the model to see the difference."""
+    """Part of a text that comes closest to one that it does not have, for the model to see the difference."""
     lines = text.splitlines()[:_COMPARED_LINES]
     wanted = [_folded(line) for line in old.strip("\r\n").splitlines()] or [""]
     folded = [_folded(line) for line in lines]

@@ -60,7 +60,7 @@ for name in sys.argv[3:]:
 
 @dataclass(slots=True)
 class _SearchState:
-    """What a search has found so far."""
+    """Hits of a search so far."""
 
     rows: list[str] = field(default_factory=list)
     files: int = 0
