@@ -6,16 +6,14 @@ from gateway.commands import (
     compression,
     conversations,
     lineage,
-    memory,
     models,
     people,
     status,
     stop,
-    todo,
-    tools,
     turns,
 )
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, transaction
+from gateway.commands.tools import memory, todo, tools
 
 CONTROL, READ = CommandKind.CONTROL, CommandKind.READ
 CHANGE, MESSAGE = CommandKind.CHANGE, CommandKind.MESSAGE

@@ -1,0 +1,1 @@
+"""Commands for what the agent may use and keeps: tools and approvals, memory, the todo list."""
