@@ -149,15 +149,16 @@ async def test_the_queries_of_the_documentation_find_a_conversation(store: Store
 
 def test_requirements_hold_what_the_project_names() -> None:
     project = tomllib.loads(read("pyproject.toml"))["project"]
-    anthropic, development = (
+    anthropic, mcp, development = (
         [line for line in read(f"requirements-{name}.in").splitlines() if line and line[0] not in "#-"]
-        for name in ("anthropic", "dev")
+        for name in ("anthropic", "mcp", "dev")
     )
-    assert project["optional-dependencies"]["anthropic"] == anthropic
+    assert project["optional-dependencies"] == {"anthropic": anthropic, "mcp": mcp}
     for name, wanted in (
         ("requirements.txt", project["dependencies"]),
         ("requirements-anthropic.txt", anthropic),
-        ("requirements-dev.txt", [*anthropic, *development]),
+        ("requirements-mcp.txt", mcp),
+        ("requirements-dev.txt", [*anthropic, *mcp, *development]),
     ):
         pinned = dict(re.findall(r"^([a-z0-9][^\s=]*)==([^\s;]+)", read(name), re.MULTILINE))
         for line in wanted:
@@ -168,8 +169,8 @@ def test_requirements_hold_what_the_project_names() -> None:
 
 
 def test_requirements_have_hashes_and_no_index_address() -> None:
-    for name in ("requirements.txt", "requirements-anthropic.txt", "requirements-dev.txt"):
-        text = read(name)
+    for name in ("", "-anthropic", "-mcp", "-dev"):
+        text = read(f"requirements{name}.txt")
         pins = re.findall(r"^[a-z0-9][^\s=]*==[^\s;]+.*?(?=^[a-z0-9#]|\Z)", text, re.MULTILINE | re.DOTALL)
         assert pins
         assert all("--hash=sha256:" in pin for pin in pins)
