@@ -21,6 +21,7 @@ from agent.context.job import (
     Aborted,
     BlockedEvent,
     Compressed,
+    CompressionJob,
     CompressionOutcome,
     CompressionResult,
     ContextEvent,
@@ -32,6 +33,7 @@ from agent.context.job import (
 from agent.context.limits import Limits
 from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
+from agent.tokens import estimated_text_tokens
 from hermes_state import sessions
 from hermes_state.compressions import (
     CompressionRow,
@@ -46,13 +48,16 @@ from hermes_state.compressions import (
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, load_session
 from hermes_state.store.sql import nested
-from hermes_state.tools.todos import OPEN_STATES, TodoRow, load_todos
+from hermes_state.tools.todos import OPEN_STATES, TodoRow, TodoState, load_todos
 from hermes_state.transcripts import NewMessage
-from hermes_state.values import EstimatedTokens, LineageId, MessageRole, Millis, Origin, Transcript
+from hermes_state.values import EstimatedTokens, LineageId, MessageRole, Millis, Origin
 
 log = structlog.get_logger()
 
 _OPEN_TODOS = "Open items of your todo list, as they stood when older messages left your view:"
+_MORE_TODOS = "({} more open items did not fit here: call `todo` to read them)"
+TODOS_THRESHOLD_PERCENT = 10
+"""Room for the open items, of the threshold: a list that fills a small window would have it compressed for ever."""
 
 MAX_KEPT = 512
 """Compressions that are on their way or wait for a step of their conversations: each holds a whole view."""
@@ -77,7 +82,7 @@ def commit_compression(
     outcome = None
     plan = SplitPlan(
         parent=job.view.session,
-        context=_with_todos(prepared.context, job.view.transcript, load_todos(db, conversation.lineage_id)),
+        context=_with_todos(job, prepared.context, load_todos(db, conversation.lineage_id)),
         row=_row(attempt),
         system_prompt="\n\n".join((attempt.system_prompt, *([SYSTEM_NOTE] if job.settings.note_in_system else []))),
         context_state=stored_form(attempt.state.compressed(job.tokens_before, job.grown)),
@@ -93,14 +98,14 @@ def commit_compression(
     return outcome, [*reasons, outcome]
 
 
-def _with_todos(context: Sequence[ContextItem], before: Transcript, todos: Sequence[TodoRow]) -> list[ContextItem]:
+def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequence[TodoRow]) -> list[ContextItem]:
     """A child's context with the open todos as they are now, right behind the handoff, and none of earlier ones.
 
     It is a row of its own for each child: taking a compression back brings back the one of the parent.
     """
-    earlier = {row.id for row in before if row.origin is Origin.TODO}
+    earlier = {row.id for row in job.view.transcript if row.origin is Origin.TODO}
     items = [item for item in context if isinstance(item, NewMessage) or item not in earlier]
-    lines = [todo.line for todo in todos if todo.state in OPEN_STATES]
+    lines = _open_lines(todos, job.limits.threshold * TODOS_THRESHOLD_PERCENT // 100)
     if lines:
         text = "\n".join((_OPEN_TODOS, *lines))
         handoffs = [
@@ -109,6 +114,19 @@ def _with_todos(context: Sequence[ContextItem], before: Transcript, todos: Seque
         row = NewMessage(role=MessageRole.USER, origin=Origin.TODO, text=text)
         items.insert(handoffs[-1] + 1 if handoffs else len(items), row)
     return items
+
+
+def _open_lines(todos: Sequence[TodoRow], room: int) -> list[str]:
+    """Open items that fit into so many tokens, what is being done first; then how many do not."""
+    is_open = [todo for todo in todos if todo.state in OPEN_STATES]
+    shown: set[int] = set()
+    for todo in sorted(is_open, key=lambda todo: todo.state is not TodoState.IN_PROGRESS):
+        room -= estimated_text_tokens(todo.line)
+        if room < 0:
+            break
+        shown.add(todo.id)
+    more = [_MORE_TODOS.format(len(is_open) - len(shown))] if len(shown) < len(is_open) else []
+    return [todo.line for todo in is_open if todo.id in shown] + more
 
 
 def _row(attempt: CompressionResult) -> CompressionRow:

@@ -7,6 +7,7 @@ import pytest
 
 from agent.context.commit import settle_undo
 from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.tokens import estimated_text_tokens
 from agent.tools.registry import ToolContext, ToolRegistry
 from agent.tools.todo import MAX_ITEMS, todo_tool
 from hermes_state.journal import RunningTurn
@@ -95,6 +96,20 @@ async def test_the_row_is_neither_searched_nor_counted_as_said(chat: Chat, small
     await compress(chat, agent, conversation)
     assert len(await todos_in_view(chat, conversation)) == 1
     assert (await look(chat, conversation.lineage_id)).said == said
+
+
+async def test_a_long_list_takes_a_tenth_of_the_threshold_at_most(chat: Chat, small: ChatCompletionsModel) -> None:
+    agent = agent_of(chat, small)
+    conversation = await fill(chat, agent, 3_500)
+    items = [TodoRow(id=n, text=f"repair pump {n} of the harbour " * 9, state=TodoState.PENDING) for n in range(1, 50)]
+    items.append(TodoRow(id=50, text="write down the tides", state=TodoState.IN_PROGRESS))
+    await chat.store.write(put_todos, conversation.lineage_id, items, SENT_AT, is_whole=True)
+    await compress(chat, agent, conversation)
+    [shown] = await todos_in_view(chat, conversation)
+    assert estimated_text_tokens(shown) < 500, "of a threshold of 4,096"
+    assert "1. [pending] repair pump 1 of" in shown
+    assert "50. [in_progress] write down the tides" in shown, "what is being done goes first"
+    assert shown.endswith("more open items did not fit here: call `todo` to read them)")
 
 
 # ---- the tool
