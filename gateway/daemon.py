@@ -7,12 +7,8 @@ what is owed goes out, then the adapters, the models and, last, the database clo
 
 import asyncio
 import gc
-import os
-import select
-import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -49,6 +45,7 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
 from gateway.schedules import ScheduleRunner
+from gateway.signals import SignalHandler
 from gateway.turns.approvals import ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneRegistry
@@ -116,10 +113,7 @@ class _Daemon:
         self._environ = environ
         self._extra_tools = tuple(extra_tools)
         self._clock = clock
-        self._stopping = asyncio.Event()
-        self._stopping_now = asyncio.Event()
-        self._reload_asked = asyncio.Event()
-        self._terminals = [] if "NOTIFY_SOCKET" in environ else [number for number in (0, 1, 2) if os.isatty(number)]
+        self._signals = SignalHandler(environ)
         self._reloaded = asyncio.Event()
         self._spending = SpendingControl(store, clock)
         self._pending = CompressionRegistry()
@@ -242,7 +236,7 @@ class _Daemon:
     async def run(self) -> None:
         """Serve until told to stop."""
         try:
-            async with self._group, self._signals():
+            async with self._group, self._signals.handled():
                 await self._serve()
         except ExceptionGroup as failed:
             if isinstance(failed.exceptions[0], HermesError):  # a sentence for the operator, the group only hides it
@@ -257,7 +251,7 @@ class _Daemon:
             await self._transcriber.close()
 
     async def _serve(self) -> None:
-        if await run_until(self._stopping, self._take_up()):
+        if await run_until(self._signals.stopping, self._take_up()):
             await self._serve_until_stopped()
         else:  # a database that another process locks can hold up a start for as long as it likes
             notify(self._environ, "STOPPING=1")
@@ -287,7 +281,7 @@ class _Daemon:
             if model.protocol == "offline":
                 log.warning("model.offline", hint=OFFLINE_HINT)
             _log_prices_and_caching(self._runtime.config)
-            await self._stopping.wait()
+            await self._signals.stopping.wait()
             notify(self._environ, "STOPPING=1")
             await self._drain()
         await self._background.stop("the gateway's own end")
@@ -311,7 +305,7 @@ class _Daemon:
         seconds = self._runtime.config.lifecycle.drain_seconds
         turns = len(self._lanes.active)
         log.info("daemon.draining", turns=turns, seconds=seconds, hint="a second signal ends it at once")
-        if not await run_until(self._stopping_now, self._drain_within(seconds)):
+        if not await run_until(self._signals.stopping_now, self._drain_within(seconds)):
             await self._drain_within(0.0)
 
     async def _drain_within(self, seconds: float) -> None:
@@ -320,61 +314,12 @@ class _Daemon:
             log.warning("daemon.turns_cut", count=cut)
         await self._delivery.flush(min(FLUSH_SECONDS, seconds))
 
-    # ---- signals, reload ---------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _signals(self) -> AsyncIterator[None]:
-        """Handle the process's signals, as their one owner."""
-        loop = asyncio.get_running_loop()
-        handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._hang_up}
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
-        with self._terminal_ends_watched(loop):
-            try:
-                yield
-            finally:
-                for number in handlers:
-                    loop.remove_signal_handler(number)
-
-    @contextmanager
-    def _terminal_ends_watched(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Look for the end of the terminal: `make` keeps the signal to itself where nothing else started it there."""
-        if not self._terminals or not hasattr(select, "epoll"):
-            yield
-            return
-        with select.epoll() as ends:
-            ends.register(self._terminals[0], 0)  # for nothing but its end
-
-            def end() -> None:
-                loop.remove_reader(ends)
-                self._hang_up()
-
-            loop.add_reader(ends, end)
-            try:
-                yield
-            finally:
-                loop.remove_reader(ends)
-
-    def _stop(self) -> None:
-        if self._stopping.is_set():
-            self._stopping_now.set()
-        self._stopping.set()
-
-    def _hang_up(self) -> None:
-        """End where the terminal is closed, which is said more than once; without one it is an operator's reload."""
-        if not self._terminals:
-            self._reload_asked.set()
-            return
-        self._stopping.set()
-        null = os.open(os.devnull, os.O_RDWR)
-        for number in self._terminals:
-            if not os.isatty(number):  # gone; what cannot be written there would spoil the exit code
-                os.dup2(null, number)
+    # ---- reload ------------------------------------------------------------------------------------------------
 
     async def _reload_when_asked(self) -> None:
         while True:
-            await self._reload_asked.wait()
-            self._reload_asked.clear()
+            await self._signals.reload_asked.wait()
+            self._signals.reload_asked.clear()
             await self._reload()
 
     async def _reload(self) -> None:

@@ -1,0 +1,68 @@
+"""Signals of the process: what ends the gateway, what ends it at once, and what reloads its configuration."""
+
+import asyncio
+import os
+import select
+import signal
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+
+
+class SignalHandler:
+    """Owner of the process's signals; each of its events is one that an operator has asked for."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.stopping = asyncio.Event()
+        self.stopping_now = asyncio.Event()
+        """Set by a second signal: nothing is waited for any more."""
+        self.reload_asked = asyncio.Event()
+        self._terminals = [] if "NOTIFY_SOCKET" in environ else [number for number in (0, 1, 2) if os.isatty(number)]
+
+    @asynccontextmanager
+    async def handled(self) -> AsyncIterator[None]:
+        """Handle the process's signals, as their one owner."""
+        loop = asyncio.get_running_loop()
+        handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._hang_up}
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        with self._terminal_ends_watched(loop):
+            try:
+                yield
+            finally:
+                for number in handlers:
+                    loop.remove_signal_handler(number)
+
+    @contextmanager
+    def _terminal_ends_watched(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Look for the end of the terminal: `make` keeps the signal to itself where nothing else started it there."""
+        if not self._terminals or not hasattr(select, "epoll"):
+            yield
+            return
+        with select.epoll() as ends:
+            ends.register(self._terminals[0], 0)  # for nothing but its end
+
+            def end() -> None:
+                loop.remove_reader(ends)
+                self._hang_up()
+
+            loop.add_reader(ends, end)
+            try:
+                yield
+            finally:
+                loop.remove_reader(ends)
+
+    def _stop(self) -> None:
+        if self.stopping.is_set():
+            self.stopping_now.set()
+        self.stopping.set()
+
+    def _hang_up(self) -> None:
+        """End where the terminal is closed, which is said more than once; without one it is an operator's reload."""
+        if not self._terminals:
+            self.reload_asked.set()
+            return
+        self.stopping.set()
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in self._terminals:
+            if not os.isatty(number):  # gone; what cannot be written there would spoil the exit code
+                os.dup2(null, number)
