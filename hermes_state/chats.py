@@ -39,7 +39,7 @@ _ENSURE = """
 INSERT INTO chats (platform, account, chat_ref, thread_ref, user_ref, kind, title, created_at, updated_at)
 VALUES (:platform, :account, :chat_ref, :thread_ref, :user_ref, :kind, :title, :now, :now)
 ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref) DO UPDATE
-SET kind = excluded.kind, title = coalesce(excluded.title, title), updated_at = excluded.updated_at
+SET kind = excluded.kind, title = coalesce(excluded.title, chats.title), updated_at = excluded.updated_at
 RETURNING id
 """
 _FIND = f"""SELECT {_COLUMNS} FROM chats

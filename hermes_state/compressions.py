@@ -55,7 +55,8 @@ _INSERT_CHILD = """
 INSERT INTO sessions (key, chat_id, parent_session_id, lineage_id, depth, kind, model, title, system_prompt,
   context_state, chosen_model, reasoning_effort, started_at, last_human_at)
 SELECT :key, chat_id, id, lineage_id, depth + 1, 'continuation', model, title, coalesce(:system_prompt, system_prompt),
-  coalesce(:context_state, context_state), chosen_model, reasoning_effort, max(:now, ended_at), last_human_at
+  coalesce(:context_state, context_state), chosen_model, reasoning_effort,
+  CASE WHEN ended_at > :now THEN ended_at ELSE :now END, last_human_at
 FROM sessions WHERE id = :parent_id
 """
 # Purpose: rows that were said while the plan was made; view edits of the parent still hold for them.

@@ -107,7 +107,7 @@ _INSERT = f"""
 INSERT INTO inbox ({_EVENT})
 VALUES (:platform, :account, :event_ref, :chat_id, :kind, :mode, :sender_ref, :sender_name, :message_ref, :payload,
   :expects_more, :sent_at, :received_at)
-ON CONFLICT (platform, account, event_ref) DO NOTHING
+ON CONFLICT (platform, account, event_ref) DO NOTHING RETURNING id
 """
 
 
@@ -120,8 +120,7 @@ def find_new(db: Connection, platform: str, account: str, event_ref: str) -> Inb
 def insert(db: Connection, row: NewInboxRow, now: Millis) -> InboxId | None:
     """Store an event; None when it was stored before."""
     values = msgspec.structs.asdict(row) | {"payload": _encode(row.payload).decode(), "received_at": now}
-    cursor = db.execute(_INSERT, values)
-    return InboxId(cursor.lastrowid) if cursor.rowcount == 1 and cursor.lastrowid is not None else None
+    return scalar_or_none(db, InboxId, _INSERT, values)
 
 
 def stored_form(row: NewInboxRow, inbox_id: InboxId, now: Millis) -> InboxRow:
@@ -287,7 +286,7 @@ def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> 
 _ADVANCE = """
 INSERT INTO cursors VALUES (?, ?, ?, ?)
 ON CONFLICT (platform, account, channel_ref) DO UPDATE SET seen_ref = excluded.seen_ref
-WHERE (length(excluded.seen_ref), excluded.seen_ref) > (length(seen_ref), seen_ref)
+WHERE (length(excluded.seen_ref), excluded.seen_ref) > (length(cursors.seen_ref), cursors.seen_ref)
 """
 
 

@@ -205,7 +205,7 @@ def _bind(
         message_id = append_to_tip(db, lineage_id, said, row.sent_at, ", last_human_at = ?", now).id
         if row.kind is InboxKind.MESSAGE:
             shown = (row.chat_id, row.message_ref, message_id)
-            db.execute("INSERT OR IGNORE INTO platform_messages VALUES (?, ?, ?, 0)", shown)
+            db.execute("INSERT INTO platform_messages VALUES (?, ?, ?, 0) ON CONFLICT (chat_id, ref) DO NOTHING", shown)
         for attachment_id in ready.attachment_ids:
             db.execute("UPDATE attachments SET message_id = ? WHERE id = ?", (message_id, attachment_id))
 

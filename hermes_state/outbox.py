@@ -97,13 +97,14 @@ _encode = msgspec.json.Encoder().encode
 
 _COLUMNS = """id, chat_id, message_id, dedupe_key, part, kind, reply_to, ticket, replaces, state, attempts, next_at,
 first_tried_at,
-CASE WHEN rendered THEN NULL ELSE payload END AS written, CASE WHEN rendered THEN payload END AS rendered"""
+CASE rendered WHEN 0 THEN payload END AS written, CASE rendered WHEN 1 THEN payload END AS rendered"""
 # Purpose: a reply, as it was written or as it is sent at once, unless the same was stored before.
 _INSERT = f"""
 INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, kind, payload, rendered, reply_to, ticket, replaces,
   state, attempts, next_at, first_tried_at, created_at)
 VALUES (:chat_id, :turn_id, :message_id, :dedupe_key, :kind, :payload, :rendered, :reply_to, :ticket, :replaces,
-  iif(:rendered, 'sending', 'pending'), :rendered, :next_at, iif(:rendered, :now, NULL), :now)
+  CASE CAST(:rendered AS INTEGER) WHEN 1 THEN 'sending' ELSE 'pending' END, :rendered, :next_at,
+  CASE CAST(:rendered AS INTEGER) WHEN 1 THEN :now END, :now)
 ON CONFLICT (dedupe_key, part) DO NOTHING RETURNING {_COLUMNS}
 """
 # Purpose: the later parts of a reply, placed behind its first one.
@@ -194,11 +195,15 @@ RETURNING chat_id, message_id, part,
 """
 
 
+# Purpose: a platform message and the transcript row of which it shows a part.
+_SHOWN = "INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id, ref) DO NOTHING"
+
+
 def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
     """Settle a row that the platform has, and remember which transcript row it shows; True when more is owed."""
     chat_id, message_id, part, is_owed = db.execute(_SENT, (ref, now, row_id)).fetchone() or (None, None, 0, 0)
     if message_id is not None:
-        db.execute("INSERT OR IGNORE INTO platform_messages VALUES (?, ?, ?, ?)", (chat_id, ref, message_id, part))
+        db.execute(_SHOWN, (chat_id, ref, message_id, part))
     return bool(is_owed)
 
 
@@ -222,7 +227,7 @@ _STOP = """
 UPDATE outbox SET state = 'dead', error = 'stopped by the person', settled_at = :now
 WHERE chat_id = :chat_id AND settled_at IS NULL AND (kind = 'final' OR part > 0)
 AND (turn_id IS NULL OR (SELECT min(i.id) FROM inbox i WHERE i.turn_id = outbox.turn_id) < :before)
-AND (:person IS NULL OR (SELECT started_by FROM turns WHERE id = turn_id) = :person)
+AND (CAST(:person AS TEXT) IS NULL OR (SELECT started_by FROM turns WHERE id = turn_id) = :person)
 """
 
 

@@ -149,9 +149,9 @@ def start_session(db: Connection, chat_id: ChatId, now: Millis) -> Session:
 def end_session(db: Connection, session_id: SessionId, reason: EndReason, now: Millis) -> None:
     """End a session that is open. Raises `LineageMoved` when it was not."""
     ended = db.execute(
-        """UPDATE sessions SET ended_at = max(?, started_at), end_reason = ?, version = version + 1
-        WHERE id = ? AND ended_at IS NULL""",
-        (now, reason, session_id),
+        """UPDATE sessions SET ended_at = CASE WHEN started_at > :now THEN started_at ELSE :now END,
+          end_reason = :reason, version = version + 1 WHERE id = :id AND ended_at IS NULL""",
+        {"now": now, "reason": reason, "id": session_id},
     )
     if ended.rowcount != 1:
         raise LineageMoved(f"session {session_id} has ended already")
@@ -203,8 +203,8 @@ def find_sessions(db: Connection, key_prefix: str, chat_id: ChatId | None, limit
     """The sessions, of one chat or of all, whose key starts so, oldest first."""
     if not key_prefix or any(letter not in _BASE32 for letter in key_prefix):
         return []
-    query = f"""SELECT {_COLUMNS} FROM sessions WHERE key >= ? AND key < ? AND (? IS NULL OR chat_id = ?)
-    ORDER BY key LIMIT ?"""
+    query = f"""SELECT {_COLUMNS} FROM sessions
+    WHERE key >= ? AND key < ? AND (CAST(? AS INTEGER) IS NULL OR chat_id = ?) ORDER BY key LIMIT ?"""
     return select(db, Session, query, (key_prefix, key_prefix + "~", chat_id, chat_id, limit))
 
 

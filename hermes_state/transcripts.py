@@ -190,8 +190,11 @@ def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId]
 
 # Purpose: hide a row of the view; one that stands for another is hidden where that one stands.
 _HIDE = """
-INSERT OR REPLACE INTO view_edits
+INSERT INTO view_edits
 SELECT ?, coalesce((SELECT message_id FROM view_edits WHERE session_id = ? AND replacement_id = ?), ?), NULL, ?, ?
+WHERE true  -- without it SQLite takes ON for that of a join
+ON CONFLICT (session_id, message_id) DO UPDATE SET replacement_id = NULL, reason = excluded.reason,
+  created_at = excluded.created_at
 """
 
 
@@ -226,7 +229,7 @@ UPDATE sessions SET version = version + 1, reported_prompt_tokens = NULL, report
 
 # Purpose: what was said in a conversation, newest first, whatever the model sees of it.
 _SAID = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id < ?
-AND (? IS NULL OR m.session_id = ?) ORDER BY m.id DESC LIMIT ?"""
+AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?) ORDER BY m.id DESC LIMIT ?"""
 
 
 def load_messages(

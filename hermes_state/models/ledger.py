@@ -134,8 +134,10 @@ class TotalUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 NO_CALLS = TotalUsage()
 
 _SUMS = """coalesce(sum(cost_microusd), 0) AS "{0}cost", count(*) AS "{0}calls",
-  coalesce(sum(outcome <> 'ok'), 0) AS "{0}failed_calls", coalesce(sum(estimated), 0) AS "{0}estimated_calls",
-  coalesce(sum(cost_microusd IS NULL AND (input_tokens IS NOT NULL OR outcome = 'ok')), 0) AS "{0}unpriced_calls",
+  coalesce(sum(CASE outcome WHEN 'ok' THEN 0 ELSE 1 END), 0) AS "{0}failed_calls",
+  coalesce(sum(estimated), 0) AS "{0}estimated_calls",
+  coalesce(sum(CASE WHEN cost_microusd IS NULL AND (input_tokens IS NOT NULL OR outcome = 'ok') THEN 1 ELSE 0 END), 0)
+    AS "{0}unpriced_calls",
   coalesce(sum(input_tokens), 0) AS "{0}input_tokens", coalesce(sum(output_tokens), 0) AS "{0}output_tokens",
   coalesce(sum(cache_read_tokens), 0) AS "{0}cache_read_tokens",
   coalesce(sum(cache_write_tokens), 0) AS "{0}cache_write_tokens",
@@ -149,7 +151,7 @@ def load_by_purpose(
     """Totals by purpose of a conversation over all its sessions, or else of a chat, or else of the whole gateway."""
     where, whose = ("lineage_id = ?", lineage_id) if lineage_id is not None else ("chat_id = ?", chat_id)
     if whose is None:
-        where, whose = "? IS NULL", None
+        where, whose = "CAST(? AS INTEGER) IS NULL", None
     query = f"""SELECT 0 AS at, NULL AS chat_id, '' AS model, purpose, {_SUMS.format("spent.")} FROM model_calls
     WHERE {where} GROUP BY purpose ORDER BY min(id)"""
     return {one.purpose: one.spent for one in select(db, UsageRow, query, (whose,))}

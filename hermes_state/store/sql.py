@@ -59,9 +59,7 @@ def scalar_or_none(db: Connection, cls: Callable[[Any], T], query: str, paramete
 
 def insert_row(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters) -> T:
     """The id, made by `cls`, of the row that an INSERT of one row has stored."""
-    row_id = db.execute(query, parameters).lastrowid
-    assert row_id is not None
-    return cls(row_id)
+    return scalar(db, cls, f"{query} RETURNING id", parameters)
 
 
 def columns(cls: type, table: str, field: str = "") -> str:
