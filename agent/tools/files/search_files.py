@@ -2,6 +2,7 @@
 
 The workspace is walked by handles; a process of its own is given open files and finds lines in them: ripgrep, or
 Python where that is not there. So no path is looked up twice, and an expression that never ends is killed in time.
+A file that takes too much memory is left out by name, and the others are searched without it.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from typing import Any
 
 from agent.tools.arguments import schema, switch, text
 from agent.tools.files.file_tools import encoding_of, stored_text
-from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path
+from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
@@ -33,20 +34,27 @@ _MAX_SEARCHES = 2
 _MAX_FOUND = 100
 _FOUND_IN_FILE = 20
 _LINE_CHARACTERS = 300
+_MAX_NAMED = 5
+"""Files that are named as left out."""
 _MAX_CHARACTERS = 40_000
 _OUTPUT_BYTES = 1 << 20
+_MAX_MEMORY_MB = 512
+"""Memory of one process: a line without an end is held whole, and so are the tries of some expressions."""
+_BOUNDS = f"ulimit -c 0; ulimit -v {_MAX_MEMORY_MB << 10}; echo 1000 >/proc/self/oom_score_adj"
+_BOUNDED = ("/bin/sh", "-c", f'{{ {_BOUNDS}; }} 2>/dev/null; exec "$@"', "search")
+"""Bounds a process before it begins; what cannot be set here is bounded already."""
 _LEFT_OUT = (".git",)
 """Folders that are searched only where the path names them."""
 _FOUND = re.compile(rb"^/proc/self/fd/(\d+)\0(\d+):(\d+):(.*)", re.MULTILINE)
 
 _WORKER = f"""
-import re, sys
+import os, re, sys
 flags = re.IGNORECASE if sys.argv[1] == "i" else 0
 try:
     pattern = re.compile(sys.argv[2], flags)
 except re.error as error:
     sys.exit(f"{{error}}")
-for name in sys.argv[3:]:
+def search(name):
     count = 0
     for number, line in enumerate(open(name, encoding="utf-8", errors="replace"), 1):
         found = pattern.search(line.rstrip("\\n"))
@@ -55,6 +63,11 @@ for name in sys.argv[3:]:
             count += 1
             if count == {_FOUND_IN_FILE}:
                 break
+try:
+    for name in sys.argv[3:]:
+        search(name)
+except MemoryError:
+    os.abort()  # as ripgrep does
 """
 
 
@@ -65,6 +78,8 @@ class _SearchState:
     rows: list[str] = field(default_factory=list)
     files: int = 0
     """Files that were searched."""
+    left_out: list[str] = field(default_factory=list)
+    """Files that a search takes too much memory for."""
     is_cut: bool = False
     """Time or room ended before the files did."""
 
@@ -140,6 +155,8 @@ def _command(pattern: str, *, is_literal: bool, is_any_case: bool) -> list[str]:
             "--max-columns-preview",
             "--max-count",
             str(_FOUND_IN_FILE),
+            "--threads=1",  # each takes of the memory
+            "--dfa-size-limit=64M",
         ),
         *(["--fixed-strings"] if is_literal else []),
         *(["--ignore-case"] if is_any_case else []),
@@ -181,7 +198,27 @@ def _open(workspace: WorkspaceHandle, files: Iterable[PathParts], held: ExitStac
 
 
 async def _search(command: Sequence[str], batch: dict[int, str], deadline: float, state: _SearchState) -> None:
+    """Search files by one process; where that ends for want of memory, each half of them by one."""
+    output = await _output(command, batch, deadline, state)
+    if output is None and len(batch) == 1:
+        state.left_out += batch.values()
+    elif output is None:
+        handles = list(batch)
+        for half in (handles[: len(batch) // 2], handles[len(batch) // 2 :]):
+            if not state.is_cut:
+                await _search(command, {handle: batch[handle] for handle in half}, deadline, state)
+    else:
+        state.rows += _rows(output, batch)
+        state.files += len(batch)
+        state.is_cut = state.is_cut or len(state.rows) >= _MAX_FOUND or len(output) >= _OUTPUT_BYTES
+
+
+async def _output(
+    command: Sequence[str], batch: dict[int, str], deadline: float, state: _SearchState
+) -> bytes | None:
+    """What the process has found, None where it needed more memory. Raises `ToolError` for a broken expression."""
     process = await asyncio.create_subprocess_exec(
+        *_BOUNDED,
         *command,
         *(f"/proc/self/fd/{handle}" for handle in batch),
         stdin=asyncio.subprocess.DEVNULL,
@@ -192,14 +229,14 @@ async def _search(command: Sequence[str], batch: dict[int, str], deadline: float
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    output = problem = b""
+    output, problem, code = b"", b"", 0
     try:
         async with asyncio.timeout_at(deadline):
             while len(output) < _OUTPUT_BYTES and (piece := await process.stdout.read(65_536)):
                 output += piece
             if len(output) < _OUTPUT_BYTES:
                 problem = await process.stderr.read(2_000)
-                await process.wait()
+                code = await process.wait()
     except TimeoutError:
         state.is_cut = True
     finally:
@@ -207,16 +244,20 @@ async def _search(command: Sequence[str], batch: dict[int, str], deadline: float
             with suppress(ProcessLookupError):
                 process.kill()
             await process.communicate()  # also what it had written: nobody waits for a pipe that is full
+    if code < 0:
+        return None
+    if problem and not (output or state.rows):
+        reason = problem.decode(errors="replace").strip()
+        raise ToolError(f"the pattern cannot be searched for: {reason}\nFor plain text, set literal.")
+    return output
+
+
+def _rows(output: bytes, batch: dict[int, str]) -> Iterator[str]:
     for found in _FOUND.finditer(output):
         handle, line, column, text = found.groups()
         place = f"{batch[int(handle)]}:{int(line)}"
         where = f" (column {int(column)})" if int(column) > _LINE_CHARACTERS else ""
-        state.rows.append(f"{place}{where}: {text.decode(errors='replace').rstrip()}")
-    if problem and not state.rows:
-        reason = problem.decode(errors="replace").strip()
-        raise ToolError(f"the pattern cannot be searched for: {reason}\nFor plain text, set literal.")
-    state.files += len(batch)
-    state.is_cut = state.is_cut or len(state.rows) >= _MAX_FOUND or len(output) >= _OUTPUT_BYTES
+        yield f"{place}{where}: {text.decode(errors='replace').rstrip()}"
 
 
 def _told(state: _SearchState, room: int) -> str:
@@ -229,5 +270,7 @@ def _told(state: _SearchState, room: int) -> str:
     cut = " The search ended early: a narrower path, glob or pattern finds the rest." if state.is_cut else ""
     if len(rows) < len(state.rows):
         cut = f" Shown are {len(rows)}; a narrower path, glob or pattern shows the rest."
+    if state.left_out:
+        cut += f" Left out, for a search takes too much memory: {', '.join(map(shown, state.left_out[:_MAX_NAMED]))}."
     head = f"{counted(len(state.rows), 'line')} found in {counted(state.files, 'text file')}.{cut}"
     return "\n".join([head, *rows])

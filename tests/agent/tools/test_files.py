@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import re
 import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -378,13 +379,15 @@ async def test_a_hit_in_an_endless_line_is_shown_by_its_column(desk: Desk) -> No
     assert "needle" in await desk.call("read_file", path="a.json", column=50_001)
 
 
-def _searchers() -> list[bytes]:
-    """Command lines of processes that search, of whatever parent."""
+def _searchers() -> list[Path]:
+    """Folders in `/proc` of processes that search, of whatever parent."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            found.append(path.read_bytes())
-    return [command for command in found if b"(a+)+$" in command and b"-I\0-S\0-c" in command]
+            command = (path / "cmdline").read_bytes()
+            if b"(a+)+$" in command and b"\0-I\0-S\0-c" in command and not command.startswith(b"/bin/sh"):
+                found.append(path)
+    return found
 
 
 async def test_an_expression_that_never_ends_is_killed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,6 +396,42 @@ async def test_an_expression_that_never_ends_is_killed(desk: Desk, monkeypatch: 
     await desk.call("write_file", path="a.txt", content="a" * 60 + "!\n")
     async with asyncio.timeout(10):
         assert "ended early" in await desk.call("search_files", pattern="(a+)+$")
+    assert not await asyncio.to_thread(_searchers)
+
+
+@SEARCHES
+@pytest.mark.usefixtures("has_no_rg")
+async def test_a_file_that_takes_too_much_memory_is_left_out_and_the_others_are_searched(
+    tmp_path: Path, chat: Chat
+) -> None:
+    workspaces = WorkspaceStore(tmp_path, WorkspaceSettings(max_bytes=4 << 30, max_file_bytes=2 << 30))
+    turn, tools = await chat.start("hello"), ToolRegistry([search_tool(workspaces)])
+    folder = workspaces.folder_of(turn.chat_id)
+    for name in ("a.txt", "n.txt", "z.txt"):
+        (folder / name).write_text("needle")
+    with open(folder / "huge.txt", "wb") as file:  # a line of 1 GiB that takes no room on the disk
+        file.write(b"x" * 2_000)
+        file.truncate(1 << 30)
+    text = (await call(tools, chat, turn, "search_files", pattern="needle|pin")).text
+    head, *rows = text.splitlines()
+    assert head == "3 lines found in 3 text files. Left out, for a search takes too much memory: “huge.txt”."
+    assert sorted(rows) == ["a.txt:1: needle", "n.txt:1: needle", "z.txt:1: needle"]
+
+
+async def test_a_search_has_little_memory_and_is_the_first_to_end_where_that_is_short(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    await desk.call("write_file", path="a.txt", content="a" * 60 + "!\n")
+    search = asyncio.create_task(desk.call("search_files", pattern="(a+)+$"))
+    async with asyncio.timeout(10):
+        while not (found := await asyncio.to_thread(_searchers)):
+            await asyncio.sleep(0.01)
+    bounds = (found[0] / "limits").read_text()
+    assert re.search(r"^Max address space +536870912 +536870912 ", bounds, re.MULTILINE)
+    assert (found[0] / "oom_score_adj").read_text() == "1000\n"
+    search.cancel()
+    await asyncio.wait({search})
     assert not await asyncio.to_thread(_searchers)
 
 
