@@ -213,9 +213,7 @@ async def _search(command: Sequence[str], batch: dict[int, str], deadline: float
         state.is_cut = state.is_cut or len(state.rows) >= _MAX_FOUND or len(output) >= _OUTPUT_BYTES
 
 
-async def _output(
-    command: Sequence[str], batch: dict[int, str], deadline: float, state: _SearchState
-) -> bytes | None:
+async def _output(command: Sequence[str], batch: dict[int, str], deadline: float, state: _SearchState) -> bytes | None:
     """What the process has found, None where it needed more memory. Raises `ToolError` for a broken expression."""
     process = await asyncio.create_subprocess_exec(
         *_BOUNDED,

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from agent.tools.approvals import fenced
 from agent.tools.registry import Tool, ToolContext
@@ -23,6 +24,8 @@ from hermes_state.text import counted, shortened
 from hermes_state.values import ChatId, ToolEffect
 
 TERMINAL = "terminal"
+_MAX_WAITED_FOR = 4
+"""Commands of a chat that are waited for at one time; further ones wait in line: each may take `memory_mb`."""
 _MAX_ENDED = 10
 """Background commands of a chat that are kept after their end, until somebody asks for their output."""
 _TIMEOUT_SECONDS = 90_000.0
@@ -147,6 +150,7 @@ def terminal_tool(
     settings: Callable[[], TerminalSettings], folder_of: Callable[[ChatId], Path], background: BackgroundRegistry
 ) -> Tool:
     """The tool; `settings` are those in force, `folder_of` gives a chat's workspace."""
+    lines: WeakValueDictionary[ChatId, asyncio.Semaphore] = WeakValueDictionary()
 
     async def run(arguments: dict[str, Any], context: ToolContext) -> str:
         given, seconds = settings(), arguments.get("seconds")
@@ -158,8 +162,10 @@ def terminal_tool(
                 if arguments["background"]:
                     one = await background.start(command, folder, given, context)
                     return f"Started in the background; its id is {one.id}."
-                running = await RunningCommand.start(command, folder, given)
-                await running.finish(min(seconds or given.seconds, given.seconds))
+                async with lines.setdefault(context.chat_id, asyncio.Semaphore(_MAX_WAITED_FOR)):
+                    given = settings()  # the line may have been long
+                    running = await RunningCommand.start(command, folder, given)
+                    await running.finish(min(seconds or given.seconds, given.seconds))
                 return running.report()
             case action:
                 one = background.find(context.chat_id, _required(arguments, "id"))

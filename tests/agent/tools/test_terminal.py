@@ -12,6 +12,7 @@ import pytest
 from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
 from agent.tools.terminal.sandbox import TerminalSettings
 from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, terminal_tool
+from hermes_state.aio import cancel_all
 from hermes_state.errors import ToolError
 from hermes_state.journal import RunningTurn
 from hermes_state.tool_runs import ToolRunState
@@ -76,6 +77,28 @@ async def test_a_command_takes_no_longer_than_asked_nor_than_allowed(terminal: T
     assert "longer than 0.3 s" in (await terminal(command="sleep 100", seconds=0.3)).text
     terminal.settings = TerminalSettings(seconds=0.2)
     assert "longer than 0.2 s" in (await terminal(command="sleep 100", seconds=50)).text
+
+
+async def test_a_dozen_commands_of_one_answer_run_a_few_at_a_time(terminal: Terminal) -> None:
+    command = "mkdir run.$$-{0}; ls -d run.* | wc -l; sleep 0.3; rmdir run.$$-{0}"
+    replies = await asyncio.gather(*(terminal(command=command.format(number)) for number in range(12)))
+    counts = [int(reply.text.splitlines()[-1]) for reply in replies]
+    assert 2 <= max(counts) <= 4
+
+
+async def test_commands_of_another_chat_do_not_wait(terminal: Terminal) -> None:
+    crowd = [asyncio.create_task(terminal(command="touch began; sleep 291")) for _ in range(6)]
+    folder = terminal.folder_of(terminal.turn.chat_id)
+    async with asyncio.timeout(10):
+        while not (folder / "began").exists():  # noqa: ASYNC110  # a file has no event to wait for
+            await asyncio.sleep(0.02)
+    chat = Chat(terminal.chat.store, key=ChatKey(platform="telegram", account="telegram", chat_ref="8"))
+    other = Terminal(chat, await chat.start("do it"), terminal.folder_of)
+    other.tools = terminal.tools
+    assert "exit code 0" in (await asyncio.wait_for(other(command="true"), 10)).text
+    await cancel_all(crowd)
+    assert await all_gone("sleep\x00291")
+    assert "exit code 0" in (await asyncio.wait_for(terminal(command="true"), 10)).text, "who waited left no trace"
 
 
 @pytest.mark.parametrize(
