@@ -187,8 +187,16 @@ class AgentMonth:
     """A chat of a store, with an agent and its model."""
 
     def __init__(
-        self, store: Store, window: int, turns: int, ref: str, kind: StandInKind, settings: ContextSettings
+        self,
+        store: Store,
+        window: int,
+        turns: int,
+        ref: str,
+        kind: StandInKind,
+        settings: ContextSettings,
+        tools: Sequence[Tool] = (),
     ) -> None:
+        """`tools`: what prompts list beside `run`, which is what the month calls; by default what reads the history."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self._store, self._loop = store, loop
@@ -206,7 +214,7 @@ class AgentMonth:
         self.agent = SingleModelAgent(
             store=store,
             client=client_of(self.model, store, loop),
-            tools=ToolRegistry([*recall_tools(), run]),
+            tools=ToolRegistry([*(tools or recall_tools()), run]),
             settings=TurnSettings(
                 context_length=Tokens(window), max_output_tokens=Tokens(window // 4), context=settings
             ),

@@ -6,13 +6,16 @@ windows and groups, `ARGS=costs` makes the table of what a compression costs.
 """
 
 import argparse
+import asyncio
 import logging
 import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -20,7 +23,9 @@ import structlog
 
 from agent.context import compressor, summary
 from agent.model.prices import price_of
+from agent.tools.registry import Tool
 from bench.agent_month import Record
+from bench.built_in import agent_with_all_tools
 from bench.measure import aligned
 from bench.months import DENSE, USUAL
 from bench.policies import REMEDIES
@@ -173,14 +178,14 @@ def without(bench: Bench) -> list[Row]:
 
     real: Any = compressor.carried
     with patch.object(compressor, "carried", no_rules):
-        kept = Bench(bench.windows).over(Record.kept_rules, "{:.0f}")
+        kept = Bench(bench.windows, bench.tools).over(Record.kept_rules, "{:.0f}")
         rows += bench.row("without rules: standing rules verbatim, of 12", kept, "", [32_768])
     with patch.object(summary, AUDIT[0], lambda text, *given: text):
-        invented = Bench(bench.windows).over(lambda one: one.invented, "{:.0f}", kind="invents")
+        invented = Bench(bench.windows, bench.tools).over(lambda one: one.invented, "{:.0f}", kind="invents")
         rows += bench.row("without audit: identifiers nobody said", invented, "", [32_768])
     both: dict[str, Any] = {name: partial(timed, getattr(summary, name)) for name in AUDIT}
     with patch.multiple(summary, **both), patch.object(compressor, "carried", timed_rows):
-        Bench([32_768]).run(32_768)
+        Bench([32_768], bench.tools).run(32_768)
     cost = f"{spent[0] * 1e3 / leaving[0]:.3f} ms"
     rows.append(("CPU of rules, facts and audit, per row that leaves", {32_768: cost}, "≤ 0.15 ms"))
     return rows
@@ -230,9 +235,17 @@ GROUPS: dict[str, Callable[[Bench], list[Row]]] = {
 }
 
 
+async def _all_tools() -> Sequence[Tool]:
+    """The built-in tools, for their schemas: no month calls one."""
+    with tempfile.TemporaryDirectory(prefix="quality-") as folder:
+        async with agent_with_all_tools(Path(folder)) as agent:
+            return agent.offers.registry.available()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.quality", description=__doc__)
     parser.add_argument("--windows", nargs="*", type=int, default=(8, 32, 128), help="in thousands of tokens")
+    parser.add_argument("--tools", choices=("all", "recall"), default="all", help="built-in tools that prompts list")
     parser.add_argument("groups", nargs="*", help=f"without costs by default: {', '.join(GROUPS)}")
     given = parser.parse_args()
     if unknown := set(given.groups) - set(GROUPS):
@@ -240,7 +253,7 @@ def main() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     groups = given.groups or [name for name in GROUPS if name != "costs"]
     windows = [window for window in SIZES if window // 1_000 in given.windows or groups == ["costs"]]
-    bench = Bench(windows)
+    bench = Bench(windows, asyncio.run(_all_tools()) if given.tools == "all" else ())
     rows = [row for name in groups for row in GROUPS[name](bench)]
     heads = ["measure", *(f"{window // 1_000}K" for window in windows), "to reach"]
     print(aligned([heads, *([name, *(cells.get(window, "") for window in windows), bar] for name, cells, bar in rows)]))

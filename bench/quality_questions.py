@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sqlite3 import Connection
 
 from agent.tools.recall import recall_tools
-from agent.tools.registry import ToolContext
+from agent.tools.registry import Tool, ToolContext
 from bench import policies
 from bench.agent_month import AgentMonth, virtual
 from bench.corpus import COMMON, RARE, Corpus
@@ -65,7 +65,7 @@ async def _listed(texts: Sequence[str]) -> str:
 
 def topics(bench: Bench) -> list[Row]:
     """Facts on the topic of `/compress` against those beside it, after one, three and ten compressions."""
-    found = [virtual(_focused(domain)) for domain in DOMAINS]
+    found = [virtual(_focused(domain, bench.tools)) for domain in DOMAINS]
     return [
         (
             f"after {count} × `/compress {{topic}}`: facts on it / beside it",
@@ -76,11 +76,11 @@ def topics(bench: Bench) -> list[Row]:
     ]
 
 
-async def _focused(domain: str) -> list[tuple[float, float]]:
+async def _focused(domain: str, tools: Sequence[Tool]) -> list[tuple[float, float]]:
     topic, script = DOMAINS[domain].topics[0], script_of(domain, 32_768, DENSE, (100, 2))
     settings, shares = configured(is_enabled=False), []
     async with opened() as store:
-        chat = AgentMonth(store, 32_768, len(script), domain, "shortens", settings)
+        chat = AgentMonth(store, 32_768, len(script), domain, "shortens", settings, tools)
         said: list[tuple[str, bool]] = []
         async for number in chat.play(script, GAP):
             said += [(fact[0], fact[2] == topic) for fact in script[number]["facts"]]
@@ -98,16 +98,16 @@ async def _focused(domain: str) -> list[tuple[float, float]]:
 
 def search(bench: Bench) -> list[Row]:
     """One `history_search` for each of many facts, by how it is asked for."""
-    return [*virtual(_searched()), *virtual(_large())]
+    return [*virtual(_searched(bench.tools)), *virtual(_large())]
 
 
-async def _searched() -> list[Row]:
+async def _searched(tools: Sequence[Tool]) -> list[Row]:
     scripts = {domain: script_of(domain, 32_768, DENSE) for domain in DOMAINS}
     every = {domain: [fact for turn in script for fact in turn["facts"]] for domain, script in scripts.items()}
     hits: dict[str, list[bool]] = {}
     questions, leaks = [], []
     async with opened() as store:
-        chats = {domain: await played(store, domain, 32_768, script) for domain, script in scripts.items()}
+        chats = {domain: await played(store, domain, 32_768, script, tools=tools) for domain, script in scripts.items()}
         for domain, chat in chats.items():
             asked = every[domain][:: max(1, len(every[domain]) // QUERIES)]
             words = " ".join(query for fact in asked for query in _queries(domain, *fact).values())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.context.model_handle import ContextSettings
+from agent.tools.registry import Tool
 from bench import policies
 from bench.agent_month import AgentMonth, Record, virtual
 from bench.measure import peer_output
@@ -59,8 +60,9 @@ async def played(
     kind: StandInKind = "shortens",
     gap: float = GAP,
     settings: ContextSettings | None = None,
+    tools: Sequence[Tool] = (),
 ) -> AgentMonth:
-    chat = AgentMonth(store, window, len(script), domain, kind, settings or ContextSettings())
+    chat = AgentMonth(store, window, len(script), domain, kind, settings or ContextSettings(), tools)
     async for _ in chat.play(script, gap):
         pass
     await chat.agent.close()
@@ -72,6 +74,8 @@ class Bench:
     """Every month of this bench, each run once."""
 
     windows: Sequence[int]
+    tools: Sequence[Tool] = ()
+    """Tools that prompts list; none: those that read the history."""
     records: dict[tuple[object, ...], Record] = field(default_factory=dict)
     figures: dict[tuple[object, ...], Mapping[str, float]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -92,7 +96,9 @@ class Bench:
 
         async def play(script: Sequence[Turn], domain: str) -> Record:
             async with opened() as store:
-                chat = await played(store, domain, window, script, kind=kind, gap=gap, settings=settings)
+                chat = await played(
+                    store, domain, window, script, kind=kind, gap=gap, settings=settings, tools=self.tools
+                )
                 return chat.record
 
         keys = {domain: (window, domain, density, kind, gap, shape, *sorted(options.items())) for domain in DOMAINS}

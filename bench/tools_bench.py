@@ -13,26 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.context.commit import CompressionRegistry
 from agent.context.limits import LimitSettings, limits_of
 from agent.tool_calls import ToolCallRunner
 from agent.tools.budgets import ResultBudget
-from agent.tools.files.send_file import FileDelivery
-from agent.tools.offers import OfferRegistry, OpenAccess, offer, schema_tokens
+from agent.tools.offers import OfferRegistry, offer, schema_tokens
 from agent.tools.registry import ToolContext, ToolRegistry, tool
 from agent.tools.terminal.running_command import RunningCommand
 from agent.tools.terminal.sandbox import TerminalSettings, probe_sandbox
-from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, terminal_tool
+from bench.built_in import agent_with_all_tools
 from bench.compression_bench import heartbeat
 from bench.measure import Measure, percentile
 from bench.turn_bench import started_turn
-from gateway.assembly import make_agent, make_workspaces, workspace_tools
-from gateway.config import load_config
 from hermes_state import journal
 from hermes_state.journal import ModelAnswer, RunningTurn
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import View
-from hermes_state.values import ConversationRef, ModelCall, SystemClock, ToolCall, ToolEffect
+from hermes_state.values import ModelCall, SystemClock, ToolCall, ToolEffect
 
 DISPATCH_BAR = 1.0
 """Milliseconds."""
@@ -114,41 +109,16 @@ async def run(quick: bool) -> list[Measure]:
 
 async def _schemas() -> Measure:
     """Prints what the schemas of all built-in tools take in prompts of three windows."""
-    clock = SystemClock()
     with tempfile.TemporaryDirectory(prefix="tools-bench-") as folder:
-        loaded = load_config({"HOME": folder, "HERMES_HOME": folder})
-        store = await Store.open(Path(folder) / "tools.db", synchronous="NORMAL")
-        workspaces = make_workspaces(loaded)
-        files = FileDelivery(folder=Path(folder), max_bytes=lambda _: 0, deliver=lambda _: None, clock=clock)
-        terminal = terminal_tool(TerminalSettings, workspaces.folder_of, BackgroundRegistry(_ignore))
-        agent = make_agent(
-            loaded,
-            store=store,
-            pending=CompressionRegistry(),
-            extra_tools=(*workspace_tools(workspaces, files), terminal),
-            tool_access=OpenAccess(),
-            listeners=(),
-            on_wait=_wait_for_nothing,
-            clock=clock,
-        )
-        tools, shares = agent.offers.registry.available(), []
+        async with agent_with_all_tools(Path(folder)) as agent:
+            tools, shares = agent.offers.registry.available(), []
         for window in (8_192, 32_768, 131_072):
             threshold = limits_of(window, window // 8, LimitSettings()).threshold
             listed = offer(tools, {}, threshold)
             taken = sum(map(schema_tokens, listed))
             shares.append(taken / threshold)
             print(f"window of {window:,}: schemas of {len(listed)} tools, {taken:,} of {threshold:,} tokens")
-        await agent.close()
-        await store.close()
     return Measure(name="schemas of tools, share of the threshold", ours=max(shares[1:]) * 100, unit="%", bar=10.0)
-
-
-async def _ignore(ended: BackgroundCommand) -> None:
-    """Nobody is told."""
-
-
-async def _wait_for_nothing(conversation: ConversationRef, view: View) -> None:
-    """Nobody is told."""
 
 
 async def _dispatch(rounds: int) -> Measure:

@@ -409,9 +409,8 @@ async def test_a_file_that_takes_too_much_memory_is_left_out_and_the_others_are_
     folder = workspaces.folder_of(turn.chat_id)
     for name in ("a.txt", "n.txt", "z.txt"):
         (folder / name).write_text("needle")
-    with open(folder / "huge.txt", "wb") as file:  # a line of 1 GiB that takes no room on the disk
-        file.write(b"x" * 2_000)
-        file.truncate(1 << 30)
+    (folder / "huge.txt").write_bytes(b"x" * 2_000)
+    os.truncate(folder / "huge.txt", 1 << 30)  # a line without an end, which takes no room on the disk
     text = (await call(tools, chat, turn, "search_files", pattern="needle|pin")).text
     head, *rows = text.splitlines()
     assert head == "3 lines found in 3 text files. Left out, for a search takes too much memory: “huge.txt”."
@@ -425,7 +424,7 @@ async def test_a_search_has_little_memory_and_is_the_first_to_end_where_that_is_
     await desk.call("write_file", path="a.txt", content="a" * 60 + "!\n")
     search = asyncio.create_task(desk.call("search_files", pattern="(a+)+$"))
     async with asyncio.timeout(10):
-        while not (found := await asyncio.to_thread(_searchers)):
+        while not (found := await asyncio.to_thread(_searchers)):  # noqa: ASYNC110  # it has no event to wait for
             await asyncio.sleep(0.01)
     bounds = (found[0] / "limits").read_text()
     assert re.search(r"^Max address space +536870912 +536870912 ", bounds, re.MULTILINE)

@@ -1,0 +1,50 @@
+"""The built-in tools of the gateway, as an agent of a default configuration offers them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agent.context.commit import CompressionRegistry
+from agent.tools.files.send_file import FileDelivery
+from agent.tools.offers import OpenAccess
+from agent.tools.terminal.sandbox import TerminalSettings
+from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, terminal_tool
+from agent.turn import Agent
+from gateway.assembly import make_agent, make_workspaces, workspace_tools
+from gateway.config import load_config
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import View
+from hermes_state.values import ConversationRef, SystemClock
+
+
+@asynccontextmanager
+async def agent_with_all_tools(folder: Path) -> AsyncIterator[Agent]:
+    """An agent as the daemon makes it, with its files below `folder` and the terminal on; nobody is told anything."""
+    clock, loaded = SystemClock(), load_config({"HOME": str(folder), "HERMES_HOME": str(folder)})
+    store = await Store.open(folder / "tools.db", synchronous="NORMAL")
+    workspaces = make_workspaces(loaded)
+    files = FileDelivery(folder=folder, max_bytes=lambda _: 0, deliver=lambda _: None, clock=clock)
+    terminal = terminal_tool(TerminalSettings, workspaces.folder_of, BackgroundRegistry(_ignore))
+    agent = make_agent(
+        loaded,
+        store=store,
+        pending=CompressionRegistry(),
+        extra_tools=(*workspace_tools(workspaces, files), terminal),
+        tool_access=OpenAccess(),
+        listeners=(),
+        on_wait=_wait_for_nothing,
+        clock=clock,
+    )
+    try:
+        yield agent
+    finally:
+        await agent.close()
+        await store.close()
+
+
+async def _ignore(ended: BackgroundCommand) -> None:
+    """Nobody is told."""
+
+
+async def _wait_for_nothing(conversation: ConversationRef, view: View) -> None:
+    """Nobody is told."""
