@@ -63,13 +63,10 @@ class MemoryWriter:
     """Tells if everybody in a chat may use the tool of a name; nothing is noted by itself where not."""
 
     async def flush(self, job: CompressionJob) -> None:
-        """Let the conversation's model, or the one for this task, note what it should. What fails is logged.
-
-        Nobody is asked while hygiene keeps a turn waiting: the call may take longer than the summary.
-        """
+        """Let the conversation's model, or the one for this task, note what it should. What fails is logged."""
         route, rows = job.flush_route, words_of_people(job.view.transcript)
         newest = next((row for row in reversed(rows) if row.origin is Origin.HUMAN), None)
-        if route is None or route.client.breaker.open is not None or job.layer == "hygiene" or newest is None:
+        if route is None or route.client.breaker.open is not None or newest is None:
             return
         if not self.is_on(MEMORY, job.conversation.chat):
             return

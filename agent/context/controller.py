@@ -121,8 +121,9 @@ class ContextController:
             return
         if message_limit is not None:
             log.info("hygiene.message_limit", messages=len(ready.view.transcript), limit=message_limit)
-        job = replace(self._job(ready, "hygiene"), message_limit=message_limit)
-        await self._compress(ready, job, seconds=prompt.model.context.hold_seconds)
+        seconds = prompt.model.context.hold_seconds
+        job = replace(self._job(ready, "hygiene"), message_limit=message_limit, held_seconds=seconds)
+        await self._compress(ready, job, seconds=seconds)
 
     async def make_room(
         self,
@@ -367,18 +368,25 @@ class ContextController:
 
     async def _prepare(self, job: CompressionJob, *, state: ContextState | None = None) -> CompressionResult:
         """A compression that could be committed, and what is to be kept of the attempt. Writes only failed calls."""
-        started = time.perf_counter()
-        looking = list[asyncio.Task[None]]()
+        started, loop = time.perf_counter(), asyncio.get_running_loop()
+        looking, held_until = list[asyncio.Task[None]](), loop.time() + job.held_seconds
+
+        async def look_once_free(look: BeforeSplit) -> None:
+            await asyncio.sleep(held_until - loop.time())
+            await look(job)
 
         async def begin() -> None:
             if not job.must_shrink:
-                looking.extend(asyncio.create_task(look(job), name="before-split") for look in self.before_split)
+                looking.extend(
+                    asyncio.create_task(look_once_free(one), name="before-split") for one in self.before_split
+                )
             await job.begin()
 
         try:
             known = state or state_of(job.view.session.context_state)
             result, after = await self.engine.prepare(replace(job, on_begin=begin), known)
-            kept = looking if isinstance(result, PreparedCompression) else []
+            is_held = loop.time() < held_until  # nobody waits for what has not begun
+            kept = looking if isinstance(result, PreparedCompression) and not is_held else []
             seen = await asyncio.gather(*kept, return_exceptions=True)
             for error in (one for one in seen if isinstance(one, Exception)):
                 log.error("compression.look_failed", lineage_id=job.conversation.lineage_id, exc_info=error)

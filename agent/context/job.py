@@ -87,6 +87,8 @@ class CompressionJob:
     """There is no room to leave the conversation as it is."""
     message_limit: int | None = None
     """Set when it is their number, not their size, that makes hygiene act."""
+    held_seconds: float = 0.0
+    """Longest time that a turn which could begin waits for it."""
     on_begin: Callable[[], Awaitable[None]] | None = None
     """Called once it is clear that there is something to compress, before a model is asked."""
     model: ModelInfo
@@ -226,8 +228,8 @@ class PressureEvent:
 
 
 BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
-"""Asked beside the summary, when there is something to compress and there is time: the last look at rows that are about
-to leave the view. It is done, or was cancelled, before the compression is committed. Raises nothing of its own."""
+"""Asked beside the summary, when there is something to compress, there is time and hygiene keeps no turn waiting: the
+last look at rows that are about to leave the view. It is done, or was cancelled, before the compression is committed. Raises nothing of its own."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
 """Called when a turn has waited for a while for a compression that nobody asked for, and still waits: its people do not
 know why nothing happens."""

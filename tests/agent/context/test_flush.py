@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from agent.context.job import Aborted, CompressionJob
-from agent.context.model_handle import SummaryRoute
+from agent.context.model_handle import ContextSettings, SummaryRoute
 from agent.memory.files import MemoryDirectory
 from agent.memory.notes import added
 from agent.memory_flush import ASKS, MemoryWriter, words_of_people
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from hermes_state.journal import FORWARDED_NOTE
+from hermes_state.journal import FORWARDED_NOTE, RunningTurn
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import ChatId, ChatKind, Document, MessageBody, MessageRole, Origin, UserRef
 from tests.agent.conftest import Chat, Sink
-from tests.agent.context.contexts import agent_of, dialled, fill, fill_and_ask, look
+from tests.agent.context.contexts import agent_of, dialled, fill, fill_and_ask, look, summary_of
 from tests.agent.context.rows import answer, human, result, row
 from tests.agents import SingleModelAgent, SingleModelContext
 from tests.fakes import labkit
@@ -44,10 +44,12 @@ class Recorder:
         self.layers.append(job.layer)
 
 
-def flushing(chat: Chat, model: ChatCompletionsModel, folder: Path) -> tuple[SingleModelAgent, MemoryDirectory]:
+def flushing(
+    chat: Chat, model: ChatCompletionsModel, folder: Path, **options: Any
+) -> tuple[SingleModelAgent, MemoryDirectory]:
     notes = MemoryDirectory(path=folder / "memory")
     writer = MemoryWriter(notes=notes, redact=lambda text: text, clock=chat.clock)
-    agent = agent_of(chat, model, before_split=[writer.flush])
+    agent = agent_of(chat, model, before_split=[writer.flush], context=ContextSettings(**options))
     agent.model = replace(agent.model, flush_route=SummaryRoute(client=agent.client))
     agent.context = SingleModelContext(agent.agent, agent.model)
     return agent, notes
@@ -153,11 +155,50 @@ async def test_in_a_group_the_part_of_whoever_wrote_last_is_written(
 async def test_hygiene_keeps_nobody_waiting_for_a_flush(
     chat: Chat, small: ChatCompletionsModel, llm: LLM, tmp_path: Path
 ) -> None:
-    agent, _ = flushing(chat, small, tmp_path)
-    turn = await fill_and_ask(chat, agent, 5_560)
+    agent, _ = flushing(chat, small, tmp_path, hard_message_limit=30)
+    turn = await fill_and_ask(chat, agent, 4_300)
     await agent.check(turn)
     assert [row[0] for row in (await look(chat, turn.lineage_id)).compressions] == ["hygiene"]
     assert not any(ASKS in str(row["body"]) for row in llm.requests.rows)
+
+
+@pytest.mark.parametrize(("tokens", "noted"), [(4_300, "- likes tea\n"), (5_700, "")], ids=["room", "no room"])
+async def test_hygiene_that_nobody_waits_for_has_notes_taken_while_there_is_room(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM, tmp_path: Path, tokens: int, noted: str
+) -> None:
+    agent, notes = flushing(chat, small, tmp_path, hard_message_limit=30, hold_seconds=0)
+    llm.add_scripts([{"match": ASKS, "tool_calls": [NOTE]}])
+    turn = await fill_and_ask(chat, agent, tokens)
+    await agent.check(turn)
+    await _take_in(agent, turn)
+    assert [row[0] for row in (await look(chat, turn.lineage_id)).compressions] == ["hygiene"]
+    assert notes.read(turn.chat_id, "user") == noted
+
+
+async def test_hygiene_has_notes_taken_beside_its_summary_once_the_turn_goes_on(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM, tmp_path: Path
+) -> None:
+    agent, notes = flushing(chat, small, tmp_path, hard_message_limit=30, hold_seconds=0.05)
+    text = summary_of("the slow scribe")
+    llm.add_scripts([{"summary": True, "text": text, "pause_after": 2}, {"match": ASKS, "tool_calls": [NOTE]}])
+    turn = await fill_and_ask(chat, agent, 4_300)
+    await agent.check(turn)
+    assert (await look(chat, turn.lineage_id)).compressions == []
+    async with asyncio.timeout(10):
+        while not any(ASKS in str(row["body"]) for row in llm.requests.rows):  # noqa: ASYNC110  # no event tells of it
+            await asyncio.sleep(0.01)
+    llm.resumed.set()
+    await _take_in(agent, turn)
+    assert [row[0] for row in (await look(chat, turn.lineage_id)).compressions] == ["hygiene"]
+    assert notes.read(turn.chat_id, "user") == "- likes tea\n"
+
+
+async def _take_in(agent: SingleModelAgent, turn: RunningTurn) -> None:
+    """Wait for a compression on its way, and commit it as the next step of the turn does."""
+    pending = agent.agent.context.pending
+    if pending.is_pending(turn.lineage_id):
+        await pending.wait(turn.lineage_id, None)
+        await agent.agent.context.measure(turn.conversation, agent.model)
 
 
 def test_chats_have_notes_of_their_own(tmp_path: Path) -> None:
