@@ -15,6 +15,7 @@ from agent.context.model_handle import ContextSettings
 from agent.handoff import END_MARKER
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.model.wire import WireSettings, chat_messages
+from agent.tools.offers import OfferRegistry
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from bench.policies import Meter, StandIn, StandInKind, Turn, piece_of, tokens
@@ -211,10 +212,12 @@ class AgentMonth:
             effect=ToolEffect.READ_ONLY,
             run=self.model.run_tool,
         )
+        registry = ToolRegistry([*(tools or recall_tools()), run])
         self.agent = SingleModelAgent(
             store=store,
             client=client_of(self.model, store, loop),
-            tools=ToolRegistry([*(tools or recall_tools()), run]),
+            tools=registry,
+            offers=OfferRegistry(registry, store),
             settings=TurnSettings(
                 context_length=Tokens(window), max_output_tokens=Tokens(window // 4), context=settings
             ),

@@ -18,6 +18,7 @@ from agent.model.base import ModelLimits
 from agent.model.client import ModelClient
 from agent.model.sizes import model_size
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
+from agent.tools.offers import OfferRegistry
 from agent.tools.registry import ToolRegistry
 from agent.turn import MAX_TOOL_ROUNDS, Agent, Answer
 from gateway.turns import hygiene
@@ -124,12 +125,13 @@ class SingleModelAgent:
         clock: Clock,
         summary_routes: Sequence[SummaryRoute] | None = None,
         pending: CompressionRegistry | None = None,
+        offers: OfferRegistry | None = None,
         **options: Any,
     ) -> None:
-        """`options`: those of `Agent`."""
+        """`offers`: where prompts list what fits, and not all tools; `options`: those of `Agent`."""
         self.agent = Agent(
             store=store,
-            prompts=PromptBuilder(tools=tools, persona=settings.persona, zone=settings.zone),
+            prompts=PromptBuilder(tools=tools, offers=offers, persona=settings.persona, zone=settings.zone),
             max_tool_rounds=settings.max_tool_rounds,
             clock=clock,
             pending=pending or CompressionRegistry(),
