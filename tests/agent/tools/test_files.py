@@ -6,6 +6,8 @@ import hashlib
 import os
 import re
 import stat
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -298,6 +300,37 @@ async def test_a_listing_is_bounded_and_names_are_one_line(desk: Desk) -> None:
     assert len(rows) == 501
     assert "the first 500" in rows[0]
     assert {"000 a�b 0", "000 � 0"} <= set(rows)
+
+
+_LOOKS_AROUND = """
+import asyncio, sys
+from pathlib import Path
+from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
+async def main():
+    workspace = WorkspaceStore(Path(sys.argv[1]), WorkspaceSettings(max_bytes=1_000_000, max_file_bytes=1_000)).of(1)
+    with workspace.writing():
+        workspace.write(("new.txt",), b"x")
+    print(["/".join(entry.parts) for entry in workspace.walk()])
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o300, 0o000], ids=["no search", "no reading", "nothing"])
+def test_a_folder_that_is_closed_to_the_gateway_is_listed_and_passed_by(tmp_path: Path, mode: int) -> None:
+    closed = tmp_path / "1" / "closed"
+    closed.mkdir(parents=True)
+    (closed / "inside.txt").write_text("x")
+    (tmp_path / "1" / "open.txt").write_text("x")
+    closed.chmod(mode)
+    # To root nothing is closed, unless it gives that up.
+    words = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--"] if os.geteuid() == 0 else []
+    try:
+        found = subprocess.run(
+            [*words, sys.executable, "-c", _LOOKS_AROUND, str(tmp_path)], capture_output=True, text=True, check=False
+        )
+    finally:
+        closed.chmod(0o700)
+    assert found.stdout == "['closed', 'new.txt', 'open.txt']\n", found.stderr
 
 
 async def test_a_thousand_folders_deep_ends(desk: Desk) -> None:
