@@ -18,9 +18,9 @@ from agent.images.scaling import ImageScaler
 from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.files.send_file import FileDelivery
-from agent.tools.registry import Tool
+from agent.tools.registry import Tool, ToolContext
 from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
-from agent.tools.terminal.terminal_tool import BackgroundRegistry, terminal_tool
+from agent.tools.terminal.terminal_tool import TERMINAL, BackgroundRegistry, terminal_tool
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
 from gateway.access.tools import ToolAccessControl
@@ -343,8 +343,7 @@ class _Daemon:
         self._loaded = merged
         self._runtime.config = merged.config
         probe_sandbox.cache_clear()
-        if not merged.config.terminal.enabled:
-            await self._background.stop("the terminal having been switched off")
+        await self._background.stop("the terminal having been switched off", self._has_no_terminal)
         self._reloaded.set()
         update_logging(merged.config.logging.level, merged.secrets())
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
@@ -372,6 +371,12 @@ class _Daemon:
         )
         self._agents.append(agent)
         return agent, make_models(loaded, clients, store=self._store, scaler=self._scaler, clock=self._clock)
+
+    def _has_no_terminal(self, context: ToolContext) -> bool:
+        """True for a turn that could not start a command now."""
+        tool = self._runtime.agent.offers.registry.by_name[TERMINAL]
+        is_refused = self._tool_access.refusal(tool, context.chat, context.chat_kind, context.started_by) is not None
+        return is_refused or not self._loaded.config.terminal.enabled
 
     def _terminal(self) -> Tool:
         return terminal_tool(

@@ -229,7 +229,8 @@ class PressureEvent:
 
 BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
 """Asked beside the summary, when there is something to compress, there is time and hygiene keeps no turn waiting: the
-last look at rows that are about to leave the view. It is done, or was cancelled, before the compression is committed. Raises nothing of its own."""
+last look at rows that are about to leave the view. It is done, or was cancelled, before the compression is committed.
+Raises nothing of its own."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
 """Called when a turn has waited for a while for a compression that nobody asked for, and still waits: its people do not
 know why nothing happens."""

@@ -3,6 +3,8 @@
 import asyncio
 import signal
 
+import pytest
+
 from tests.e2e.protocols import prompt_of
 from tests.e2e.world import World
 from tests.sandboxes import all_gone, needs_sandbox, processes_with
@@ -91,6 +93,40 @@ async def test_the_end_of_a_background_command_is_told_to_people_and_to_the_mode
     prompt = prompt_of((await world.asked(count + 1))[-1])
     assert "[gateway notice] Background command" in str(prompt)
     assert await world.violations() == []
+
+
+@pytest.mark.parametrize(
+    "change", ["terminal: {enabled: false}", "tools: {use: {terminal: off}}", "tools: {use: {terminal: admins}}"]
+)
+async def test_a_reload_that_takes_the_terminal_away_ends_background_commands(world: World, change: str) -> None:
+    world.home.mkdir()
+    config = world.home / "config.yaml"
+    config.write_text("terminal: {enabled: true}")
+    await world.gateway.start(HERMES_TOOLS__APPROVAL__EXECUTES="allow")
+    arguments = {"command": "sleep 286", "background": True}
+    await world.script(match="serve", last_role="user", tool_calls=[{"name": "terminal", "arguments": arguments}])
+    await world.converse("serve it")
+    await started("sleep\x00286")
+    config.write_text(f"terminal: {{enabled: true}}\n{change}" if change.startswith("tools") else change)
+    world.gateway.signal(signal.SIGHUP)
+    assert await all_gone("sleep\x00286")
+    [notice] = await world.replies(1, match="Background command")
+    assert "stopped, for the terminal having been switched off" in notice
+
+
+async def test_a_reload_leaves_commands_of_chats_that_keep_the_terminal(world: World) -> None:
+    world.home.mkdir()
+    config = world.home / "config.yaml"
+    config.write_text("terminal: {enabled: true}")
+    await world.gateway.start(HERMES_TOOLS__APPROVAL__EXECUTES="allow")
+    arguments = {"command": "sleep 285", "background": True}
+    await world.script(match="serve", last_role="user", tool_calls=[{"name": "terminal", "arguments": arguments}])
+    await world.converse("serve it")
+    await started("sleep\x00285")
+    config.write_text("terminal: {enabled: true}\ntools: {use: {terminal: off}, use_on: {telegram: {terminal: on}}}")
+    world.gateway.signal(signal.SIGHUP)
+    await world.gateway.wait_for_log("config.reloaded")
+    assert processes_with("sleep\x00285")
 
 
 async def test_a_stopped_gateway_ends_background_commands_and_says_so_later(world: World) -> None:

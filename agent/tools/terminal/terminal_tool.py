@@ -18,7 +18,7 @@ from agent.tools.approvals import fenced
 from agent.tools.registry import Tool, ToolContext
 from agent.tools.terminal.running_command import RunningCommand
 from agent.tools.terminal.sandbox import TerminalSettings, terminal_fault
-from hermes_state.aio import cancel_all, track, wait_until
+from hermes_state.aio import cancel_all, wait_until
 from hermes_state.errors import ToolError
 from hermes_state.text import counted, shortened
 from hermes_state.values import ChatId, ToolEffect
@@ -80,7 +80,7 @@ class BackgroundRegistry:
         self._commands: dict[str, BackgroundCommand] = {}
         self._starting: Counter[ChatId] = Counter()
         """Commands of each chat that are being started."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], BackgroundCommand] = {}
 
     def of(self, chat_id: ChatId) -> list[BackgroundCommand]:
         """Those of a chat, oldest first."""
@@ -108,7 +108,9 @@ class BackgroundRegistry:
             self._starting[context.chat_id] -= 1
         one = BackgroundCommand(id=secrets.token_hex(3), command=command, context=context, running=started)
         self._commands[one.id] = one
-        track(self._tasks, asyncio.create_task(self._follow(one), name=f"background command {one.id}"))
+        task = asyncio.create_task(self._follow(one), name=f"background command {one.id}")
+        self._tasks[task] = one
+        task.add_done_callback(self._tasks.pop)
         return one
 
     async def _follow(self, one: BackgroundCommand) -> None:
@@ -133,13 +135,14 @@ class BackgroundRegistry:
             self._commands.pop(one.id, None)
         return one.running.report()
 
-    async def stop(self, reason: str) -> None:
-        """End all; whoever started them is told why."""
-        for one in self._commands.values():
+    async def stop(self, reason: str, is_meant: Callable[[ToolContext], bool] = lambda _: True) -> None:
+        """End all that were started in a turn that is meant; whoever started them is told why."""
+        meant = {task: one for task, one in self._tasks.items() if is_meant(one.context)}
+        for one in meant.values():
             one.running.stop(reason)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
-        await cancel_all(self._tasks)
+        if meant:
+            await asyncio.wait(meant, timeout=STOP_SECONDS)
+        await cancel_all(meant)
 
 
 STOP_SECONDS = 5.0
