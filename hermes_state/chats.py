@@ -6,6 +6,7 @@ from sqlite3 import Connection
 
 import msgspec
 
+from hermes_state.sessions import IS_SUBAGENT
 from hermes_state.store.sql import columns, scalar, select, select_one
 from hermes_state.values import (
     ChatId,
@@ -163,9 +164,8 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Purpose: the sessions of a chat that people spoke in, newest first.
-_SESSIONS = """
-SELECT id FROM sessions WHERE chat_id = ? AND kind IN ('root','continuation','branch')
-ORDER BY id DESC
+_SESSIONS = f"""
+SELECT s.id FROM sessions s WHERE s.chat_id = ? AND NOT {IS_SUBAGENT} ORDER BY s.id DESC
 """
 # Purpose: what was said in one session, newest first.
 _HISTORY = """

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from hermes_state.errors import LineageMoved
-from hermes_state.sessions import Session, end_session, free_session_key, load_session, load_tip
+from hermes_state.sessions import Session, end_session, free_session_key, is_subagent, load_session, load_tip
 from hermes_state.store.sql import insert_row, scalar, scalars
 from hermes_state.transcripts import NewMessage, append_view_row, edited, load_own_rows, load_session_view
 from hermes_state.values import EndReason, LineageId, MessageId, Millis, SessionId, Transcript
@@ -201,7 +201,7 @@ def _continue(
     context_state: str | None,
     now: Millis,
 ) -> SessionId:
-    """End `parent` and make its child, without a context yet, the chat's session."""
+    """End `parent` and make its child, without a context yet, the chat's session, unless it is a sub-agent's."""
     end_session(db, parent.id, reason, now)
     key = free_session_key(db, parent.chat_id, now)
     given = {"key": key, "parent_id": parent.id, "system_prompt": system_prompt, "context_state": context_state}
@@ -210,7 +210,7 @@ def _continue(
         "UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ? AND active_session_id = ?",
         (child_id, now, parent.chat_id, parent.id),
     )
-    if moved.rowcount != 1:
+    if moved.rowcount != 1 and not is_subagent(db, parent.lineage_id):
         raise LineageMoved(f"session {parent.short_key} is not the chat's active one any more")
     return child_id
 

@@ -148,7 +148,8 @@ def load_waiting_commands(db: Connection) -> list[InboxId]:
 def load_chats_with_waiting(db: Connection) -> list[ChatId]:
     """Chats in which something waits or a turn is open: where work starts after a restart."""
     query = """SELECT chat_id FROM inbox WHERE state IN ('new','claimed')
-    UNION SELECT chat_id FROM turns WHERE state = 'running'"""
+    UNION SELECT chat_id FROM turns
+    WHERE parent_turn_id IS NULL AND state IN ('running','waiting')"""
     return scalars(db, ChatId, query)
 
 

@@ -7,7 +7,8 @@ the answer, settles the inbox and writes the outbox in one transaction. After a 
 - an assistant row with calls, a call without a `tool_runs` row: it never began, and is run;
 - a `tool_runs` row that is still `started`: the outcome is unknown, and only a read-only tool is run again.
 
-A turn belongs to a lineage and may cross a split: rows go to whatever session is the tip.
+A turn belongs to a lineage and may cross a split: rows go to whatever session is the tip. A sub-agent is a turn inside
+a turn: it has a lineage of its own, owes a report to the call that it answers, and ends at the latest with its parent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +22,8 @@ from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.models import ledger
 from hermes_state.outbox import OutboxKind, OutboxRow, Reply
-from hermes_state.sessions import ensure_active
-from hermes_state.store.sql import columns, insert_row, scalar, scalar_or_none, scalars, select_one
+from hermes_state.sessions import end_session, ensure_active, load_tip
+from hermes_state.store.sql import columns, insert_row, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append_to_tip, load_message, show_instead
 from hermes_state.values import (
@@ -31,6 +32,7 @@ from hermes_state.values import (
     ChatKey,
     ChatKind,
     ConversationRef,
+    EndReason,
     InboxId,
     LineageId,
     Message,
@@ -63,6 +65,13 @@ class InboxMoved(StateError):
     """A row that the turn was to start with is not waiting any more: it was withdrawn or dropped."""
 
 
+class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that has called a sub-agent."""
+
+    id: TurnId
+    lineage_id: LineageId
+
+
 class RunningTurn(msgspec.Struct, frozen=True, kw_only=True):
     """A turn that has not ended."""
 
@@ -87,12 +96,19 @@ class RunningTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Model that its conversation has chosen, as it is stored; None: the configured one."""
     reasoning_effort: ReasoningEffort | None = None
     """Effort that its conversation has chosen; None: as the model is configured."""
+    parent: ParentTurn | None = None
+    """Turn that a sub-agent works for; None: it answers people."""
 
     @property
     def conversation(self) -> ConversationRef:
         """The conversation that it goes on with."""
         return ConversationRef(
-            chat_id=self.chat_id, lineage_id=self.lineage_id, chat=self.chat, chat_kind=self.chat_kind, turn_id=self.id
+            chat_id=self.chat_id,
+            lineage_id=self.lineage_id,
+            chat=self.chat,
+            chat_kind=self.chat_kind,
+            turn_id=self.id,
+            paid_by=None if self.parent is None else (self.parent.lineage_id, self.parent.id),
         )
 
 
@@ -147,7 +163,8 @@ INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
 SELECT c.id, s.lineage_id, 'running', :starter, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
 WHERE c.id = :chat_id AND s.ended_at IS NULL
   AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.id <> :row_id AND i.{inbox.OPEN})
-  AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.chat_id = c.id AND t.state IN ('running','waiting'))
+  AND NOT EXISTS (SELECT 1 FROM turns t
+    WHERE t.chat_id = c.id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
 RETURNING id, lineage_id
 """
 
@@ -177,9 +194,13 @@ def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: User
 
 
 def join_steers(db: Connection, turn_id: TurnId, now: Millis) -> int:
-    """Let waiting `steer` rows of the turn's chat join it, after what the transcript holds; returns how many."""
+    """Let waiting `steer` rows of the turn's chat join it, after what the transcript holds; returns how many.
+
+    None join a sub-agent: people steer the turn that it works for.
+    """
     turn = require_running(db, turn_id)
-    rows = [row for row in inbox.load_waiting(db, turn.chat_id) if row.mode is inbox.InboxMode.STEER]
+    waiting = inbox.load_waiting(db, turn.chat_id) if turn.parent is None else []
+    rows = [row for row in waiting if row.mode is inbox.InboxMode.STEER]
     if rows:
         _bind(db, turn_id, turn.lineage_id, rows, {}, now)
     return len(rows)
@@ -247,13 +268,18 @@ def append_calls(db: Connection, turn_id: TurnId, answer: ModelAnswer, now: Mill
 
 
 def _append_answer(db: Connection, turn: RunningTurn, answer: ModelAnswer, text: str | None, now: Millis) -> Message:
-    noted, values = f", {ledger.ADD_USAGE}", list[object](ledger.usage_of(answer.call))
+    noted, values = "", list[object]()
+    if turn.parent is None:
+        noted, values = f", {ledger.ADD_USAGE}", list[object](ledger.usage_of(answer.call))
     if answer.reported_prompt_tokens is not None:
         noted += _REPORT
         values += [answer.reported_prompt_tokens, answer.call.model]
     body = MessageBody(calls=answer.calls, reasoning=answer.reasoning)
     message = append_to_tip(db, turn.lineage_id, _assistant_row(turn, text, body), now, noted, *values)
-    ledger.insert_call(db, (turn.chat_id, turn.lineage_id, message.session_id, turn.id), answer.call, now)
+    if turn.parent is None:
+        ledger.insert_call(db, (turn.chat_id, turn.lineage_id, message.session_id, turn.id), answer.call, now)
+    else:
+        ledger.record(db, turn.parent.id, turn.parent.lineage_id, answer.call, now)
     return message
 
 
@@ -327,7 +353,8 @@ _FINISH = f"""
 UPDATE turns SET state = 'finished', ended_at = ? WHERE id = ? AND state = 'running'
 RETURNING preview_ref, {_QUESTION.format("q.message_ref")}, {_QUESTION.format(_TICKET)},
   EXISTS (SELECT 1 FROM inbox l WHERE l.chat_id = turns.chat_id AND l.{inbox.WAITS} AND l.mode = 'steer'),
-  EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = turns.chat_id AND o.{outbox.OPEN})
+  EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = turns.chat_id AND o.{outbox.OPEN}),
+  EXISTS (SELECT 1 FROM turns k WHERE k.parent_turn_id = turns.id AND k.state = 'running')
 """
 
 
@@ -337,15 +364,21 @@ def finish_turn(
     """Store the answer, settle the inbox and owe the reply, in one go. Raises `TurnMoved`.
 
     `parts`: the rendered reply, for a caller who sends it at once. Unless the chat is owed something else, it is
-    stored as `sending`, and its row is returned with the id of the answer.
+    stored as `sending`, and its row is returned with the id of the answer. A sub-agent owes no reply: its answer is its
+    report.
     """
     assert not answer.calls, "what calls tools ends no turn"
     closed = db.execute(_FINISH, (now, turn.id)).fetchone()
     if closed is None:
         raise TurnMoved(f"turn {turn.id} is not running")
-    preview_ref, question_ref, ticket, has_late_steers, is_owed = closed
+    preview_ref, question_ref, ticket, has_late_steers, is_owed, has_subagents = closed
+    if has_subagents:  # the store was not there when one of them ended
+        _stop_subagents(db, turn, "the turn has gone on without it", now)
     turn = msgspec.structs.replace(turn, preview_ref=preview_ref, question_ref=question_ref, ticket=ticket)
     message = _append_answer(db, turn, answer, answer.text, now)
+    if turn.parent is not None:
+        _end_lineage(db, turn, now)
+        return message.id, None
     _settle_inbox(db, turn, has_late_steers, now)
     reply = _reply(turn, OutboxKind.FINAL, answer.markdown or answer.text, message.id)
     row = outbox.enqueue(db, reply, now, () if is_owed else parts)
@@ -366,6 +399,7 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
     turn = _find_open(db, turn_id)
     if turn is None:
         return False
+    _stop_subagents(db, turn, reason, now)
     _answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
     text = partial_text.strip()
     shown = scalar_or_none(db, str, _NEWEST_TEXT, (turn_id,)) or ""
@@ -382,15 +416,25 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
 def fail_turn(db: Connection, turn_id: TurnId, error: str, sentence: str, now: Millis) -> bool:
     """End a turn that cannot go on and owe its people a sentence; False when it had ended already.
 
-    `error` names the kind for operators; `sentence` is for people.
+    `error` names the kind for operators; `sentence` is for people, and of a sub-agent for whoever has called it.
     """
     turn = _find_open(db, turn_id)
     if turn is None:
         return False
+    _stop_subagents(db, turn, "the turn has failed", now)
     _answer_open_calls(db, turn, "not known: the turn failed before this call was answered", ToolRunState.UNKNOWN, now)
-    outbox.enqueue(db, _reply(turn, OutboxKind.ERROR, sentence, None), now)
-    _close(db, turn, TurnState.FAILED, error, now)
+    if turn.parent is None:
+        outbox.enqueue(db, _reply(turn, OutboxKind.ERROR, sentence, None), now)
+    _close(db, turn, TurnState.FAILED, error if turn.parent is None else sentence, now)
     return True
+
+
+def _stop_subagents(db: Connection, turn: RunningTurn, reason: str, now: Millis) -> None:
+    """End the sub-agents that work for a turn, which ends in the same transaction."""
+    working = f"{_TURN} WHERE t.parent_turn_id = ? AND t.state = 'running' ORDER BY t.id"
+    for subagent in select(db, RunningTurn, working, (turn.id,)) if turn.parent is None else []:
+        _answer_open_calls(db, subagent, reason, ToolRunState.STOPPED, now)
+        _close(db, subagent, TurnState.STOPPED, reason, now)
 
 
 # Purpose: the answers of a turn that may hold calls.
@@ -425,7 +469,15 @@ def _reply(turn: RunningTurn, kind: OutboxKind, markdown: str, message_id: Messa
 
 def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | None, now: Millis) -> None:
     db.execute("UPDATE turns SET state = ?, error = ?, ended_at = ? WHERE id = ?", (state, error, now, turn.id))
-    _settle_inbox(db, turn, True, now)
+    if turn.parent is None:
+        _settle_inbox(db, turn, True, now)
+    else:
+        _end_lineage(db, turn, now)
+
+
+def _end_lineage(db: Connection, turn: RunningTurn, now: Millis) -> None:
+    """End the session of a sub-agent with its turn: nobody goes on with it."""
+    end_session(db, load_tip(db, turn.lineage_id).id, EndReason.FINISHED, now)
 
 
 def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now: Millis) -> None:
@@ -441,8 +493,8 @@ _TURN = f"""
 SELECT t.id, t.chat_id, t.lineage_id, t.started_by, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind, t.restarts,
   t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting, s.chosen_model, s.reasoning_effort,
   (SELECT coalesce(min(i.id), 0) FROM inbox i WHERE i.turn_id = t.id) AS first_inbox_id, q.message_ref AS question_ref,
-  {_TICKET} AS ticket
-FROM turns t JOIN chats c ON c.id = t.chat_id
+  {_TICKET} AS ticket, {columns(ParentTurn, "p", "parent")}
+FROM turns t JOIN chats c ON c.id = t.chat_id LEFT JOIN turns p ON p.id = t.parent_turn_id
 LEFT JOIN sessions s ON s.lineage_id = t.lineage_id
   AND s.depth = (SELECT max(n.depth) FROM sessions n WHERE n.lineage_id = t.lineage_id)
 LEFT JOIN inbox q ON q.id = (SELECT max(i.id) FROM inbox i WHERE i.turn_id = t.id AND i.kind <> 'notice')
@@ -456,7 +508,8 @@ def find_turn(db: Connection, turn_id: TurnId) -> RunningTurn | None:
 
 def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
     """The turn that a chat is in the middle of, running or waiting: no other may begin meanwhile."""
-    return select_one(db, RunningTurn, f"{_TURN} WHERE t.chat_id = ? AND t.state IN ('running','waiting')", (chat_id,))
+    where = "t.chat_id = ? AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting')"
+    return select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (chat_id,))
 
 
 def _find_open(db: Connection, turn_id: TurnId) -> RunningTurn | None:

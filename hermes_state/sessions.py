@@ -2,7 +2,8 @@
 
 A conversation is one **lineage**: the first session and its continuations, each made by a compression.
 `lineage_id` is the id of the first session and `depth` counts continuations, so the tip is one indexed
-look-up however long the chain is. A reset ends a session and starts another lineage.
+look-up however long the chain is. A reset ends a session and starts another lineage. A sub-agent has a lineage of
+its own, which is no conversation: its first session is of the kind `subagent`, below the session that has called it.
 """
 
 import secrets
@@ -12,7 +13,7 @@ import msgspec
 
 from hermes_state.errors import LineageMoved, LookupReason, LookupRejected, SessionNotFound
 from hermes_state.store.sql import columns, insert_row, scalar, scalar_or_none, scalars, select, select_one
-from hermes_state.values import ChatId, EndReason, LineageId, Millis, ReasoningEffort, SessionId
+from hermes_state.values import ChatId, EndReason, LineageId, MessageId, Millis, ReasoningEffort, SessionId
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +138,32 @@ def ensure_active(db: Connection, chat_id: ChatId, now: Millis) -> Session:
     return load_open(db, chat_id) or start_session(db, chat_id, now)
 
 
+IS_SUBAGENT = "EXISTS (SELECT 1 FROM sessions r WHERE r.id = s.lineage_id AND r.kind = 'subagent')"
+"""Condition for sessions `s` of sub-agents: their first one, and its continuations."""
+
+
+def is_subagent(db: Connection, lineage_id: LineageId) -> bool:
+    """True for the lineage of a sub-agent, which is no conversation of its chat."""
+    query = "SELECT EXISTS (SELECT 1 FROM sessions WHERE id = ? AND kind = 'subagent')"
+    return scalar(db, bool, query, (lineage_id,))
+
+
+# Purpose: the session of a sub-agent, below the session in which an answer has called it.
+_START_SUBAGENT = """
+INSERT INTO sessions (key, chat_id, parent_session_id, lineage_id, kind, chosen_model, reasoning_effort, started_at)
+SELECT :key, s.chat_id, s.id, 0, 'subagent', s.chosen_model, s.reasoning_effort, :now
+FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.id = :call_message_id
+"""
+
+
+def start_subagent_session(db: Connection, chat_id: ChatId, call_message_id: MessageId, now: Millis) -> LineageId:
+    """Start the lineage of a sub-agent, which is called by that answer; its chat stays where it is."""
+    values = {"key": free_session_key(db, chat_id, now), "call_message_id": call_message_id, "now": now}
+    lineage_id = insert_row(db, LineageId, _START_SUBAGENT, values)
+    db.execute("UPDATE sessions SET lineage_id = id WHERE id = ?", (lineage_id,))
+    return lineage_id
+
+
 def start_session(db: Connection, chat_id: ChatId, now: Millis) -> Session:
     """Start a lineage of its own and make it the chat's active one."""
     query = "INSERT INTO sessions (key, chat_id, lineage_id, started_at) VALUES (?, ?, 0, ?)"
@@ -186,11 +213,12 @@ def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Ses
 
 
 def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Session:
-    """The tip of the conversation in which a session's key starts so. Raises `LookupRejected`."""
+    """The tip of the conversation in which a session's key starts so, no sub-agent. Raises `LookupRejected`."""
     prefix = key_prefix.strip().lower()
     if len(prefix) < MIN_KEY_PREFIX or any(letter not in _BASE32 for letter in prefix):
         raise LookupRejected(LookupReason.MALFORMED, prefix)
-    query = "SELECT DISTINCT lineage_id FROM sessions WHERE chat_id = ? AND key >= ? AND key < ?"
+    query = f"""SELECT DISTINCT s.lineage_id FROM sessions s
+    WHERE s.chat_id = ? AND s.key >= ? AND s.key < ? AND NOT {IS_SUBAGENT}"""
     lineages = scalars(db, LineageId, query, (chat_id, prefix, prefix + "~"))
     if not lineages:
         raise LookupRejected(LookupReason.NOT_FOUND, prefix)
@@ -280,7 +308,8 @@ WITH used AS (
   SELECT lineage_id, max(depth) AS depth, sum(message_count) AS message_count, count(*) AS session_count,
     min(started_at) AS started_at, max(last_human_at) AS last_human_at,
     max(coalesce(last_human_at, started_at)) AS used_at
-  FROM sessions {{where}} GROUP BY lineage_id HAVING sum(message_count) > 0 ORDER BY used_at DESC LIMIT ?)
+  FROM sessions {{where}} GROUP BY lineage_id
+  HAVING sum(message_count) > 0 AND count(*) FILTER (WHERE kind = 'subagent') = 0 ORDER BY used_at DESC LIMIT ?)
 SELECT {columns(Session, "t", "tip")}, u.message_count, u.session_count, u.started_at, u.last_human_at,
   (SELECT s.title FROM sessions s WHERE s.lineage_id = u.lineage_id AND s.title IS NOT NULL
     ORDER BY s.depth DESC LIMIT 1) AS title,
@@ -302,7 +331,8 @@ def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> li
 _IDLE = """
 SELECT s.id FROM sessions s JOIN chats c ON c.active_session_id = s.id
 WHERE s.ended_at IS NULL AND s.last_human_at < ?
-  AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.chat_id = s.chat_id AND t.state IN ('running','waiting'))
+  AND NOT EXISTS (SELECT 1 FROM turns t
+    WHERE t.chat_id = s.chat_id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
   AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = s.chat_id AND i.state IN ('new','claimed'))
 ORDER BY s.last_human_at LIMIT ?
 """

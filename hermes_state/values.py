@@ -97,6 +97,8 @@ class ConversationRef:
     chat: ChatKey
     chat_kind: ChatKind
     turn_id: TurnId | None = None
+    paid_by: tuple[LineageId, TurnId] | None = None
+    """Conversation and turn that pay for what a sub-agent uses; None: it pays for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,6 +385,15 @@ class ToolEffect(StrEnum):
     READ_ONLY = "read_only"
     WRITES = "writes"
     EXECUTES = "executes"
+
+
+class SessionKind(StrEnum):
+    """Origin of a session: a conversation's first, one that continues another, or the first of a sub-agent."""
+
+    ROOT = "root"
+    CONTINUATION = "continuation"
+    BRANCH = "branch"
+    SUBAGENT = "subagent"
 
 
 class EndReason(StrEnum):

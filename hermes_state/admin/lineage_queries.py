@@ -20,6 +20,7 @@ from hermes_state.values import (
     MessageId,
     Millis,
     SessionId,
+    SessionKind,
     Transcript,
     parse_recall_id,
     recall_id,
@@ -40,6 +41,8 @@ class LineageSession(msgspec.Struct, frozen=True, kw_only=True):
     lineage_key: str
     """Key of the first session of the chain."""
     depth: int
+    kind: SessionKind
+    """`subagent` for the first session of a sub-agent, whose parent has called it."""
     chat: ChatKey
     started_at: Millis
     ended_at: Millis | None
@@ -121,7 +124,7 @@ def _place_of_session(db: Connection, name: str, within: ChatId | None) -> Looku
 _SESSIONS = f"""
 SELECT s.id AS session_id, s.key, p.key AS parent_key,
   (SELECT n.key FROM sessions n WHERE n.lineage_id = s.lineage_id AND n.depth = s.depth + 1) AS child_key,
-  {LINEAGE_KEY} AS lineage_key, s.depth, {columns(ChatKey, "c", "chat")},
+  {LINEAGE_KEY} AS lineage_key, s.depth, s.kind, {columns(ChatKey, "c", "chat")},
   s.started_at, s.ended_at, s.end_reason, s.message_count,
   CASE WHEN s.depth > 0 AND k.id IS NULL THEN
     (SELECT u.key FROM compressions x JOIN sessions u ON u.id = x.child_id
@@ -130,26 +133,30 @@ SELECT s.id AS session_id, s.key, p.key AS parent_key,
 FROM sessions s JOIN chats c ON c.id = s.chat_id
 LEFT JOIN sessions p ON p.id = s.parent_session_id
 LEFT JOIN compressions k ON k.child_id = s.id
-WHERE {{scope}} ORDER BY s.id DESC LIMIT ?
+WHERE {{scope}} ORDER BY s.id DESC LIMIT :limit
 """
 
 
 def load_lineage_sessions(db: Connection, place: LookupResult | None, limit: int) -> list[LineageSession]:
-    """The newest `limit` sessions of a conversation, of a chat, or of all chats, oldest of them first."""
+    """The newest `limit` sessions of a conversation, of a chat, or of all chats, oldest of them first.
+
+    Of a conversation also those that its sub-agents began with.
+    """
     if place is None:
-        return _load_sessions(db, "?", 1, limit)
+        return _load_sessions(db, ":value", 1, limit)
     if place.session is None:
-        return _load_sessions(db, "s.chat_id = ?", place.chat_id, limit)
-    return _load_sessions(db, "s.lineage_id = ?", place.session.lineage_id, limit)
+        return _load_sessions(db, "s.chat_id = :value", place.chat_id, limit)
+    called = "s.parent_session_id IN (SELECT id FROM sessions WHERE lineage_id = :value)"
+    return _load_sessions(db, f"(s.lineage_id = :value OR {called})", place.session.lineage_id, limit)
 
 
 def load_lineage_session(db: Connection, session_id: SessionId) -> LineageSession:
     """One session, which must exist."""
-    return _load_sessions(db, "s.id = ?", session_id, 1)[0]
+    return _load_sessions(db, "s.id = :value", session_id, 1)[0]
 
 
 def _load_sessions(db: Connection, scope: str, value: int, limit: int) -> list[LineageSession]:
-    return select(db, LineageSession, _SESSIONS.format(scope=scope), (value, limit))[::-1]
+    return select(db, LineageSession, _SESSIONS.format(scope=scope), {"value": value, "limit": limit})[::-1]
 
 
 # ---- messages ---------------------------------------------------------------------------------------------------

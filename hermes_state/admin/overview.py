@@ -9,6 +9,7 @@ from sqlite3 import Connection
 
 import msgspec
 
+from hermes_state.sessions import IS_SUBAGENT
 from hermes_state.store.connections import check_ours, register_functions, unavailable
 from hermes_state.store.lock import refuse_held
 from hermes_state.store.presence import refuse_empty, refuse_loss
@@ -30,15 +31,16 @@ class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     undelivered: int
 
 
-# Purpose: one count of each table, and the file itself.
-_OVERVIEW = """
+# Purpose: one count of each table, and the file itself. A chat has one open turn, whatever sub-agents work for it; a
+# file at rest of an older version cannot tell them apart.
+_OVERVIEW = f"""
 SELECT (SELECT user_version FROM pragma_user_version) AS schema,
   (SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size) AS database_bytes,
   (SELECT count(*) FROM chats) AS chats,
-  (SELECT count(DISTINCT lineage_id) FROM sessions) AS conversations,
+  (SELECT count(DISTINCT s.lineage_id) FROM sessions s WHERE NOT {IS_SUBAGENT}) AS conversations,
   (SELECT count(*) FROM messages) AS messages,
   (SELECT count(*) FROM inbox WHERE state IN ('new','claimed')) AS waiting,
-  (SELECT count(*) FROM turns WHERE state IN ('running','waiting')) AS open_turns,
+  (SELECT count(DISTINCT chat_id) FROM turns WHERE state IN ('running','waiting')) AS open_turns,
   (SELECT count(*) FROM outbox WHERE state IN ('pending','sending','ambiguous')) AS undelivered
 """
 

@@ -46,6 +46,11 @@ SELECT id, printf('l%07d', id), chat_id, lineage_id, depth, iif(depth, 'continua
   iif(id IN (SELECT active_session_id FROM chats), NULL, 'finished'), max(top, 0) + 1, min(bottom, 0) - 1, said, ended
 FROM placed
 """
+# Purpose: of those, what sub-agents began with: it must not pass for a conversation.
+_SUBAGENT_SESSIONS = """
+UPDATE sessions SET kind = 'subagent'
+WHERE kind = 'root' AND id IN (SELECT lineage_id FROM turns WHERE parent_turn_id IS NOT NULL)
+"""
 # Purpose: accepted messages whose turn was lost: that it did not answer them is all that is known.
 _WITHOUT_TURN = """
 UPDATE inbox SET state = 'dead', payload = '', settled_at = :now WHERE state = 'claimed' AND turn_id IS NULL
@@ -220,6 +225,8 @@ def _set_right(db: sqlite3.Connection) -> list[str]:
     ):
         if count := db.execute(query, now).rowcount:
             notes.append(f"{count:,} {what}.")
+    if scalar(db, int, "SELECT count(*) FROM pragma_table_info('turns') WHERE name = 'parent_turn_id'"):
+        db.execute(_SUBAGENT_SESSIONS)
     removed = _mend_references(db)
     if removed:
         notes.append(f"{removed:,} rows belonged to lost ones and were left out.")

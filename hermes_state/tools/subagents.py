@@ -1,0 +1,56 @@
+"""Sub-agents: turns that answer a call of another turn, each in a lineage of its own.
+
+A call has one sub-agent whatever happens: whoever runs the call again after a restart finds the turn that it opened,
+and goes on with it, or reads its report. `hermes_state.journal` stores the steps and the end of it like any other's.
+"""
+
+from sqlite3 import Connection
+
+import msgspec
+
+from hermes_state.journal import RunningTurn, require_running
+from hermes_state.sessions import start_subagent_session
+from hermes_state.store.sql import insert_row, select_one
+from hermes_state.transcripts import NewMessage, append_to_tip
+from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId, TurnState
+
+
+class SubagentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """End of a sub-agent: its report, or a sentence that says why there is none."""
+
+    id: TurnId
+    state: TurnState
+    text: str
+
+
+# Purpose: the sub-agent of a call; of one that has ended, its last answer or the reason why there is none.
+_OF_CALL = """
+SELECT t.id, t.state, coalesce(t.error, (SELECT m.text FROM messages m
+  WHERE m.turn_id = t.id AND m.role = 'assistant' AND m.seq > 0 ORDER BY m.id DESC LIMIT 1), '') AS text
+FROM turns t WHERE t.call_message_id = ? AND t.tool_call_id = ? AND t.parent_turn_id IS NOT NULL
+"""
+# Purpose: the turn of a sub-agent.
+_OPEN = """
+INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at, parent_turn_id, call_message_id, tool_call_id)
+VALUES (?, ?, 'running', ?, ?, ?, ?, ?)
+"""
+
+
+def open_subagent(
+    db: Connection, parent_id: TurnId, call_message_id: MessageId, tool_call_id: str, task: str, now: Millis
+) -> RunningTurn | SubagentReport:
+    """The sub-agent of a call, opened with its task unless it was before; its report if it has ended.
+
+    Raises `TurnMoved` when the turn that has called it is not running any more.
+    """
+    parent = require_running(db, parent_id)
+    known = select_one(db, SubagentReport, _OF_CALL, (call_message_id, tool_call_id))
+    if known is not None:
+        return require_running(db, known.id) if known.state is TurnState.RUNNING else known
+    lineage_id = start_subagent_session(db, parent.chat_id, call_message_id, now)
+    call = (parent.id, call_message_id, tool_call_id)
+    turn_id = insert_row(db, TurnId, _OPEN, (parent.chat_id, lineage_id, parent.started_by, now, *call))
+    # Its task is to a sub-agent what the words of people are to its parent: compressions keep it as they keep those.
+    said = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=task, turn_id=turn_id)
+    append_to_tip(db, lineage_id, said, now)
+    return require_running(db, turn_id)

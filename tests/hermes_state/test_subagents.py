@@ -1,0 +1,312 @@
+"""Sub-agents in the database: turns inside a turn, and that nothing takes them for a conversation or a chat's turn."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes_state import inbox, journal, sessions
+from hermes_state.admin.lineage_queries import find_place, load_lineage_sessions
+from hermes_state.admin.overview import load_overview
+from hermes_state.admin.repair import repair_database
+from hermes_state.chats import load_history
+from hermes_state.compressions import CompressionRow, SplitPlan, split
+from hermes_state.errors import LookupRejected
+from hermes_state.inbox import InboxMode
+from hermes_state.journal import ModelAnswer, RunningTurn, TurnMoved
+from hermes_state.models.ledger import cost_of_conversation
+from hermes_state.sessions import load_active, load_session, load_tip
+from hermes_state.store.connections import prepare_writer, register_functions
+from hermes_state.store.migrate import migrate, shipped_migrations
+from hermes_state.tool_runs import ToolRunState, load_tool_runs
+from hermes_state.tools.subagents import SubagentReport, open_subagent
+from hermes_state.transcripts import NewMessage, load_messages, load_view
+from hermes_state.values import (
+    ChatId,
+    EndReason,
+    Message,
+    MessageRole,
+    MicroUsd,
+    Millis,
+    ModelCall,
+    Origin,
+    SessionKind,
+    TurnState,
+)
+from tests.hermes_state.helpers import opened
+from tests.hermes_state.rows import (
+    CALL,
+    START,
+    answer_call,
+    call_tools,
+    exchange,
+    finish,
+    make_chat,
+    migrated,
+    receive,
+    replies,
+    seen,
+    start,
+)
+
+COSTLY = ModelCall(
+    purpose="subagent", route="r", model="m", outcome="ok", usage=CALL.usage, took_ms=1, cost=MicroUsd(7)
+)
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    with migrated() as connection:
+        yield connection
+
+
+def open_child(db: sqlite3.Connection, turn: RunningTurn, asked: Message, call_id: str = "a") -> RunningTurn:
+    journal.start_tools(db, turn.id, asked.id, asked.body.calls, START)
+    child = open_subagent(db, turn.id, asked.id, call_id, f"task {call_id}", START)
+    assert isinstance(child, RunningTurn)
+    return child
+
+
+def delegated(db: sqlite3.Connection, chat: ChatId, *call_ids: str) -> tuple[RunningTurn, Message, list[RunningTurn]]:
+    """A turn with a sub-agent for each of its calls."""
+    turn = start(db, chat, "hand it on")
+    asked = call_tools(db, turn, *call_ids)
+    return turn, asked, [open_child(db, turn, asked, one) for one in call_ids]
+
+
+def state_of(db: sqlite3.Connection, turn: RunningTurn) -> str:
+    return str(db.execute("SELECT state FROM turns WHERE id = ?", (turn.id,)).fetchone()[0])
+
+
+def report(db: sqlite3.Connection, child: RunningTurn, text: str) -> None:
+    journal.finish_turn(db, child, ModelAnswer(text=text, call=COSTLY, reported_prompt_tokens=20), START)
+
+
+def compress(db: sqlite3.Connection, turn: RunningTurn) -> None:
+    handoff = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff")
+    view = load_view(db, turn.lineage_id)
+    split(db, SplitPlan(parent=view.session, context=(handoff,), row=CompressionRow(layer="in_loop")), START)
+
+
+# ---- one for each call
+
+
+def test_a_call_has_one_subagent_and_one_report_however_often_it_is_run(db: sqlite3.Connection) -> None:
+    turn, asked, [child] = delegated(db, make_chat(db), "a")
+    again = open_subagent(db, turn.id, asked.id, "a", "task a", START)
+    assert again == child
+    assert [(row.role, row.text) for row in load_messages(db, child.lineage_id, 9)] == [(MessageRole.USER, "task a")]
+    report(db, child, "all counted")
+    known = open_subagent(db, turn.id, asked.id, "a", "task a", START)
+    assert known == SubagentReport(id=child.id, state=TurnState.FINISHED, text="all counted")
+
+
+def test_a_failed_one_tells_its_call_why_and_its_chat_nothing(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn, asked, [child] = delegated(db, chat, "a")
+    inner = call_tools(db, child, "x")
+    journal.start_tools(db, child.id, inner.id, inner.body.calls, START)
+    late = receive(db, chat, "and blue", mode=InboxMode.STEER)
+    assert journal.fail_turn(db, child.id, "ModelTimeout", "its model has failed", START)
+    known = open_subagent(db, turn.id, asked.id, "a", "task a", START)
+    assert known == SubagentReport(id=child.id, state=TurnState.FAILED, text="its model has failed")
+    assert load_tool_runs(db, inner.id) == {"x": ToolRunState.UNKNOWN}
+    assert replies(db, chat) == []
+    assert journal.require_running(db, turn.id) == turn
+    assert journal.join_steers(db, turn.id, START) == 1, "the steer is still the parent's"
+    assert inbox.load_rows(db, [late]) == []
+
+
+def test_the_chats_turn_is_the_parent_and_it_blocks_another_one(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn, _, children = delegated(db, chat, "a", "b")
+    assert [child.parent is not None and child.parent.id for child in children] == [turn.id] * 2
+    assert journal.find_open_turn(db, chat) == turn
+    assert inbox.load_chats_with_waiting(db) == [chat]
+    assert load_overview(db).open_turns == 1
+    with pytest.raises(sqlite3.IntegrityError):
+        start(db, chat, "at the same time")
+
+
+def test_steers_join_the_parent_and_no_subagent(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn, _, [child] = delegated(db, chat, "a")
+    receive(db, chat, "and blue", mode=InboxMode.STEER)
+    assert journal.join_steers(db, child.id, START) == 0
+    assert journal.join_steers(db, turn.id, START) == 1
+    assert "and blue" not in seen(db, child.lineage_id)
+
+
+# ---- they end with their parent
+
+
+@pytest.mark.parametrize("end", ["stop", "fail", "finish"])
+def test_whatever_ends_the_parent_ends_them_in_the_same_transaction(db: sqlite3.Connection, end: str) -> None:
+    chat = make_chat(db)
+    turn, asked, [child, other] = delegated(db, chat, "a", "b")
+    report(db, other, "ready")
+    inner = call_tools(db, child, "x")
+    journal.start_tools(db, child.id, inner.id, inner.body.calls, START)
+    if end == "stop":
+        assert journal.stop_turn(db, turn.id, "", "stopped by the person", START, notice="(stopped)")
+    elif end == "fail":
+        assert journal.fail_turn(db, turn.id, "Error", "Something went wrong.", START)
+    else:
+        for call_id in ("a", "b"):
+            answer_call(db, turn, asked, call_id)
+        finish(db, turn, "done")
+    assert [state_of(db, child), state_of(db, other)] == ["stopped", "finished"]
+    assert load_tool_runs(db, inner.id) == {"x": ToolRunState.STOPPED}
+    ended = [load_tip(db, one.lineage_id).end_reason for one in (child, other)]
+    assert ended == [EndReason.FINISHED] * 2
+    with pytest.raises(TurnMoved):
+        call_tools(db, child, "y")
+    with pytest.raises(TurnMoved):
+        open_subagent(db, turn.id, asked.id, "a", "task a", START)
+    assert len(replies(db, chat)) == (0 if end == "stop" else 1)
+    start(db, chat, "next")
+
+
+# ---- what they are not
+
+
+def test_they_are_no_conversations_also_when_they_were_compressed(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn, _, [child] = delegated(db, chat, "a")
+    call_tools(db, child, "x")
+    compress(db, child)
+    tip = load_tip(db, child.lineage_id)
+    assert tip.depth == 1
+    assert sessions.get_compression_tip(db, load_session(db, tip.parent_session_id or tip.id).id) == tip.id
+    active = load_active(db, chat)
+    assert active is not None
+    assert (active.lineage_id, active.depth) == (turn.lineage_id, 0)
+    assert sessions.get_compression_tip(db, active.id) == active.id
+    call_tools(db, child, "y", text="behind the split")
+    assert [one.tip.lineage_id for one in sessions.list_conversations(db, chat, 9)] == [turn.lineage_id]
+    assert load_overview(db).conversations == 1
+    assert {row.lineage_id for row in load_history(db, chat, 50)} == {turn.lineage_id}
+    assert sessions.find_conversation(db, chat, active.key).id == active.id
+    with pytest.raises(LookupRejected):
+        sessions.find_conversation(db, chat, tip.key)
+    assert find_place(db, tip.key).session == load_session(db, tip.id), "admins find it"
+
+
+def test_a_compression_of_the_parent_leaves_them_at_work(db: sqlite3.Connection) -> None:
+    turn, asked, [child] = delegated(db, make_chat(db), "a")
+    before = load_tip(db, turn.lineage_id)
+    compress(db, turn)
+    assert open_subagent(db, turn.id, asked.id, "a", "task a", START) == child
+    assert load_tip(db, child.lineage_id).parent_session_id == before.id
+    report(db, child, "ready")
+    answer_call(db, turn, asked, "a", "ready")
+    assert [row.text for row in load_messages(db, turn.lineage_id, 1)] == ["ready"]
+    assert load_tip(db, turn.lineage_id).depth == 1
+
+
+def test_the_lineage_shows_them_below_the_session_that_called_them(db: sqlite3.Connection) -> None:
+    turn, _, [child] = delegated(db, make_chat(db), "a")
+    compress(db, turn)
+    rows = load_lineage_sessions(db, find_place(db, load_tip(db, turn.lineage_id).key), 9)
+    root = load_session(db, load_tip(db, turn.lineage_id).parent_session_id or load_tip(db, turn.lineage_id).id)
+    assert [(row.kind, row.parent_key) for row in rows] == [
+        (SessionKind.ROOT, None),
+        (SessionKind.SUBAGENT, root.key),
+        (SessionKind.CONTINUATION, root.key),
+    ]
+    assert [row.child_key for row in rows] == [rows[2].key, None, None]
+    assert load_tip(db, child.lineage_id).key == rows[1].key
+
+
+def test_an_idle_conversation_expires_whatever_they_were(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    turn, asked, [child] = delegated(db, chat, "a")
+    assert sessions.expire_idle(db, Millis(START + 1), 9, START) == [], "its turn runs"
+    report(db, child, "ready")
+    answer_call(db, turn, asked, "a")
+    finish(db, turn, "done")
+    active = load_active(db, chat)
+    assert active is not None
+    assert sessions.expire_idle(db, Millis(START + 1), 9, START) == [active.id]
+
+
+# ---- what they cost
+
+
+def test_their_calls_count_to_the_parents_turn_and_conversation(db: sqlite3.Connection) -> None:
+    turn, _, [child] = delegated(db, make_chat(db), "a")
+    report(db, child, "ready")
+    row = db.execute("SELECT lineage_id, session_id, turn_id FROM model_calls WHERE purpose = 'subagent'").fetchall()
+    assert row == [(turn.lineage_id, load_tip(db, turn.lineage_id).id, turn.id)]
+    assert (cost_of_conversation(db, turn.lineage_id), cost_of_conversation(db, child.lineage_id)) == (7, 0)
+    assert load_tip(db, child.lineage_id).reported_prompt_tokens == 20
+
+
+# ---- the tables
+
+
+def test_every_question_for_a_chats_turn_uses_the_index_of_open_ones(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    exchange(db, chat, "one", "two")
+    waiting = inbox.load_rows(db, [receive(db, chat, "three")])
+    plans: list[str] = []
+
+    def explained(query: str) -> None:
+        if not query.startswith("--") and "FROM turns" in query and "'waiting')" in query:
+            plans.append("; ".join(row[3] for row in other.execute(f"EXPLAIN QUERY PLAN {query}").fetchall()))
+
+    with migrated() as other:
+        db.set_trace_callback(explained)
+        journal.find_open_turn(db, chat)
+        journal.start_at_once(db, waiting[0], START)
+        inbox.load_chats_with_waiting(db)
+        sessions.expire_idle(db, START, 9, START)
+        db.set_trace_callback(None)
+    assert len(plans) == 4
+    assert all("turns_open" in plan for plan in plans), plans
+
+
+def test_the_subagents_of_a_turn_and_of_a_call_are_found_by_an_index(db: sqlite3.Connection) -> None:
+    for where, index in (
+        ("parent_turn_id = 1 AND state = 'running'", "turns_parent"),
+        ("call_message_id = 1 AND tool_call_id = 'a' AND parent_turn_id IS NOT NULL", "turns_call"),
+    ):
+        [plan] = db.execute(f"EXPLAIN QUERY PLAN SELECT 1 FROM turns WHERE {where}").fetchall()
+        assert index in plan[3], plan
+
+
+def test_open_turns_survive_the_migration_and_stay_one_for_a_chat(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    migrations = shipped_migrations()
+    [number] = [one.number for one in migrations if "subagents" in one.name]
+    with opened(path) as db:
+        register_functions(db)
+        prepare_writer(db, path, "FULL", 1.0)
+        migrate(db, path, migrations[: number - 1])
+        chat = make_chat(db)
+        for state, ended in (("finished", 2), ("running", None)):
+            values = (chat, state, ended)
+            db.execute("INSERT INTO turns VALUES (NULL, ?, 1, ?, 'telegram:1', 0, NULL, NULL, 1, ?)", values)
+        before = db.execute("SELECT * FROM turns").fetchall()
+        migrate(db, path, migrations)
+        after = db.execute("SELECT * FROM turns").fetchall()
+        assert after == [(*row, None, None, None) for row in before]
+        with pytest.raises(sqlite3.IntegrityError):
+            start(db, chat, "another")
+
+
+def test_a_repair_makes_no_conversation_of_them(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with opened(path) as db:
+        register_functions(db)
+        prepare_writer(db, path, "FULL", 1.0)
+        migrate(db, path)
+        turn, _, [child] = delegated(db, make_chat(db), "a")
+        db.execute("PRAGMA foreign_keys = OFF")
+        db.execute("DELETE FROM sessions WHERE lineage_id = ?", (child.lineage_id,))
+    assert repair_database(path) is not None
+    with opened(path) as db:
+        register_functions(db)
+        assert [one.tip.lineage_id for one in sessions.list_conversations(db, None, 9)] == [turn.lineage_id]
+        assert [row.text for row in load_messages(db, child.lineage_id, 9)] == ["task a"]
