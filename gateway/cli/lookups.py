@@ -49,6 +49,8 @@ def _link_cells(row: Row) -> tuple[str, ...]:
 
 
 def _made_by(row: Row) -> str:
+    if row["kind"] == "subagent":
+        return "delegate"
     if row["layer"] is None:
         return "undo" if row["depth"] else "-"
     before, after = (

@@ -18,7 +18,7 @@ from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
 from hermes_state.search.full_text import FoundMessage
 from hermes_state.text import counted, shortened
-from hermes_state.values import Button, ChatId, MessageId, MessageRole, Transcript, recall_id
+from hermes_state.values import Button, ChatId, MessageId, MessageRole, SessionKind, Transcript, recall_id
 
 MAX_SESSIONS = 12
 MAX_HITS = 5
@@ -42,7 +42,7 @@ async def lineage(request: CommandRequest) -> CommandResult:
     head = f"Sessions of `{sessions[-1].chat.name}`, oldest first"
     head += f" (the newest {MAX_SESSIONS}; the command line shows all):" if len(sessions) > MAX_SESSIONS else ":"
     lines = "\n".join(
-        f"- `{short_key(one.key)}`, depth {one.depth}, {_begun(one)}, {counted(one.message_count, 'message')}, "
+        f"- `{short_key(one.key)}`, {_place(one)}, {_begun(one)}, {counted(one.message_count, 'message')}, "
         f"{_ended(one)}"
         for one in shown
     )
@@ -52,6 +52,13 @@ async def lineage(request: CommandRequest) -> CommandResult:
 def _load_sessions(db: Connection, chat_id: ChatId, argument: str, within: ChatId | None) -> list[LineageSession]:
     place = find_place(db, argument, within) if argument else LookupResult(chat_id=chat_id)
     return lineage_queries.load_lineage_sessions(db, place, MAX_SESSIONS + 1)
+
+
+def _place(one: LineageSession) -> str:
+    """Place of a session among the others."""
+    if one.kind is not SessionKind.SUBAGENT:
+        return f"depth {one.depth}"
+    return "sub-agent" + (f" of `{short_key(one.parent_key)}`" if one.parent_key is not None else "")
 
 
 def _begun(one: LineageSession) -> str:
@@ -193,9 +200,10 @@ def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
 
 
 def _session_head(one: LineageSession) -> str:
+    place = _place(one) if one.kind is SessionKind.SUBAGENT else f"depth {one.depth} of its conversation"
     parent = f"\nParent `{short_key(one.parent_key)}`." if one.parent_key is not None else ""
     return (
-        f"Session `{short_key(one.key)}` of `{one.chat.name}`, depth {one.depth} of its conversation.\n"
+        f"Session `{short_key(one.key)}` of `{one.chat.name}`, {place}.\n"
         f"Began {_begun(one)}; {_ended(one)}; {counted(one.message_count, 'message')}.{parent}"
     )
 

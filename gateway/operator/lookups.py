@@ -60,6 +60,7 @@ class LineageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 "session": one.key,
                 "parent": one.parent_key,
                 "depth": one.depth,
+                "kind": one.kind,
                 "lineage": one.lineage_key,
                 "platform": one.chat.platform,
                 "chat": one.chat.name,

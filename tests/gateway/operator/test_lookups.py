@@ -42,7 +42,8 @@ from tests.hermes_state.search.test_full_text import start
 Run: TypeAlias = Callable[..., Result]
 KEY = "sk-abcdefghij0123456789"
 LINEAGE_FIELDS = [
-    *("session", "parent", "depth", "lineage", "platform", "chat", "started_at", "ended_at", "end_reason", "messages"),
+    *("session", "parent", "depth", "kind", "lineage", "platform", "chat", "started_at", "ended_at", "end_reason"),
+    "messages",
     *("layer", "tokens_before", "tokens_after", "focus", "summary_kind", "model"),
 ]
 SEARCH_FIELDS = ["message", "session", "lineage", "chat", "role", "at", "text", "snippet", "score"]
