@@ -57,9 +57,13 @@ class PromptBuilder:
     """What each session is offered of the tools; None: all of them."""
     files: SectionReader | None = None
     """Reader of the sections that stand in files; None: there are none."""
+    system: str | None = None
+    """System prompt of every session; None: assembled for each."""
 
     async def system_for(self, conversation: ConversationRef, threshold: Tokens) -> str:
         """The system prompt as it would be assembled now, for a conversation that is compressed at `threshold`."""
+        if self.system is not None:
+            return self.system
         persona, sections = None, list[str]()
         if self.files is not None:
             persona, sections = await asyncio.to_thread(self.files.read, conversation, threshold)
@@ -117,6 +121,22 @@ def system_prompt(
     """All of it, blank lines between; `sections`: those that stand in files."""
     guidance = [_tool_guidance(tool_names)] if tool_names else []
     return "\n\n".join((persona.strip(), _where(chat, kind), _how_messages_look(kind), *guidance, *sections))
+
+
+SUBAGENT = (
+    "You are a sub-agent. The agent of a chat has handed a task on to you and waits for what comes of it; your first "
+    "message is that task. Nobody else reads what you write, and nobody answers questions: where something is left "
+    "open, decide by what the task is for. Work until it is done, or until you see that it cannot be.\n"
+    "Your last message, the one without a call of a tool, is your report, and all that the other agent learns from "
+    "you. It says what was asked for, with the facts, figures, paths and sources that it rests on, then what you have "
+    "changed and what is undone or uncertain. Write it in the language of the task, and no longer than that takes. "
+    "Files that you reach are those of the chat. What only a person may allow you cannot do: report what is to be done."
+)
+
+
+def subagent_prompt(tool_names: Collection[str]) -> str:
+    """System prompt of sub-agents, the same for each with these tools. It has no persona: it speaks to no person."""
+    return "\n\n".join((SUBAGENT, _how_messages_look(ChatKind.DIRECT), _tool_guidance(tool_names)))
 
 
 def _where(chat: ChatKey, kind: ChatKind) -> str:

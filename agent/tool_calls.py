@@ -6,7 +6,7 @@ never repeats what may have taken effect.
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sqlite3 import Connection
 
 from agent.tools.approvals import CallPlan, question_about
@@ -117,7 +117,7 @@ class ToolCallRunner:
         return found
 
     async def _run_one(self, message: Message, call: ToolCall, ready: ReadyCall, context: ToolContext) -> None:
-        reply = await ready.tool.reply(ready.arguments, context)
+        reply = await ready.tool.reply(ready.arguments, replace(context, call=(message.id, call.id)))
         await self._finish(message, call, ready.tool, reply, context)
 
     async def _finish(

@@ -6,8 +6,10 @@ itself is not stored here: whoever runs the turn stores it together with the rep
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
 
 import msgspec
 import structlog
@@ -26,7 +28,7 @@ from agent.prompt import PromptBuilder
 from agent.tool_calls import ToolCallRunner, ends_with_results, open_calls
 from agent.tools.budgets import ResultBudget
 from agent.tools.offers import OfferRegistry
-from agent.tools.registry import PromptStatus, ToolContext
+from agent.tools.registry import DelegateRequest, PromptStatus, ToolContext
 from agent.view_cache import ViewCache
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
@@ -65,6 +67,12 @@ CUT_OFF = (
 ROUNDS_USED_UP = (
     "*(This turn has used up its {} rounds of tool calls, so the work may not be finished; “go on” takes it up again.)*"
 )
+SUBAGENT_ROUNDS_USED_UP = (
+    "(The sub-agent has used up its {} rounds of tool calls, so the work may not be finished; another one can go on.)"
+)
+
+Delegate: TypeAlias = Callable[[RunningTurn, ModelHandle, DelegateRequest], Awaitable[str]]
+"""Has a sub-agent do a task for a turn, by its model, and returns the report. Raises `ToolError` for want of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,14 +131,16 @@ class Agent:
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
         budget: ResultBudget | None = None,
         approval_minutes: float = APPROVAL_MINUTES,
+        delegate: Delegate | None = None,
     ) -> None:
         """`pending`: compressions on their way, shared by the agents of a store.
 
         `listeners` are told what happens to views, `before_split` is asked before one is compressed, `on_wait` is
         called when a turn waits long for that. `redact` takes secrets out of what a summariser reads and writes.
         `make_engine` puts another context engine in front of the built-in one; its tools join those of `prompts`,
-        unless their names are taken.
+        unless their names are taken. `delegate` runs sub-agents; None: there are none.
         """
+        self._delegate = delegate
         self._store = store
         tools = prompts.tools
         self._max_tool_rounds = max_tool_rounds
@@ -195,7 +205,8 @@ class Agent:
             if not done.reply.calls:
                 answer = await self._answer(prompt, done)
                 if state.rounds >= self._max_tool_rounds:
-                    answer = replace(answer, text=f"{answer.text}\n\n{ROUNDS_USED_UP.format(state.rounds)}")
+                    note = ROUNDS_USED_UP if turn.parent is None else SUBAGENT_ROUNDS_USED_UP
+                    answer = replace(answer, text=f"{answer.text}\n\n{note.format(state.rounds)}")
                 return replace(answer, notice=state.notice)
             message = await self._keep_calls(turn, model, done)
             await self.context.after_reply(prompt, done.reply.usage, is_last=False)
@@ -294,7 +305,8 @@ class Agent:
         request = replace(prompt.request, may_call_tools=may_call, reasoning_effort=effort)
         while True:
             try:
-                done = await client.complete(request, state.on_text, purpose="turn")
+                purpose = "turn" if state.turn.parent is None else "subagent"
+                done = await client.complete(request, state.on_text, purpose=purpose)
                 break
             except OutputCapExceeded as error:
                 request = replace(request, max_output_tokens=_lower_output(request, error))
@@ -329,6 +341,8 @@ class Agent:
     def _context(self, state: _RunState) -> ToolContext:
         window, prompt = state.model.limits.input_window, state.prompt
         context = ToolContext.of(state.turn, self._store, window, self._calls.budget.longest(window))
+        if self._delegate is not None:
+            context = replace(context, delegate=partial(self._delegate, state.turn, state.model))
         if prompt is None:
             return context
         use = PromptStatus(

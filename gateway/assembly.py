@@ -21,8 +21,10 @@ from agent.memory_flush import MemoryWriter
 from agent.model.catalog import known_model
 from agent.model.sizes import ASSUMED_CONTEXT
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
+from agent.subagents import SubagentRunner, SubagentSettings
 from agent.tools.budgets import ResultBudget
 from agent.tools.context import context_tool
+from agent.tools.delegate import delegate_tool
 from agent.tools.files.file_tools import file_tools
 from agent.tools.files.search_files import search_tool
 from agent.tools.files.send_file import FileDelivery, send_file_tool
@@ -122,17 +124,31 @@ def make_agent(
     writer = None
     if notes is not None and memory.flush:
         writer = MemoryWriter(notes=notes, redact=redactor, clock=clock, is_on=files.is_on)
-    tools = loaded.config.tools
-    registry = ToolRegistry((*recall_tools(), context_tool(), *keeping, skill_tool(files.skills), *extra_tools))
+    tools, zone = loaded.config.tools, _zone(loaded.config)
+    own = (context_tool(), *keeping, skill_tool(files.skills), delegate_tool())
+    registry = ToolRegistry((*recall_tools(), *own, *extra_tools))
     for plugin_tool in load_plugin_tools(registry.by_name):
         registry.add(plugin_tool)
+    budget = ResultBudget(
+        result_size=tools.default_result_size, turn_budget=tools.turn_budget, preview_size=tools.preview_size
+    )
+    subagents = SubagentRunner(
+        store=store,
+        clock=clock,
+        tools=registry,
+        access=tool_access,
+        settings=SubagentSettings(**loaded.config.subagents.model_dump()),
+        budget=budget,
+        zone=zone,
+        redact=redactor,
+    )
     return Agent(
         store=store,
         prompts=PromptBuilder(
             tools=registry,
             offers=OfferRegistry(registry, store, tool_access),
             persona=config.persona or DEFAULT_PERSONA,
-            zone=_zone(loaded.config),
+            zone=zone,
             files=files,
         ),
         clock=clock,
@@ -143,10 +159,9 @@ def make_agent(
         redact=redactor,
         make_engine=_engine_maker(loaded, redactor, clock),
         max_tool_rounds=config.max_tool_rounds,
-        budget=ResultBudget(
-            result_size=tools.default_result_size, turn_budget=tools.turn_budget, preview_size=tools.preview_size
-        ),
+        budget=budget,
         approval_minutes=tools.approval_minutes,
+        delegate=subagents.run,
     )
 
 
@@ -281,7 +296,7 @@ def _engine_maker(loaded: LoadedConfig, redactor: Redactor, clock: Clock) -> Cal
 def agent_inputs(config: Config) -> tuple[BaseConfig, ...]:
     """The blocks of the configuration that an agent is made from: when one changes, there has to be another agent."""
     blocks = (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
-    return (*blocks, config.costs, config.tools, config.memory)
+    return (*blocks, config.costs, config.tools, config.memory, config.subagents)
 
 
 def settings_mark(config: Config) -> str:

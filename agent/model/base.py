@@ -52,8 +52,9 @@ class Payer:
 
     @classmethod
     def of(cls, conversation: ConversationRef) -> Self:
-        """A conversation, and the turn on whose behalf it is looked at."""
-        return cls(chat_id=conversation.chat_id, lineage_id=conversation.lineage_id, turn_id=conversation.turn_id)
+        """A conversation, and the turn on whose behalf it is looked at; of a sub-agent those that it works for."""
+        lineage_id, turn_id = conversation.paid_by or (conversation.lineage_id, conversation.turn_id)
+        return cls(chat_id=conversation.chat_id, lineage_id=lineage_id, turn_id=turn_id)
 
 
 NO_PAYER = Payer()

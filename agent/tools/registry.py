@@ -19,6 +19,7 @@ from hermes_state.values import (
     ChatKind,
     Image,
     LineageId,
+    MessageId,
     Tokens,
     ToolCall,
     ToolEffect,
@@ -45,6 +46,17 @@ class PromptStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DelegateRequest:
+    """A task for a sub-agent."""
+
+    call: tuple[MessageId, str]
+    """Stored answer that asks for it, and the id of its call there."""
+    task: str
+    tools: tuple[str, ...] | None
+    """Names of the only tools that it may use; None: all that sub-agents may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
     """Conversation and turn that a tool runs for, and whose turn it is."""
 
@@ -62,6 +74,10 @@ class ToolContext:
     """Most characters of one result that this model is shown."""
     prompt: PromptStatus | None = None
     """None where no prompt of the turn was measured since a restart."""
+    call: tuple[MessageId, str] | None = None
+    """Stored answer with the call that the tool is run for, and its id there."""
+    delegate: Callable[[DelegateRequest], Awaitable[str]] | None = None
+    """Has a sub-agent do a task and returns its report; raises `ToolError`. None in the turn of a sub-agent."""
 
     @classmethod
     def of(

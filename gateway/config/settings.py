@@ -22,7 +22,7 @@ from gateway.config.context_settings import (
 )
 from gateway.config.cost_settings import CostConfig
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
-from gateway.config.tool_settings import MemoryConfig, TerminalConfig, ToolsConfig, WorkspaceConfig
+from gateway.config.tool_settings import MemoryConfig, SubagentConfig, TerminalConfig, ToolsConfig, WorkspaceConfig
 from gateway.config.types import (
     AnyCase,
     BaseConfig,
@@ -300,6 +300,7 @@ class Config(BaseConfig):
     auxiliary: AuxiliaryConfig = Field(default_factory=AuxiliaryConfig)
     context: ContextEngineConfig = Field(default_factory=ContextEngineConfig)
     memory: MemoryConfig = Field(default_factory=MemoryConfig)
+    subagents: SubagentConfig = Field(default_factory=SubagentConfig)
     notices: NoticeConfig = Field(default_factory=NoticeConfig)
     costs: CostConfig = Field(default_factory=CostConfig)
     delivery: DeliveryConfig = Field(default_factory=DeliveryConfig)

@@ -73,6 +73,17 @@ class ToolsConfig(BaseConfig):
         return next((self.approval_on[place] for place in places_of(chat) if place in self.approval_on), self.approval)
 
 
+class SubagentConfig(BaseConfig):
+    """Sub-agents, to which the agent hands tasks on by the tool `delegate`."""
+
+    max_rounds: int = setting(20, ge=1, le=1_000, unit="rounds")
+    """Most rounds of tool calls of one; it then has to report what it has."""
+    seconds: float = setting(600, ge=1, le=86_400, unit="seconds")
+    """Longest time that one may work, begun anew by a restart; `model.turn_seconds` holds for all of a turn."""
+    max_parallel: int = setting(3, ge=1, le=50, unit="sub-agents")
+    """Most that work for one turn at one time; further ones wait."""
+
+
 class WorkspaceConfig(BaseConfig):
     """The folder of each chat that the file tools reach."""
 

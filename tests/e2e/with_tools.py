@@ -1,5 +1,6 @@
-"""The production daemon with two tools more than it has: one reads, one writes."""
+"""The production daemon with three tools more than it has: one reads, one writes, one never ends."""
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -50,6 +51,21 @@ WRITE_DOWN = Tool(
 )
 
 
+async def _stall(arguments: dict[str, Any], context: ToolContext) -> str:
+    await _write_down({"line": "begun"}, context)
+    await asyncio.Event().wait()
+    return "never"
+
+
+STALL = Tool(
+    name="stall",
+    description="Writes that it has begun, and does not end.",
+    parameters={"type": "object", "properties": {}},
+    effect=ToolEffect.WRITES,
+    run=_stall,
+)
+
+
 def run_with_tools() -> None:
     """Run the daemon with these tools."""
-    sys.exit(serve(process_environment(), extra_tools=[REGISTER, WRITE_DOWN]))
+    sys.exit(serve(process_environment(), extra_tools=[REGISTER, WRITE_DOWN, STALL]))

@@ -1,0 +1,69 @@
+"""Which tools a sub-agent has."""
+
+from typing import Any
+
+import pytest
+
+from agent.subagents import NEEDS_A_YES, NOT_GIVEN, OF_THE_CONVERSATION, SubagentAccess
+from agent.tools.delegate import delegate_tool
+from agent.tools.offers import OpenAccess, Policy
+from agent.tools.recall import recall_tools
+from agent.tools.registry import Tool
+from agent.tools.todo import todo_tool
+from hermes_state.values import ChatKey, ChatKind, SystemClock, ToolEffect, UserRef
+
+ADMIN, PERSON = UserRef("telegram:1"), UserRef("telegram:42")
+CHAT = ChatKey(platform="telegram", account="telegram", chat_ref="42")
+
+
+class Rules(OpenAccess):
+    """One policy for every call, and a tool that is for admins."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def policy(self, effect: ToolEffect, chat: ChatKey) -> Policy:
+        return self._policy
+
+    def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
+        return "for admins" if tool.name == "secret" and person != ADMIN else None
+
+
+async def _run(arguments: dict[str, Any], context: object) -> str:
+    return ""
+
+
+def made(name: str, effect: ToolEffect) -> Tool:
+    return Tool(name=name, description=name, parameters={"type": "object"}, effect=effect, run=_run)
+
+
+def refusal(tool: Tool, policy: Policy = Policy.ALLOW, person: UserRef = PERSON, **names: frozenset[str]) -> str | None:
+    return SubagentAccess(access=Rules(policy), person=person, **names).refusal(tool, CHAT, ChatKind.DIRECT, None)
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_what_reads_is_there_and_what_writes_only_where_nobody_is_asked(policy: Policy) -> None:
+    assert refusal(made("look", ToolEffect.READ_ONLY), policy) is None
+    expected = None if policy is Policy.ALLOW else NEEDS_A_YES
+    for effect in (ToolEffect.WRITES, ToolEffect.EXECUTES):
+        assert refusal(made("act", effect), policy) == expected
+    access = SubagentAccess(access=Rules(policy), person=PERSON)
+    wanted = Policy.ALLOW if policy is Policy.ALLOW else Policy.DENY
+    assert access.policy(ToolEffect.WRITES, CHAT) is wanted, "a question is never asked"
+
+
+def test_what_is_the_conversations_own_is_left_to_it() -> None:
+    assert refusal(todo_tool(SystemClock())) == OF_THE_CONVERSATION
+    assert refusal(delegate_tool()) == OF_THE_CONVERSATION
+
+
+def test_of_named_tools_only_those_are_given_and_what_finds_the_past_stays() -> None:
+    names = frozenset({"look"})
+    assert refusal(made("look", ToolEffect.READ_ONLY), names=names) is None
+    assert refusal(made("other", ToolEffect.READ_ONLY), names=names) == NOT_GIVEN
+    assert [refusal(tool, names=names) for tool in recall_tools()] == [None, None]
+
+
+def test_a_tool_for_admins_is_theirs_alone_also_here() -> None:
+    tool = made("secret", ToolEffect.READ_ONLY)
+    assert (refusal(tool), refusal(tool, person=ADMIN)) == ("for admins", None)

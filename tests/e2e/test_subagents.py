@@ -1,0 +1,252 @@
+"""Sub-agents end to end: work side by side, a failure of one, kills, stops, costs, and who sees what of them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.protocols import ModelProtocol, prompt_of
+from tests.e2e.test_approvals import notebook
+from tests.e2e.test_costs import PRICES, as_json
+from tests.e2e.with_tools import run_with_tools
+from tests.e2e.world import World, world_in
+
+ALLOWED = {"HERMES_TOOLS__APPROVAL__WRITES": "allow"}
+REGISTER = {"name": "register", "arguments": {"mark": "boat", "lines": 2}}
+
+
+@pytest.fixture
+async def world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterator[World]:
+    async with world_in(tmp_path, protocol, program=run_with_tools) as made:
+        yield made
+
+
+def delegating(*tasks: str, **more: Any) -> list[dict[str, Any]]:
+    return [{"name": "delegate", "arguments": {"task": task, **more}} for task in tasks]
+
+
+async def hand_on(world: World, *tasks: str, **more: Any) -> None:
+    """The agent hands tasks on as soon as it is told to."""
+    await world.script(match="hand it on", last_role="user", tool_calls=delegating(*tasks, **more), times=1)
+
+
+def subagents(world: World) -> list[tuple[str, str]]:
+    """State and task of each sub-agent, in the order in which they were opened."""
+    return world.query(
+        """SELECT t.state, m.text FROM turns t JOIN messages m ON m.turn_id = t.id AND m.role = 'user'
+        WHERE t.parent_turn_id IS NOT NULL ORDER BY t.id"""
+    )
+
+
+async def results(world: World) -> list[str]:
+    """Results of calls in the newest prompt, in its order."""
+    return [row.text for row in prompt_of((await world.asked(0, wait=0))[-1]) if row.role == "tool"]
+
+
+@pytest.mark.each_protocol
+async def test_three_work_side_by_side_and_one_that_fails_leaves_the_others_alone(world: World) -> None:
+    await world.gateway.start()
+    await hand_on(world, "count barrels", "count ropes", "count lamps")
+    await world.script(match="count ropes", error={"kind": "content_filter"}, times=-1)
+    await world.script(match="count barrels", last_role="user", tool_calls=[REGISTER], times=1)
+    await world.hold(match="count lamps", text="twelve lamps")
+    await world.say("hand it on")
+    held = await world.asked(5)
+    assert any("count lamps" in str(row["body"]) for row in held)
+    await world.release()
+    [answer] = await world.replies(1)
+    assert "twelve lamps" in answer
+    said = await results(world)
+    assert [text[:10] for text in said] == ["tool said:", "Error: the", "twelve lam"]
+    assert "its model has failed" in said[1]
+    assert subagents(world) == [
+        ("finished", "count barrels"),
+        ("failed", "count ropes"),
+        ("finished", "count lamps"),
+    ]
+    assert world.query("SELECT state, count(*) FROM turns WHERE parent_turn_id IS NULL GROUP BY 1") == [("finished", 1)]
+    assert await world.violations() == []
+    await world.converse("and now?")
+
+
+async def test_after_a_kill_each_goes_on_where_it_stood_and_one_answer_comes(world: World) -> None:
+    await world.gateway.start(**ALLOWED)
+    await hand_on(world, "write it down", "count lamps", "count ropes")
+    written = [{"name": "write_down", "arguments": {"line": "buy flour"}}]
+    await world.script(match="write it down", last_role="user", tool_calls=written, times=1)
+    await world.script(match="count ropes", text="nine ropes", times=1)
+    await world.hold(match="write it down", last_role="tool", text="never heard", times=1)
+    await world.hold(match="count lamps", text="never heard", times=1)
+    await world.say("hand it on")
+    await world.asked(5)  # its own, three of theirs, and the next of the one that has written
+    async with asyncio.timeout(15):
+        while ("finished", "count ropes") not in subagents(world):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # a database of another process has no event to wait for
+    await world.gateway.kill()
+    await world.script(match="count lamps", text="twelve lamps", times=1)
+    await world.gateway.start()
+    [answer] = await world.replies(1)
+    assert answer == "tool said: tool said: written: buy flour | twelve lamps | nine ropes"
+    assert notebook(world) == ["buy flour"]
+    assert [state for state, _ in subagents(world)] == ["finished"] * 3
+    asked = [row for row in await world.asked(0, wait=0) if "count ropes" in prompt_of(row)[1].text]
+    assert len(asked) == 1, "a report that is there is not asked for again"
+    assert world.query("SELECT DISTINCT state FROM tool_runs") == [("done",)]
+    await world.converse("and now?")
+    assert len(await world.replies(0, wait=0)) == 2
+    assert await world.violations() == []
+
+
+async def test_a_call_that_a_kill_has_cut_off_is_unknown_to_its_subagent(world: World) -> None:
+    await world.gateway.start(**ALLOWED)
+    await hand_on(world, "wait for it")
+    await world.script(match="wait for it", last_role="user", tool_calls=[{"name": "stall", "arguments": {}}], times=1)
+    await world.say("hand it on")
+    async with asyncio.timeout(15):
+        while not notebook(world):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # a file of another process has no event to wait for
+    await world.gateway.kill()
+    await world.gateway.start()
+    [answer] = await world.replies(1)
+    assert "Outcome unknown" in answer
+    assert notebook(world) == ["begun"]
+
+
+async def test_stop_ends_them_with_the_turn(world: World) -> None:
+    await world.gateway.start()
+    await hand_on(world, "count barrels", "count lamps")
+    await world.hold(match="count", text="never heard", times=-1)
+    await world.say("hand it on")
+    await world.asked(3)
+    await world.say("/stop")
+    assert await world.replies(1, match="Stopped")
+    assert [state for state, _ in subagents(world)] == ["stopped", "stopped"]
+    assert world.query("SELECT DISTINCT end_reason FROM sessions WHERE kind = 'subagent'") == [("finished",)]
+    assert len(await world.asked(2, outcome="client_gone")) == 2
+    await world.release()
+    await world.converse("and now?")
+    assert world.query("SELECT count(*) FROM turns WHERE ended_at IS NULL") == [(0,)]
+
+
+async def test_what_they_cost_counts_to_the_conversation_and_its_caps(world: World) -> None:
+    await world.gateway.start(HERMES_COSTS__PRICES=PRICES)
+    await hand_on(world, "count barrels", "count lamps")
+    await world.script(match="count barrels", last_role="user", tool_calls=[REGISTER], times=1)
+    await world.converse("hand it on", "/usage")
+    assert "3 subagents for $" in (await world.visible())[-1]
+    [(root,)] = world.query("SELECT id FROM sessions WHERE kind = 'root'")
+    rows = world.query("SELECT purpose, lineage_id, turn_id, cost_microusd FROM model_calls ORDER BY id")
+    assert sorted(purpose for purpose, *_ in rows) == ["subagent"] * 3 + ["turn"] * 2
+    assert {(lineage, turn) for _, lineage, turn, _ in rows} == {(root, 1)}
+    spent = sum(cost for *_, cost in rows)
+    assert world.query("SELECT id, cost_microusd FROM sessions WHERE cost_microusd > 0") == [(root, spent)]
+    assert (await as_json(world, "usage"))["cost_usd"] == round(spent / 1_000_000, 6)
+
+
+async def test_a_subagent_stops_at_the_cap_of_its_conversation(world: World) -> None:
+    await world.gateway.start(HERMES_COSTS__PRICES=PRICES, HERMES_COSTS__CONVERSATION_CAP="0.008")
+    await hand_on(world, "count barrels")
+    await world.script(match="count barrels", tool_calls=[REGISTER], times=-1)
+    await world.say("hand it on")
+    assert await world.replies(1, match="/new starts another one")
+    [(error,)] = world.query("SELECT error FROM turns WHERE parent_turn_id IS NOT NULL")
+    assert "what may be spent is used up" in error
+
+
+async def test_they_are_no_conversations_of_the_chat(world: World) -> None:
+    await world.gateway.start(HERMES_ACCESS__ADMINS="telegram:42")
+    await hand_on(world, "count the heron's barrels")
+    await world.script(match="heron", last_role="user", tool_calls=[REGISTER], times=1)
+    await world.script(match="heron", last_role="tool", text="all counted", times=1)
+    await world.converse("hand it on")
+    [(key, parent)] = world.query(
+        "SELECT substr(s.key, 1, 8), substr(p.key, 1, 8) FROM sessions s JOIN sessions p ON p.id = s.parent_session_id"
+    )
+    await world.converse("/sessions")
+    assert key not in (await world.visible())[-1]
+    await world.converse(f"/resume {key}")
+    assert key not in str(world.query("SELECT key FROM sessions JOIN chats ON active_session_id = sessions.id"))
+    search = [{"name": "history_search", "arguments": {"query": "boat 001"}}]
+    await world.script(match="look back", last_role="user", tool_calls=search, times=1)
+    await world.converse("look back")
+    assert "Nothing in this conversation matches" in (await world.visible())[-1]
+    await world.converse("/lineage")
+    assert f"{key}, sub-agent of {parent}" in (await world.visible())[-1]
+    rows = await as_json(world, "lineage", parent)
+    assert [(row["session"][:8], row["kind"]) for row in rows] == [(parent, "root"), (key, "subagent")]
+    assert [row["session"][:8] for row in await as_json(world, "sessions")] == [parent]
+
+
+async def test_nothing_that_would_ask_is_done_and_rounds_come_to_an_end(world: World) -> None:
+    await world.gateway.start(HERMES_SUBAGENTS__MAX_ROUNDS="2")
+    await hand_on(world, "write it down")
+    calls = [
+        {"name": "write_down", "arguments": {"line": "buy flour"}},
+        {"name": "delegate", "arguments": {"task": "and so on"}},
+        {"name": "memory", "arguments": {"action": "add", "text": "flour"}},
+    ]
+    await world.script(match="write it down", has_tools=True, tool_calls=calls, times=2)
+    await world.say("hand it on")
+    [answer] = await world.replies(1)
+    assert "whom a sub-agent cannot ask: report what should be done" in answer
+    assert "it belongs to the conversation" in answer
+    assert "has used up its 2 rounds" in answer
+    assert notebook(world) == []
+    assert len(subagents(world)) == 1
+    [request] = [row for row in await world.asked(0, wait=0) if "write it down" in prompt_of(row)[-1].text][:1]
+    assert "You are a sub-agent" in prompt_of(request)[0].text
+    names = json.dumps(request["body"]["tools"])
+    assert "register" in names
+    assert not any(f'"{name}"' in names for name in ("write_down", "delegate", "memory", "todo", "send_file"))
+
+
+async def test_tools_can_be_narrowed_and_one_that_cannot_be_given_is_named(world: World) -> None:
+    await world.gateway.start(**ALLOWED)
+    await hand_on(world, "count barrels", tools=["register"])
+    await world.script(match="give more", last_role="user", tool_calls=delegating("write", tools=["todo"]), times=1)
+    await world.converse("hand it on")
+    request = next(row for row in await world.asked(0, wait=0) if "count barrels" in prompt_of(row)[-1].text)
+    names = [tool.get("function", tool)["name"] for tool in request["body"]["tools"]]
+    assert sorted(names) == ["history_open", "history_search", "register"]
+    await world.converse("give more")
+    assert "'todo' cannot be given to a sub-agent" in (await world.visible())[-1]
+
+
+async def test_more_than_may_work_at_a_time_wait_and_time_ends_one_alone(world: World) -> None:
+    await world.gateway.start(HERMES_SUBAGENTS__MAX_PARALLEL="1", HERMES_SUBAGENTS__SECONDS="1")
+    await hand_on(world, "count barrels", "count lamps")
+    await world.script(match="count barrels", delay=30)
+    await world.say("hand it on")
+    await world.asked(2)
+    assert len(subagents(world)) == 1
+    [answer] = await world.replies(1)
+    assert "not done within 1 seconds" in answer
+    assert "echo: " in answer
+    assert [state for state, _ in subagents(world)] == ["failed", "finished"]
+
+
+async def test_its_conversation_and_its_parents_are_compressed_like_any_other(world: World) -> None:
+    await world.gateway.start(HERMES_MODEL__NAME="lab-8k", HERMES_MODEL__CONTEXT_LENGTH="8192")
+    much = [{"name": "register", "arguments": {"mark": "boat", "lines": 45}}]
+    await hand_on(world, "count the barrels of the heron")
+    await world.script(match_any="count the barrels", match="count the barrels", tool_calls=much, times=6)
+    await world.converse("hand it on")
+    [(root,)] = world.query("SELECT id FROM sessions WHERE kind = 'subagent'")
+    assert world.query("SELECT max(depth) FROM sessions WHERE lineage_id = ?", root)[0][0] > 0
+    assert subagents(world) == [("finished", "count the barrels of the heron")]
+    last = [row for row in await world.asked(0, wait=0) if "You are a sub-agent" in prompt_of(row)[0].text][-1]
+    assert any("count the barrels of the heron" in said.text for said in prompt_of(last)[1:])
+    active = "SELECT s.kind, s.depth FROM chats c JOIN sessions s ON s.id = c.active_session_id"
+    assert world.query(active) == [("root", 0)]
+    assert len(await as_json(world, "sessions")) == 1
+    calls = [{"name": "register", "arguments": {"mark": "boat", "lines": 45}}]
+    await world.script(match="look it up", last_role="user", tool_calls=calls, times=4)
+    for _ in range(4):
+        await world.converse("look it up")
+    [(depth,)] = world.query("SELECT s.depth FROM chats c JOIN sessions s ON s.id = c.active_session_id")
+    assert depth > 0
+    assert await world.outcomes() <= {"ok", "tool_calls"}
+    assert await world.violations() == []
