@@ -3,7 +3,16 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from tests.crash import approving, compressing, compressing_invariants, giving, invariants, scenario, together
+from tests.crash import (
+    approving,
+    compressing,
+    compressing_invariants,
+    delegating,
+    giving,
+    invariants,
+    scenario,
+    together,
+)
 from tests.crash.invariants import Label
 from tests.crash.world import World
 
@@ -93,6 +102,17 @@ SCENARIOS = {
             labels=frozenset(Label),
             samples=6,
             other_samples=0,
+            pairs=20,
+        ),
+        Scenario(
+            name="delegating",
+            play=delegating.play,
+            problems_of=delegating.problems_of,
+            untouched_problems_of=delegating.untouched_problems_of,
+            environ=delegating.ENVIRON,
+            labels=frozenset(Label),
+            samples=8,
+            other_samples=1,
             pairs=20,
         ),
     )

@@ -1,0 +1,97 @@
+"""Two sub-agents work side by side, one writes and one reads; wherever that is killed, each goes on where it stood.
+
+A call has one sub-agent whatever was killed, its rows are those of one that nobody killed, what it writes is written
+once, and its report reaches the turn that waits for it.
+"""
+
+from collections import Counter
+from contextlib import closing
+
+from gateway.inbound.offline_commands import NOT_TAKEN
+from platforms.telegram.rendering import REPEAT_MARK
+from tests.crash.daemon import DUMP_A
+from tests.crash.invariants import copies, file_problems, opened, undecided_rows
+from tests.crash.world import World
+from tests.fakes.llm_legality import untidy
+
+CHAT = 42
+ENVIRON = {"HERMES_TOOLS__APPROVAL__WRITES": "allow"}
+WRITING, READING = "sign the list of alpha", "read the register of beta"
+REPORTS = {WRITING: "ALPHA-REPORT", READING: "BETA-REPORT"}
+ANSWER = "Both have reported."
+CALLS: dict[str, dict[str, object]] = {
+    WRITING: {"name": "sign", "arguments": {"key": "signed"}},
+    READING: {"name": "dump", "arguments": {"mark": DUMP_A}},
+}
+SCRIPT: list[dict[str, object]] = [
+    *({"match": task, "last_role": "tool", "text": report} for task, report in REPORTS.items()),
+    *({"match": task, "tool_calls": [call]} for task, call in CALLS.items()),
+    {"match": "hand it on", "last_role": "tool", "text": ANSWER},
+    {"match": "hand it on", "tool_calls": [{"name": "delegate", "arguments": {"task": task}} for task in CALLS]},
+]
+
+
+async def play(world: World) -> None:
+    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    await world.telegram.post("chat", {"chat_id": CHAT})
+    await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
+    world.start()
+    await world.say(CHAT, "hand it on")
+
+    async def is_answered() -> bool:
+        return any(ANSWER in text for text in await world.visible(CHAT))
+
+    await world.until(f"{ANSWER!r} is on screen", is_answered)
+    await world.end()
+
+
+# Purpose: the rows of each turn in order, and whether a sub-agent's is below the session that has called it.
+_TURNS = """
+SELECT t.parent_turn_id, s.kind, s.end_reason, s.parent_session_id,
+  (SELECT group_concat(m.role, ' ') FROM (SELECT role FROM messages WHERE turn_id = t.id AND seq > 0 ORDER BY id) m),
+  (SELECT m.text FROM messages m WHERE m.turn_id = t.id ORDER BY m.id LIMIT 1)
+FROM turns t JOIN sessions s ON s.lineage_id = t.lineage_id ORDER BY t.id
+"""
+
+
+async def problems_of(world: World) -> list[str]:
+    """Everything that is not as promised, one sentence each."""
+    with closing(opened(world.home / "state.db")) as db:
+        found = [*undecided_rows(db), *file_problems(db)]
+        turns = db.execute(_TURNS).fetchall()
+        runs = db.execute("SELECT tool_name, state FROM tool_runs").fetchall()
+        said = "SELECT text FROM messages WHERE role = 'tool' AND tool_name = 'delegate' AND seq > 0"
+        reports = sorted(text for (text,) in db.execute(said).fetchall())
+        payers = db.execute("SELECT DISTINCT lineage_id, turn_id FROM model_calls").fetchall()
+    first, *children = turns
+    if first[:5] != (None, "root", None, None, "user assistant tool tool assistant"):
+        found.append(f"the turn is {first}")
+    steps = "user assistant tool assistant"
+    wanted = sorted((1, "subagent", "finished", 1, steps, task) for task in CALLS)
+    if sorted(children) != wanted:
+        found.append(f"the sub-agents are {children}")
+    if reports != sorted(REPORTS.values()):
+        found.append(f"the turn was told {reports}")
+    if payers != [(1, 1)]:
+        found.append(f"the calls are paid by {payers}")
+    ran = Counter(world.effects.read_text().split() if world.effects.exists() else [])["signed"]
+    states = dict(runs)
+    if len(runs) != 4 or ran > 1 or (states.get("sign"), ran) not in (("done", 1), ("unknown", ran)):
+        found.append(f"the runs are {runs}, and the call ran {ran} times")
+    return [*found, *await _screen_problems(world)]
+
+
+async def _screen_problems(world: World) -> list[str]:
+    counts = Counter(await world.visible(CHAT))
+    counts.pop(NOT_TAKEN, None)
+    shown = next((text for text in counts if ANSWER in text), "").removeprefix(REPEAT_MARK)
+    found = copies(counts, shown, world.kill_count) if shown else [f"{ANSWER!r} is not on screen"]
+    found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
+    return found + [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
+
+
+async def untouched_problems_of(world: World) -> list[str]:
+    """What holds beside that when nothing was killed: every outcome is known."""
+    with closing(opened(world.home / "state.db")) as db:
+        states = db.execute("SELECT DISTINCT state FROM tool_runs").fetchall()
+    return [] if states == [("done",)] else [f"the runs are {states}"]
