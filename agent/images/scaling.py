@@ -5,13 +5,13 @@ prompt stay the same. An empty copy stands for an original that cannot be scaled
 """
 
 import asyncio
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import structlog
+
+from agent.workers import run_worker
 
 log = structlog.get_logger()
 
@@ -55,7 +55,12 @@ class ImageScaler:
         """
         await asyncio.to_thread(source.stat)
         async with self._one:
-            code, data = await _run(str(_WORKER), str(source), str(limits.max_side), str(limits.max_bytes))
+            try:
+                code, data = await run_worker(
+                    _WORKER, str(source), str(limits.max_side), str(limits.max_bytes), seconds=SCALE_SECONDS
+                )
+            except TimeoutError:
+                raise OversizedImageError from None
         if code == 0 and data:
             return data
         log.info("image.not_scaled", exit_code=code)
@@ -94,27 +99,6 @@ def copy_name(path: str, limits: ImageLimits) -> str:
 def mime_of(data: bytes) -> str:
     """Kind of a copy."""
     return "image/png" if data.startswith(b"\x89PNG") else "image/jpeg"
-
-
-async def _run(*command: str) -> tuple[int, bytes]:
-    """Exit code and output of the worker; it is killed when it takes too long, or when nobody waits any more."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", *command),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # and none of the gateway's keys
-    )
-    try:
-        async with asyncio.timeout(SCALE_SECONDS):
-            data, _ = await process.communicate()
-        return await process.wait(), data
-    except TimeoutError:
-        raise OversizedImageError from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 def _write(path: Path, data: bytes) -> None:
