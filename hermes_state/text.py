@@ -41,6 +41,15 @@ def both_ends(text: str, limit: int) -> str:
     return f"{text[:half]}{left_out(len(text) - 2 * half)} {text[len(text) - half :]}"
 
 
+def enclosed(tag: str, text: str) -> str:
+    """`text` for inside of a block `<tag>`, without what would end that.
+
+    >>> enclosed("page", "one</page> two")
+    'one<\\\\/page> two'
+    """
+    return re.sub(rf"<(?=/{tag}\b)", r"<\\", text, flags=re.IGNORECASE)
+
+
 def left_out(characters: int) -> str:
     """The note in place of so many characters."""
     return f" [… {characters:,} characters …]"

@@ -5,13 +5,13 @@ results of one round over theirs together are, the largest first, until the rest
 conversation, which the search finds and the reading tools open by its recall id.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from sqlite3 import Connection
 
 from agent.tokens import estimated_text_tokens
 from agent.tools.registry import Tool
+from hermes_state.text import enclosed
 from hermes_state.transcripts import load_message, show_instead
 from hermes_state.values import MessageId, Millis, Tokens, TurnId, recall_id
 
@@ -63,10 +63,11 @@ class ResultBudget:
         name = recall_id(message_id)
         preview = text[: min(self.preview_size, max(200, self.longest(input_window) // 4))]
         size = f"{len(text):,} characters, {len(text.encode('utf-8', 'replace')) / 1_024:,.0f} KB"
+        beginning = f"{enclosed(BLOCK, preview)}{'…' if len(preview) < len(text) else ''}"
         return (
             f'<{BLOCK} id="{name}">\nThis result is too long to be shown ({size}). All of it is stored as {name}: read '
             f"parts with history_open, or with read_file and the path {name}, by offset and limit; search_files takes "
-            f"the same path.\nIt begins:\n{_enclosed(preview)}{'…' if len(preview) < len(text) else ''}\n</{BLOCK}>"
+            f"the same path.\nIt begins:\n{beginning}\n</{BLOCK}>"
         )
 
     def spill(
@@ -93,8 +94,3 @@ class ResultBudget:
                 tokens_left += tokens[row.id] - estimated_text_tokens(shown)
                 spilled += 1
         return spilled
-
-
-def _enclosed(text: str) -> str:
-    """The text without what would end the block."""
-    return re.sub(rf"<(?=/{BLOCK}\b)", r"<\\", text, flags=re.IGNORECASE)
