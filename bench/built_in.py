@@ -12,6 +12,7 @@ from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegi
 from agent.turn import Agent
 from gateway.assembly import make_agent, make_workspaces, workspace_tools
 from gateway.config import load_config
+from gateway.turns.web import web_tools
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import ConversationRef, SystemClock
@@ -19,8 +20,9 @@ from hermes_state.values import ConversationRef, SystemClock
 
 @asynccontextmanager
 async def agent_with_all_tools(folder: Path) -> AsyncIterator[Agent]:
-    """An agent as the daemon makes it, with its files below `folder` and the terminal on; nobody is told anything."""
-    clock, loaded = SystemClock(), load_config({"HOME": str(folder), "HERMES_HOME": str(folder)})
+    """An agent as the daemon makes it, its files below `folder`, terminal and search on; nobody is told anything."""
+    search = {"HERMES_WEB__SEARCH": "brave", "HERMES_WEB__SEARCH_KEY": "key"}
+    clock, loaded = SystemClock(), load_config({"HOME": str(folder), "HERMES_HOME": str(folder), **search})
     store = await Store.open(folder / "tools.db", synchronous="NORMAL")
     workspaces = make_workspaces(loaded)
     files = FileDelivery(folder=folder, max_bytes=lambda _: 0, deliver=lambda _: None, clock=clock)
@@ -29,7 +31,7 @@ async def agent_with_all_tools(folder: Path) -> AsyncIterator[Agent]:
         loaded,
         store=store,
         pending=CompressionRegistry(),
-        extra_tools=(*workspace_tools(workspaces, files), terminal),
+        extra_tools=(*workspace_tools(workspaces, files), terminal, *web_tools(lambda: loaded)),
         tool_access=OpenAccess(),
         listeners=(),
         on_wait=_wait_for_nothing,

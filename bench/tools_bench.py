@@ -5,6 +5,8 @@ Calls of a real runner on a real store: the time of one beside the bare function
 
 import asyncio
 import gc
+import re
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -20,6 +22,8 @@ from agent.tools.offers import OfferRegistry, offer, schema_tokens
 from agent.tools.registry import ToolContext, ToolRegistry, tool
 from agent.tools.terminal.running_command import RunningCommand
 from agent.tools.terminal.sandbox import TerminalSettings, probe_sandbox
+from agent.tools.web.fetch_tool import fetch_tool
+from agent.tools.web.fetching import FetchSettings
 from bench.built_in import agent_with_all_tools
 from bench.compression_bench import heartbeat
 from bench.measure import Measure, percentile
@@ -37,6 +41,8 @@ LAG_BAR = 50.0
 """Milliseconds."""
 SANDBOX_BAR = 15.0
 """Milliseconds."""
+PAGE = 2_000_000
+"""Characters of a page of the web."""
 RESULT = 1_000_000
 """Characters of one large result."""
 _CALL = ModelCall(purpose="turn", route="bench", model="bench", outcome="ok", usage=None, took_ms=0)
@@ -95,7 +101,11 @@ async def _bench() -> AsyncIterator[_Bench]:
 
 async def run(quick: bool) -> list[Measure]:
     """Dispatch of one call, and a turn of large results."""
-    measures = [await _dispatch(50 if quick else 300), *await _flood(3 if quick else 10)]
+    measures = [
+        await _dispatch(50 if quick else 300),
+        *await _flood(3 if quick else 10),
+        *await _page(3 if quick else 10),
+    ]
     if (fault := probe_sandbox().fault) is not None:
         print(f"Commands in a sandbox are not measured: {fault}")
         return measures
@@ -149,6 +159,52 @@ async def _flood(rounds: int) -> list[Measure]:
         Measure(name=f"{size}: memory gained at most", ours=grown, unit="MB", bar=MEMORY_BAR),
         Measure(name=f"{size}: lag of the loop, p99", ours=percentile(lags, 0.99) * 1e3, unit="ms", bar=LAG_BAR),
     ]
+
+
+async def _page(rounds: int) -> list[Measure]:
+    """A page of 2 MB, from a server in a process of its own; the first is not counted, it loads the HTTP client."""
+    rest = f"{_WORDS * 4}<a href='/next'>the day</a> on which it came in."
+    paragraphs = "\n".join(f"<p>{number}: {rest}</p>" for number in range(PAGE // len(rest)))
+    page = f"<html><head><title>Boats</title></head><body><article>{paragraphs}</article></body></html>"
+    spent: list[float] = []
+    async with _bench() as bench, _served(page) as url:
+        settings = FetchSettings(is_public=lambda address: True)
+        tool = fetch_tool(lambda: settings, lambda text: False, lambda: None)
+        await tool.run({"url": url}, bench.context)
+        for _ in range(rounds):  # without the heartbeat, which takes more than this
+            began = time.thread_time()
+            await tool.run({"url": url}, bench.context)
+            spent.append(time.thread_time() - began)
+        async with heartbeat() as lags:
+            text = await tool.run({"url": url}, bench.context)
+    assert isinstance(text, str)
+    assert len(text) > 100_000
+    name = "web_fetch of a 2 MB page"
+    ours = percentile(spent, 0.5) * 1e3
+    return [
+        Measure(name=f"{name}: the loop's own time, p50", ours=ours, unit="ms", bar=LAG_BAR),
+        Measure(name=f"{name}: lag of the loop, p99", ours=percentile(lags, 0.99) * 1e3, unit="ms", bar=LAG_BAR),
+    ]
+
+
+@asynccontextmanager
+async def _served(page: str) -> AsyncIterator[str]:
+    """Address of a page on loopback."""
+    with tempfile.TemporaryDirectory(prefix="tools-bench-") as folder:
+        (Path(folder) / "page.html").write_text(page)
+        server = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", folder),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            assert server.stdout is not None
+            port = re.search(rb"port (\d+)", await server.stdout.readline())
+            assert port is not None
+            yield f"http://127.0.0.1:{int(port[1])}/page.html"
+        finally:
+            server.kill()
+            await server.wait()
 
 
 async def _sandbox(rounds: int) -> Measure:

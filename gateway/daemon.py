@@ -53,6 +53,7 @@ from gateway.turns.runner import TurnRunner
 from gateway.turns.terminal import tell_background_end, terminal_settings
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
+from gateway.turns.web import web_tools
 from hermes_state.admin.pairings import UserRole
 from hermes_state.aio import run_until
 from hermes_state.errors import ConfigError, HermesError
@@ -363,7 +364,12 @@ class _Daemon:
             loaded,
             store=self._store,
             pending=self._pending,
-            extra_tools=(*workspace_tools(self._workspaces, files), self._terminal(), *self._extra_tools),
+            extra_tools=(
+                *workspace_tools(self._workspaces, files),
+                self._terminal(),
+                *web_tools(lambda: self._loaded),
+                *self._extra_tools,
+            ),
             tool_access=self._tool_access,
             listeners=[self._notices.write],
             on_wait=self._notices.write_waiting,

@@ -22,7 +22,14 @@ from gateway.config.context_settings import (
 )
 from gateway.config.cost_settings import CostConfig
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
-from gateway.config.tool_settings import MemoryConfig, SubagentConfig, TerminalConfig, ToolsConfig, WorkspaceConfig
+from gateway.config.tool_settings import (
+    MemoryConfig,
+    SubagentConfig,
+    TerminalConfig,
+    ToolsConfig,
+    WebConfig,
+    WorkspaceConfig,
+)
 from gateway.config.types import (
     AnyCase,
     BaseConfig,
@@ -308,6 +315,7 @@ class Config(BaseConfig):
     workspace: WorkspaceConfig = Field(default_factory=WorkspaceConfig)
     transcription: TranscriptionConfig = Field(default_factory=TranscriptionConfig)
     terminal: TerminalConfig = Field(default_factory=TerminalConfig)
+    web: WebConfig = Field(default_factory=WebConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     lifecycle: LifecycleConfig = Field(default_factory=LifecycleConfig)

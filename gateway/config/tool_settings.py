@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
-from gateway.config.types import AnyCase, BaseConfig, keyed, setting
+from gateway.config.types import AnyCase, BaseConfig, Hosts, Off, Secret, Url, keyed, setting
 from hermes_state.values import ChatKey
 
 EVERY_TOOL = "*"
@@ -139,3 +139,26 @@ class TerminalConfig(BaseConfig):
     """Commands of one chat that may run in the background at one time."""
     unsafe: bool = False
     """Run commands without a sandbox, with all rights of the gateway's own user: they can read its keys."""
+
+
+class WebConfig(BaseConfig):
+    """Pages that the agent reads, and searches of the web (`docs/tools.md`)."""
+
+    enabled: bool = True
+    """Offer `web_fetch`, and `web_search` where there is a service for it."""
+    allow_hosts: Hosts = setting((), default_text="all")
+    """The only hosts whose pages may be read; each stands for what is below it, too."""
+    deny_hosts: Hosts = setting((), default_text="none")
+    """Hosts whose pages are not read, and what is below them."""
+    private_hosts: Hosts = setting((), default_text="none")
+    """Hosts that may have a private address, by exactly the name or number in the address; no others may."""
+    seconds: float = setting(30, ge=1, le=600, unit="seconds")
+    """Longest wait for a page, or for the results of a search."""
+    max_bytes: int = setting(5_000_000, ge=10_000, le=50_000_000, unit="bytes")
+    """Longest part of a page that is read, unpacked."""
+    search: Annotated[Literal["searxng", "brave", "tavily"] | None, Off, AnyCase] = setting(None, default_text="off")
+    """Service that `web_search` asks."""
+    search_url: Url | None = setting(None, default_text="the service's own")
+    """Root of that service; SearXNG needs it, as in `http://127.0.0.1:8080`."""
+    search_key: Secret | None = None
+    """Key for that service; Brave and Tavily need one."""

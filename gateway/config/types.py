@@ -152,6 +152,14 @@ def _url_like(example: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _host_name(value: str) -> str:
+    """Name or number of a host, as it stands in an address."""
+    name = value.strip().lower().removeprefix("*.").strip(".").removeprefix("[").removesuffix("]")
+    if re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9])?|[0-9a-f:.]+", name) is None:
+        raise ValueError(f"{value!r} is no host: write example.org, without https://, a port or a path")
+    return name
+
+
 def _has_host(address: str) -> bool:
     """A host, and a port that is one if any: HTTP clients raise for anything else, some as soon as they are made."""
     try:
@@ -191,6 +199,7 @@ AnyCase = BeforeValidator(lambda value: value.strip().lower() if isinstance(valu
 
 Secret: TypeAlias = Annotated[SecretStr, Trimmed, AfterValidator(_key_like)]
 Url: TypeAlias = Annotated[str, Trimmed, _url_like("https://example.org")]
+Hosts: TypeAlias = Annotated[tuple[Annotated[str, AfterValidator(_host_name)], ...], BeforeValidator(listed)]
 SocketUrl: TypeAlias = Annotated[str, Trimmed, _url_like("wss://gateway.example.org")]
 Person: TypeAlias = Annotated[str, BeforeValidator(_user_ref)]
 People: TypeAlias = Annotated[tuple[Person, ...], BeforeValidator(listed)]
@@ -254,4 +263,6 @@ Fractions: TypeAlias = Annotated[
     BeforeValidator(_listed_or_off),
     AfterValidator(lambda values: tuple(sorted(set(values)))),
 ]
-OffOrNumber: TypeAlias = Annotated[float | None, BeforeValidator(_switched_off)]
+Off = BeforeValidator(_switched_off)
+"""Validator for what may be `off`, which is None."""
+OffOrNumber: TypeAlias = Annotated[float | None, Off]

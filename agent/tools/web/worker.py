@@ -1,0 +1,119 @@
+"""Page worker: makes text of one page in a process of its own, which may use only so much memory and time.
+
+Whoever serves a page chooses what a parser has to survive, so the daemon parses none. Run as
+`python worker.py html|text CHARSET URL MAX_CHARACTERS` with the page as standard input; JSON with its title, its text
+and the length of that goes to standard output.
+"""
+
+import codecs
+import contextlib
+import copy
+import json
+import re
+import resource
+import sys
+from typing import Final
+
+UNREADABLE: Final = 3
+"""Exit code for bytes that are no text."""
+TOO_LARGE: Final = 4
+"""Exit code for a page that would take too much memory."""
+_BOUNDS: Final = ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 20), (resource.RLIMIT_FSIZE, 0))
+"""Most memory, seconds of work, and bytes of files."""
+_PRESCAN_BYTES: Final = 4_096
+_COMMENT: Final = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
+_META: Final = re.compile(rb"<\s*meta\b[^>]*?\bcharset\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
+_XML: Final = re.compile(rb"\s*<\?xml\b[^>]*?\bencoding\s*=\s*[\"']([\w:.-]+)")
+_BOMS: Final = (
+    *((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32")),
+    *((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")),
+)
+"""Marks at the beginning of a text, the longer of two that begin alike first."""
+# What pages mean by a name is often more than it says: browsers read these so, and so do their authors.
+_MEANT: Final = {
+    **{"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
+    **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
+}
+_AFFIX: Final = re.compile(r"^x-|(?<=8)-[ie]$", re.IGNORECASE)
+_NONE: Final = ("utf-7", "idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined")
+"""Codecs of Python that no page is in."""
+
+
+_HEAD: Final = ("title", "script", "style", "template", "textarea", "meta", "link", "base", "noscript")
+"""Elements whose text is none of the page's."""
+
+
+def main(kind: str, charset: str, url: str, max_characters: int) -> int:
+    """Write the text of the page to standard output. Returns the exit code."""
+    for bound, most in _BOUNDS:
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses some; the time limit outside holds there, too
+            resource.setrlimit(bound, (most, most))
+    try:
+        data = sys.stdin.buffer.read()
+        text = decoded(data, charset)
+        if "\0" in text:
+            return UNREADABLE
+        title = ""
+        if kind == "html" or (not kind and text.lstrip()[:1] == "<"):
+            title, text = extracted(text, url)
+        result = {"title": title[:300], "text": text[:max_characters], "length": len(text)}
+        sys.stdout.buffer.write(json.dumps(result).encode())
+    except MemoryError:
+        return TOO_LARGE
+    return 0
+
+
+def decoded(data: bytes, stated: str) -> str:
+    """The text of a page: what is UTF-8 is read so, whatever is stated; all else as it is stated."""
+    for mark, codec in _BOMS:
+        if data.startswith(mark):
+            return data.decode(codec, "replace")
+    name = known(stated) or declared(data)
+    if name is None or not name.startswith(("utf-16", "utf-32", "iso2022", "hz")):  # these are ASCII to UTF-8
+        with contextlib.suppress(UnicodeDecodeError):
+            # The end may be cut in the middle of a character.
+            return codecs.getincrementaldecoder("utf-8")().decode(data)
+    return data.decode(name or "cp1252", "replace")
+
+
+def declared(data: bytes) -> str | None:
+    """Codec that a page itself declares, in `<meta>` or as XML."""
+    start = _COMMENT.sub(b"", data[:_PRESCAN_BYTES])
+    found = _XML.match(start) or _META.search(start)
+    name = known(found[1].decode()) if found is not None else None
+    return "utf-8" if name is not None and name.startswith("utf-16") else name  # or it could not have been read
+
+
+def known(charset: str) -> str | None:
+    """Codec for the name of a character set; None where there is none."""
+    try:
+        name = codecs.lookup(_AFFIX.sub("", charset.strip())).name
+        b"\0\0\0\0".decode(name)  # or it packs bytes
+    except (LookupError, ValueError):
+        return None
+    return None if name in _NONE else _MEANT.get(name, name)
+
+
+def extracted(html: str, url: str) -> tuple[str, str]:
+    """Title of a page, and its own text as Markdown, without what stands on every page of the site."""
+    import trafilatura
+    from lxml import etree
+    from lxml.html import HTMLParser
+
+    tree = etree.fromstring(html.encode(errors="replace"), HTMLParser(encoding="utf-8"))
+    if tree is None:
+        return "", ""
+    title = " ".join((tree.findtext(".//title") or "").split())
+    for stray in [one for one in tree.findall("head/*") if one.tag not in _HEAD]:
+        tree.append(stray)  # a page without <body>, by a parser that does not know such elements as <article>
+    whole = copy.deepcopy(tree)
+    text = trafilatura.extract(whole, url=url, output_format="markdown", include_links=True, favor_recall=True)
+    if text:
+        return title, text
+    etree.strip_elements(tree, etree.Comment, *_HEAD, with_tail=False)
+    lines = (" ".join(line.split()) for line in tree.itertext())
+    return title, "\n".join(line for line in lines if line)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))

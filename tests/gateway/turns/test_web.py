@@ -1,0 +1,72 @@
+"""Settings of the web tools: which service is asked, what is said where there is none, which hosts are named."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agent.tools.web.search_clients import BraveClient, SearxngClient, TavilyClient
+from gateway.config import load_config
+from gateway.config.fields import secrets_of
+from gateway.config.tool_settings import WebConfig
+from gateway.turns.web import fetch_settings, search_settings, web_tools
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"enabled": False, "search": "brave", "search_key": "k" * 20}, "web.enabled"),
+        ({}, "web.search names"),
+        ({"search": "off"}, "web.search names"),
+        ({"search": False}, "web.search names"),
+        ({"search": "searxng"}, "web.search_url"),
+        ({"search": "brave"}, "web.search_key"),
+        ({"search": "Tavily", "search_url": "https://example.org"}, "web.search_key"),
+    ],
+)
+def test_a_search_that_lacks_something_names_the_key(given: dict[str, Any], fault: str) -> None:
+    settings = search_settings(WebConfig.model_validate(given))
+    assert settings.service is None
+    assert fault in (settings.fault or "")
+
+
+def test_each_service_is_made_with_its_key_and_address() -> None:
+    def service(**given: str) -> object:
+        return search_settings(WebConfig.model_validate(given)).service
+
+    assert service(search="searxng", search_url="http://10.0.0.2:8080/") == SearxngClient(url="http://10.0.0.2:8080")
+    assert service(search="brave", search_key="key") == BraveClient(key="key", url="https://api.search.brave.com")
+    there = TavilyClient(key="key", url="https://proxy.example.org")
+    assert service(search="tavily", search_key="key", search_url="https://proxy.example.org") == there
+
+
+def test_the_key_is_a_secret() -> None:
+    config = WebConfig.model_validate({"search": "brave", "search_key": "the-key-of-brave"})
+    assert secrets_of(config) == ("the-key-of-brave",)
+    assert "the-key" not in repr(config)
+    assert "the-key" not in repr(search_settings(config))
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("Example.ORG.", "example.org"), ("*.a.org", "a.org"), ("[fd00::1]", "fd00::1"), ("10.0.0.5", "10.0.0.5")],
+)
+def test_hosts_are_written_as_they_stand_in_addresses(written: str, name: str) -> None:
+    config = WebConfig.model_validate({"private_hosts": [written]})
+    assert fetch_settings(config).hosts.private == (name,)
+
+
+@pytest.mark.parametrize(
+    "written", ["https://example.org", "example.org/docs", "localhost:8080", "a b", "*", "", "10.0.0.0/8"]
+)
+def test_what_is_no_host_is_refused(written: str) -> None:
+    with pytest.raises(ValidationError, match="is no host"):
+        WebConfig.model_validate({"allow_hosts": [written]})
+
+
+def test_the_tools_follow_the_configuration_in_force() -> None:
+    loaded = load_config({"HERMES_HOME": "/nonexistent", "HERMES_WEB__ENABLED": "false"})
+    fetch, search = web_tools(lambda: loaded)
+    assert fetch.why_unavailable() == search.why_unavailable() == "web.enabled is false"
+    loaded = load_config({"HERMES_HOME": "/nonexistent"})
+    assert fetch.why_unavailable() is None
