@@ -44,7 +44,7 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
-from gateway.schedules import ScheduleRunner
+from gateway.schedules.jobs import JobRunner
 from gateway.signals import SignalHandler
 from gateway.turns.approvals import ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
@@ -73,7 +73,7 @@ FLUSH_SECONDS = 10.0
 LISTENING_SECONDS = 5.0
 """Longest wait for the platforms before what the first answer needs is loaded, in seconds."""
 
-SCHEDULE_SECONDS = 60.0
+JOBS_SECONDS = 60.0
 """Seconds from then on before the scheduler is loaded: the first of its jobs is due minutes later."""
 
 
@@ -182,7 +182,7 @@ class _Daemon:
             clock=clock,
         )
         self._heartbeat = Heartbeat(store, self._adapters, environ, self._lanes.tell_all_broken)
-        self._schedules = ScheduleRunner(
+        self._jobs = JobRunner(
             store=store, runtime=self._runtime, clock=clock, attachments_folder=loaded.attachments
         )
         self._operator = self._make_operator()
@@ -289,7 +289,7 @@ class _Daemon:
         await self._commands.close()
         for task in tasks:
             task.cancel()
-        self._schedules.close()
+        self._jobs.close()
 
     async def _load_late(self) -> None:
         """Load what the first answer needs once the platforms are being listened to, and before it is asked for."""
@@ -297,8 +297,8 @@ class _Daemon:
         await asyncio.to_thread(preload, self._runtime.config)
         await asyncio.to_thread(terminal_fault, terminal_settings(self._runtime.config.terminal))
         _freeze_memory()
-        await asyncio.sleep(SCHEDULE_SECONDS)
-        await self._schedules.start()
+        await asyncio.sleep(JOBS_SECONDS)
+        await self._jobs.start()
 
     async def _drain(self) -> None:
         """Drain: let turns finish and answers go out, within bounds; a second signal cuts it short."""

@@ -27,7 +27,7 @@ LEFTOVER_MILLIS = 24 * 3_600_000
 """Age in milliseconds of a file being fetched from which on it is a leftover: no file takes a day to fetch."""
 
 
-class ScheduleRunner:
+class JobRunner:
     """Runner of the gateway's own jobs, with APScheduler as a timer; nothing of them is stored."""
 
     def __init__(self, *, store: Store, runtime: Runtime, clock: Clock, attachments_folder: Path) -> None:

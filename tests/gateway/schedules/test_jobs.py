@@ -4,7 +4,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from gateway.schedules import ScheduleRunner
+from gateway.schedules.jobs import JobRunner
 from hermes_state import attachments, inbox
 from hermes_state.attachments import INCOMING_PREFIX, StoredFile
 from hermes_state.store.writer import Store
@@ -31,9 +31,9 @@ def seen_count(gateway: TestGateway) -> int:
     return len(gateway.model.requests[-1].transcript)
 
 
-def schedules(gateway: TestGateway, folder: Path, ahead: int = 0) -> ScheduleRunner:
+def jobs(gateway: TestGateway, folder: Path, ahead: int = 0) -> JobRunner:
     clock = LaterClock(gateway, ahead)
-    return ScheduleRunner(
+    return JobRunner(
         store=gateway.store, runtime=gateway.live, clock=clock, attachments_folder=folder / "attachments"
     )
 
@@ -41,7 +41,7 @@ def schedules(gateway: TestGateway, folder: Path, ahead: int = 0) -> ScheduleRun
 async def test_silence_ends_a_conversation_only_when_that_is_switched_on(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("one")
-        await schedules(gateway, tmp_path, 1_000 * HOUR).expire_idle()
+        await jobs(gateway, tmp_path, 1_000 * HOUR).expire_idle()
         await gateway.ask("two")
         assert seen_count(gateway) == 3
 
@@ -49,10 +49,10 @@ async def test_silence_ends_a_conversation_only_when_that_is_switched_on(store: 
 async def test_after_the_silence_the_next_message_starts_anew(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"idle_reset_hours": 2}) as gateway:
         await gateway.ask("one")
-        await schedules(gateway, tmp_path, HOUR).expire_idle()
+        await jobs(gateway, tmp_path, HOUR).expire_idle()
         await gateway.ask("two")
         assert seen_count(gateway) == 3
-        await schedules(gateway, tmp_path, 2 * HOUR + 60_000).expire_idle()
+        await jobs(gateway, tmp_path, 2 * HOUR + 60_000).expire_idle()
         await gateway.ask("three")
         assert seen_count(gateway) == 1
         [(key,)] = await gateway.rows("SELECT substr(key, 1, 8) FROM sessions ORDER BY id LIMIT 1")
@@ -67,7 +67,7 @@ async def test_a_turn_that_runs_keeps_its_conversation(store: Store, tmp_path: P
         gateway.model.script.append(hang)
         await gateway.say("one")
         await hang.begun.wait()
-        await schedules(gateway, tmp_path, 9 * HOUR).expire_idle()
+        await jobs(gateway, tmp_path, 9 * HOUR).expire_idle()
         hang.release()
         await gateway.quiet()
         assert await gateway.rows("SELECT end_reason FROM sessions") == [(None,)]
@@ -84,7 +84,7 @@ async def test_housekeeping_forgets_old_keys_and_removes_the_oldest_files(store:
             await asyncio.to_thread((path.parent / f"{name}.2000-3500000").write_bytes, b"a copy for models")
             stored = StoredFile(sha256=name, path=f"aa/{name}", name=name, mime=None, size_bytes=700_000)
             await store.write(attachments.insert, chat, stored, Millis(number))
-        await schedules(gateway, tmp_path, 31 * 24 * HOUR).run_housekeeping()
+        await jobs(gateway, tmp_path, 31 * 24 * HOUR).run_housekeeping()
         assert {path.name for path in (tmp_path / "attachments" / "aa").iterdir()} == {"new", "new.2000-3500000"}
         assert await gateway.rows("SELECT name FROM attachments") == [("new",)]
         assert await gateway.inbox_states() == []
@@ -97,9 +97,9 @@ async def test_housekeeping_removes_what_a_crash_left_half_fetched(store: Store,
         folder = tmp_path / "attachments"
         await asyncio.to_thread(folder.mkdir)
         await asyncio.to_thread((folder / f"{INCOMING_PREFIX}x").write_bytes, b"half")
-        await schedules(gateway, tmp_path).run_housekeeping()
+        await jobs(gateway, tmp_path).run_housekeeping()
         assert len(list(folder.iterdir())) == 1
-        await schedules(gateway, tmp_path, 25 * HOUR).run_housekeeping()
+        await jobs(gateway, tmp_path, 25 * HOUR).run_housekeeping()
         assert list(folder.iterdir()) == []
 
 
@@ -108,7 +108,7 @@ async def test_housekeeping_that_cannot_be_done_is_put_off(store: Store, tmp_pat
         await gateway.ask("one")
         await store.write(set_max_pages, 0)
         with capture_logs() as said:
-            await schedules(gateway, tmp_path).run_housekeeping()
+            await jobs(gateway, tmp_path).run_housekeeping()
         assert [line["event"] for line in said] == ["housekeeping.delayed"]
         await store.write(set_max_pages, None)
         assert await store.read(inbox.load_chats_with_waiting) == []
@@ -121,14 +121,14 @@ async def test_files_make_room_also_while_the_database_is_full(store: Store, tmp
         await asyncio.to_thread(folder.mkdir)
         await asyncio.to_thread((folder / f"{INCOMING_PREFIX}x").write_bytes, b"half")
         await store.write(set_max_pages, 0)
-        await schedules(gateway, tmp_path, 25 * HOUR).run_housekeeping()
+        await jobs(gateway, tmp_path, 25 * HOUR).run_housekeeping()
         await store.write(set_max_pages, None)
         assert list(folder.iterdir()) == []
 
 
 async def test_the_timer_starts_and_ends_with_the_daemon(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
-        made = schedules(gateway, tmp_path)
+        made = jobs(gateway, tmp_path)
         await made.start()
         assert {job.name for job in made._scheduler.get_jobs()} == {"expire_idle", "run_housekeeping"}
         made.close()
@@ -136,7 +136,7 @@ async def test_the_timer_starts_and_ends_with_the_daemon(store: Store, tmp_path:
 
 async def test_a_clock_that_is_set_back_holds_up_no_job(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
-        made = schedules(gateway, tmp_path)
+        made = jobs(gateway, tmp_path)
         await made.start()
         as_planned = [job.next_run_time for job in made._scheduler.get_jobs()]
         made._look_at_clock()

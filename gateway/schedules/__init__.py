@@ -1,0 +1,1 @@
+"""What happens at a time: the gateway's own jobs."""
