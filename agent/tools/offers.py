@@ -131,6 +131,7 @@ class OfferRegistry:
                 raise ToolError(f"{tool.name} cannot be used here: {reason}")
         arguments = self.registry.check(call)
         assert tool is not None, "the registry knows what it has checked"
+        tool.check(arguments, context)
         return ReadyCall(call=call, tool=tool, arguments=arguments)
 
     def _behind(self, call: ToolCall) -> ToolCall | None:

@@ -136,6 +136,8 @@ class Tool:
     """A call that writes or executes follows the approval policy. False for what is the chat's own, such as notes."""
     is_exempt: Callable[[Mapping[str, Any]], bool] = lambda arguments: False
     """Tells of a call, by its arguments, that it follows no policy, because it neither writes nor executes."""
+    check: Callable[[Mapping[str, Any], ToolContext], None] = lambda arguments, context: None
+    """Looks at a call before anybody is asked about it; raises `ToolError` for one that cannot be done."""
     shape: Callable[[Mapping[str, Any]], str] = lambda arguments: "any"
     """Kind of a call, by its arguments: what `session` and `always` allow is this tool with calls of the same shape."""
     shown: Callable[[Mapping[str, Any]], str] | None = None
