@@ -24,7 +24,7 @@ from agent.model.sizes import MIN_OUTPUT, room_beside
 from agent.tools.arguments import checked_arguments
 from agent.tools.memory import MEMORY, change_notes, has_parts, memory_tool
 from hermes_state.errors import HermesError, ToolError
-from hermes_state.journal import FORWARDED_NOTE
+from hermes_state.journal import NOT_SAID_NOW
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import ChatKey, Clock, Origin, Transcript, UserRef
 
@@ -132,7 +132,7 @@ def words_of_people(rows: Transcript) -> Transcript:
     return tuple(
         msgspec.structs.replace(row, body=EMPTY_BODY)
         for row in rows
-        if (row.origin is Origin.HUMAN and FORWARDED_NOTE not in row.body.notes)
+        if (row.origin is Origin.HUMAN and NOT_SAID_NOW.isdisjoint(row.body.notes))
         or (row.origin is Origin.NOTICE and row.sender_ref is not None)
         or (row.origin is Origin.ASSISTANT and row.text and not row.body.calls)
     )

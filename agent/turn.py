@@ -301,11 +301,11 @@ class Agent:
     async def _call(self, state: _RunState, prompt: MeasuredPrompt) -> tuple[MeasuredPrompt, CompletedCall]:
         client, images = prompt.model.client, prompt.model.images
         retry = RetriedImageCall(images) if images is not None else None
+        purpose = "schedule" if state.turn.is_scheduled else "turn" if state.turn.parent is None else "subagent"
         may_call, effort = state.rounds < self._max_tool_rounds, state.turn.reasoning_effort
         request = replace(prompt.request, may_call_tools=may_call, reasoning_effort=effort)
         while True:
             try:
-                purpose = "turn" if state.turn.parent is None else "subagent"
                 done = await client.complete(request, state.on_text, purpose=purpose)
                 break
             except OutputCapExceeded as error:

@@ -19,6 +19,7 @@ from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.files.send_file import FileDelivery
 from agent.tools.registry import Tool, ToolContext
+from agent.tools.schedules.schedule_tool import schedule_tool
 from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
 from agent.tools.terminal.terminal_tool import TERMINAL, BackgroundRegistry, terminal_tool
 from agent.turn import Agent
@@ -45,6 +46,7 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
 from gateway.schedules.jobs import JobRunner
+from gateway.schedules.runner import ScheduleRunner, schedule_settings
 from gateway.signals import SignalHandler
 from gateway.turns.approvals import ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
@@ -147,6 +149,7 @@ class _Daemon:
             is_admin=lambda ref: self._access.role_of(ref) is UserRole.ADMIN,
         )
         self._asked = asyncio.Event()
+        self._rescheduled = asyncio.Event()
         self._background = BackgroundRegistry(partial(tell_background_end, store, clock, self._delivery.wake))
         agent, models = self._assemble(loaded)
         self._runtime = Runtime(config=loaded.config, agent=agent, models=models)
@@ -169,6 +172,16 @@ class _Daemon:
             health=self._adapters.health,
             registry=REGISTRY,
             deliver=self._delivery.wake,
+            reschedule=self._rescheduled.set,
+        )
+        self._schedules = ScheduleRunner(
+            store=store,
+            runtime=self._runtime,
+            access=self._access,
+            lanes=self._lanes,
+            deliver=self._delivery.wake,
+            clock=clock,
+            changed=self._rescheduled,
         )
         self._commands = CommandRunner(context, self._delivery, self._group)
         self._intake = GatewayIntake(
@@ -182,9 +195,7 @@ class _Daemon:
             clock=clock,
         )
         self._heartbeat = Heartbeat(store, self._adapters, environ, self._lanes.tell_all_broken)
-        self._jobs = JobRunner(
-            store=store, runtime=self._runtime, clock=clock, attachments_folder=loaded.attachments
-        )
+        self._jobs = JobRunner(store=store, runtime=self._runtime, clock=clock, attachments_folder=loaded.attachments)
         self._operator = self._make_operator()
 
     def _make_lanes(self, gates: GateRegistry) -> LaneRegistry:
@@ -275,6 +286,7 @@ class _Daemon:
         tasks.append(self._group.create_task(self._reload_when_asked(), name="reload"))
         tasks.append(self._group.create_task(self._load_late(), name="late"))
         tasks.append(self._group.create_task(self._approvals.run(), name="approvals"))
+        tasks.append(self._group.create_task(self._schedules.run(), name="schedules"))
         async with serve_control(self._loaded.control_socket, self._operator.handlers()):
             notify(self._environ, "READY=1")
             model = self._runtime.config.model
@@ -368,6 +380,7 @@ class _Daemon:
                 *workspace_tools(self._workspaces, files),
                 self._terminal(),
                 *web_tools(lambda: self._loaded),
+                self._schedule(),
                 *self._extra_tools,
             ),
             tool_access=self._tool_access,
@@ -389,6 +402,14 @@ class _Daemon:
             lambda: terminal_settings(self._loaded.config.terminal),
             self._workspaces.folder_of,
             self._background,
+        )
+
+    def _schedule(self) -> Tool:
+        return schedule_tool(
+            lambda: schedule_settings(self._loaded.config),
+            lambda ref: self._access.may_moderate(ref),  # which is made later
+            self._rescheduled.set,
+            self._clock,
         )
 
 

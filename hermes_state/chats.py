@@ -130,6 +130,7 @@ def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref
 
 def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:
     db.execute("UPDATE inbox SET chat_id = ? WHERE chat_id = ? AND state = 'new'", (target, source))
+    db.execute("UPDATE schedules SET chat_id = ? WHERE chat_id = ?", (target, source))
     owed = "state IN ('pending','sending','ambiguous')"
     db.execute(f"UPDATE outbox SET chat_id = ? WHERE chat_id = ? AND {owed}", (target, source))
 

@@ -61,6 +61,8 @@ class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     is_forwarded: bool = False
     via: InputKind = InputKind.TYPED
     ticket: str | None = None
+    notes: tuple[str, ...] = ()
+    """Facts for the model about the message."""
 
 
 class NewInboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +91,11 @@ class InboxRow(NewInboxRow, frozen=True, kw_only=True):
 
 
 _encode = msgspec.json.Encoder().encode
+
+SCHEDULE_PREFIX = "schedule:"
+"""Beginning of the event key of what a schedule brings; a platform's begins with the bot's id."""
+IS_SCHEDULED = f"event_ref LIKE '{SCHEDULE_PREFIX}_%'"
+"""Condition for a row that a schedule has brought."""
 
 OPEN = "state IN ('new','claimed')"
 """Condition for a row that is not settled."""

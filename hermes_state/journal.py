@@ -34,6 +34,7 @@ from hermes_state.values import (
     ConversationRef,
     EndReason,
     InboxId,
+    InputKind,
     LineageId,
     Message,
     MessageBody,
@@ -55,6 +56,10 @@ TRANSCRIBED_NOTE = "the message was spoken: its words are a transcript, which ma
 """Note for the model on a message that came as a recording."""
 FORWARDED_NOTE = "the message was forwarded: its words are those of somebody else"
 """Note for the model on a message that its sender passed on."""
+SCHEDULED_NOTE = "the message was scheduled earlier and came by itself: nobody typed it now"
+"""Note for the model on a message that a schedule has brought."""
+NOT_SAID_NOW = frozenset({FORWARDED_NOTE, SCHEDULED_NOTE})
+"""Notes on messages whose words are not what their sender says now."""
 
 
 class TurnMoved(StateError):
@@ -90,6 +95,8 @@ class RunningTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Platform's id of the message that it answers; of several, the last."""
     ticket: str | None = None
     """Slash-command ticket of that message."""
+    is_scheduled: bool = False
+    """True for a turn that a schedule began."""
     is_waiting: bool = False
     """True while it is paused until somebody decides something: nobody works on it, it keeps its place in the chat."""
     chosen_model: str | None = None
@@ -224,7 +231,7 @@ def _bind(
         ready = prepared.get(row.id, PreparedMessage())
         said = _human_row(db, row, turn_id, ready.body)
         message_id = append_to_tip(db, lineage_id, said, row.sent_at, ", last_human_at = ?", now).id
-        if row.kind is InboxKind.MESSAGE:
+        if row.kind is InboxKind.MESSAGE and row.message_ref:
             shown = (row.chat_id, row.message_ref, message_id)
             db.execute("INSERT INTO platform_messages VALUES (?, ?, ?, 0) ON CONFLICT (chat_id, ref) DO NOTHING", shown)
         for attachment_id in ready.attachment_ids:
@@ -246,6 +253,8 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
         body = msgspec.structs.replace(body, notes=(*body.notes, TRANSCRIBED_NOTE))
     if row.payload.is_forwarded:
         body = msgspec.structs.replace(body, notes=(*body.notes, FORWARDED_NOTE))
+    if row.payload.via is InputKind.SCHEDULED:
+        body = msgspec.structs.replace(body, notes=(*body.notes, SCHEDULED_NOTE, *row.payload.notes))
     is_own = row.kind is InboxKind.NOTICE and not row.message_ref  # the gateway's words, whomever they are for
     return NewMessage(
         role=MessageRole.USER,
@@ -351,7 +360,7 @@ _TICKET = "CASE q.payload WHEN '' THEN NULL ELSE json_extract(q.payload, '$.tick
 # Purpose: the end of a turn that is running; tells what became true of it since it began, and what its chat waits for.
 _FINISH = f"""
 UPDATE turns SET state = 'finished', ended_at = ? WHERE id = ? AND state = 'running'
-RETURNING preview_ref, {_QUESTION.format("q.message_ref")}, {_QUESTION.format(_TICKET)},
+RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTION.format(_TICKET)},
   EXISTS (SELECT 1 FROM inbox l WHERE l.chat_id = turns.chat_id AND l.{inbox.WAITS} AND l.mode = 'steer'),
   EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = turns.chat_id AND o.{outbox.OPEN}),
   EXISTS (SELECT 1 FROM turns k WHERE k.parent_turn_id = turns.id AND k.state = 'running')
@@ -492,8 +501,9 @@ def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now:
 _TURN = f"""
 SELECT t.id, t.chat_id, t.lineage_id, t.started_by, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind, t.restarts,
   t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting, s.chosen_model, s.reasoning_effort,
-  (SELECT coalesce(min(i.id), 0) FROM inbox i WHERE i.turn_id = t.id) AS first_inbox_id, q.message_ref AS question_ref,
-  {_TICKET} AS ticket, {columns(ParentTurn, "p", "parent")}
+  (SELECT coalesce(min(i.id), 0) FROM inbox i WHERE i.turn_id = t.id) AS first_inbox_id,
+  nullif(q.message_ref, '') AS question_ref, {_TICKET} AS ticket, {columns(ParentTurn, "p", "parent")},
+  EXISTS (SELECT 1 FROM inbox i WHERE i.turn_id = t.id AND i.{inbox.IS_SCHEDULED}) AS is_scheduled
 FROM turns t JOIN chats c ON c.id = t.chat_id LEFT JOIN turns p ON p.id = t.parent_turn_id
 LEFT JOIN sessions s ON s.lineage_id = t.lineage_id
   AND s.depth = (SELECT max(n.depth) FROM sessions n WHERE n.lineage_id = t.lineage_id)

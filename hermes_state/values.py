@@ -146,11 +146,13 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputKind(StrEnum):
-    """Way in which an inbound message was made: typed, picked as a slash command, or pressed as a button."""
+    """Way in which an inbound message was made: typed, picked as a slash command, pressed as a button, or scheduled."""
 
     TYPED = "typed"
     SLASH = "slash"
     BUTTON = "button"
+    SCHEDULED = "scheduled"
+    """Made earlier, and brought by a schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,8 @@ class ToolContext:
     chat_kind: ChatKind
     started_by: UserRef
     """Person whose message the turn answers."""
+    is_scheduled: bool = False
+    """True in a turn that a schedule began."""
     input_window: Tokens = DEFAULT_INPUT_WINDOW
     """Longest prompt, in tokens, of the model that reads the result."""
     result_size: int = 100_000
@@ -92,6 +94,7 @@ class ToolContext:
             chat=turn.chat,
             chat_kind=turn.chat_kind,
             started_by=turn.started_by,
+            is_scheduled=turn.is_scheduled,
             input_window=input_window,
             result_size=result_size,
         )

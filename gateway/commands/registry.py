@@ -83,6 +83,8 @@ class CommandContext:
     registry: "CommandRegistry"
     deliver: Callable[[ChatId], None]
     """Wakes the delivery of a chat that something is owed to."""
+    reschedule: Callable[[], None] = lambda: None
+    """Makes the timer of schedules look again."""
     tasks: TaskRegistry = field(default_factory=TaskRegistry)
 
 

@@ -13,7 +13,7 @@ from gateway.commands import (
     turns,
 )
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, transaction
-from gateway.commands.tools import memory, todo, tools
+from gateway.commands.tools import memory, schedule, todo, tools
 
 CONTROL, READ = CommandKind.CONTROL, CommandKind.READ
 CHANGE, MESSAGE = CommandKind.CHANGE, CommandKind.MESSAGE
@@ -26,6 +26,7 @@ _MODEL = "which model answers here, and which others there are; with a name: cho
 _MEMORY = "what is remembered for this chat; `me add`, `me remove`: about you"
 _NEW = "start a new conversation; the old one is kept"
 _RULES = "the standing rules of this conversation; `drop m12` ends those of a message"
+_SCHEDULE = "messages that come back here at a time; ask the agent, or `add` one with a cron expression"
 _THINK = "how much the model thinks here before it answers; with a word: choose it"
 _USAGE = "what this conversation has used and cost, and what may still be spent"
 
@@ -41,6 +42,13 @@ COMMANDS = (
     Command("rules [drop id]", CHANGE, conversations.rules, _RULES, moderated="drop.*"),
     Command("memory [add|remove]", CHANGE, memory.memory, _MEMORY, moderated=r"(add|remove)\b.*"),
     Command("todo [clear]", CHANGE, transaction(todo.todo), "what the agent has to do here", moderated="clear"),
+    Command(
+        "schedule [list|add|pause|resume|remove|run]",
+        CONTROL,
+        transaction(schedule.schedule),
+        _SCHEDULE,
+        moderated=r"add\b.*",
+    ),
     Command("model [name]", CHANGE, models.model, _MODEL, moderated=".+"),
     Command("think [low|medium|high|off]", CHANGE, models.think, _THINK),
     Command("approve [id] [once|session|always]", CONTROL, tools.approve, _APPROVE),

@@ -24,6 +24,7 @@ from gateway.config.cost_settings import CostConfig
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
 from gateway.config.tool_settings import (
     MemoryConfig,
+    ScheduleConfig,
     SubagentConfig,
     TerminalConfig,
     ToolsConfig,
@@ -167,7 +168,7 @@ class AgentConfig(BaseConfig):
     persona: str | None = setting(None, default_text="built in")
     """Persona of the agent, in the words that open its system prompt; not set: those of `SOUL.md`, if there is one."""
     time_zone: TimeZone | None = setting(None, default_text="the server's")
-    """Time zone in which messages are stamped for the model, such as `Europe/Berlin`."""
+    """Time zone in which messages are stamped for the model and new schedules are meant, such as `Europe/Berlin`."""
     max_tool_rounds: int = setting(50, ge=1, le=1_000, unit="rounds")
     """After so many rounds of tool calls the turn has to answer with what it has."""
 
@@ -308,6 +309,7 @@ class Config(BaseConfig):
     context: ContextEngineConfig = Field(default_factory=ContextEngineConfig)
     memory: MemoryConfig = Field(default_factory=MemoryConfig)
     subagents: SubagentConfig = Field(default_factory=SubagentConfig)
+    schedules: ScheduleConfig = Field(default_factory=ScheduleConfig)
     notices: NoticeConfig = Field(default_factory=NoticeConfig)
     costs: CostConfig = Field(default_factory=CostConfig)
     delivery: DeliveryConfig = Field(default_factory=DeliveryConfig)

@@ -93,6 +93,18 @@ class WorkspaceConfig(BaseConfig):
     """Largest file that tools read, write or send."""
 
 
+class ScheduleConfig(BaseConfig):
+    """Schedules: messages that come back into a chat at a time (`docs/tools.md`)."""
+
+    max_per_chat: int = setting(20, ge=0, le=10_000, unit="schedules")
+    """Schedules that one chat may have."""
+    min_minutes: int = setting(5, ge=1, le=1_440, unit="minutes")
+    """Shortest time between two messages of a schedule that is added."""
+    missed: Annotated[Literal["once", "skip"], AnyCase] = "once"
+    """Times that have passed while the gateway was not running: `once` makes up for all of them by one message, `skip`
+    leaves them out. A message for one time comes late in either case."""
+
+
 class MemoryConfig(BaseConfig):
     """Notes that the agent keeps for a chat beyond its conversations: `MEMORY.md` and `USER.md`."""
 

@@ -1,1 +1,1 @@
-"""What happens at a time: the gateway's own jobs."""
+"""Times: schedules of chats, and the gateway's own jobs."""

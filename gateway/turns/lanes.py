@@ -362,7 +362,7 @@ def _turn_away(db: Connection, rows: Sequence[InboxRow], now: Millis) -> None:
 def _refuse(db: Connection, row: InboxRow, state: InboxState, sentence: str, dedupe_key: str, now: Millis) -> None:
     """Settle a row that gets no turn, and tell its sender, except of a notice."""
     if inbox.settle(db, row.id, state, now) and row.kind is not InboxKind.NOTICE:
-        chat_id, ref = row.chat_id, row.message_ref
+        chat_id, ref = row.chat_id, row.message_ref or None
         reply = Reply(chat_id=chat_id, kind=OutboxKind.ERROR, markdown=sentence, dedupe_key=dedupe_key, reply_to=ref)
         outbox.enqueue(db, reply, now)
 

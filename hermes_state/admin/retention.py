@@ -29,10 +29,13 @@ _REMOVE_OUTBOX = """DELETE FROM outbox WHERE id IN (
 # Purpose: codes that nobody approved in time. Approved and revoked people stay.
 _REMOVE_PAIRINGS = """DELETE FROM pairings WHERE code_hash IN (
   SELECT code_hash FROM pairings WHERE state = 'pending' AND expires_at < ? LIMIT ?)"""
+# Purpose: schedules for one time that has come.
+_REMOVE_SCHEDULES = """DELETE FROM schedules WHERE id IN (
+  SELECT id FROM schedules WHERE state = 'done' AND fired_at < ? LIMIT ?)"""
 
 
 async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapping[str, int]:
-    """Remove settled inbox keys and outbox rows older than `max_age_millis`, and pairing codes that have expired.
+    """Remove settled inbox keys, outbox rows and schedules older than `max_age_millis`, and expired pairing codes.
 
     Returns the numbers of rows by table. Platforms repeat an event for a day at most.
     """
@@ -40,6 +43,7 @@ async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapp
     return {
         "inbox": await _in_slices(store, _REMOVE_INBOX, before),
         "outbox": await _in_slices(store, _REMOVE_OUTBOX, before),
+        "schedules": await _in_slices(store, _REMOVE_SCHEDULES, before),
         "pairings": await _in_slices(store, _REMOVE_PAIRINGS, now),
     }
 

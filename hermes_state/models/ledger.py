@@ -68,7 +68,8 @@ def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
 # Purpose: the largest prompt of a conversation's turns that one model has answered.
 _LARGEST_PROMPT = """
 SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
-FROM model_calls WHERE lineage_id = ? AND route = ? AND model = ? AND purpose = 'turn' AND outcome = 'ok'
+FROM model_calls WHERE lineage_id = ? AND route = ? AND model = ? AND outcome = 'ok'
+  AND purpose IN ('turn','schedule','subagent')
 """
 
 

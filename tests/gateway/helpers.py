@@ -35,6 +35,7 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
+from gateway.schedules.runner import ScheduleRunner
 from gateway.turns.approvals import ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneRegistry
@@ -357,6 +358,7 @@ class TestGateway:
         self._folder = folder
 
     def assemble(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
         store, live, clock = self.store, self.live, self.clock
         self.gates = GateRegistry()
         self.adapters = AdapterRegistry({self.adapter.name: self.adapter})
@@ -410,6 +412,14 @@ class TestGateway:
             slots=asyncio.Semaphore(live.config.sessions.max_turns),
             group=group,
         )
+        self.schedules = ScheduleRunner(
+            store=store,
+            runtime=live,
+            access=self.access,
+            lanes=self.lanes,
+            deliver=self.delivery.wake,
+            clock=clock,
+        )
         context = CommandContext(
             store=store,
             runtime=live,
@@ -419,6 +429,7 @@ class TestGateway:
             health=lambda: {self.adapter.name: self.adapter.health()},
             registry=self._registry,
             deliver=self.delivery.wake,
+            reschedule=self.schedules.changed.set,
         )
         self.commands = CommandRunner(context, self.delivery, group)
         self.intake = GatewayIntake(
@@ -441,6 +452,7 @@ class TestGateway:
         await self.commands.start()
         await self.delivery.start()
         await self.lanes.start(self.commands.run_queued)
+        self._group.create_task(self.schedules.run(), name="schedules")
 
     # ---- people
 

@@ -17,7 +17,7 @@ from agent.context.carried.lines import ROW_CHARACTERS, bounded, one_line
 from agent.context.carried.phrases import QUESTION, Hinted, Language, any_of, hinted, plain, sentences
 from agent.context.excerpt import Redact, speaker_name
 from agent.tokens import estimated_text_tokens
-from hermes_state.journal import FORWARDED_NOTE
+from hermes_state.journal import NOT_SAID_NOW
 from hermes_state.values import RECALL_ID, Message, Origin, recall_id
 
 MAX_RULES = 10
@@ -133,7 +133,7 @@ def _key(rule: Rule) -> tuple[object, str]:
 
 def _said(row: Message, redact: Redact, *, is_shared: bool) -> Iterator[tuple[tuple[Kind, ...], Rule]]:
     """Rules and take-backs that a person typed in a row; none that were forwarded or quoted."""
-    if row.origin is not Origin.HUMAN or FORWARDED_NOTE in row.body.notes:
+    if row.origin is not Origin.HUMAN or not NOT_SAID_NOW.isdisjoint(row.body.notes):
         return
     text = (row.text or "")[:ROW_CHARACTERS]
     hints = hinted(text)

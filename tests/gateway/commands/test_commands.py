@@ -464,6 +464,7 @@ EVERY_COMMAND = (
     *("/stop all", "/status", "/retry", "/undo", "/queue later", "/queue", "/steer quickly", "/whoami", "/pair list"),
     *("/compress", "/compress preview", "/compress undo", "/model", "/model other", "/unknown"),
     *("/rules", "/rules drop m1", "/memory", "/memory add x", "/todo", "/todo clear"),
+    *("/schedule", "/schedule add @daily look", "/schedule run 1"),
     *("/think", "/think high", "/think default", "/think lots"),
     *("/approve", "/approve a1 always", "/deny", "/deny a1 not now", "/tools", "/tools forget"),
     *("/lineage", "/search one", "/session m1", "/usage", "/insights 3"),

@@ -33,9 +33,7 @@ def seen_count(gateway: TestGateway) -> int:
 
 def jobs(gateway: TestGateway, folder: Path, ahead: int = 0) -> JobRunner:
     clock = LaterClock(gateway, ahead)
-    return JobRunner(
-        store=gateway.store, runtime=gateway.live, clock=clock, attachments_folder=folder / "attachments"
-    )
+    return JobRunner(store=gateway.store, runtime=gateway.live, clock=clock, attachments_folder=folder / "attachments")
 
 
 async def test_silence_ends_a_conversation_only_when_that_is_switched_on(store: Store, tmp_path: Path) -> None:

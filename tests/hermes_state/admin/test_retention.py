@@ -62,7 +62,7 @@ async def test_only_what_was_settled_long_ago_is_removed(store: Store) -> None:
 
     removed = await remove_expired(store, NOW, MAX_AGE_MILLIS)
 
-    assert removed == {"inbox": 1, "outbox": 2, "pairings": 1}
+    assert removed == {"inbox": 1, "outbox": 2, "schedules": 0, "pairings": 1}
     assert await store.read(keys, "inbox", "event_ref") == {"recent", "waiting"}
     assert await store.read(keys, "outbox", "dedupe_key") == {"recent", "owed"}
     assert await store.read(keys, "pairings", "code_hash") == {"open", "approved", "revoked"}
@@ -137,3 +137,25 @@ async def test_a_checkpoint_waits_for_no_reader_and_says_what_is_held_back(store
     await reading
     pages, copied = await asyncio.to_thread(checkpoint, store.path)
     assert copied == pages
+
+
+async def test_schedules_that_are_done_go_and_all_others_stay(store: Store) -> None:
+    def fill(db: sqlite3.Connection) -> None:
+        add_chat(db)
+        for state, next_at, fired_at in (
+            ("done", None, OLD),
+            ("done", None, RECENT),
+            ("paused", None, OLD),
+            ("active", 5, OLD),
+        ):
+            values = (state, next_at, fired_at)
+            db.execute(
+                """INSERT INTO schedules (chat_id, creator_ref, creator_name, spec, zone, text, created_at, state,
+                next_at, fired_at) VALUES (1, 'telegram:1', 'Ann', '@daily', 'UTC', 'look', 1, ?, ?, ?)""",
+                values,
+            )
+
+    await store.write(fill)
+    assert (await remove_expired(store, NOW, MAX_AGE_MILLIS))["schedules"] == 1
+    left = await store.read(lambda db: db.execute("SELECT id, state FROM schedules ORDER BY id").fetchall())
+    assert left == [(2, "done"), (3, "paused"), (4, "active")]

@@ -1,0 +1,117 @@
+"""Changes of a chat's schedules, as the tool and the command make them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from sqlite3 import Connection
+from zoneinfo import ZoneInfo
+
+from agent.tools.schedules.times import is_local, next_occurrence, normalised, parse_crontab
+from hermes_state.errors import ToolError
+from hermes_state.text import counted, shortened
+from hermes_state.tools import schedules
+from hermes_state.tools.schedules import NewSchedule, ScheduleRow, ScheduleState
+from hermes_state.values import ChatId, Millis, UserRef
+
+MAX_TEXT_CHARACTERS = 4_000
+SHOWN_TIMES = 3
+"""Next times that people are shown before they say yes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleSettings:
+    """Bounds of schedules, and the time zone of new ones."""
+
+    zone: str
+    """Name of the time zone; empty where the server's has none."""
+    max_per_chat: int
+    min_minutes: int
+    """Shortest time between two occurrences of a schedule, in minutes."""
+
+
+def new_schedule(
+    settings: ScheduleSettings, chat_id: ChatId, creator: tuple[UserRef, str], spec: str, text: str, now: Millis
+) -> NewSchedule:
+    """A schedule that can be stored. `spec`: a cron expression, or a date with a time. Raises `ToolError`."""
+    if not settings.zone:
+        raise ToolError("the server's time zone has no name: whoever runs the gateway has to set agent.time_zone")
+    if not 0 < len(text := text.strip()) <= MAX_TEXT_CHARACTERS:
+        raise ToolError(f"a schedule needs a text of 1 to {MAX_TEXT_CHARACTERS:,} characters")
+    spec = normalised(spec, settings.zone)
+    apart = 1_440 if is_local(spec) else parse_crontab(spec).shortest_minutes
+    if apart < settings.min_minutes:
+        least = counted(settings.min_minutes, "minute")
+        raise ToolError(f"{spec} comes {counted(apart, 'minute')} apart; `schedules.min_minutes` is {least}")
+    first = next_occurrence(spec, settings.zone, now)
+    if first is None:
+        clock = datetime.fromtimestamp(now / 1000, ZoneInfo(settings.zone)).isoformat(" ", "minutes")[:16]
+        raise ToolError(f"{spec} never comes: it is {clock} in {settings.zone}")
+    return NewSchedule(
+        chat_id=chat_id,
+        creator_ref=creator[0],
+        creator_name=creator[1],
+        spec=spec,
+        zone=settings.zone,
+        text=text,
+        next_at=first.at,
+        created_at=now,
+    )
+
+
+def add(db: Connection, schedule: NewSchedule, max_per_chat: int) -> str:
+    """Store a schedule and say when it comes. Raises `ToolError` in a chat that has as many as it may."""
+    if schedules.count_schedules(db, schedule.chat_id) >= max_per_chat:
+        raise ToolError(
+            f"this chat has {counted(max_per_chat, 'schedule')}, as many as `schedules.max_per_chat` allows: remove one"
+        )
+    number = schedules.insert_schedule(db, schedule)
+    times = ", ".join(upcoming(schedule.spec, schedule.zone, schedule.created_at))
+    return f"Schedule {number} is set; next: {times} ({schedule.zone})."
+
+
+def change(db: Connection, row: ScheduleRow, action: str, now: Millis) -> str:
+    """Pause, resume or remove a schedule. Raises `ToolError`."""
+    if action == "remove":
+        schedules.remove_schedule(db, row.id)
+        return f"Schedule {row.id} is removed."
+    if action == "pause":
+        schedules.set_state(db, row.id, ScheduleState.PAUSED, None)
+        return f"Schedule {row.id} is paused."
+    following = next_occurrence(row.spec, row.zone, now)
+    if following is None:
+        raise ToolError(f"the time of schedule {row.id} is over ({row.spec}): remove it, and add another")
+    schedules.set_state(db, row.id, ScheduleState.ACTIVE, following.at)
+    return f"Schedule {row.id} is active again; next: {_shown(following.at, row.zone)} ({row.zone})."
+
+
+def find(db: Connection, chat_id: ChatId, number: int | None, who: UserRef, *, is_in_charge: bool) -> ScheduleRow:
+    """A schedule that somebody may change: its creator, and whoever is in charge. Raises `ToolError`."""
+    row = schedules.find_schedule(db, chat_id, number) if number is not None else None
+    if row is None:
+        raise ToolError(f"there is no schedule {number} here; {listed(schedules.load_schedules(db, chat_id))}")
+    if row.creator_ref != who and not is_in_charge:
+        raise ToolError(f"schedule {row.id} is {row.creator_name}'s: only they, and admins, can change it")
+    return row
+
+
+def listed(rows: Sequence[ScheduleRow]) -> str:
+    """Schedules for people and models, a line each."""
+    return "\n".join(_line(row) for row in rows) or "no schedules are set."
+
+
+def _line(row: ScheduleRow) -> str:
+    when = row.state.value if row.next_at is None else f"next {_shown(row.next_at, row.zone)}"
+    return f"- {row.id}: `{row.spec}` ({row.zone}), {when}, by {row.creator_name}: {shortened(row.text, 200)}"
+
+
+def upcoming(spec: str, zone: str, after: Millis) -> list[str]:
+    """The next local times of a schedule, as people read them."""
+    times: list[str] = []
+    while len(times) < SHOWN_TIMES and (following := next_occurrence(spec, zone, after)) is not None:
+        times.append(_shown(following.at, zone))
+        after = following.at
+    return times
+
+
+def _shown(at: Millis, zone: str) -> str:
+    return f"{datetime.fromtimestamp(at / 1000, UTC).astimezone(ZoneInfo(zone)):%a %Y-%m-%d %H:%M}"

@@ -1,0 +1,205 @@
+"""Times of schedules: cron expressions and local dates and times, and when they come next.
+
+An occurrence is a local time that is meant, and the moment at which it comes. A local time that the clock skips in
+spring comes as much later as the clock is put forward; one that it repeats in autumn comes the first time. So each
+local time has one moment, and none is left out. APScheduler's `CronTrigger` (3.11) is not asked: it leaves midnights
+out behind a day of 23 hours, comes twice in the hour that is repeated, and takes 0 for Monday.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from functools import lru_cache
+from zoneinfo import ZoneInfo
+
+from hermes_state.errors import ToolError
+from hermes_state.values import Millis
+
+SEARCHED_DAYS = 8 * 366 + 2
+"""Days in which an occurrence is looked for: eight years lie between two 29ths of February around 2100."""
+
+_ALIASES = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+_MONTHS = ("", "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_FIELDS: tuple[tuple[str, int, int, Sequence[str]], ...] = (
+    ("minute", 0, 59, ()),
+    ("hour", 0, 23, ()),
+    ("day of the month", 1, 31, ()),
+    ("month", 1, 12, _MONTHS),
+    ("day of the week", 0, 7, _WEEKDAYS),
+)
+_PART = re.compile(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d{1,4}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Occurrence:
+    """A time of a schedule: the moment, and the local time that is meant, which names it."""
+
+    at: Millis
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crontab:
+    """Values of the five fields of a cron expression."""
+
+    minutes: frozenset[int]
+    hours: frozenset[int]
+    days: frozenset[int]
+    months: frozenset[int]
+    weekdays: frozenset[int]
+    """Days of the week from 0, which is Sunday."""
+    is_either: bool
+    """A day of the month or of the week is enough, as in cron where neither field begins with `*`."""
+
+    def has(self, day: date) -> bool:
+        """True for a day with occurrences."""
+        is_day, is_weekday = day.day in self.days, day.isoweekday() % 7 in self.weekdays
+        return day.month in self.months and (is_day or is_weekday if self.is_either else is_day and is_weekday)
+
+    @property
+    def times(self) -> list[time]:
+        """Times of a day, in order."""
+        return [time(hour, minute) for hour in sorted(self.hours) for minute in sorted(self.minutes)]
+
+    @property
+    def shortest_minutes(self) -> int:
+        """Shortest time between two occurrences, in minutes, midnight included."""
+        minutes = [one.hour * 60 + one.minute for one in self.times]
+        return min(after - before for before, after in zip(minutes, [*minutes[1:], minutes[0] + 1_440], strict=True))
+
+
+def is_local(spec: str) -> bool:
+    """True for a date with a time, False for a cron expression."""
+    return re.match(r"\s*\d{4}-", spec) is not None
+
+
+def normalised(spec: str, zone: str) -> str:
+    """A cron expression, or a date with a time, as it is stored. Raises `ToolError` for what is neither."""
+    if is_local(spec):
+        return parse_local(spec, zone)
+    parse_crontab(spec := " ".join(spec.lower().split()))
+    return spec
+
+
+@lru_cache(maxsize=1_024)
+def parse_crontab(text: str) -> Crontab:
+    """The values of a cron expression of five fields, or of a name such as `@daily`. Raises `ToolError`.
+
+    >>> parse_crontab("30 8 * * mon-fri").weekdays == {1, 2, 3, 4, 5}
+    True
+    """
+    words = text.lower().split()
+    if words and words[0].startswith("@"):
+        known = _ALIASES.get(words[0]) if len(words) == 1 else None
+        if known is None:
+            raise ToolError(f"there is no {text!r}; there are {', '.join(_ALIASES)}")
+        words = known.split()
+    if len(words) != 5:
+        raise ToolError(
+            f"a cron expression has five fields (minute, hour, day of the month, month, day of the week), not "
+            f"{len(words)}: there are no seconds and no years"
+        )
+    words = [word.replace("?", "*") if index in (2, 4) else word for index, word in enumerate(words)]
+    minutes, hours, days, months, weekdays = (_values(word, *field) for word, field in zip(words, _FIELDS, strict=True))
+    is_either = not words[2].startswith("*") and not words[4].startswith("*")
+    return Crontab(minutes=minutes, hours=hours, days=days, months=months, weekdays=weekdays, is_either=is_either)
+
+
+def _values(word: str, name: str, low: int, high: int, names: Sequence[str]) -> frozenset[int]:
+    """The numbers that a field stands for. Raises `ToolError`."""
+    found: set[int] = set()
+    size = 7 if names is _WEEKDAYS else high - low + 1
+    for part in word.split(","):
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise ToolError(f"{part!r} is no {name} of a cron expression")
+        step = int(match["step"] or 1)
+        if not 0 < step <= high:
+            raise ToolError(f"{part!r} in the {name} goes nowhere: a step is 1 to {high}, and does not reach beyond")
+        first = low if match["first"] is None else _number(match["first"], name, low, high, names)
+        last = first if match["step"] is None and match["first"] is not None else low + size - 1
+        if match["last"] is not None:
+            last = _number(match["last"], name, low, high, names)
+        last += size if last < first else 0  # such as from Friday to Monday
+        found.update(low + (number - low) % size for number in range(first, last + 1, step))
+    return frozenset(found)
+
+
+def _number(word: str, name: str, low: int, high: int, names: Sequence[str]) -> int:
+    number = names.index(word) if word in names else int(word) if word.isdecimal() and len(word) < 5 else -1
+    if not low <= number <= high:
+        known = f" or a name such as {names[1]}" if names else ""
+        raise ToolError(f"{word!r} is no {name}: that is {low} to {high}{known}")
+    return number
+
+
+def parse_local(text: str, zone: str) -> str:
+    """A date with a time, local in a zone unless it says otherwise, as it is stored. Raises `ToolError`.
+
+    >>> parse_local("2026-11-24 08:00", "Europe/Berlin"), parse_local("2026-11-24T08:00Z", "Europe/Berlin")
+    ('2026-11-24T08:00', '2026-11-24T09:00')
+    """
+    try:
+        at = datetime.fromisoformat(text.strip())
+        at = at if at.tzinfo is None else at.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
+    except (ValueError, OverflowError):
+        at = None
+    if at is None or ":" not in text:
+        raise ToolError(f"{text!r} is no date with a time such as 2026-11-24 08:00")
+    return at.isoformat(timespec="minutes")
+
+
+def next_occurrence(spec: str, zone: str, after: Millis) -> Occurrence | None:
+    """The first occurrence later than a moment; None where there is none any more.
+
+    `spec` is one that is normalised. Raises `ZoneInfoNotFoundError`.
+
+    >>> next_occurrence("30 2 * * *", "Europe/Berlin", Millis(1_774_690_000_000))  # noon of 28 March 2026
+    Occurrence(at=1774747800000, key='2026-03-29T02:30')
+    """
+    return _nearest(spec, zone, after, 1, lambda one: one.at > after)
+
+
+def last_occurrence(spec: str, zone: str, until: Millis) -> Occurrence | None:
+    """The newest occurrence up to a moment; None where there is none. Raises `ZoneInfoNotFoundError`."""
+    return _nearest(spec, zone, until, -1, lambda one: one.at <= until)
+
+
+def _nearest(
+    spec: str, zone: str, moment: Millis, direction: int, fits: Callable[[Occurrence], bool]
+) -> Occurrence | None:
+    """The occurrence next to a moment that fits, in the direction of later times (1) or earlier ones (-1)."""
+    place = ZoneInfo(zone)
+    if is_local(spec):
+        only = _occurrence(datetime.fromisoformat(spec), place)
+        return only if fits(only) else None
+    crontab = parse_crontab(spec)
+    # What the clock skips comes up to a day later: the search begins a day before, and looks at one day more.
+    begin = datetime.fromtimestamp(moment / 1000, place).date() - timedelta(days=max(direction, 0))
+    for number in range(SEARCHED_DAYS):
+        day = begin + timedelta(days=direction * number)
+        if any(map(fits, _on_day(crontab, day, place))):
+            beside = _on_day(crontab, day + timedelta(days=direction), place)
+            found = [one for one in (*_on_day(crontab, day, place), *beside) if fits(one)]
+            return min(found, key=lambda one: (direction * one.at, one.key))
+    return None
+
+
+def _on_day(crontab: Crontab, day: date, zone: ZoneInfo) -> list[Occurrence]:
+    times = crontab.times if crontab.has(day) else []
+    return [_occurrence(datetime.combine(day, one), zone) for one in times]
+
+
+def _occurrence(local: datetime, zone: ZoneInfo) -> Occurrence:
+    at = Millis(round(local.replace(tzinfo=zone).timestamp() * 1000))  # `fold` is 0: the first of two such times
+    return Occurrence(at, local.isoformat(timespec="minutes"))

@@ -1,0 +1,127 @@
+"""Runner of schedules: messages that come back into chats at their time."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from zoneinfo import ZoneInfoNotFoundError
+
+import structlog
+
+from agent.tools.schedules.changes import ScheduleSettings
+from agent.tools.schedules.times import is_local, last_occurrence, next_occurrence
+from gateway.access.permissions import AccessControl
+from gateway.config.settings import Config
+from gateway.models.selection import Runtime
+from gateway.turns.lanes import LaneRegistry
+from hermes_state.aio import Backoff, wait_until
+from hermes_state.errors import StoreUnavailable
+from hermes_state.store.writer import Store
+from hermes_state.tools import schedules
+from hermes_state.tools.schedules import FiringPlan, ScheduleRow
+from hermes_state.values import ChatId, Clock, Millis
+
+log = structlog.get_logger()
+
+LOOK_SECONDS = 10.0
+"""Longest time between two looks at the clock: it may be set, and a machine that slept says nothing of it."""
+LATE_MILLIS = 120_000
+"""Milliseconds from which on a message comes late: a restart takes less."""
+
+NO_ACCESS = (
+    "Schedule {row.id} is paused: {row.creator_name}, who made it, has no access any more. `/schedule remove {row.id}` "
+    "removes it."
+)
+NO_ZONE = "Schedule {row.id} is paused: the time zone {row.zone} is not known here any more. Set it anew."
+LATE_NOTE = "it was due at {key} ({zone}) and comes late, for the gateway or its machine was not running then"
+MISSED_NOTE = "the times before that one passed while the gateway or its machine was not running, and are left out"
+
+
+@dataclass(slots=True, kw_only=True)
+class ScheduleRunner:
+    """Timer of the schedule that is due next, however many there are."""
+
+    store: Store
+    runtime: Runtime
+    access: AccessControl
+    lanes: LaneRegistry
+    deliver: Callable[[ChatId], None]
+    clock: Clock
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a schedule was stored or changed."""
+
+    async def run(self) -> None:
+        """Let schedules come when they are due; until cancelled."""
+        delays = iter(Backoff())
+        while True:
+            self.changed.clear()
+            try:
+                due = await self.store.read(schedules.next_due, self.clock.now())
+                if due is not None and due <= self.clock.now():
+                    await self._fire()
+                    delays = iter(Backoff())
+                    continue
+            except StoreUnavailable as error:
+                pause = next(delays)
+                log.warning("schedules.delayed", error=str(error), retry_seconds=pause)
+                await wait_until(self.changed, pause)
+                continue
+            if due is None:
+                await self.changed.wait()
+            else:
+                seconds = max(0.0, (due - self.clock.now()) / 1_000)
+                await wait_until(self.changed, min(seconds, LOOK_SECONDS))
+
+    async def _fire(self) -> None:
+        now = self.clock.now()
+        chats = await self.store.write(schedules.fire_due, lambda row: self._plan(row, now), now)
+        log.info("schedules.fired", chats=len(chats))
+        for chat_id in chats:
+            self.lanes.wake(chat_id)
+            self.deliver(chat_id)
+
+    def _plan(self, row: ScheduleRow, now: Millis) -> FiringPlan:
+        if self.access.role_of(row.creator_ref) is None:
+            return FiringPlan(refusal=NO_ACCESS.format(row=row))
+        try:
+            return firing_plan(row, now, skips_missed=self.runtime.config.schedules.missed == "skip")
+        except ZoneInfoNotFoundError:
+            return FiringPlan(refusal=NO_ZONE.format(row=row))
+
+
+def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringPlan:
+    """What becomes of a schedule that is due by the clock, or that came at a time which is ahead of it.
+
+    Raises `ZoneInfoNotFoundError`.
+    """
+    assert row.next_at is not None, "only what is active is due"
+    following = next_occurrence(row.spec, row.zone, now)
+    next_at = None if following is None else following.at
+    meant = last_occurrence(row.spec, row.zone, now)
+    if row.next_at > now or meant is None:  # the clock was set back: what comes again by it has its key
+        return FiringPlan(next_at=next_at)
+    is_late = now - meant.at >= LATE_MILLIS
+    if is_late and skips_missed and not is_local(row.spec):
+        log.info("schedule.skipped", schedule=row.id)
+        return FiringPlan(next_at=next_at)
+    notes = [LATE_NOTE.format(key=meant.key.replace("T", " "), zone=row.zone)] if is_late else []
+    notes += [MISSED_NOTE] if meant.at > row.next_at else []
+    return FiringPlan(key=meant.key, notes=tuple(notes), next_at=next_at)
+
+
+def schedule_settings(config: Config) -> ScheduleSettings:
+    """Bounds of schedules, and the time zone of new ones: the configured one, or else the server's."""
+    zone = config.agent.time_zone or _server_zone()
+    bounds = config.schedules
+    return ScheduleSettings(zone=zone, max_per_chat=bounds.max_per_chat, min_minutes=bounds.min_minutes)
+
+
+@cache
+def _server_zone() -> str:
+    """Name of the machine's time zone; empty where it has none, such as with `TZ=CET-1CEST`."""
+    import tzlocal  # read when somebody makes the first schedule
+
+    try:
+        return tzlocal.get_localzone_name() if tzlocal.get_localzone() is not None else ""
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        return ""

@@ -1,0 +1,160 @@
+"""Schedules: messages that come back into a chat at a time. They belong to the chat, whatever its conversation is.
+
+A schedule that is due becomes a row of the inbox, in the transaction that sets its next time: never lost, and answered
+like any message. The row's key names the schedule and the local time that is meant, so that no such time comes twice,
+neither in the hour that autumn repeats nor on a clock that was set back.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from sqlite3 import Connection
+
+import msgspec
+
+from hermes_state import inbox, outbox
+from hermes_state.chats import load_chat
+from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.store.sql import columns, insert_row, scalar, select, select_one
+from hermes_state.values import ChatId, InputKind, Millis, UserRef
+
+MAX_FIRED = 100
+"""Most schedules of one transaction: others write between two."""
+
+
+class ScheduleState(StrEnum):
+    ACTIVE = "active"
+    PAUSED = "paused"
+    DONE = "done"
+    """It was for one time, and that has come."""
+
+
+class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule, about to be stored."""
+
+    chat_id: ChatId
+    creator_ref: UserRef
+    creator_name: str
+    spec: str
+    """Five fields of cron, or a local date and time such as `2026-11-24T08:00`."""
+    zone: str
+    text: str
+    next_at: Millis | None
+    """Next time; None unless it is active."""
+    created_at: Millis
+
+
+class ScheduleRow(NewSchedule, frozen=True, kw_only=True):
+    """A stored schedule."""
+
+    id: int
+    state: ScheduleState
+    fired_at: Millis | None
+    """Time by the clock at which its message came last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiringPlan:
+    """What becomes of a schedule that is due."""
+
+    key: str | None = None
+    """Local time whose message comes now; None: none comes."""
+    notes: tuple[str, ...] = ()
+    """Facts for the model about that message."""
+    next_at: Millis | None = None
+    """Next time; None: it is done, or paused."""
+    refusal: str | None = None
+    """Sentence for the chat on why it is paused from now on."""
+
+
+_COLUMNS = columns(ScheduleRow, "schedules")
+# Purpose: a schedule that somebody made.
+_INSERT = """
+INSERT INTO schedules (chat_id, creator_ref, creator_name, spec, zone, text, next_at, created_at)
+VALUES (:chat_id, :creator_ref, :creator_name, :spec, :zone, :text, :next_at, :created_at)
+"""
+# Purpose: schedules that are due, and those that came at a time which by the clock is still ahead: it was set back.
+_DUE = f"""
+SELECT {_COLUMNS} FROM schedules
+WHERE state = 'active' AND next_at <= :now OR state = 'active' AND fired_at > :now LIMIT :limit
+"""
+# Purpose: the time to wake up at, and the newest time at which one came.
+_TIMES = """
+SELECT (SELECT min(next_at) FROM schedules WHERE state = 'active'),
+  (SELECT max(fired_at) FROM schedules WHERE state = 'active')
+"""
+
+
+def insert_schedule(db: Connection, schedule: NewSchedule) -> int:
+    """Store a schedule; returns its number."""
+    return insert_row(db, int, _INSERT, msgspec.structs.asdict(schedule))
+
+
+def load_schedules(db: Connection, chat_id: ChatId) -> list[ScheduleRow]:
+    """The schedules of a chat that are not done, oldest first."""
+    query = f"SELECT {_COLUMNS} FROM schedules WHERE chat_id = ? AND state <> 'done' ORDER BY id"
+    return select(db, ScheduleRow, query, (chat_id,))
+
+
+def find_schedule(db: Connection, chat_id: ChatId, schedule_id: int) -> ScheduleRow | None:
+    """A schedule of a chat that is not done."""
+    query = f"SELECT {_COLUMNS} FROM schedules WHERE chat_id = ? AND id = ? AND state <> 'done'"
+    return select_one(db, ScheduleRow, query, (chat_id, schedule_id))
+
+
+def count_schedules(db: Connection, chat_id: ChatId) -> int:
+    """Number of a chat's schedules that are not done."""
+    return scalar(db, int, "SELECT count(*) FROM schedules WHERE chat_id = ? AND state <> 'done'", (chat_id,))
+
+
+def set_state(db: Connection, schedule_id: int, state: ScheduleState, next_at: Millis | None) -> None:
+    """Set what becomes of a schedule, and its next time if it is active."""
+    db.execute("UPDATE schedules SET state = ?, next_at = ? WHERE id = ?", (state, next_at, schedule_id))
+
+
+def remove_schedule(db: Connection, schedule_id: int) -> None:
+    db.execute("DELETE FROM schedules WHERE id = ?", (schedule_id,))
+
+
+def next_due(db: Connection, now: Millis) -> Millis | None:
+    """Time at which `fire_due` has something to do next, 0 if it is behind the clock; None without active schedules."""
+    next_at, fired_at = db.execute(_TIMES).fetchone()
+    return Millis(0) if fired_at is not None and fired_at > now else next_at
+
+
+def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Millis) -> list[ChatId]:
+    """Let what is due come, as `plan` says of each; returns the chats in which something was due, none twice."""
+    chats: dict[ChatId, None] = {}
+    for row in select(db, ScheduleRow, _DUE, {"now": now, "limit": MAX_FIRED}):
+        decided, over = plan(row), ScheduleState.DONE
+        chats[row.chat_id] = None
+        if decided.refusal is not None:
+            over, key = ScheduleState.PAUSED, f"schedule:{row.id}:paused:{now}"
+            reply = Reply(chat_id=row.chat_id, kind=OutboxKind.ERROR, markdown=decided.refusal, dedupe_key=key)
+            outbox.enqueue(db, reply, now)
+        elif decided.key is not None:
+            fire(db, row, decided.key, decided.notes, now)
+        set_state(db, row.id, over if decided.next_at is None else ScheduleState.ACTIVE, decided.next_at)
+        db.execute("UPDATE schedules SET fired_at = ? WHERE id = ?", (now, row.id))
+    return list(chats)
+
+
+def fire(db: Connection, row: ScheduleRow, key: str, notes: tuple[str, ...], now: Millis) -> None:
+    """Put the message of a schedule into its chat's inbox, unless it came for this key before."""
+    chat = load_chat(db, row.chat_id).key
+    message = NewInboxRow(
+        platform=chat.platform,
+        account=chat.account,
+        event_ref=f"{inbox.SCHEDULE_PREFIX}{row.id}:{key}",
+        chat_id=row.chat_id,
+        kind=InboxKind.MESSAGE,
+        mode=InboxMode.ALONE,
+        sender_ref=row.creator_ref,
+        sender_name=row.creator_name,
+        message_ref="",
+        payload=InboxPayload(text=row.text, via=InputKind.SCHEDULED, notes=notes),
+        expects_more=False,
+        sent_at=now,
+    )
+    inbox.insert(db, message, now)

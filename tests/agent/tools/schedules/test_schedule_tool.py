@@ -1,0 +1,140 @@
+"""The tool `schedule`: what the agent may do with it, and what people are shown before they say yes."""
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+
+from agent.tools.approvals import CallPlan, question_about
+from agent.tools.offers import OfferRegistry, Policy
+from agent.tools.registry import ToolContext, ToolRegistry
+from agent.tools.schedules.changes import ScheduleSettings
+from agent.tools.schedules.schedule_tool import schedule_tool
+from hermes_state.errors import ToolError
+from hermes_state.journal import RunningTurn
+from hermes_state.tools.schedules import load_schedules
+from hermes_state.values import ChatKey, ChatKind, ToolCall
+from tests.agent.conftest import Chat
+
+SETTINGS = ScheduleSettings(zone="Europe/Berlin", max_per_chat=3, min_minutes=5)
+
+
+class Tools:
+    """The tool, as turns of a chat call it."""
+
+    def __init__(self, chat: Chat, turn: RunningTurn, moderators: str = "", **settings: Any) -> None:
+        self.changes = 0
+        known = replace(SETTINGS, **settings)
+        tool = schedule_tool(lambda: known, lambda ref: ref in moderators.split(), self._count, chat.clock)
+        self._offers = OfferRegistry(ToolRegistry([tool]), chat.store)
+        self.context = ToolContext.of(turn, chat.store)
+
+    def _count(self) -> None:
+        self.changes += 1
+
+    async def call(self, action: str, **arguments: Any) -> str:
+        """What the model is answered; whether a person was to be asked stands in front."""
+        text = orjson.dumps({"action": action, **arguments}).decode()
+        plan = CallPlan()
+        try:
+            ready = self._offers.resolve(ToolCall(id="c", name="schedule", arguments=text), self.context)
+        except ToolError as error:
+            return f"refused: {error}"
+        plan.add(ready, Policy.ASK, None, {("schedule", "any"), ("schedule", "")})
+        reply = await ready.tool.reply(ready.arguments, self.context)
+        return f"{'asked' if plan.asking else 'at once'}: {reply.text}"
+
+    def question(self, **arguments: Any) -> str:
+        text = orjson.dumps({"action": "add", **arguments}).decode()
+        ready = self._offers.resolve(ToolCall(id="c", name="schedule", arguments=text), self.context)
+        return question_about(ready).markdown(1)
+
+
+async def test_it_is_made_listed_paused_and_removed(chat: Chat) -> None:
+    tools = Tools(chat, await chat.start("hello"))
+    assert await tools.call("list") == "at once: no schedules are set."
+    made = await tools.call("add", cron="0 8 * * MON-FRI", text="What is new?")
+    times = "Thu 2026-01-01 08:00, Fri 2026-01-02 08:00, Mon 2026-01-05 08:00"
+    assert made == f"asked: Schedule 1 is set; next: {times} (Europe/Berlin)."
+    listed = await tools.call("list")
+    assert listed == (
+        "at once: - 1: `0 8 * * mon-fri` (Europe/Berlin), next Thu 2026-01-01 08:00, by Ann: What is new?"
+    )
+    assert tools.changes == 1
+    assert await tools.call("pause", id=1) == "asked: Schedule 1 is paused."
+    assert "is active again" in await tools.call("resume", id=1)
+    assert await tools.call("remove", id=1) == "asked: Schedule 1 is removed."
+    assert tools.changes == 4
+
+
+async def test_people_are_shown_exactly_what_when_and_the_text(chat: Chat) -> None:
+    tools = Tools(chat, await chat.start("hello"))
+    shown = tools.question(cron="@hourly", text="```\n/approve all\n\u202eneve si siht")
+    assert (
+        "At `@hourly` (Europe/Berlin), next Thu 2026-01-01 02:00, Thu 2026-01-01 03:00, Thu 2026-01-01 04:00" in shown
+    )
+    assert "````\n```\n/approve all\n" in shown, "no text leaves its block"
+    assert "\u202e" not in shown
+    assert "session" not in shown, "none is allowed for longer"
+    assert "At `2026-01-01T09:00`" in tools.question(at="2026-01-01T08:00Z", text="look")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"text": "look"}, "either cron or at"),
+        ({"cron": "@daily", "at": "2026-11-24 08:00", "text": "look"}, "either cron or at"),
+        ({"cron": "@daily"}, "needs a text"),
+        ({"cron": "@daily", "text": "x" * 4_001}, "needs a text of 1 to 4,000"),
+        ({"cron": "* * * * *", "text": "look"}, "1 minute apart"),
+        ({"cron": "0 0 8 * * *", "text": "look"}, "five fields"),
+        ({"at": "2025-12-31 23:00", "text": "look"}, "never comes: it is 2026-01-01 01:00 in Europe/Berlin"),
+        ({"at": "tomorrow at eight", "text": "look"}, "is no date with a time such as"),
+    ],
+)
+async def test_what_cannot_be_is_refused_before_anybody_is_asked(
+    chat: Chat, arguments: dict[str, Any], why: str
+) -> None:
+    tools = Tools(chat, await chat.start("hello"))
+    answer = await tools.call("add", **arguments)
+    assert answer.startswith("refused: ")
+    assert why in answer
+    assert await chat.store.read(load_schedules, tools.context.chat_id) == []
+
+
+async def test_a_turn_that_a_schedule_began_lists_and_adds_none(chat: Chat) -> None:
+    tools = Tools(chat, await chat.start("hello"))
+    await tools.call("add", cron="@daily", text="look")
+    tools.context = replace(tools.context, is_scheduled=True)
+    assert "cannot add another" in await tools.call("add", cron="@hourly", text="look")
+    assert "`@daily`" in await tools.call("list")
+    assert await tools.call("remove", id=1) == "asked: Schedule 1 is removed."
+
+
+async def test_in_a_group_moderators_add_and_only_the_creator_or_they_change(chat: Chat) -> None:
+    group = Chat(
+        chat.store, ChatKey(platform="telegram", account="telegram", chat_ref="-1"), ChatKind.GROUP, clock=chat.clock
+    )
+    turn = await group.start("hello")
+    refused = await Tools(group, turn).call("add", cron="@daily", text="look")
+    assert refused.startswith("refused: others share this chat")
+    mine = Tools(group, turn, moderators=turn.started_by)
+    assert "is set" in await mine.call("add", cron="@daily", text="look")
+    others = Tools(group, turn)
+    others.context = replace(others.context, started_by="telegram:99")
+    assert "only they, and admins" in await others.call("remove", id=1)
+    assert await mine.call("remove", id=1) == "asked: Schedule 1 is removed."
+
+
+async def test_a_chat_reaches_its_own_and_has_no_more_than_it_may(chat: Chat) -> None:
+    tools = Tools(chat, await chat.start("hello"), max_per_chat=1)
+    await tools.call("add", cron="@daily", text="look")
+    assert "as many as `schedules.max_per_chat` allows" in await tools.call("add", cron="@daily", text="look")
+    other = Chat(chat.store, ChatKey(platform="telegram", account="telegram", chat_ref="43"), clock=chat.clock)
+    assert "there is no schedule 1 here" in await Tools(other, await other.start("hello")).call("remove", id=1)
+
+
+async def test_a_server_whose_time_zone_has_no_name_is_asked_to_name_one(chat: Chat) -> None:
+    tools = Tools(chat, await chat.start("hello"), zone="")
+    assert "agent.time_zone" in await tools.call("add", cron="@daily", text="look")

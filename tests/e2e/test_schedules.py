@@ -1,0 +1,129 @@
+"""Messages that come back into a chat at a time: made with a yes, brought once, answered as a turn."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.protocols import ModelProtocol, prompt_of
+from tests.e2e.test_approvals import delivered
+from tests.e2e.test_clock_jumps import run_on_turned_clock
+from tests.e2e.test_discord import ALICE, ready, say, sent
+from tests.e2e.world import World, world_in
+
+HOUR = 3_600 * 10**9
+ZONE = {"HERMES_AGENT__TIME_ZONE": "Europe/Berlin"}
+TEXT = "tell us the weather of the harbour"
+
+
+def turn_clock(world: World, hours: float) -> None:
+    """Set the gateway's clock so many hours ahead of the machine's."""
+    path = world.home.parent / "offset"
+    path.write_text(str(int(hours * HOUR)))
+
+
+def at(hours: float) -> str:
+    """A local time in so many hours, as the tool takes it."""
+    return (datetime.now(UTC) + timedelta(hours=hours)).strftime("%Y-%m-%d %H:%M")
+
+
+async def ask_for(world: World, **call: object) -> None:
+    """Have the model call the tool for a schedule, as somebody asked it to."""
+    calls = [{"name": "schedule", "arguments": {"action": "add", "text": TEXT, **call}}]
+    await world.script(match="remind us", last_role="user", tool_calls=calls, times=1)
+
+
+@pytest.mark.each_protocol
+async def test_the_agent_makes_one_with_a_yes_and_it_comes_as_a_turn(tmp_path: Path, protocol: ModelProtocol) -> None:
+    async with world_in(tmp_path, protocol, program=run_on_turned_clock) as world:
+        await world.gateway.start(**ZONE)
+        await ask_for(world, cron="0 */2 * * *")
+        await world.say("remind us")
+        [question] = await world.replies(1, match="May I use")
+        assert TEXT in question
+        assert question.count(":00,") == 3, "the next three times"
+        assert "(Europe/Berlin)" in question
+        assert world.query("SELECT count(*) FROM schedules") == [(0,)]
+        await world.say("/approve")
+        assert await world.replies(1, match="Schedule 1 is set")
+        await world.gateway.stop()
+
+        turn_clock(world, 2)
+        await world.script(match="weather of the harbour", last_role="user", text="Sunny, as ever.", times=1)
+        await world.gateway.start()
+        assert await world.replies(1, match="Sunny, as ever")
+        await delivered(world)
+        last = prompt_of((await world.asked(3))[2])[-1]
+        assert TEXT in last.text
+        assert "[gateway notice] the message was scheduled earlier" in last.text
+        assert world.query("SELECT purpose FROM model_calls ORDER BY id") == [("turn",), ("turn",), ("schedule",)]
+        await world.gateway.kill()
+        await world.gateway.start()
+        await world.converse("and now?")
+        assert len(await world.asked(0, wait=0)) == 4, "it came once"
+        assert await world.violations() == []
+
+
+async def test_on_discord_it_comes_as_a_turn(tmp_path: Path, protocol: ModelProtocol) -> None:
+    async with world_in(tmp_path, protocol, telegram=False, discord=True, program=run_on_turned_clock) as world:
+        await ready(world, HERMES_AGENT__TIME_ZONE="UTC")
+        await ask_for(world, at=at(1))
+        await say(world, "remind us")
+        [question] = await world.dc.get("sent", match="May I use", wait=15, count=1)
+        labels = {button["label"]: button["custom_id"] for button in question["components"][0]["components"]}
+        assert list(labels) == ["Yes, once", "No"], "each is asked about anew"
+        press = {"custom_id": labels["Yes, once"], "message_id": question["message_id"], "dm_user_id": ALICE}
+        await world.dc.post("interaction", press)
+        assert await sent(world, 1, match="Schedule 1 is set")
+        turn_clock(world, 1.1)  # while it runs: the clock is looked at every ten seconds
+        await world.script(match="weather of the harbour", last_role="user", text="Sunny, as ever.", times=1)
+        assert await sent(world, 1, match="Sunny, as ever")
+        assert world.query("SELECT state, next_at FROM schedules") == [("done", None)]
+        await say(world, "/schedule")
+        assert await sent(world, 1, match="No schedules are set")
+
+
+async def test_a_no_makes_none_and_a_wrong_one_is_not_asked_about(world: World) -> None:
+    await world.gateway.start(**ZONE)
+    await ask_for(world, cron="0 25 * * *")
+    await world.say("remind us")
+    assert await world.replies(1, match="'25' is no hour")
+    await ask_for(world, cron="0 8 * * mon-fri")
+    await world.say("remind us")
+    assert await world.replies(1, match="May I use")
+    await world.say("/deny not so early")
+    assert await world.replies(1, match="not so early")
+    assert world.query("SELECT count(*) FROM schedules") == [(0,)]
+
+
+async def test_a_turn_that_a_schedule_began_cannot_make_another(world: World) -> None:
+    await world.gateway.start(HERMES_AGENT__TIME_ZONE="UTC", HERMES_TOOLS__APPROVAL__WRITES="allow")
+    await world.say("/schedule add @daily remind us of it")
+    assert await world.replies(1, match="Schedule 1 is set")
+    await ask_for(world, cron="@hourly")
+    await world.say("/schedule run 1")
+    assert await world.replies(1, match="cannot add another")
+    assert world.query("SELECT count(*) FROM schedules") == [(1,)]
+    assert world.query("SELECT DISTINCT purpose FROM model_calls") == [("schedule",)]
+
+
+async def test_whoever_lost_access_brings_nothing_and_the_chat_is_told_once(
+    tmp_path: Path, protocol: ModelProtocol
+) -> None:
+    async with world_in(tmp_path, protocol, program=run_on_turned_clock) as world:
+        await world.gateway.start(**ZONE)
+        await world.say("/schedule add @hourly " + TEXT)
+        assert await world.replies(1, match="Schedule 1 is set")
+        await world.gateway.stop()
+        turn_clock(world, 3)
+        await world.gateway.start(HERMES_ACCESS__ALLOW="telegram:43")
+        assert await world.replies(1, match="has no access any more")
+        await delivered(world)
+        await world.gateway.kill()
+        turn_clock(world, 6)
+        await world.gateway.start()
+        await world.say("hello", chat_id=43)
+        assert await world.replies(1, chat_id=43)
+        assert len(await world.replies(0, wait=0, match="has no access any more")) == 1
+        assert world.query("SELECT state FROM schedules") == [("paused",)]
+        assert world.query("SELECT count(*) FROM turns WHERE started_by = 'telegram:42'") == [(0,)]

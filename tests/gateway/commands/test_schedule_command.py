@@ -1,0 +1,97 @@
+"""`/schedule`: what people may add, change and see, and the sentences that they get."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.schedules.runner import schedule_settings
+from hermes_state.store.writer import Store
+from tests.gateway.helpers import ANN, BOB, BOSS, GROUP, config_of, serving
+
+UTC = {"time_zone": "UTC"}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("add", "Write `/schedule`"),
+        ("add every weekday at eight: look", "Write `/schedule`"),
+        ("add 8:00 look", "Write `/schedule`"),
+        ("remove", "Write `/schedule`"),
+        ("add 0 8 * * mon-fri", "A schedule needs a text"),
+        ("add 0 8 * look at it", "'look' is no month"),
+        ("add 0 0 8 * * * look", "That has six fields"),
+        ("add 0 0 8 ? * * look", "That has six fields"),
+        ("add 0 26 * * * look", "'26' is no hour: that is 0 to 23"),
+        ("add */2 * * * * look", "*/2 * * * * comes 2 minutes apart; `schedules.min_minutes` is 5 minutes"),
+        ("add 58,1 * * * * look", "58,1 * * * * comes 3 minutes apart"),
+        ("add */90 * * * * look", "'*/90' in the minute goes nowhere"),
+        ("add 0 0 30 2 * look", "0 0 30 2 * never comes: it is"),
+        ("add 2020-01-01 08:00 look", "2020-01-01T08:00 never comes: it is"),
+        ("add 2099-02-30 08:00 look", "'2099-02-30 08:00' is no date with a time"),
+        ("add 2099-02-03 look", "'2099-02-03' is no date with a time"),
+        ("add @reboot look", "There is no '@reboot'"),
+        ("add @daily look", "Schedule 1 is set"),
+        ("ADD 0 8 * * MON-FRI look", "Schedule 1 is set"),
+        ("add 2099-02-03T08:00 5 * 5 is 25", "Schedule 1 is set; next: Tue 2099-02-03 08:00 (UTC)."),
+        ("remove 7", "There is no schedule 7 here; no schedules are set."),
+    ],
+)
+async def test_what_is_written_is_set_or_explained(store: Store, tmp_path: Path, line: str, said: str) -> None:
+    async with serving(store, tmp_path, agent=UTC) as gateway:
+        assert (await gateway.ask(f"/schedule {line}")).startswith(said)
+        [(count,)] = await gateway.rows("SELECT count(*) FROM schedules")
+        assert count == said.startswith("Schedule 1 is set")
+
+
+async def test_pause_resume_and_remove(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, agent=UTC) as gateway:
+        await gateway.ask("/schedule add @daily look around")
+        assert await gateway.ask("/schedule pause 1") == "Schedule 1 is paused."
+        assert await gateway.ask("/schedule list") == "- 1: `@daily` (UTC), paused, by Ann: look around"
+        assert (await gateway.ask("/schedule resume #1")).startswith("Schedule 1 is active again; next: ")
+        assert await gateway.ask("/schedule remove 1") == "Schedule 1 is removed."
+        assert await gateway.ask("/schedule") == "No schedules are set."
+
+
+async def test_run_brings_it_now_and_leaves_its_times(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, agent=UTC) as gateway:
+        await gateway.ask("/schedule add @daily look around")
+        before = await gateway.rows("SELECT next_at, state FROM schedules")
+        await gateway.say("/schedule run 1")
+        assert set(await gateway.replies(3)) >= {"Schedule 1 comes now.", "echo: look around"}
+        await gateway.say("/schedule run 1")
+        assert (await gateway.replies(5)).count("Schedule 1 comes now.") == 2
+        assert await gateway.rows("SELECT next_at, state FROM schedules") == before
+
+
+async def test_a_chat_has_no_more_than_it_may(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, agent=UTC, schedules={"max_per_chat": 2}) as gateway:
+        for _ in range(2):
+            await gateway.ask("/schedule add @daily look")
+        refused = await gateway.ask("/schedule add @daily look")
+        assert refused == "This chat has 2 schedules, as many as `schedules.max_per_chat` allows: remove one"
+        await gateway.ask("/schedule remove 1")
+        assert (await gateway.ask("/schedule add @daily look")).startswith("Schedule 3 is set")
+
+
+async def test_in_a_group_moderators_add_and_the_creator_or_they_change(store: Store, tmp_path: Path) -> None:
+    access = {"allow": [ANN.ref, BOB.ref], "admins": [BOSS.ref], "moderators": [BOB.ref]}
+    async with serving(store, tmp_path, agent=UTC, access=access) as gateway:
+        assert "admins" in await gateway.ask("/schedule add @daily look", chat=GROUP, sender=ANN)
+        assert "is set" in await gateway.ask("/schedule add @daily look", chat=GROUP, sender=BOSS)
+        refused = await gateway.ask("/schedule remove 1", chat=GROUP, sender=ANN)
+        assert refused == "Schedule 1 is Boss's: only they, and admins, can change it"
+        assert "look" in await gateway.ask("/schedule", chat=GROUP, sender=ANN)
+        assert await gateway.ask("/schedule remove 1", chat=GROUP, sender=BOB) == "Schedule 1 is removed."
+
+
+async def test_another_chat_is_out_of_reach(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, agent=UTC) as gateway:
+        await gateway.ask("/schedule add @daily look", chat=GROUP, sender=BOSS)
+        assert (await gateway.ask("/schedule remove 1", sender=BOSS)).startswith("There is no schedule 1 here")
+
+
+def test_without_a_configured_time_zone_it_is_the_servers() -> None:
+    assert schedule_settings(config_of(agent=UTC)).zone == "UTC"
+    assert schedule_settings(config_of()).zone

@@ -1,0 +1,310 @@
+"""Schedules in a gateway whose clock is set: none is lost, none comes twice, whatever the clock does."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from sqlite3 import Connection
+from zoneinfo import ZoneInfo
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.wire import WireSettings, chat_messages
+from agent.tools.schedules.times import next_occurrence
+from gateway.schedules.runner import MISSED_NOTE, firing_plan
+from hermes_state.chats import ensure_chat
+from hermes_state.journal import SCHEDULED_NOTE
+from hermes_state.store.writer import Store
+from hermes_state.tools import schedules
+from hermes_state.tools.schedules import NewSchedule
+from hermes_state.values import ChatId, ChatKind, Millis
+from tests.gateway.helpers import ANN, BOB, BOSS, DIRECT, GROUP, TestGateway, config_of, hanging, serving
+from tests.hermes_state.rows import migrated
+from tests.sampling import examples
+
+BERLIN = {"time_zone": "Europe/Berlin"}
+HOUR = 3_600_000
+LATE = "comes late"
+AUTUMN = datetime(2026, 10, 24, 20, tzinfo=UTC)
+
+
+class SetClock:
+    """A clock that stands where it is set, by local time in Berlin."""
+
+    def __init__(self, local: str) -> None:
+        self.set(local)
+
+    def set(self, local: str) -> None:
+        at = datetime.fromisoformat(local).replace(tzinfo=ZoneInfo("Europe/Berlin"))
+        self.millis = Millis(round(at.timestamp() * 1000))
+
+    def now(self) -> Millis:
+        return self.millis
+
+
+async def store_is_due(gateway: TestGateway, clock: SetClock) -> bool:
+    due = await gateway.store.read(schedules.next_due, clock.now())
+    return due is not None and due <= clock.now()
+
+
+async def looked(gateway: TestGateway, clock: SetClock, local: str, *, hours: int = 0) -> list[str]:
+    """Set the clock, let the timer look, and return the local times that have come so far, in order."""
+    clock.set(local)
+    clock.millis = Millis(clock.millis + hours * HOUR)
+    gateway.schedules.changed.set()
+    async with asyncio.timeout(5):
+        while await store_is_due(gateway, clock):  # noqa: ASYNC110 - rows have no event
+            await asyncio.sleep(0.002)
+    await gateway.quiet()
+    rows = await gateway.rows("SELECT event_ref FROM inbox WHERE event_ref LIKE 'schedule:%' ORDER BY id")
+    return [ref.split(":", 2)[2] for (ref,) in rows]
+
+
+def last_text(gateway: TestGateway) -> str:
+    """What the model was asked last."""
+    text: str = chat_messages("", gateway.model.requests[-1].transcript, WireSettings())[-1]["content"]
+    return text
+
+
+async def test_it_comes_at_its_time_as_a_turn_and_goes_on(store: Store, tmp_path: Path) -> None:
+    clock = SetClock("2026-11-23T07:00")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
+        said = await gateway.ask("/schedule add 0 8 * * mon-fri what is new?")
+        times = "Mon 2026-11-23 08:00, Tue 2026-11-24 08:00, Wed 2026-11-25 08:00 (Europe/Berlin)"
+        assert said == f"Schedule 1 is set; next: {times}."
+        assert await looked(gateway, clock, "2026-11-23T07:59:59") == []
+        assert await looked(gateway, clock, "2026-11-23T08:00") == ["2026-11-23T08:00"]
+        assert gateway.adapter.texts()[-1] == "echo: what is new?"
+        assert SCHEDULED_NOTE in last_text(gateway)
+        assert LATE not in last_text(gateway)
+        listed = await gateway.ask("/schedule")
+        assert listed.endswith("next Tue 2026-11-24 08:00, by Ann: what is new?")
+
+
+async def test_it_comes_once_at_both_changes_of_the_clock(store: Store, tmp_path: Path) -> None:
+    clock = SetClock("2026-03-28T12:00")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
+        await gateway.ask("/schedule add 30 2 * * * good night")
+        assert await looked(gateway, clock, "2026-03-29T01:59") == []
+        assert await looked(gateway, clock, "2026-03-29T03:29") == []
+        spring = ["2026-03-29T02:30"]
+        assert await looked(gateway, clock, "2026-03-29T03:30") == spring
+        await gateway.ask("/schedule pause 1")
+        clock.set("2026-10-24T12:00")
+        await gateway.ask("/schedule resume 1")
+        both = [*spring, "2026-10-25T02:30"]
+        assert await looked(gateway, clock, "2026-10-25T02:30") == both
+        assert await looked(gateway, clock, "2026-10-25T02:30", hours=1) == both, "02:30 again, an hour later"
+        assert await looked(gateway, clock, "2026-10-26T02:29") == both
+        assert await looked(gateway, clock, "2026-10-26T02:30") == [*both, "2026-10-26T02:30"]
+
+
+@pytest.mark.parametrize(("missed", "expected"), [("once", ["2026-11-23T10:00"]), ("skip", [])])
+async def test_times_of_a_machine_that_slept_are_made_up_for_once_or_left_out(
+    store: Store, tmp_path: Path, missed: str, expected: list[str]
+) -> None:
+    clock = SetClock("2026-11-23T07:30")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN, schedules={"missed": missed}) as gateway:
+        await gateway.ask("/schedule add @hourly look")
+        assert await looked(gateway, clock, "2026-11-23T10:31") == expected
+        if expected:
+            assert f"it was due at 2026-11-23 10:00 (Europe/Berlin) and {LATE}" in last_text(gateway)
+            assert MISSED_NOTE in last_text(gateway)
+        assert await looked(gateway, clock, "2026-11-23T11:00") == [*expected, "2026-11-23T11:00"]
+        assert LATE not in last_text(gateway)
+        assert await looked(gateway, clock, "2026-11-23T13:01") == [*expected, "2026-11-23T11:00", "2026-11-23T13:00"]
+        assert MISSED_NOTE in last_text(gateway)
+        assert LATE not in last_text(gateway), "this one is on time"
+
+
+async def test_a_message_for_one_time_comes_late_whatever_the_setting(store: Store, tmp_path: Path) -> None:
+    clock = SetClock("2026-11-23T07:30")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN, schedules={"missed": "skip"}) as gateway:
+        await gateway.ask("/schedule add 2026-11-23 08:00 take the cake out")
+    clock.set("2026-11-25T00:00")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN, schedules={"missed": "skip"}) as again:
+        assert await looked(again, clock, "2026-11-25T00:00") == ["2026-11-23T08:00"]
+        assert LATE in last_text(again)
+        assert await again.rows("SELECT state, next_at FROM schedules") == [("done", None)]
+        assert await again.ask("/schedule") == "No schedules are set."
+
+
+async def test_a_clock_that_is_set_back_brings_nothing_again_and_loses_nothing(store: Store, tmp_path: Path) -> None:
+    clock = SetClock("2026-11-23T07:30")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
+        await gateway.ask("/schedule add 0 8 * * * look")
+        first = ["2026-11-23T08:00"]
+        assert await looked(gateway, clock, "2026-11-23T08:00") == first
+        assert await looked(gateway, clock, "2026-11-23T06:00") == first
+        assert await looked(gateway, clock, "2026-11-23T08:00") == first
+        assert await looked(gateway, clock, "2027-11-23T09:00") == [*first, "2027-11-23T08:00"], "a year ahead by error"
+        assert len(await looked(gateway, clock, "2026-11-23T09:00")) == 2
+        assert (await looked(gateway, clock, "2026-11-24T08:00"))[2:] == ["2026-11-24T08:00"], "not in a year"
+
+
+async def test_whoever_made_it_and_has_no_access_any_more_brings_nothing(store: Store, tmp_path: Path) -> None:
+    clock = SetClock("2026-11-23T07:30")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
+        await gateway.ask("/schedule add 0 8 * * * look")
+        gateway.live.config = config_of(agent=BERLIN, access={"allow": [BOB.ref], "admins": [BOSS.ref]})
+        assert await looked(gateway, clock, "2026-11-23T08:00") == []
+        assert await looked(gateway, clock, "2026-11-24T08:00") == []
+        told = [text for text in gateway.adapter.texts() if "has no access any more" in text]
+        assert told == [
+            "Schedule 1 is paused: Ann, who made it, has no access any more. `/schedule remove 1` removes it."
+        ]
+        refused = await gateway.ask("/schedule resume 1", sender=BOSS)
+        assert refused == "Ann, who made schedule 1, has no access any more: add it anew."
+        assert await gateway.ask("/schedule remove 1", sender=BOSS) == "Schedule 1 is removed."
+
+
+async def test_a_time_zone_that_is_gone_pauses_it(store: Store, tmp_path: Path) -> None:
+    clock = SetClock("2026-11-23T07:30")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
+        await gateway.ask("/schedule add 0 8 * * * look")
+        await store.write(lambda db: db.execute("UPDATE schedules SET zone = 'Europe/Atlantis'"))
+        assert await looked(gateway, clock, "2026-11-23T08:00") == []
+        assert "time zone Europe/Atlantis" in gateway.adapter.texts()[-1]
+
+
+def _schedule(number: int) -> NewSchedule:
+    return NewSchedule(
+        chat_id=ChatId(1),
+        creator_ref=ANN.ref,
+        creator_name=ANN.name,
+        spec="0 8 * * *",
+        zone="Europe/Berlin",
+        text=f"number {number}",
+        next_at=Millis(1_000 + number),
+        created_at=Millis(1),
+    )
+
+
+async def test_schedules_outlast_new_and_follow_their_chat(store: Store, tmp_path: Path) -> None:
+    clock = SetClock("2026-11-23T07:30")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
+        await gateway.ask("/schedule add 0 8 * * * look", chat=GROUP, sender=BOSS)
+        await gateway.ask("/new", chat=GROUP, sender=BOSS)
+        moved = replace(GROUP, chat_ref="-200")
+        await gateway.intake.move_chat(GROUP.platform, GROUP.account, GROUP.chat_ref, moved.chat_ref)
+        await looked(gateway, clock, "2026-11-23T08:00")
+        assert await gateway.replies(1, moved) == ["echo: look"]
+        await store.write(lambda db: db.execute("DELETE FROM chats WHERE chat_ref = '-200'"))
+        assert await gateway.rows("SELECT * FROM schedules") == []
+
+
+async def test_schedules_go_along_where_a_chat_joins_another(store: Store, tmp_path: Path) -> None:
+    clock = SetClock("2026-11-23T07:30")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
+        await gateway.ask("/schedule add 0 8 * * * look", chat=GROUP, sender=BOSS)
+        moved = replace(GROUP, chat_ref="-200")
+        await gateway.ask("hello", chat=moved)
+        await gateway.intake.move_chat(GROUP.platform, GROUP.account, GROUP.chat_ref, moved.chat_ref)
+        await looked(gateway, clock, "2026-11-23T08:00")
+        assert await gateway.replies(2, moved) == ["echo: hello", "echo: look"]
+
+
+async def test_in_a_turn_that_runs_it_waits_its_turn(store: Store, tmp_path: Path) -> None:
+    clock = SetClock("2026-11-23T07:30")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN, sessions={"busy_mode": "interrupt"}) as gateway:
+        await gateway.ask("/schedule add 0 8 * * * look")
+        hang = await hanging(gateway)
+        clock.set("2026-11-23T08:00")
+        gateway.schedules.changed.set()
+        await gateway.until_rows("SELECT 1 FROM inbox WHERE event_ref LIKE 'schedule:%'")
+        await gateway.say("and this")
+        hang.release()
+        await gateway.quiet()
+        assert [turn for _, turn in await gateway.turns_of()][1:] == ["look", "and this"]
+
+
+SPECS = st.sampled_from(
+    ["30 2 * * *", "*/15 1-3 * * *", "0 0 * * mon", "@hourly", "45 1,2 25-31 3,10 *", "0 3 * * sun"]
+)
+ZONES = st.sampled_from(["Europe/Berlin", "Australia/Lord_Howe", "America/New_York", "America/Nuuk"])
+STARTS = st.sampled_from([datetime(2026, 3, 6, tzinfo=UTC), datetime(2026, 3, 27, 7, 7, tzinfo=UTC), AUTUMN])
+JUMPS = st.lists(st.tuples(st.integers(-40 * 60, 40 * 60), st.integers(0, 50 * 60)), min_size=1, max_size=6)
+"""Minutes by which the clock is set, and minutes for which it then runs."""
+
+
+@contextmanager
+def _scheduled(spec: str, zone: str, now: Millis) -> Iterator[Connection]:
+    """A database with one schedule."""
+    first = next_occurrence(spec, zone, now)
+    assert first is not None
+    with migrated() as db:
+        chat = ensure_chat(db, DIRECT, ChatKind.DIRECT, None, now)
+        new = msgspec.structs.replace(_schedule(1), chat_id=chat, spec=spec, zone=zone, next_at=first.at)
+        schedules.insert_schedule(db, new)
+        yield db
+
+
+def _run(db: Connection, now: Millis, until: Millis) -> None:
+    """What the timer does while the clock runs."""
+    while (due := schedules.next_due(db, now)) is not None and due <= until:
+        now = max(now, due)
+        schedules.fire_due(db, lambda row, now=now: firing_plan(row, now, skips_missed=False), now)
+
+
+def _keys(db: Connection) -> list[str]:
+    return [ref.split(":", 2)[2] for (ref,) in db.execute("SELECT event_ref FROM inbox ORDER BY id")]
+
+
+def _due_between(spec: str, zone: str, after: Millis, until: Millis) -> list[str]:
+    found: list[str] = []
+    while (one := next_occurrence(spec, zone, after)) is not None and one.at <= until:
+        found.append(one.key)
+        after = one.at
+    return found
+
+
+def test_all_that_is_due_at_once_comes_in_several_transactions() -> None:
+    with _scheduled("@hourly", "UTC", Millis(0)) as db:
+        count = 2 * schedules.MAX_FIRED
+        for number in range(count):
+            schedules.insert_schedule(db, _schedule(number))
+        now, steps = Millis(HOUR), 0
+        while (due := schedules.next_due(db, now)) is not None and due <= now:
+            schedules.fire_due(db, lambda row: firing_plan(row, now, skips_missed=False), now)
+            steps += 1
+        assert steps == 3
+        assert db.execute("SELECT count(*) FROM inbox").fetchall() == [(count + 1,)]
+
+
+@given(spec=SPECS, zone=ZONES, start=STARTS, jumps=JUMPS)
+@examples(40, 1_000)
+def test_however_the_clock_is_set_no_local_time_comes_twice(
+    spec: str, zone: str, start: datetime, jumps: list[tuple[int, int]]
+) -> None:
+    now = newest = oldest = Millis(round(start.timestamp() * 1000))
+    with _scheduled(spec, zone, now) as db:
+        for jump, run in jumps:
+            now = Millis(now + jump * 60_000)
+            _run(db, now, Millis(now + run * 60_000))
+            now = Millis(now + run * 60_000)
+            newest, oldest = max(newest, now), min(oldest, now)
+        came = _keys(db)
+        assert len(set(came)) == len(came)
+        assert set(came) <= set(_due_between(spec, zone, Millis(oldest - 48 * HOUR), newest))
+
+
+@given(spec=SPECS, zone=ZONES, start=STARTS, jumps=JUMPS)
+@examples(40, 1_000)
+def test_while_the_gateway_runs_every_local_time_comes_once_also_on_a_clock_that_is_set_back(
+    spec: str, zone: str, start: datetime, jumps: list[tuple[int, int]]
+) -> None:
+    now = newest = begin = Millis(round(start.timestamp() * 1000))
+    with _scheduled(spec, zone, now) as db:
+        for jump, run in jumps:
+            back = min(jump, 0) * 60_000
+            now = Millis(now + back)
+            _run(db, now, Millis(now + run * 60_000))
+            now = Millis(now + run * 60_000)
+            newest = max(newest, now)
+        due = _due_between(spec, zone, begin, newest)
+        assert sorted(key for key in _keys(db) if key >= min(due, default="")) == sorted(due)
