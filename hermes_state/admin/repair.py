@@ -151,7 +151,7 @@ def _is_sound(path: Path) -> bool:
         with contextlib.closing(sqlite3.connect(path)) as db:
             register_functions(db)
             _check(db)
-    except (sqlite3.DatabaseError, StoreUnavailable):
+    except (sqlite3.DatabaseError, StoreUnavailable, UnicodeDecodeError):  # a damaged name in what SQLite says
         return False
     return True
 
