@@ -1,0 +1,132 @@
+"""The form of a trajectory: one line of JSON, of which only the turns are looked at.
+
+Whatever stays, turns and other keys alike, stays letter by letter: numbers are not read, nothing is escaped anew. Names
+of roles that other programs use are understood where they can mean one thing only; a turn that is added speaks as the
+line does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, Self
+
+import msgspec
+from msgspec import Raw
+
+from agent.tokens import MESSAGE_TOKENS, estimated_text_tokens
+from hermes_state.errors import HermesError
+
+
+class TrajectoryRejected(HermesError):
+    """A line is no trajectory; the message says why."""
+
+
+class TurnRole(StrEnum):
+    """Roles of turns, by their names in this form."""
+
+    SYSTEM = "system"
+    HUMAN = "human"
+    GPT = "gpt"
+    TOOL = "tool"
+
+
+_NAMES: Final[Mapping[TurnRole, str]] = {
+    TurnRole.SYSTEM: "system developer",
+    TurnRole.HUMAN: "human user prompter",
+    TurnRole.GPT: "gpt assistant model bot chatbot ai chatgpt bing bard function_call tool_call",
+    TurnRole.TOOL: "tool observation function ipython function_response function_result tool_response tool_result",
+}
+_ROLES: Final = {name: role for role, names in _NAMES.items() for name in names.split()}
+_LISTS: Final = ("conversations", "conversation", "messages")
+"""Keys of a line under one of which its turns stand."""
+_ROLE_KEYS: Final = ("from", "role")
+_TEXT_KEYS: Final = ("value", "content")
+_CALL_KEYS: Final = ("tool_calls", "function_call")
+"""Keys of a turn: its role, what it says, and calls beside that or instead."""
+BOM: Final = b"\xef\xbb\xbf"
+
+_read_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_read_list = msgspec.json.Decoder(list[Raw]).decode
+_read_any = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One turn: its role, what it says, and the JSON that it is."""
+
+    role: TurnRole
+    text: str
+    tokens: int
+    """Estimated tokens, with those of the frame around a message."""
+    raw: Raw
+    form: tuple[str, str]
+    """Keys of its role and of its text."""
+    name: str
+    """Role as the line calls it."""
+
+    def saying(self, text: str) -> Self:
+        """The same turn, its other keys too, with other words."""
+        fields = {**_read_fields(self.raw), self.form[1]: text}
+        return replace(self, text=text, tokens=_tokens(text), raw=Raw(_encode(fields)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One conversation: its turns, and the other keys of its line."""
+
+    turns: tuple[Turn, ...]
+    fields: Mapping[str, Raw]
+    key: str
+
+    @classmethod
+    def parse(cls, line: bytes) -> Self:
+        """The trajectory of a line, with or without its end and a byte order mark. Raises `TrajectoryRejected`."""
+        try:
+            line.decode()  # what is not looked at has to be text, too
+            fields = _read_fields(line.removeprefix(BOM))
+            found = [key for key in _LISTS if key in fields]
+            if len(found) != 1:
+                raise TrajectoryRejected(f"it has not one list of turns, but {' and '.join(found) or 'none'}")
+            turns = [_turn(raw, number) for number, raw in enumerate(_read_list(fields[found[0]]), start=1)]
+        except UnicodeDecodeError as error:
+            raise TrajectoryRejected(f"it is not UTF-8 (byte {error.start + 1})") from error
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise TrajectoryRejected(f"it is not JSON of this form: {error}") from error
+        return cls(turns=tuple(turns), fields=fields, key=found[0])
+
+    def human(self, text: str) -> Turn:
+        """A turn of the human role that says this, named as the line names such turns."""
+        like = next((turn for turn in self.turns if turn.role is TurnRole.HUMAN), None)
+        form = (like or self.turns[0]).form
+        name = like.name if like else "human" if form[0] == "from" else "user"
+        raw = Raw(_encode({form[0]: name, form[1]: text}))
+        return Turn(role=TurnRole.HUMAN, text=text, tokens=_tokens(text), raw=raw, form=form, name=name)
+
+    def encoded(self, turns: Sequence[Turn]) -> bytes:
+        """The line with these turns instead, without its end."""
+        return _encode({**self.fields, self.key: [turn.raw for turn in turns]})
+
+
+def _turn(raw: Raw, number: int) -> Turn:
+    try:
+        fields = _read_fields(raw)
+    except msgspec.ValidationError:
+        raise TrajectoryRejected(f"turn {number} is no object") from None
+    found = [[key for key in keys if key in fields] for keys in (_ROLE_KEYS, _TEXT_KEYS)]
+    if [len(keys) for keys in found] != [1, 1]:
+        raise TrajectoryRejected(f"turn {number} has not one role and one text, but {', '.join(fields) or 'no key'}")
+    form = (found[0][0], found[1][0])
+    name, text = (_read_any(fields[key]) for key in form)
+    role = _ROLES.get(name.strip().lower().replace("-", "_").replace(" ", "_")) if isinstance(name, str) else None
+    if role is None:
+        raise TrajectoryRejected(f"turn {number} is from {str(name)[:40]!r}, which is none of {', '.join(TurnRole)}")
+    calls = [bytes(fields[key]).decode() for key in _CALL_KEYS if key in fields and bytes(fields[key]) != b"null"]
+    if not isinstance(text, str) and not (text is None and calls):
+        raise TrajectoryRejected(f"turn {number} says no text, but {type(text).__name__}")
+    said = "\n".join(filter(None, (text, *calls)))
+    return Turn(role=role, text=said, tokens=_tokens(said), raw=raw, form=form, name=name)
+
+
+def _tokens(text: str) -> int:
+    return MESSAGE_TOKENS + estimated_text_tokens(text)

@@ -1,0 +1,243 @@
+"""A file of trajectories: order, what is put aside, what a further run goes on with, and what it refuses."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.trajectories import TrajectoryCompressor, TrajectoryRunner, TrajectorySettings, TrajectoryTotals, Turn
+from agent.trajectories import files as files_module
+from hermes_state.errors import CommandError, ModelUnavailable
+from tests.agent.trajectories.test_compressor import SETTINGS, short, turns_of
+
+
+def line_of(number: int, exchanges: int = 20, **keys: object) -> bytes:
+    return json.dumps({"id": number, "conversations": turns_of(exchanges), **keys}).encode() + b"\n"
+
+
+def runner(**changes: Any) -> TrajectoryRunner:
+    return TrajectoryRunner(compressor=TrajectoryCompressor(SETTINGS, short), **changes)
+
+
+def ran(runner: TrajectoryRunner, source: Path, target: Path, *, is_forced: bool = False) -> TrajectoryTotals:
+    return asyncio.run(runner.run(source, target, is_forced=is_forced))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(
+        b"\xef\xbb\xbf" + line_of(1) + b"not json\r\n" + line_of(3, exchanges=1).replace(b"\n", b"\r\n") + b"\n"
+        b"  \n" + line_of(6) + b'{"conversations": "\xff"}\n' + line_of(8).rstrip(b"\n")
+    )
+    return path
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+def beside(target: Path) -> dict[str, bytes]:
+    """Everything that a run has written."""
+    return {path.name: path.read_bytes() for path in sorted(target.parent.glob(f"{target.name}*"))}
+
+
+def test_lines_keep_their_order_and_what_is_no_trajectory_is_put_aside(source: Path, target: Path) -> None:
+    told: list[tuple[int, str]] = []
+    total = ran(runner(on_rejected=lambda number, reason: told.append((number, reason))), source, target)
+    assert [row["id"] for row in read_lines(target)] == [1, 3, 6, 8]
+    assert (total.lines, total.trajectories, total.rejected, total.blank) == (8, 4, 2, 2)
+    assert (total.was_compressed, total.skipped_under_target) == (3, 1)
+    assert (target.parent / "out.jsonl.rejected.jsonl").read_bytes() == b'not json\r\n{"conversations": "\xff"}\n'
+    assert [number for number, _ in told] == [2, 7]
+
+
+def test_there_are_metrics_of_each_line_and_in_total(source: Path, target: Path) -> None:
+    total = ran(runner(), source, target)
+    rows = read_lines(target.with_name("out.jsonl.metrics.jsonl"))
+    assert [row["line"] for row in rows] == [1, 2, 3, 6, 7, 8]
+    assert "UTF-8" in rows[4]["rejected"]
+    assert rows[0]["was_compressed"]
+    saved = sum(row.get("tokens_saved", 0) for row in rows)
+    whole = json.loads(target.with_name("out.jsonl.metrics.json").read_bytes())
+    assert whole["is_complete"]
+    assert whole["total"]["tokens_saved"] == total.tokens_saved == saved
+    assert total.tokens_before - total.tokens_after == saved
+    assert whole["total"]["turns_removed"] == sum(row.get("turns_removed", 0) for row in rows)
+
+
+def test_a_finished_run_is_repeated_without_a_change_and_goes_on_where_the_source_has_grown(
+    source: Path, target: Path
+) -> None:
+    source.write_bytes(source.read_bytes() + b"\n")
+    ran(runner(), source, target)
+    before = beside(target)
+    ran(runner(), source, target)
+    assert beside(target) == before
+    source.write_bytes(source.read_bytes() + line_of(9))
+    assert ran(runner(), source, target).trajectories == 5
+    assert [row["id"] for row in read_lines(target)] == [1, 3, 6, 8, 9]
+
+
+@pytest.mark.parametrize("at", [1, 2, 5, 9, 17])
+async def test_a_cancelled_run_is_continued_to_the_same_bytes(at: int, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b"".join(b"broken\n" if number % 7 == 3 else line_of(number) for number in range(20)))
+    await runner().run(source, tmp_path / "whole.jsonl")
+    reached = asyncio.Event()
+    calls: list[int] = []
+
+    async def slow(turns: Sequence[Turn], room: int, redact: object) -> str:
+        calls.append(len(turns))
+        if len(calls) >= at:
+            reached.set()
+            await asyncio.Event().wait()
+        return await short(turns, room, redact)
+
+    stuck = TrajectoryRunner(compressor=TrajectoryCompressor(SETTINGS, slow), parallel=3)
+    task = asyncio.create_task(stuck.run(source, tmp_path / "out.jsonl"))
+    await reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await runner().run(source, tmp_path / "out.jsonl")
+    whole, parts = beside(tmp_path / "whole.jsonl"), beside(tmp_path / "out.jsonl")
+    assert list(whole.values()) == list(parts.values())
+
+
+async def test_no_more_summaries_are_under_way_than_allowed(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b"".join(map(line_of, range(30))))
+    under_way, most = 0, 0
+
+    async def counted(turns: Sequence[Turn], room: int, redact: object) -> str:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        under_way -= 1
+        return await short(turns, room, redact)
+
+    many = TrajectoryRunner(compressor=TrajectoryCompressor(SETTINGS, counted), parallel=4)
+    await many.run(source, tmp_path / "out.jsonl")
+    assert most == 4
+    assert [row["id"] for row in read_lines(tmp_path / "out.jsonl")] == list(range(30))
+
+
+async def test_what_ends_the_run_leaves_what_was_done(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"".join(map(line_of, range(6))))
+
+    async def refused(turns: Sequence[Turn], room: int, redact: object) -> str:
+        if target.stat().st_size or len(done) == 2:
+            raise CommandError("no credit")
+        done.append(1)
+        return await short(turns, room, redact)
+
+    done: list[int] = []
+    with pytest.raises(CommandError, match="no credit"):
+        await TrajectoryRunner(compressor=TrajectoryCompressor(SETTINGS, refused), parallel=1).run(source, target)
+    assert [row["id"] for row in read_lines(target)] == [0, 1]
+    assert (await runner().run(source, target)).trajectories == 6
+    assert [row["id"] for row in read_lines(target)] == list(range(6))
+
+
+async def test_lines_without_a_summary_stay_as_they_are_and_are_named(tmp_path: Path) -> None:
+    async def down(turns: Sequence[Turn], room: int, redact: object) -> str:
+        raise ModelUnavailable("down")
+
+    source, told = tmp_path / "in.jsonl", []
+    source.write_bytes(line_of(1) + line_of(2, exchanges=1))
+    broken = TrajectoryRunner(
+        compressor=TrajectoryCompressor(SETTINGS, down), on_failed=lambda number, why: told.append((number, why))
+    )
+    total = await broken.run(source, tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_bytes() == source.read_bytes()
+    assert (total.summary_errors, total.still_over_limit, told) == (1, 1, [(1, "down")])
+
+
+def test_lines_that_are_too_long_are_put_aside_unread(
+    source: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files_module, "MAX_LINE_BYTES", 300)
+    long = b'{"conversations": "' + b"x" * 5_000 + b'"}\n'
+    fits = b'{"conversations": []' + b" " * 278 + b"}\n"
+    assert len(fits) == 300
+    source.write_bytes(long + fits + long.rstrip())
+    total = ran(runner(), source, target)
+    assert (total.rejected, total.trajectories) == (2, 1)
+    assert target.with_name("out.jsonl.rejected.jsonl").read_bytes() == long + long.rstrip()
+
+
+def test_nothing_that_somebody_else_has_written_is_overwritten(source: Path, target: Path) -> None:
+    for name in ("out.jsonl", "out.jsonl.rejected.jsonl", "out.jsonl.metrics.jsonl"):
+        target.with_name(name).write_text("mine")
+        with pytest.raises(CommandError, match="--force"):
+            ran(runner(), source, target)
+        assert beside(target) == {name: b"mine"}
+        target.with_name(name).unlink()
+    target.write_text("mine")
+    ran(runner(), source, target, is_forced=True)
+    assert len(read_lines(target)) == 4
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "link.jsonl", "same.jsonl"])
+def test_the_source_is_no_target(name: str, source: Path) -> None:
+    (source.parent / "link.jsonl").symlink_to(source)
+    (source.parent / "same.jsonl").hardlink_to(source)
+    before = source.read_bytes()
+    for is_forced in (False, True):
+        with pytest.raises(CommandError, match="would be overwritten"):
+            ran(runner(), source, source.parent / name, is_forced=is_forced)
+    assert source.read_bytes() == before
+
+
+def test_lines_put_aside_cannot_be_the_source_of_the_same_run(source: Path, target: Path) -> None:
+    ran(runner(), source, target)
+    with pytest.raises(CommandError, match="would be overwritten"):
+        ran(runner(), target.with_name("out.jsonl.rejected.jsonl"), target, is_forced=True)
+
+
+def test_a_run_goes_on_with_the_same_settings_and_the_same_source_alone(source: Path, target: Path) -> None:
+    ran(runner(), source, target)
+    others = TrajectoryCompressor(TrajectorySettings(target_max_tokens=100), short)
+    with pytest.raises(CommandError, match="another target_max_tokens and another summary_target_tokens"):
+        ran(TrajectoryRunner(compressor=others), source, target)
+    with pytest.raises(CommandError, match="another summary"):
+        ran(runner(summary_name="gpt-5"), source, target)
+    source.write_bytes(source.read_bytes().replace(b"not json", b"now json"))
+    with pytest.raises(CommandError, match="has changed"):
+        ran(runner(), source, target)
+    target.write_bytes(b"")
+    source.write_bytes(source.read_bytes().replace(b"now json", b"not json"))
+    with pytest.raises(CommandError, match="shorter"):
+        ran(runner(), source, target)
+
+
+async def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(line_of(1))
+    reached, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(turns: Sequence[Turn], room: int, redact: object) -> str:
+        reached.set()
+        await goes_on.wait()
+        return await short(turns, room, redact)
+
+    first = asyncio.create_task(TrajectoryRunner(compressor=TrajectoryCompressor(SETTINGS, slow)).run(source, target))
+    await reached.wait()
+    for is_forced in (False, True):
+        with pytest.raises(CommandError, match="another process"):
+            await runner().run(source, target, is_forced=is_forced)
+    goes_on.set()
+    assert (await first).trajectories == 1
+    assert len(read_lines(target)) == 1
