@@ -248,6 +248,23 @@ def load_messages(
     return _messages(reversed(rows))
 
 
+# Purpose: what was said in a conversation, oldest first, without what was taken back since.
+_SAID_BEHIND = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id > ?
+AND (? IS NULL OR m.session_id = ?) AND NOT EXISTS (SELECT 1 FROM view_edits e JOIN sessions s ON s.id = e.session_id
+  WHERE e.message_id = m.id AND s.lineage_id = m.lineage_id AND e.replacement_id IS NULL)
+ORDER BY m.id LIMIT ?"""
+
+
+def load_messages_behind(
+    db: Connection, lineage_id: LineageId, after: MessageId, limit: int, session_id: SessionId | None = None
+) -> Transcript:
+    """The first `limit` original rows of a conversation behind the row `after`, without undone ones.
+
+    `session_id`: only those that were said in this session of it.
+    """
+    return _messages(db.execute(_SAID_BEHIND, (lineage_id, after, session_id, session_id, limit)).fetchall())
+
+
 # Purpose: how a conversation began: the first words of people, and of the model to them.
 _BEGINNING = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0
 AND (m.origin = 'human' OR (m.origin = 'assistant' AND m.text <> '')) ORDER BY m.id LIMIT ?"""

@@ -35,6 +35,7 @@ COMMANDS = {
     "backup": ("database", "Copy the database to a file, also while the gateway runs."),
     "config": ("config", "Check and show the configuration."),
     "pair": ("pair", "Let people in by code, and see them out."),
+    "trajectories": ("trajectories", "Write conversations to files for training, shorten such files, look into them."),
     "plugins": ("plugins", "Look at plugins."),
 }
 """Module of each command, or group of commands, and what it is for. Only the module of one that is used is imported."""

@@ -6,13 +6,22 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.config import process_environment
+from gateway.config import load_config, process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import open_resting
-from hermes_state.errors import CommandError
+from hermes_state.errors import CommandError, ConfigError
+from hermes_state.redaction import Redactor
 
 T = TypeVar("T")
+
+
+def configured_redactor() -> Redactor:
+    """Takes out the configured secrets; without a configuration that can be read, whatever looks like one."""
+    try:
+        return Redactor(load_config(process_environment()).secrets())
+    except ConfigError:
+        return Redactor()  # rows are shown anyway
 
 
 def ask_or_read(

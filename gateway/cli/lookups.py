@@ -6,14 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.answers import ask_or_read
+from gateway.cli.answers import ask_or_read, configured_redactor
 from gateway.cli.output import Json, echo, show, table
-from gateway.config import load_config, process_environment
 from gateway.operator.lookups import MAX_HITS, MAX_PAGE_ROWS, MAX_SESSIONS, Row, look_up_at_rest
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import short_key
-from hermes_state.errors import ConfigError
-from hermes_state.redaction import Redactor
 from hermes_state.text import shortened
 from hermes_state.values import MessageRole, Millis, parse_recall_id
 
@@ -177,8 +174,4 @@ def _look_up(name: str, args: Mapping[str, Any]) -> list[Row]:
 
 
 def _read(db: Connection, name: str, args: Mapping[str, Any]) -> list[Row]:
-    try:
-        redactor = Redactor(load_config(process_environment()).secrets())
-    except ConfigError:
-        redactor = Redactor()  # rows are shown anyway
-    return look_up_at_rest(db, name, args, redactor)
+    return look_up_at_rest(db, name, args, configured_redactor())

@@ -99,7 +99,7 @@ class HygieneConfig(BaseConfig):
 
 Mode: TypeAlias = Literal["auto", "same-as-main", "custom"]
 
-AuxiliaryTask: TypeAlias = Literal["compression", "flush", "title"]
+AuxiliaryTask: TypeAlias = Literal["compression", "flush", "title", "trajectories"]
 
 
 def _mode_or_off(value: object) -> object:
@@ -161,6 +161,10 @@ class TitleTaskConfig(AuxiliaryTaskConfig):
     """As `auxiliary.mode`, for this task alone. `off`: conversations are called what people call them."""
 
 
+class TrajectoriesTaskConfig(AuxiliaryTaskConfig):
+    """Model that summarises for `hermes-gateway trajectories compress`."""
+
+
 class AuxiliaryConfig(BaseConfig):
     """Models for the gateway's own work, such as summaries."""
 
@@ -171,11 +175,17 @@ class AuxiliaryConfig(BaseConfig):
     compression: CompressionTaskConfig = Field(default_factory=CompressionTaskConfig)
     flush: FlushTaskConfig = Field(default_factory=FlushTaskConfig)
     title: TitleTaskConfig = Field(default_factory=TitleTaskConfig)
+    trajectories: TrajectoriesTaskConfig = Field(default_factory=TrajectoriesTaskConfig)
 
     @property
     def tasks(self) -> Mapping[AuxiliaryTask, AuxiliaryTaskConfig]:
         """Every task by its name."""
-        return {"compression": self.compression, "flush": self.flush, "title": self.title}
+        return {
+            "compression": self.compression,
+            "flush": self.flush,
+            "title": self.title,
+            "trajectories": self.trajectories,
+        }
 
     @model_validator(mode="after")
     def _is_complete(self) -> "AuxiliaryConfig":

@@ -29,6 +29,7 @@ from gateway.operator.doctor import (
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up
 from gateway.operator.socket import Handler
 from gateway.operator.spending import REPORTS, report
+from gateway.operator.trajectories import EXPORTS, export
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.times import format_time
@@ -76,6 +77,7 @@ class OperatorHandler:
             "backup": self.back_up,
             **{name: partial(self.look_up, name) for name in LOOKUPS},
             **{name: partial(self.look_at_spending, name) for name in REPORTS},
+            **{name: partial(self.export, name) for name in EXPORTS},
         }
 
     async def status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -167,6 +169,10 @@ class OperatorHandler:
     async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:
         """Chains of sessions, and messages; see `gateway.operator.lookups`."""
         return await look_up(self.store, name, args, Redactor(self.loaded().secrets()))
+
+    async def export(self, name: str, args: Mapping[str, Any]) -> list[Row]:
+        """Conversations as trajectories; see `gateway.operator.trajectories`."""
+        return await export(self.store, name, args, Redactor(self.loaded().secrets()))
 
     async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Row:
         """Usage and costs; see `gateway.operator.spending`."""

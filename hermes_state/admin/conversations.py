@@ -1,0 +1,40 @@
+"""Conversations in the order in which they began, page by page, for whoever goes through all of them."""
+
+from sqlite3 import Connection
+
+import msgspec
+
+from hermes_state.admin.lineage_queries import LookupResult
+from hermes_state.store.sql import select
+from hermes_state.values import LineageId, Millis
+
+
+class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """One lineage, by its first session that is left."""
+
+    lineage_id: LineageId
+    key: str
+    kind: str
+    """`root`, `branch` or `subagent`."""
+    model: str | None
+    system_prompt: str | None
+    started_at: Millis
+
+
+# Purpose: lineages that were used since a moment and in which something was said; of all chats, or of one place.
+_BEGUN = """
+SELECT s.lineage_id, s.key, s.kind, s.model, s.system_prompt, s.started_at FROM sessions s
+WHERE s.lineage_id > ? AND s.depth = (SELECT min(f.depth) FROM sessions f WHERE f.lineage_id = s.lineage_id)
+  AND (? IS NULL OR s.chat_id = ?) AND (? IS NULL OR s.lineage_id = ?)
+  AND EXISTS (SELECT 1 FROM messages m WHERE m.lineage_id = s.lineage_id AND m.seq > 0 AND m.created_at >= ?)
+ORDER BY s.lineage_id LIMIT ?
+"""
+
+
+def load_conversations(
+    db: Connection, place: LookupResult | None, since: Millis, after: LineageId, limit: int
+) -> list[StoredConversation]:
+    """The first `limit` conversations behind `after` of a chat, of a session or message, or of all chats."""
+    chat_id = place.chat_id if place is not None else None
+    lineage_id = place.session.lineage_id if place is not None and place.session is not None else None
+    return select(db, StoredConversation, _BEGUN, (after, chat_id, chat_id, lineage_id, lineage_id, since, limit))

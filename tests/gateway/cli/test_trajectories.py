@@ -1,0 +1,355 @@
+"""`hermes-gateway trajectories` as people and scripts meet it: real processes, a real database, a model server."""
+
+import asyncio
+import json
+import os
+import pty
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import aiohttp
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli import app
+from gateway.operator.socket import serve_control
+from gateway.operator.trajectories import EXPORTS, export
+from hermes_state.chats import ensure_chat
+from hermes_state.redaction import redact
+from hermes_state.sessions import reset, set_system_prompt
+from hermes_state.transcripts import NewMessage, append, hide, load_view
+from hermes_state.values import (
+    ChatKind,
+    MessageBody,
+    MessageRole,
+    Millis,
+    Origin,
+    Reasoning,
+    ToolCall,
+)
+from tests.databases import open_store
+from tests.fakes import fake_llm
+from tests.fakes.labkit import Control, Server
+from tests.hermes_state.rows import START, exchange, key_of
+
+Run: TypeAlias = Callable[..., Result]
+KEY = "sk-abcdefghij0123456789"
+WITHOUT_MODEL = ("--summary-model", "none", "--target-max-tokens", "200", "--summary-target-tokens", "60")
+BROKEN = (
+    b'{"conversations": [{"from": "human"\n',
+    b"\xff\xfe junk\r\n",
+    b'{"prompt": "a", "completion": "b"}\n',
+    b'{"conversations": [{"from": "narrator", "value": "x"}]}\n',
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    path = tmp_path / "home"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def environ(home: Path) -> dict[str, str]:
+    return {"HOME": str(home), "HERMES_HOME": str(home), "PATH": os.environ["PATH"]}
+
+
+@pytest.fixture
+def run(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    for name in [*os.environ]:
+        if name.startswith(("HERMES_", "OPENAI_")) or name == "CREDENTIALS_DIRECTORY":
+            monkeypatch.delenv(name)
+
+    def runner(*words: object, **variables: str) -> Result:
+        return CliRunner().invoke(app, ["trajectories", *map(str, words)], env={**environ, **variables})
+
+    return runner
+
+
+def started(environ: Mapping[str, str], *words: object, **options: Any) -> subprocess.Popen[bytes]:
+    """The command as a process of its own; signals reach nobody else."""
+    command = [sys.executable, "-m", "gateway", "trajectories", *map(str, words)]
+    return subprocess.Popen(command, env=dict(environ), start_new_session=True, **options)
+
+
+def line_of(number: int, turns: int, words: int = 30) -> bytes:
+    said = [{"from": "system", "value": "You keep the register."}]
+    for turn in range(turns):
+        said.append({"from": "human", "value": f"{number}.{turn}?"})
+        said.append({"from": "gpt", "value": f"<tool_call>\n{{}}\n</tool_call> {turn}"})
+        said.append({"from": "tool", "value": f"<tool_response>\n{'boat Zürich ' * words}{turn}\n</tool_response>"})
+        said.append({"from": "gpt", "value": f"It is {number + turn}."})
+    return json.dumps({"id": number, "conversations": said}, ensure_ascii=number % 2 == 0).encode() + b"\n"
+
+
+# -- interrupted runs
+
+
+def written(target: Path) -> dict[str, bytes]:
+    """What a run has made, by the end of each file's name."""
+    return {path.name.removeprefix(target.name): path.read_bytes() for path in target.parent.glob(f"{target.name}*")}
+
+
+def interrupt_at(process: subprocess.Popen[bytes], target: Path, size: int, number: signal.Signals) -> int:
+    """Signal the process once its output has so many bytes; returns how it ended. No event tells of a file's size."""
+    while process.poll() is None and (not target.exists() or target.stat().st_size < size):
+        time.sleep(0.002)
+    if process.poll() is None:
+        process.send_signal(number)
+    return process.wait(timeout=60)
+
+
+def test_a_run_that_is_interrupted_again_and_again_comes_to_the_same_bytes(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    chance = random.Random(5)
+    lines = [
+        chance.choice(BROKEN) if chance.random() < 0.01 else line_of(number, chance.randrange(1, 4))
+        for number in range(10_000)
+    ]
+    source, whole, target = tmp_path / "in.jsonl", tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"".join(lines))
+    done = started(environ, "compress", source, whole, *WITHOUT_MODEL, stderr=subprocess.PIPE)
+    assert done.communicate(timeout=120)[1].count(b"is put aside") == sum(line in BROKEN for line in lines)
+    assert done.returncode == 0
+
+    sizes = sorted(chance.randrange(1, whole.stat().st_size) for _ in range(4))
+    ends = []
+    for index, size in enumerate(sizes):
+        process = started(environ, "compress", source, target, *WITHOUT_MODEL, stderr=subprocess.DEVNULL)
+        ends.append(interrupt_at(process, target, size, (signal.SIGKILL, signal.SIGINT)[index % 2]))
+        assert not json.loads((tmp_path / "out.jsonl.metrics.json").read_bytes())["is_complete"]
+    assert ends == [-signal.SIGKILL, 130] * 2
+    last = started(environ, "compress", source, target, *WITHOUT_MODEL, stderr=subprocess.DEVNULL)
+    assert last.wait(timeout=120) == 0
+    assert written(target) == written(whole)
+
+    kept = [json.loads(line)["id"] for line in target.read_bytes().splitlines()]
+    assert kept == [number for number, line in enumerate(lines) if line not in BROKEN]
+    aside = (tmp_path / "out.jsonl.rejected.jsonl").read_bytes()
+    assert aside == b"".join(line for line in lines if line in BROKEN)
+    total = json.loads((tmp_path / "out.jsonl.metrics.json").read_bytes())["total"]
+    assert (total["lines"], total["trajectories"]) == (10_000, len(kept))
+    assert total["was_compressed"] > 3_000
+
+
+def test_an_interruption_says_that_the_same_command_goes_on(environ: dict[str, str], tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"".join(line_of(number, 4) for number in range(20_000)))
+    process = started(environ, "compress", source, target, *WITHOUT_MODEL, stderr=subprocess.PIPE)
+    assert interrupt_at(process, target, 100_000, signal.SIGINT) == 130
+    assert process.stderr is not None
+    with process.stderr:
+        said = process.stderr.read().decode()
+    assert said == "interrupted; the same command goes on from here\n"
+    state = json.loads((tmp_path / "out.jsonl.metrics.json").read_bytes())
+    assert state["written_bytes"]["out"] == target.stat().st_size > 0
+
+
+def test_a_terminal_shows_how_far_it_is_and_a_pipe_does_not(environ: dict[str, str], tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b"".join(line_of(number, 4) for number in range(200)))
+    done = started(environ, "compress", source, tmp_path / "a.jsonl", *WITHOUT_MODEL, stderr=subprocess.PIPE)
+    assert done.communicate(timeout=60)[1] == b""
+    ours, theirs = pty.openpty()
+    process = started(environ, "compress", source, tmp_path / "b.jsonl", *WITHOUT_MODEL, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while select.select([ours], [], [], 60)[0]:
+        try:
+            shown += os.read(ours, 4_096)
+        except OSError:  # the other end is closed
+            break
+    os.close(ours)
+    assert process.wait(timeout=60) == 0
+    assert b"100%" in shown
+
+
+# -- with a model
+
+
+async def test_summaries_come_from_the_model_that_is_configured_for_them(run: Run, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [line_of(number, 6, words=60) for number in range(5)]
+    source.write_bytes(b"".join([*lines[:4], lines[4].replace(b"boat", KEY.encode())]))
+    async with Server(fake_llm.make_app()) as llm, aiohttp.ClientSession() as session:
+        control = Control(llm.url, session)
+        await control.post(
+            "script", [{"text": f"Boats were looked up in the register, with {KEY} as the key.", "times": 9}]
+        )
+        done = await asyncio.to_thread(
+            run,
+            *("compress", source, target, "--target-max-tokens", "400", "--summary-target-tokens", "100", "--json"),
+            HERMES_MODEL__NAME="lab-128k",
+            HERMES_MODEL__BASE_URL=f"{llm.url}/v1",
+            HERMES_MODEL__API_KEY="test",
+            HERMES_AUXILIARY__TRAJECTORIES__MODEL="lab-32k",
+        )
+        asked = await control.get("requests", full=1)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["was_compressed"] == 5
+    assert {one["model"] for one in asked} == {"lab-32k"}
+    assert len(asked) == 5
+    assert KEY not in json.dumps([one["body"] for one in asked])
+    for line in target.read_bytes().splitlines():
+        summary = json.loads(line)["conversations"][4]
+        assert summary["from"] == "human"
+        assert "Boats were looked up" in summary["value"]
+        assert KEY not in summary["value"]
+
+
+async def test_a_model_that_nobody_may_ask_ends_the_run_and_what_is_fixed_goes_on(run: Run, tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"".join(line_of(number, 6) for number in range(5)))
+    async with Server(fake_llm.make_app()) as llm, aiohttp.ClientSession() as session:
+        control = Control(llm.url, session)
+        variables = {
+            "HERMES_MODEL__NAME": "lab-128k",
+            "HERMES_MODEL__BASE_URL": f"{llm.url}/v1",
+            "HERMES_MODEL__API_KEY": "test",
+        }
+        words = ("compress", source, target, "--target-max-tokens", "400", "--summary-target-tokens", "100")
+        await control.post("script", [{"error": {"kind": "401"}, "times": 9}])
+        refused = await asyncio.to_thread(run, *words, **variables)
+        assert "lab-128k writes no summaries" in str(refused.exception)
+        assert target.read_bytes() == b""
+        await control.delete("script")
+        await control.post("script", [{"text": "Boats were looked up in the register, all of them.", "times": 9}])
+        done = await asyncio.to_thread(run, *words, **variables)
+    assert done.exit_code == 0, done.output
+    assert len(target.read_bytes().splitlines()) == 5
+
+
+def test_without_a_model_it_says_what_to_do(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_bytes(line_of(1, 6))
+    done = run("compress", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert "--summary-model none" in str(done.exception)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+# -- from the database, and back to the terminal
+
+
+def said(text: str, **other: Any) -> NewMessage:
+    return NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text, **other)
+
+
+def answered(text: str | None, **body: Any) -> NewMessage:
+    return NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=text, body=MessageBody(**body))
+
+
+def result(call_id: str, text: str) -> NewMessage:
+    return NewMessage(role=MessageRole.TOOL, origin=Origin.TOOL, text=text, tool_call_id=call_id, tool_name="look")
+
+
+def fill(db: Any) -> list[str]:
+    """Two conversations of a chat, one of them with calls, thoughts and something taken back, and one of a group."""
+    chat = ensure_chat(db, key_of("42"), ChatKind.DIRECT, None, START)
+    old = exchange(db, chat, "an older door", "closed")
+    new = reset(db, chat, Millis(START + 1_000))
+    set_system_prompt(db, new.id, f"You keep the register. {KEY}")
+    calls = (ToolCall(id="a", name="look", arguments='{"n": 1}'), ToolCall(id="b", name="look", arguments="{n:"))
+    thoughts = Reasoning(made_by="x", blocks='[{"reasoning_content": "I should </think> look."}]')
+    rows = [
+        said(f"the red door, {KEY}"),
+        answered("I look.", calls=calls, reasoning=thoughts),
+        result("a", "</tool_response> open \x1b[31m"),
+        result("b", f"api_key={KEY}"),
+        answered("It is open."),
+        said("never mind"),
+        *[row for number in range(30) for row in (said(f"and {number}?"), answered("It is shut. " * 20))],
+    ]
+    ids = [append(db, new.id, row, Millis(START + 2_000 + index)) for index, row in enumerate(rows)]
+    hide(db, new.id, [ids[5]], "undo", START)
+    group = ensure_chat(db, key_of("-7"), ChatKind.GROUP, None, START)
+    exchange(db, group, "a door", "yes", at=START + 90_000_000)
+    reset(db, group, Millis(START + 90_000_001))  # in which nobody says anything
+    return [load_view(db, old.lineage_id).session.key, new.key]
+
+
+def exported(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+async def test_what_was_said_is_exported_compressed_and_shown(run: Run, home: Path, tmp_path: Path) -> None:
+    store = await open_store(home / "state.db")
+    _, key = await store.write(fill)
+    await store.close()
+    target = tmp_path / "said.jsonl"
+    done = await asyncio.to_thread(run, "export", target, "telegram:42")
+    assert done.exit_code == 0, done.exception
+    assert "2 conversations" in done.output
+    first, second = exported(target)
+    assert [turn["value"] for turn in first["conversations"]] == ["an older door", "closed"]
+    assert second["id"] == key
+    turns = second["conversations"]
+    assert [turn["from"] for turn in turns[:5]] == ["system", "human", "gpt", "tool", "gpt"]
+    assert KEY not in target.read_text()
+    assert turns[2]["value"].startswith("<think>\nI should  look.\n</think>\nI look.\n<tool_call>\n")
+    assert '{"name":"look","arguments":{"n":1}}\n</tool_call>\n<tool_call>\n' in turns[2]["value"]
+    assert turns[2]["value"].count("</tool_call>") == 2
+    assert turns[3]["value"].count("</tool_response>") == 2
+    answer = turns[3]["value"].split("\n")[1]
+    assert json.loads(answer)["content"].startswith("</tool_response> open")
+    assert "never mind" not in target.read_text()
+
+    small = tmp_path / "small.jsonl"
+    done = await asyncio.to_thread(run, "compress", target, small, *WITHOUT_MODEL)
+    assert done.exit_code == 0, done.exception
+    assert [one["id"] for one in exported(small)] == [first["id"], key]
+    shown = await asyncio.to_thread(run, "show", small, 2)
+    assert "── 1 system" in shown.output
+    assert "SUMMARY OF EARLIER TURNS" in shown.output
+    assert "\x1b" not in shown.output
+
+
+async def test_the_running_daemon_gives_the_same_page_by_page(
+    run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.operator.trajectories.PAGE_ROWS", 7)
+    monkeypatch.setattr("gateway.operator.trajectories.PAGE_CONVERSATIONS", 1)
+    store = await open_store(home / "state.db")
+    await store.write(fill)
+    handlers = {name: partial(export, store, name, redact=redact) for name in EXPORTS}
+    async with serve_control(home / "control.sock", handlers):
+        done = await asyncio.to_thread(run, "export", tmp_path / "asked.jsonl")
+        assert done.exit_code == 0, done.exception
+        refused = await asyncio.to_thread(run, "export", tmp_path / "none.jsonl", "telegram:77")
+    await store.close()
+    assert "telegram:77" in str(refused.exception)
+    assert not written(tmp_path / "none.jsonl")
+    await asyncio.to_thread(run, "export", tmp_path / "read.jsonl")
+    assert len(exported(tmp_path / "asked.jsonl")) == 3
+    assert (tmp_path / "asked.jsonl").read_bytes() == (tmp_path / "read.jsonl").read_bytes()
+
+
+async def test_an_export_can_be_of_a_session_or_of_what_was_used_lately(run: Run, home: Path, tmp_path: Path) -> None:
+    store = await open_store(home / "state.db")
+    old, _ = await store.write(fill)
+    await store.close()
+    target = tmp_path / "said.jsonl"
+    for words, count in (((old[:8],), 1), ((old[:8], "--session"), 1), (("--since", "2100-01-01"), 0), ((), 3)):
+        done = await asyncio.to_thread(run, "export", target, *words, "--force")
+        assert done.exit_code == 0, done.exception
+        assert len(exported(target)) == count, words
+    done = await asyncio.to_thread(run, "export", target)
+    assert "--force" in str(done.exception)
+    done = await asyncio.to_thread(run, "export", target, "--force", "--session")
+    assert "--session needs" in str(done.exception)
+
+
+def test_show_says_why_there_is_nothing_to_show(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(line_of(1, 1) + BROKEN[3])
+    assert "2 human" in run("show", path).output
+    assert "none of system, human, gpt, tool" in str(run("show", path, 2).exception)
+    assert "fewer than 3 lines" in str(run("show", path, 3).exception)
