@@ -18,6 +18,7 @@ from bench import (
     store_bench,
     stored_bench,
     tools_bench,
+    trajectories_bench,
     turn_bench,
 )
 from bench.measure import Measure, table
@@ -30,6 +31,7 @@ GROUPS: Mapping[str, Callable[[bool], Sequence[Measure] | Coroutine[Any, Any, Se
     "import": import_bench.run,
     "rendering": rendering_bench.run,
     "tools": tools_bench.run,
+    "trajectories": trajectories_bench.run,
     "model": model_bench.run,
     "hostile": hostile_bench.run,
     "chats": gateway_bench.run,
