@@ -21,15 +21,17 @@ from gateway.commands.registry import (
 )
 from gateway.outbound.delivery import Delivery
 from hermes_state import inbox, outbox
-from hermes_state.aio import cancel_all, track
+from hermes_state.aio import Backoff, cancel_all, track
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import RunningTurn
 from hermes_state.store.sql import nested
-from hermes_state.values import ChatId, ChatKey, InboundMessage, InboxId, Millis
+from hermes_state.values import ChatKey, InboundMessage, InboxId, Millis
 
 log = structlog.get_logger()
+
+RETRY_BACKOFF = Backoff(0.5)
 
 CRASH_SENTENCE = "That command failed on my side; the log has the details."
 
@@ -54,9 +56,9 @@ class CommandRunner:
             if command is None or command.kind is not CommandKind.CHANGE:
                 await self.run_queued(row)
 
-    def run_soon(self, inbox_id: InboxId, chat_id: ChatId) -> None:
+    def run_soon(self, inbox_id: InboxId) -> None:
         """Carry out a stored `control` or `read` command now, beside whatever the chat does."""
-        track(self._tasks, self._group.create_task(self._run_stored(inbox_id, chat_id), name=f"command-{inbox_id}"))
+        track(self._tasks, self._group.create_task(self._run_stored(inbox_id), name=f"command-{inbox_id}"))
 
     def send_unstored(
         self, message: InboundMessage, key: ChatKey, text: Callable[[CommandContext, ChatKey], str]
@@ -109,17 +111,21 @@ class CommandRunner:
             log.exception("command.crashed", command=_name_of(row))
         return await store.write_with_retry(_carry_out, row, chat, say(CRASH_SENTENCE).apply, now)
 
-    async def _run_stored(self, inbox_id: InboxId, chat_id: ChatId) -> None:
-        try:
-            row = await self._context.store.read(inbox.load, inbox_id)
-            if row is not None:
-                await self.run_queued(row)
-        except StateError as error:
-            # The row is stored: it gets its turn in the queue, which has patience with the database.
-            log.warning("command.delayed", inbox_id=inbox_id, error=str(error))
-            self._context.lanes.wake(chat_id)
-        except Exception:  # the chat boundary: one command must not end the daemon
-            log.exception("command.crashed", inbox_id=inbox_id)
+    async def _run_stored(self, inbox_id: InboxId) -> None:
+        """Carry out a stored command, with patience: in the queue it could wait behind the turn that it is about."""
+        for pause in RETRY_BACKOFF:
+            try:
+                row = await self._context.store.read(inbox.load, inbox_id)
+                if row is not None:
+                    await self.run_queued(row)
+            except StateError as error:
+                log.warning("command.delayed", inbox_id=inbox_id, retry_seconds=pause, error=str(error))
+            except Exception:  # the chat boundary: one command must not end the daemon
+                log.exception("command.crashed", inbox_id=inbox_id)
+                return
+            else:
+                return
+            await asyncio.sleep(pause)  # the database gives no sign when it answers again
 
     async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:
         """Decide what the command does; every refusal is an answer."""

@@ -244,7 +244,7 @@ class GatewayIntake:
             return
         log.debug("inbox.accepted", chat=admission.key.name, inbox_id=admitted.inbox_id, kind=admission.kind.value)
         if admission.runs_at_once:
-            self.commands.run_soon(admitted.inbox_id, admitted.chat_id)
+            self.commands.run_soon(admitted.inbox_id)
             return
         self.lanes.wake(admitted.chat_id, admitted.started)
         if running is not None and self._interrupts(admission, running):

@@ -517,7 +517,7 @@ async def test_a_replayed_stop_does_not_stop_the_next_turn(store: Store, tmp_pat
 async def test_a_command_stored_before_a_crash_is_carried_out_at_the_start(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await hanging(gateway)
-        gateway.commands.run_soon = lambda _inbox_id, _chat_id: None  # type: ignore[method-assign, assignment]
+        gateway.commands.run_soon = lambda _inbox_id: None  # type: ignore[method-assign, assignment]
         await gateway.say("/stop")
         await gateway.say("/new")
     async with serving(store, tmp_path, adapter=gateway.adapter) as again:

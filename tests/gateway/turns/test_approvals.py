@@ -3,7 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent.tools.registry import Tool, ToolContext, tool
+from hermes_state import inbox
+from hermes_state.chats import load_chat
+from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, SystemClock, ToolEffect
 from tests.gateway.helpers import BOSS, GROUP, answer, calls, eventually, serving
@@ -58,6 +63,32 @@ async def test_a_bare_yes_is_about_questions_that_were_on_screen(store: Store, t
         await gateway.say("/approve a1")
         await eventually(lambda: "done" in gateway.adapter.texts(), "the turn goes on")
         assert ran == ["ran"]
+
+
+@pytest.mark.parametrize("which", [inbox.load, load_chat])
+@pytest.mark.parametrize("line", ["/approve", "/deny", "/stop"])
+async def test_an_answer_that_the_database_puts_off_is_heard_as_soon_as_it_works_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, which: Any
+) -> None:
+    ran: list[str] = []
+    asks = {"approval": {"writes": "ask"}}
+    async with serving(store, tmp_path, tools=[writing(ran)], tools_block=asks) as gateway:
+        gateway.model.script += [calls("write_down"), answer("done")]
+        await gateway.say("write it down")
+        await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts()), "it asks")
+        read, faults = store.read, iter(range(2))
+
+        async def fail_twice(fn: Any, *args: Any) -> Any:
+            if fn is which and next(faults, None) is not None:
+                raise StoreUnavailable("disk I/O error")
+            return await read(fn, *args)
+
+        monkeypatch.setattr(store, "read", fail_twice)
+        await gateway.say(line)
+        await gateway.until_rows("SELECT 1 FROM turns WHERE state IN ('finished', 'stopped')")
+        assert next(faults, None) is None
+        assert ran == (["ran"] if line == "/approve" else [])
+        assert await gateway.inbox_states() == ["done", "done"]
 
 
 async def test_in_a_group_a_member_says_yes_to_one_call_only(store: Store, tmp_path: Path) -> None:
