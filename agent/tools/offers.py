@@ -169,9 +169,9 @@ def schema_tokens(tool: Tool) -> int:
 _MORE_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
     "properties": {
-        "query": {"type": "string", "description": "Words to find tools by; empty lists all."},
-        "tool": {"type": "string", "description": "Name of a tool: alone, shows its arguments."},
-        "arguments": {"type": "object", "description": "With `tool`: runs it."},
+        "query": {"type": "string", "description": "Words; empty lists all."},
+        "tool": {"type": "string", "description": "Alone: shows its arguments."},
+        "arguments": {"type": "object", "description": "Runs `tool`."},
     },
     "additionalProperties": False,
 }
@@ -194,7 +194,7 @@ def more_tools(behind: Iterable[Tool]) -> Tool:
     names = ", ".join(tool.name for tool in tools[:MAX_NAMED])
     return Tool(
         name=MORE_TOOLS,
-        description=f"Finds and runs tools that are not listed here: {names}{', …' if len(tools) > MAX_NAMED else ''}.",
+        description=f"Finds and runs tools that are not listed: {names}{', …' if len(tools) > MAX_NAMED else ''}.",
         parameters=_MORE_PARAMETERS,
         effect=ToolEffect.READ_ONLY,
         run=run,

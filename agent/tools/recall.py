@@ -41,19 +41,14 @@ def recall_tools() -> tuple[Tool, Tool]:
     return (
         Tool(
             name=HISTORY_SEARCH,
-            description="Search everything that was said in this conversation, including messages that are no longer "
-            "in view, documents, and calls of tools with their arguments. Where no message has all words, those that "
-            "have some are found. Gives ids for history_open.",
+            description="Search all of this conversation, also what is out of view: messages, documents, calls of "
+            "tools. Gives ids for history_open.",
             parameters={
                 "type": "object",
                 "properties": {
-                    "query": {"type": "string", "description": 'Words to look for; "quoted words" stay together.'},
-                    "role": {
-                        "type": "string",
-                        "enum": [role.value for role in MessageRole],
-                        "description": "Only these.",
-                    },
-                    "since": {"type": "string", "description": "Only from this UTC date on, such as 2026-03-31."},
+                    "query": {"type": "string", "description": '"Quoted words" stay together.'},
+                    "role": {"type": "string", "enum": [role.value for role in MessageRole]},
+                    "since": {"type": "string", "description": "UTC date, such as 2026-03-31."},
                 },
                 "required": ["query"],
                 "additionalProperties": False,
@@ -65,19 +60,18 @@ def recall_tools() -> tuple[Tool, Tool]:
         ),
         Tool(
             name=HISTORY_OPEN,
-            description="Read one stored message of this conversation in full, in parts if it is long; its images "
-            "are shown.",
+            description="Read a stored message whole, in parts if it is long; its images are shown.",
             parameters={
                 "type": "object",
                 "properties": {
-                    "id": {"type": "string", "description": "The message's id, such as m123."},
-                    "offset": {"type": "integer", "minimum": 0, "default": 0, "description": "Where to start."},
+                    "id": {"type": "string", "description": "Such as m123."},
+                    "offset": {"type": "integer", "minimum": 0, "default": 0},
                     "limit": {
                         "type": "integer",
                         "minimum": 1,
                         "maximum": _MAX_CHARACTERS,
                         "default": _DEFAULT_CHARACTERS,
-                        "description": "How many characters to read.",
+                        "description": "Characters.",
                     },
                 },
                 "required": ["id"],
