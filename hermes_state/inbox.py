@@ -191,6 +191,11 @@ def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, no
     return settle_where(db, InboxState.DROPPED, now, where, chat_id, sender_ref)
 
 
+def let_join(db: Connection, inbox_id: InboxId) -> None:
+    """Let a waiting message join the turn of its chat."""
+    db.execute(f"UPDATE inbox SET mode = 'steer' WHERE id = ? AND {WAITS}", (inbox_id,))
+
+
 def queue_late_steers(db: Connection, chat_id: ChatId) -> int:
     """Let steers whose turn has ended wait like any message: they were meant for no other. Returns how many."""
     query = f"UPDATE inbox SET mode = 'queue' WHERE chat_id = ? AND {WAITS} AND mode = 'steer'"

@@ -4,7 +4,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from sqlite3 import Connection
+from typing import Literal, TypeAlias
 
+from gateway.turns.lanes import INTERRUPTED
+from gateway.turns.runner import STOPPED_NOTICE
 from hermes_state import inbox, journal, outbox
 from hermes_state.chats import ensure_chat, find_chat, find_chats_at
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
@@ -22,6 +25,10 @@ from hermes_state.values import (
     Millis,
     TurnId,
 )
+
+BusyMode: TypeAlias = Literal["queue", "steer", "interrupt"]
+
+QUESTION_IS_OPEN = "I have this. Before I go on, my question above needs an answer: /approve, /deny or /stop."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,10 @@ class AcceptedEvent:
     steered_notice: str | None = None
     queued_notice: str | None = None
     """Acknowledges it in the same transaction, if its place in the queue is behind something."""
+    busy_mode: BusyMode | None = None
+    """How it meets a turn that waits for a person's yes; None: it has nothing to say to that."""
+    may_join_any: bool = False
+    """Its sender may join and end turns of this chat that others have started, too."""
     may_start: bool = False
     """A message whose turn may be started with it where its chat is idle: nothing is to be prepared or waited for."""
 
@@ -105,12 +116,35 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
         inbox.settle(db, inbox_id, InboxState.DROPPED, now)
         has_reply = _refuse_full(db, event, chat_id, limit, now)
         return StoredEvent(chat_id=chat_id, inbox_id=None, has_reply=has_reply)
+    met = _meet_question(db, event, chat_id, inbox_id, now)
+    is_steer = is_steer or met == "steer"
     notice = event.steered_notice if is_steer else event.queued_notice
     if not is_steer and notice is not None and not inbox.is_behind_work(db, inbox_id):
         notice = None
     if notice is not None:
         outbox.enqueue(db, _reply(event, chat_id, f"inbox:{inbox_id}:ack", notice), now)
-    return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, has_reply=notice is not None)
+    return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, has_reply=notice is not None or met is not None)
+
+
+def _meet_question(
+    db: Connection, event: AcceptedEvent, chat_id: ChatId, inbox_id: InboxId, now: Millis
+) -> BusyMode | None:
+    """Let a message join or end a turn that waits for a person's yes, or be told once of the question.
+
+    Returns what became of it; None where no turn waits.
+    """
+    turn = journal.find_open_turn(db, chat_id) if event.busy_mode is not None else None
+    if turn is None or not turn.is_waiting:
+        return None
+    may_join = event.may_join_any or turn.started_by == event.message.sender.ref
+    if may_join and event.busy_mode == "interrupt":
+        journal.stop_turn(db, turn.id, "", INTERRUPTED, now, notice=STOPPED_NOTICE)
+        return event.busy_mode
+    if may_join and event.busy_mode == "steer":
+        inbox.let_join(db, inbox_id)
+    if event.steered_notice is None:
+        outbox.enqueue(db, _reply(event, chat_id, f"turn:{turn.id}:question", QUESTION_IS_OPEN), now)
+    return "steer" if may_join and event.busy_mode == "steer" else "queue"
 
 
 def _row(

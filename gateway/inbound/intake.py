@@ -287,17 +287,20 @@ class GatewayIntake:
             text=message.text,
             max_waiting=sessions.max_waiting,
             cursor=cursor,
+            may_join_any=not message.chat_kind.is_shared or self.access.role_of(message.sender.ref) is UserRole.ADMIN,
             may_start=self.lanes.has_room and not (message.attachments or message.expects_more),
         )
         if parsed is None:
-            steers = joins if sessions.busy_mode == "steer" and not message.attachments else None
-            return replace(admission, steers=steers)
+            mode = "queue" if sessions.busy_mode == "steer" and message.attachments else sessions.busy_mode
+            return replace(admission, steers=joins if mode == "steer" else None, busy_mode=mode)
         if command is not None and command.kind is CommandKind.MESSAGE and parsed.argument:
+            joins_running = command.name == "steer" and not message.attachments
             return replace(
                 admission,
                 mode=InboxMode.ALONE,
                 text=parsed.argument,
-                steers=joins if command.name == "steer" and not message.attachments else None,
+                steers=joins if joins_running else None,
+                busy_mode="steer" if joins_running else None,
                 steered_notice=STEERED,
                 queued_notice=AFTER_THIS_ANSWER,
             )

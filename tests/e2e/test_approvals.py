@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.turns.lanes import INTERRUPTED
 from tests.e2e.protocols import ModelProtocol, prompt_of
 from tests.e2e.test_discord import ALICE, ready, say, sent
 from tests.e2e.with_tools import NOTEBOOK, run_with_tools
@@ -135,6 +136,76 @@ async def test_a_call_of_another_shape_is_asked_about_all_the_same(world: World)
     assert await world.replies(1, match="written: buy flour")
     await ask_to_write(world, "sell boat")
     assert notebook(world) == ["buy flour"]
+
+
+async def test_who_writes_while_a_question_is_open_is_told_so_once(world: World) -> None:
+    await world.gateway.start()
+    await ask_to_write(world, "buy flour")
+    await world.say("are you there?")
+    assert await world.replies(1, match="needs an answer: /approve, /deny or /stop")
+    await world.say("hello?")
+    await world.stored(3)
+    await world.gateway.kill()
+    await world.gateway.start()
+    await world.say("anybody?")
+    await world.stored(4)
+    await world.say("/approve a1")
+    assert await world.replies(1, match="written: buy flour")
+    assert await world.replies(1, match="anybody")
+    assert len(await world.replies(0, wait=0, match="needs an answer")) == 1
+    assert notebook(world) == ["buy flour"]
+
+
+async def test_a_message_interrupts_a_turn_that_waits_for_a_yes(world: World) -> None:
+    await world.gateway.start(HERMES_SESSIONS__BUSY_MODE="interrupt")
+    await ask_to_write(world, "buy flour")
+    await world.say("something else")
+    assert await world.replies(1, match="something else")
+    assert world.query("SELECT state, error FROM turns ORDER BY id") == [("stopped", INTERRUPTED), ("finished", None)]
+    await world.say("/approve a1")
+    assert await world.replies(1, match="Nothing waits for a yes")
+    assert notebook(world) == []
+    assert [one for one in await world.violations() if one["severity"] != "warn"] == []
+
+
+async def test_a_message_that_interrupted_a_waiting_turn_is_answered_after_a_kill(world: World) -> None:
+    await world.gateway.start(HERMES_SESSIONS__BUSY_MODE="interrupt")
+    await ask_to_write(world, "buy flour")
+    await delivered(world)
+    await world.hold(match="something else", text="here is something else")
+    await world.say("something else")
+    await world.turn_runs()
+    await world.gateway.kill()
+    await world.release()
+    await world.gateway.start()
+    assert len(await world.replies(1, match="something else")) == 1
+    assert world.query("SELECT state FROM turns ORDER BY id") == [("stopped",), ("finished",)]
+
+
+@pytest.mark.parametrize(("mode", "line"), [("steer", "use old flour"), ("queue", "/steer use old flour")])
+async def test_a_steer_joins_a_waiting_turn_behind_the_answer(world: World, mode: str, line: str) -> None:
+    await world.gateway.start(HERMES_SESSIONS__BUSY_MODE=mode)
+    await ask_to_write(world, "buy flour")
+    await world.say(line)
+    assert await world.replies(1, match="needs an answer" if mode == "steer" else "take it into account")
+    await world.say("/approve a1")
+    assert await world.replies(1, match="^echo.*use old flour")
+    [written, steer] = prompt_of((await world.asked(2))[1])[-2:]
+    assert "written: buy flour" in written.text
+    assert "use old flour" in steer.text
+    assert world.query("SELECT state FROM turns") == [("finished",)]
+
+
+async def test_in_a_group_nobody_interrupts_the_question_to_somebody_else(world: World) -> None:
+    await world.gateway.start(HERMES_SESSIONS__BUSY_MODE="interrupt")
+    group = {"chat_id": -100200, "chat_type": "supergroup", "title": "Harbour"}
+    await ask_to_write(world, "buy flour", **group, user_id=42, text="@lab_gateway_bot write it down")
+    await world.tg.post("message", {**group, "user_id": 43, "text": "@lab_gateway_bot and me?"})
+    assert await world.replies(1, match="needs an answer", chat_id=-100200)
+    assert world.query("SELECT state FROM turns") == [("waiting",)]
+    await world.tg.post("message", {**group, "user_id": 1, "text": "@lab_gateway_bot never mind"})
+    assert await world.replies(1, match="never mind", chat_id=-100200)
+    assert world.query("SELECT state FROM turns WHERE id = 1") == [("stopped",)]
 
 
 async def test_what_waits_keeps_its_place_and_stop_ends_it(world: World) -> None:
