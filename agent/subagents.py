@@ -109,7 +109,7 @@ class SubagentRunner:
                 opened = await self.store.write(open_subagent, parent.id, *request.call, request.task, now)
                 if isinstance(opened, RunningTurn):
                     with bound_contextvars(subagent_id=opened.id):
-                        return await self._work(opened, model, access)
+                        return await self._work(opened, model.subagent_model() or model, access)
             except TurnMoved as error:
                 raise ToolError("the turn has ended") from error
         return _told(opened)

@@ -4,6 +4,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, tzinfo
+from functools import partial
 from zoneinfo import ZoneInfo
 
 from agent.context.commit import CompressionRegistry
@@ -216,9 +217,15 @@ def make_models(
             summary_routes=tuple(summary_routes(loaded.config, route, clients)),
             flush_route=_flush_route(loaded.config, route, clients),
             images=images if route.sees_images else None,
+            subagent_model=partial(subagent_model, route),
         )
 
-    return ModelRegistry(loaded.config.model.route, make, clients.of)
+    def subagent_model(own: RouteConfig) -> ModelHandle | None:
+        route = route_for(loaded.config, "delegate", own)
+        return None if route is None or route == own else models.of(route)
+
+    models = ModelRegistry(loaded.config.model.route, make, clients.of)
+    return models
 
 
 def _zone(config: Config) -> tzinfo:

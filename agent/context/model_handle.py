@@ -309,6 +309,8 @@ class ModelHandle:
     """Model that notes, before a compression, what must not be forgotten; None: nobody does."""
     images: ModelImages | None = None
     """Images for the model; None for one that sees none."""
+    subagent_model: Callable[[], "ModelHandle | None"] = lambda: None
+    """Gives the model of sub-agents; None: this one."""
 
     @property
     def maker(self) -> str:

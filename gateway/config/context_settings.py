@@ -99,7 +99,7 @@ class HygieneConfig(BaseConfig):
 
 Mode: TypeAlias = Literal["auto", "same-as-main", "custom"]
 
-AuxiliaryTask: TypeAlias = Literal["compression", "flush", "title", "trajectories"]
+AuxiliaryTask: TypeAlias = Literal["compression", "flush", "title", "delegate", "trajectories"]
 
 
 def _mode_or_off(value: object) -> object:
@@ -161,6 +161,10 @@ class TitleTaskConfig(AuxiliaryTaskConfig):
     """As `auxiliary.mode`, for this task alone. `off`: conversations are called what people call them."""
 
 
+class DelegateTaskConfig(AuxiliaryTaskConfig):
+    """Model of sub-agents, to which the agent hands tasks on."""
+
+
 class TrajectoriesTaskConfig(AuxiliaryTaskConfig):
     """Model that summarises for `hermes-gateway trajectories compress`."""
 
@@ -175,6 +179,7 @@ class AuxiliaryConfig(BaseConfig):
     compression: CompressionTaskConfig = Field(default_factory=CompressionTaskConfig)
     flush: FlushTaskConfig = Field(default_factory=FlushTaskConfig)
     title: TitleTaskConfig = Field(default_factory=TitleTaskConfig)
+    delegate: DelegateTaskConfig = Field(default_factory=DelegateTaskConfig)
     trajectories: TrajectoriesTaskConfig = Field(default_factory=TrajectoriesTaskConfig)
 
     @property
@@ -184,6 +189,7 @@ class AuxiliaryConfig(BaseConfig):
             "compression": self.compression,
             "flush": self.flush,
             "title": self.title,
+            "delegate": self.delegate,
             "trajectories": self.trajectories,
         }
 

@@ -250,3 +250,22 @@ async def test_its_conversation_and_its_parents_are_compressed_like_any_other(wo
     assert depth > 0
     assert await world.outcomes() <= {"ok", "tool_calls"}
     assert await world.violations() == []
+
+
+@pytest.mark.parametrize(
+    ("more", "model"),
+    [
+        ({}, "lab-64k"),
+        ({"HERMES_AUXILIARY__DELEGATE__MODEL": "lab-32k"}, "lab-32k"),
+        ({"HERMES_AUXILIARY__DELEGATE__MODE": "same-as-main"}, "lab-128k"),
+    ],
+)
+async def test_the_model_is_the_conversations_unless_another_is_named(
+    world: World, more: dict[str, str], model: str
+) -> None:
+    await world.gateway.start(HERMES_MODEL__ALIASES='{"other": "lab-64k"}', **more)
+    await hand_on(world, "count barrels")
+    await world.converse("/model other", "hand it on")
+    used = world.query("SELECT DISTINCT purpose, model FROM model_calls ORDER BY purpose")
+    assert used == [("subagent", model), ("turn", "lab-64k")]
+    assert await world.violations() == []

@@ -615,7 +615,7 @@ FIXED = {
     "auxiliary.mode": "auto",
     **{
         f"auxiliary.{task}.{key}": None
-        for task in ("compression", "flush", "title", "trajectories")
+        for task in ("compression", "flush", "title", "delegate", "trajectories")
         for key in (
             *("mode", "model", "protocol", "base_url", "api_key", "context_length"),
             *("max_output_tokens", "temperature", "top_p", "reasoning_effort"),
@@ -623,7 +623,7 @@ FIXED = {
     },
     **{
         f"auxiliary.{task}.{key}": {}
-        for task in ("compression", "flush", "title", "trajectories")
+        for task in ("compression", "flush", "title", "delegate", "trajectories")
         for key in ("extra_headers", "extra_body")
     },
     "context.engine": "compressor",
