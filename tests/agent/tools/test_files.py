@@ -435,8 +435,9 @@ async def test_an_expression_that_never_ends_is_killed(desk: Desk, monkeypatch: 
 @SEARCHES
 @pytest.mark.usefixtures("has_no_rg")
 async def test_a_file_that_takes_too_much_memory_is_left_out_and_the_others_are_searched(
-    tmp_path: Path, chat: Chat
+    tmp_path: Path, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("agent.tools.files.search_files._SEARCH_SECONDS", 100.0)
     workspaces = WorkspaceStore(tmp_path, WorkspaceSettings(max_bytes=4 << 30, max_file_bytes=2 << 30))
     turn, tools = await chat.start("hello"), ToolRegistry([search_tool(workspaces)])
     folder = workspaces.folder_of(turn.chat_id)
