@@ -92,13 +92,18 @@ class OfferRegistry:
         """The tools that the prompts of a session list."""
         kept = self._kept.get(session_id)
         if kept is None:
-            kept = await self._load(conversation, session_id, threshold)
+            kept, is_whole = await self._load(conversation, session_id, threshold)
+            if not is_whole:  # a server that brings some of them is not connected yet
+                return kept
             self._kept[session_id] = kept
             if len(self._kept) > MAX_CACHED_OFFERS:
                 self._kept.popitem(last=False)
         return kept
 
-    async def _load(self, conversation: ConversationRef, session_id: SessionId, threshold: Tokens) -> tuple[Tool, ...]:
+    async def _load(
+        self, conversation: ConversationRef, session_id: SessionId, threshold: Tokens
+    ) -> tuple[tuple[Tool, ...], bool]:
+        """The tools of a session's offer that there are, and whether all that may come are there."""
         names = await self._store.read(load_offer, session_id)
         if names is None:
             uses = await self._store.read(count_tool_uses, conversation.chat_id)
@@ -106,10 +111,11 @@ class OfferRegistry:
             names = await self._store.write(keep_offer, session_id, [tool.name for tool in offered])
         found = [self.registry.get(name) for name in names]
         tools = tuple(tool for tool in found if tool is not None)
+        is_whole = not any(self.registry.is_awaited(name) for name in names)
         if MORE_TOOLS not in names:
-            return tools
+            return tools, is_whole
         behind = [tool for tool in self.usable(conversation.chat, conversation.chat_kind) if tool.name not in names]
-        return (*tools, more_tools(behind))
+        return (*tools, more_tools(behind)), is_whole
 
     def usable(self, chat: ChatKey, kind: ChatKind) -> list[Tool]:
         """The tools that a chat may use now."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import structlog
 
@@ -181,11 +181,22 @@ class ToolReply:
     images: tuple[Image, ...] = ()
 
 
-class ToolRegistry:
-    """The tools of an agent, by name, in the order in which they were added."""
+class ToolSource(Protocol):
+    """Tools that come and go while the agent is there."""
 
-    def __init__(self, tools: Iterable[Tool] = ()) -> None:
+    @property
+    def by_name(self) -> Mapping[str, Tool]: ...
+
+    def why_missing(self, name: str) -> str | None:
+        """Reason why a tool is not there now, if the source knows one."""
+
+
+class ToolRegistry:
+    """The tools of an agent, by name: its own in the order in which they were added, behind them those of a source."""
+
+    def __init__(self, tools: Iterable[Tool] = (), source: ToolSource | None = None) -> None:
         self._tools: dict[str, Tool] = {}
+        self._source = source
         for tool in tools:
             self.add(tool)
 
@@ -195,14 +206,23 @@ class ToolRegistry:
         self._tools[tool.name] = tool
 
     def get(self, name: str) -> Tool | None:
-        return self._tools.get(name)
+        return self._tools.get(name) or self._brought.get(name)
 
     @property
     def by_name(self) -> Mapping[str, Tool]:
-        return self._tools
+        brought = {name: tool for name, tool in self._brought.items() if name not in self._tools}
+        return self._tools | brought if brought else self._tools
+
+    @property
+    def _brought(self) -> Mapping[str, Tool]:
+        return self._source.by_name if self._source is not None else {}
+
+    def is_awaited(self, name: str) -> bool:
+        """True for a tool that is not known, and may be as soon as whoever brings it is there."""
+        return self._source is not None and self.get(name) is None and self._source.why_missing(name) is not None
 
     def available(self) -> tuple[Tool, ...]:
-        return tuple(tool for tool in self._tools.values() if tool.why_unavailable() is None)
+        return tuple(tool for tool in self.by_name.values() if tool.why_unavailable() is None)
 
     def check(self, call: ToolCall) -> dict[str, Any]:
         """The call's arguments, fit for its tool. Raises `ToolError` when there is nothing that could be run.
@@ -211,15 +231,17 @@ class ToolRegistry:
         Traceback (most recent call last):
         hermes_state.errors.ToolError: there is no tool named 'look'; there are: none
         """
-        tool = self._tools.get(call.name)
+        tool = self.get(call.name)
         if tool is None or tool.why_unavailable() is not None:
+            if self._source is not None and (reason := self._source.why_missing(call.name)) is not None:
+                raise ToolError(reason)
             names = ", ".join(tool.name for tool in self.available())
             raise ToolError(f"there is no tool named {call.name[:64]!r}; there are: {names or 'none'}")
         return checked_arguments(call.arguments, tool.parameters)
 
     async def run(self, call: ToolCall, arguments: dict[str, Any], context: ToolContext) -> ToolReply:
         """Run a call that `check` has passed. Whatever goes wrong in the tool becomes a reply."""
-        return await self._tools[call.name].reply(arguments, context)
+        return await self.by_name[call.name].reply(arguments, context)
 
 
 def tool(

@@ -1,5 +1,6 @@
 """What sessions are offered of the tools, what stands behind `more_tools`, and who may use what."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,6 +88,56 @@ async def test_an_offer_is_kept_with_its_session_whatever_changes(chat: Chat, st
     registry.add(plain("later"))
     again = OfferRegistry(registry, store)  # as after a restart
     assert names(await again.of(turn.conversation, session_id, Tokens(64_000))) == before
+
+
+class Harbour:
+    """A source of one tool, which is there once it has come in."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Tool] = {}
+
+    def come_in(self, **fields: Any) -> None:
+        self.by_name["harbour__look"] = replace(plain("harbour__look", source="harbour"), **fields)
+
+    def why_missing(self, name: str) -> str | None:
+        return "the harbour is closed" if name.startswith("harbour__") else None
+
+
+async def test_an_offer_names_what_a_source_has_not_brought_yet_and_lists_it_as_soon_as_it_has(chat: Chat) -> None:
+    harbour = Harbour()
+    harbour.come_in()
+    registry = ToolRegistry(recall_tools(), harbour)
+    turn = await chat.start("hello")
+    session_id = await chat.store.read(_load, turn.lineage_id)
+    before = names(await OfferRegistry(registry, chat.store).of(turn.conversation, session_id, Tokens(64_000)))
+    assert before[-1] == "harbour__look"
+    harbour.by_name.clear()
+    offers = OfferRegistry(registry, chat.store)  # as after a restart
+    assert names(await offers.of(turn.conversation, session_id, Tokens(64_000))) == before[:-1]
+    harbour.come_in()
+    assert names(await offers.of(turn.conversation, session_id, Tokens(64_000))) == before
+    harbour.come_in(description="Another.")
+    assert (await offers.of(turn.conversation, session_id, Tokens(64_000)))[-1].description != "Another."
+
+
+def test_what_a_source_brings_never_takes_the_name_of_an_own_tool() -> None:
+    harbour, own = Harbour(), plain("harbour__look")
+    harbour.come_in()
+    registry = ToolRegistry([own], harbour)
+    assert registry.get("harbour__look") is own
+    assert registry.available() == (own,)
+
+
+def test_a_call_is_told_why_a_tool_of_a_source_is_not_there() -> None:
+    harbour = Harbour()
+    registry = ToolRegistry([], harbour)
+    call = ToolCall(id="c", name="harbour__look", arguments="{}")
+    for _ in range(2):
+        with pytest.raises(ToolError, match="the harbour is closed"):
+            registry.check(call)
+        harbour.come_in(why_unavailable=lambda: "closed")
+    with pytest.raises(ToolError, match="there is no tool named 'look'"):
+        registry.check(ToolCall(id="c", name="look", arguments="{}"))
 
 
 async def test_a_tool_behind_is_found_by_words_shown_and_run_by_name(chat: Chat) -> None:
