@@ -34,7 +34,7 @@ from agent.tools.memory import memory_tool
 from agent.tools.offers import OfferRegistry, ToolAccess
 from agent.tools.plugins import load_plugin_tools
 from agent.tools.recall import recall_tools
-from agent.tools.registry import Tool, ToolRegistry
+from agent.tools.registry import Tool, ToolRegistry, ToolSource
 from agent.tools.skill import skill_tool
 from agent.tools.todo import todo_tool
 from agent.turn import Agent
@@ -109,6 +109,7 @@ def make_agent(
     store: Store,
     pending: CompressionRegistry,
     extra_tools: Sequence[Tool],
+    tool_source: ToolSource | None = None,
     tool_access: ToolAccess,
     listeners: Sequence[Listener],
     on_wait: OnWait,
@@ -127,7 +128,7 @@ def make_agent(
         writer = MemoryWriter(notes=notes, redact=redactor, clock=clock, is_on=files.is_on)
     tools, zone = loaded.config.tools, _zone(loaded.config)
     own = (context_tool(), *keeping, skill_tool(files.skills), delegate_tool())
-    registry = ToolRegistry((*recall_tools(), *own, *extra_tools))
+    registry = ToolRegistry((*recall_tools(), *own, *extra_tools), tool_source)
     for plugin_tool in load_plugin_tools(registry.by_name):
         registry.add(plugin_tool)
     budget = ResultBudget(

@@ -18,6 +18,8 @@ from agent.images.scaling import ImageScaler
 from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.files.send_file import FileDelivery
+from agent.tools.mcp.results import ImageStore
+from agent.tools.mcp.servers import ServerRegistry
 from agent.tools.registry import Tool, ToolContext
 from agent.tools.schedules.schedule_tool import schedule_tool
 from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
@@ -52,6 +54,7 @@ from gateway.turns.approvals import ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneRegistry
 from gateway.turns.runner import TurnRunner
+from gateway.turns.servers import server_settings
 from gateway.turns.terminal import tell_background_end, terminal_settings
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
@@ -151,6 +154,8 @@ class _Daemon:
         self._asked = asyncio.Event()
         self._rescheduled = asyncio.Event()
         self._background = BackgroundRegistry(partial(tell_background_end, store, clock, self._delivery.wake))
+        images = ImageStore(folder=loaded.attachments, clock=clock)
+        self._servers = ServerRegistry(images, clock, lambda text: Redactor(self._loaded.secrets())(text))
         agent, models = self._assemble(loaded)
         self._runtime = Runtime(config=loaded.config, agent=agent, models=models)
         self._access = AccessControl(store, self._runtime)
@@ -172,6 +177,7 @@ class _Daemon:
             health=self._adapters.health,
             registry=REGISTRY,
             deliver=self._delivery.wake,
+            servers=self._servers,
             reschedule=self._rescheduled.set,
         )
         self._schedules = ScheduleRunner(
@@ -239,6 +245,7 @@ class _Daemon:
             access=self._access,
             adapters=self._adapters,
             lanes=self._lanes,
+            servers=self._servers,
             delivery=self._delivery,
             heartbeat=self._heartbeat,
             clock=self._clock,
@@ -298,6 +305,7 @@ class _Daemon:
             notify(self._environ, "STOPPING=1")
             await self._drain()
         await self._background.stop("the gateway's own end")
+        await self._servers.close()
         await self._commands.close()
         for task in tasks:
             task.cancel()
@@ -309,6 +317,7 @@ class _Daemon:
         await asyncio.to_thread(preload, self._runtime.config)
         await asyncio.to_thread(terminal_fault, terminal_settings(self._runtime.config.terminal))
         _freeze_memory()
+        self._servers.configure(server_settings(self._runtime.config.mcp), self._group)
         await asyncio.sleep(JOBS_SECONDS)
         await self._jobs.start()
 
@@ -357,8 +366,9 @@ class _Daemon:
         self._runtime.config = merged.config
         probe_sandbox.cache_clear()
         await self._background.stop("the terminal having been switched off", self._has_no_terminal)
-        self._reloaded.set()
         update_logging(merged.config.logging.level, merged.secrets())
+        self._servers.configure(server_settings(merged.config.mcp), self._group)
+        self._reloaded.set()
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
         _log_prices_and_caching(merged.config)
 
@@ -383,6 +393,7 @@ class _Daemon:
                 self._schedule(),
                 *self._extra_tools,
             ),
+            tool_source=self._servers,
             tool_access=self._tool_access,
             listeners=[self._notices.write],
             on_wait=self._notices.write_waiting,

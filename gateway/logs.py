@@ -35,6 +35,9 @@ QUIET_LOGGERS = (
 )
 """Libraries that speak only from WARNING up: below it they print addresses with tokens in them, and whole bodies."""
 
+SILENT_LOGGERS = ("mcp", "client")
+"""Loggers of the MCP SDK: its lines repeat what servers have sent. What matters is told by events of ours."""
+
 _NOISE = ("Attempting a reconnect in", "PyNaCl is not installed", "davey is not installed")
 """Beginnings of discord.py's lines that say nothing new: we report lost connections ourselves, and use no voice."""
 
@@ -66,6 +69,8 @@ def configure_logging(
         root.addHandler(handler)
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in SILENT_LOGGERS:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     logging.getLogger("discord.client").addFilter(_is_no_noise)
     logging.getLogger("asyncio").addFilter(_ACCEPT_ERRORS)
     logging.getLogger().setLevel(settings.level.upper())

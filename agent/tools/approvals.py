@@ -60,7 +60,7 @@ _DOES: Mapping[str, str] = {"writes": "change something", "executes": "run progr
 
 def question_about(one: ReadyCall) -> ApprovalRequest:
     """The question about a call: exactly what would be done, and how to answer."""
-    shown = one.tool.shown(one.arguments) if one.tool.shown is not None else _arguments(one.arguments)
+    shown = one.tool.shown(one.arguments) if one.tool.shown is not None else json_block(one.arguments)
     shape = one.shape
 
     def markdown(number: int) -> str:
@@ -97,5 +97,6 @@ def inline(text: str) -> str:
     return f"`{printable(text).replace('`', chr(39)).replace(chr(10), ' ')[:200]}`"
 
 
-def _arguments(arguments: Mapping[str, object]) -> str:
+def json_block(arguments: Mapping[str, object]) -> str:
+    """The arguments of a call as a code block."""
     return fenced(orjson.dumps(arguments, option=orjson.OPT_INDENT_2).decode(), "json")

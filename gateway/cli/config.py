@@ -14,6 +14,7 @@ from gateway.config import ConfigRejected, LoadedConfig, load_config, process_en
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
 from gateway.config.routes import PartialRouteConfig
+from gateway.config.types import BaseConfig
 from gateway.models.auxiliary import all_routes
 from gateway.models.call_settings import missing_keys
 from gateway.models.capacity import capacity_in, window_from
@@ -119,6 +120,8 @@ def _shown(value: Any) -> Any:
         return redact(value)
     if isinstance(value, PartialRouteConfig):
         return _shown(value.written)
+    if isinstance(value, BaseConfig):
+        return _shown({key: getattr(value, key) for key in type(value).model_fields if key in value.model_fields_set})
     if isinstance(value, Mapping):
         return {name: _shown(inner) for name, inner in value.items()}
     return [_shown(inner) for inner in value] if isinstance(value, (tuple, list)) else value

@@ -8,6 +8,7 @@ from functools import partial
 from sqlite3 import Connection
 from typing import TypeAlias, TypeVar
 
+from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.permissions import AccessControl
 from gateway.commands.tasks import TaskRegistry
 from gateway.models.selection import Runtime
@@ -83,6 +84,7 @@ class CommandContext:
     registry: "CommandRegistry"
     deliver: Callable[[ChatId], None]
     """Wakes the delivery of a chat that something is owed to."""
+    servers: ServerRegistry
     reschedule: Callable[[], None] = lambda: None
     """Makes the timer of schedules look again."""
     tasks: TaskRegistry = field(default_factory=TaskRegistry)

@@ -6,6 +6,7 @@ from sqlite3 import Connection
 from agent.engines.loader import BUILT_IN
 from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
+from agent.tools.mcp.settings import ServerState
 from gateway.commands.registry import CommandContext, CommandRequest, CommandResult, say
 from gateway.models.capacity import window_from
 from gateway.models.pricing import cap_limits
@@ -83,6 +84,8 @@ def _running_line(context: CommandContext, running: RunningTurn) -> str:
 
 
 def _connection_lines(context: CommandContext) -> Iterator[str]:
+    if failed := [f"`{one.name}`" for one in context.servers.statuses() if one.state is ServerState.DOWN]:
+        yield f"- MCP servers that are not connected: {', '.join(failed)}"
     for name, health in sorted(context.health().items()):
         is_good = health.state is AdapterState.RUNNING
         detail = f" ({health.detail})" if health.detail and not is_good else ""

@@ -13,7 +13,7 @@ from gateway.commands import (
     turns,
 )
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, transaction
-from gateway.commands.tools import memory, schedule, todo, tools
+from gateway.commands.tools import mcp, memory, schedule, todo, tools
 
 CONTROL, READ = CommandKind.CONTROL, CommandKind.READ
 CHANGE, MESSAGE = CommandKind.CHANGE, CommandKind.MESSAGE
@@ -70,6 +70,7 @@ COMMANDS = (
     _admin("insights [days]", READ, status.insights, "what was spent by day, chat, model and purpose"),
     Command("whoami", READ, people.whoami, "your id, your role and this chat's name"),
     _admin("pair list|approve|revoke", CONTROL, people.pair, "see who asks for access, give it or take it away"),
+    _admin("mcp", READ, mcp.mcp, "the MCP servers, their tools, and what is wrong with them"),
     _admin("lineage [chat|session]", READ, lineage.lineage, "how the sessions of a chat continue one another"),
     _admin("search <words>", READ, lineage.search, "find what was said, in any chat"),
     _admin("session <id>", READ, lineage.session, "open a session, or the one in which a message was said"),

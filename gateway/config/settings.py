@@ -21,6 +21,7 @@ from gateway.config.context_settings import (
     NoticeConfig,
 )
 from gateway.config.cost_settings import CostConfig
+from gateway.config.mcp_settings import McpConfig
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
 from gateway.config.tool_settings import (
     MemoryConfig,
@@ -318,6 +319,7 @@ class Config(BaseConfig):
     transcription: TranscriptionConfig = Field(default_factory=TranscriptionConfig)
     terminal: TerminalConfig = Field(default_factory=TerminalConfig)
     web: WebConfig = Field(default_factory=WebConfig)
+    mcp: McpConfig = Field(default_factory=McpConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     lifecycle: LifecycleConfig = Field(default_factory=LifecycleConfig)

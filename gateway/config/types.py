@@ -222,6 +222,12 @@ def _headers(value: object) -> Mapping[str, str | SecretStr]:
     return found
 
 
+def secret_headers(value: object) -> Mapping[str, SecretStr]:
+    """Headers by name, all of them secrets."""
+    found = _headers(value)
+    return {name: text if isinstance(text, SecretStr) else SecretStr(text) for name, text in found.items()}
+
+
 _OWN_FIELDS = ("model", "messages", "input", "instructions", "system", "tools", "stream")
 
 

@@ -3,6 +3,7 @@
 Every check is a small function that returns findings; each finding that is not fine says what to do.
 """
 
+import mmap
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ from agent.memory.skills import SkillCatalog
 from agent.model.protocols import missing_extra
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.model.sizes import SizeSource
+from agent.tools.mcp.servers import missing_sdk
+from agent.tools.mcp.settings import ServerState, ServerStatus
 from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
 from gateway.config import ConfigRejected, LoadedConfig, load_config
 from gateway.config.files import StateDirectory, locate_home
@@ -97,7 +100,7 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
     yield from _home(loaded.home)
     state = list(_state(loaded))
     yield from state
-    for check in (_access, _models, _settings, _extras, _costs, _files):
+    for check in (_access, _models, _settings, _extras, _servers, _costs, _files):
         yield from check(loaded)
     yield from _context(loaded, state)
     yield from _tokens(loaded, is_online=is_online)
@@ -278,6 +281,33 @@ def check_terminal(config: Config) -> Iterator[CheckResult]:
         yield failed("terminal", f"The terminal is on, but no command can be run: {fault}.")
     else:
         yield fine("terminal", f"Commands run in a sandbox, {'with' if settings.network else 'without'} the network.")
+
+
+def check_servers(config: Config, statuses: Sequence[ServerStatus]) -> Iterator[CheckResult]:
+    """Check how the running daemon gets on with the MCP servers, and by trial what its unit lets them do."""
+    if any(one.command is not None and one.enabled for one in config.mcp.servers.values()):
+        try:
+            mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC).close()
+        except OSError:
+            text = "The unit lets no program make code at run time, as Node.js does"
+            yield warning("mcp", f"{text}: MCP servers that use it need the drop-in systemd/terminal.conf.")
+    for one in statuses:
+        if one.state is ServerState.CONNECTED:
+            yield fine("mcp", f"The MCP server {one.name} is connected, with {counted(len(one.tools), 'tool')}.")
+        else:
+            why = f": {one.error.rstrip('.')}" if one.error else ""
+            yield warning("mcp", f"The MCP server {one.name} is {one.state.value}{why}. Its lines are in the log.")
+
+
+def _servers(loaded: LoadedConfig) -> Iterator[CheckResult]:
+    """Check that what MCP servers need is installed."""
+    servers = {name: one for name, one in loaded.config.mcp.servers.items() if one.enabled}
+    if servers and (missing := missing_sdk()) is not None:
+        yield failed("mcp", f"{missing}.")
+    for name, one in servers.items():
+        path = one.env["PATH"].get_secret_value() if "PATH" in one.env else None
+        if one.command is not None and shutil.which(one.command, path=path) is None:
+            yield failed("mcp", f"The program of the MCP server {name} is not there: {one.command}.")
 
 
 def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:

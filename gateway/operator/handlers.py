@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from agent.engines.loader import BUILT_IN
+from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_rows, pairing_row, revoke_pairing
 from gateway.access.permissions import AccessControl, AccessResult
 from gateway.config import LoadedConfig
@@ -22,6 +23,7 @@ from gateway.operator.doctor import (
     check_context,
     check_database,
     check_index,
+    check_servers,
     check_terminal,
     failed,
     warning,
@@ -58,6 +60,7 @@ class OperatorHandler:
     access: AccessControl
     adapters: AdapterRegistry
     lanes: LaneRegistry
+    servers: ServerRegistry
     delivery: Delivery
     heartbeat: Heartbeat
     clock: Clock
@@ -91,6 +94,7 @@ class OperatorHandler:
             "turns_running": len(self.lanes.active),
             "vitals": self.heartbeat.vitals(),
             "platforms": {name: _health_row(health) for name, health in self.adapters.health().items()},
+            "mcp": {one.name: {"state": one.state.value, "error": one.error} for one in self.servers.statuses()},
             "not_stored": {
                 result.value: count
                 for result, count in self.access.counts.items()
@@ -143,7 +147,13 @@ class OperatorHandler:
         engine = context.engine.name if context.engine.name != BUILT_IN else None
         window_check = check_context(self.runtime.config, await model.load_limits(), model.window_from, engine=engine)
         terminal = await asyncio.to_thread(lambda: list(check_terminal(self.runtime.config)))
-        return [*await self._examine_database(), window_check, *circuits, *terminal]
+        return [
+            *await self._examine_database(),
+            window_check,
+            *circuits,
+            *terminal,
+            *check_servers(self.runtime.config, self.servers.statuses()),
+        ]
 
     async def _examine_database(self) -> list[CheckResult]:
         if (trouble := self.store.trouble) is not None:

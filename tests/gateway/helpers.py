@@ -18,6 +18,8 @@ from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.prompt import PromptBuilder
 from agent.tools.files.workspace import WorkspaceStore
+from agent.tools.mcp.results import ImageStore
+from agent.tools.mcp.servers import ServerRegistry
 from agent.tools.offers import OfferRegistry
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent
@@ -412,6 +414,7 @@ class TestGateway:
             slots=asyncio.Semaphore(live.config.sessions.max_turns),
             group=group,
         )
+        self.servers = ServerRegistry(ImageStore(folder=self._folder / "attachments", clock=clock), clock, redact)
         self.schedules = ScheduleRunner(
             store=store,
             runtime=live,
@@ -429,6 +432,7 @@ class TestGateway:
             health=lambda: {self.adapter.name: self.adapter.health()},
             registry=self._registry,
             deliver=self.delivery.wake,
+            servers=self.servers,
             reschedule=self.schedules.changed.set,
         )
         self.commands = CommandRunner(context, self.delivery, group)

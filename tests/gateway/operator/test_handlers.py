@@ -24,6 +24,7 @@ def operator(gateway: TestGateway, adapters: AdapterRegistry | None = None) -> O
         access=gateway.access,
         adapters=adapters or gateway.adapters,
         lanes=gateway.lanes,
+        servers=gateway.servers,
         delivery=gateway.delivery,
         heartbeat=Heartbeat(gateway.store, gateway.adapters, {}),
         clock=gateway.clock,

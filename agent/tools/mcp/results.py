@@ -1,0 +1,100 @@
+"""Results of calls at MCP servers, as tools return them: text, and images that are kept like those that people send."""
+
+import asyncio
+import base64
+import binascii
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Any, Final
+
+import orjson
+
+from agent.tools.registry import ToolContext, ToolOutput
+from hermes_state import attachments
+from hermes_state.attachments import StoredFile
+from hermes_state.text import printable, well_formed
+from hermes_state.values import ChatId, Clock, Image, Millis
+
+MAX_IMAGES: Final = 4
+"""Most images of one result that the model is shown."""
+_MIMES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteResult:
+    """Result of a call as the protocol has it: blocks of content as their JSON."""
+
+    content: Sequence[dict[str, Any]]
+    structured: object
+    is_error: bool
+
+    @property
+    def text(self) -> str:
+        """All that can be said of it in words."""
+        words = [_words(block) for block in self.content]
+        if self.structured is not None and not any(block.get("type") == "text" for block in self.content):
+            words.append(orjson.dumps(self.structured, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
+        return printable(well_formed("\n".join(word for word in words if word)))
+
+    @property
+    def images(self) -> list[tuple[str, bytes]]:
+        """Kind and bytes of the images that can be shown."""
+        found: list[tuple[str, bytes]] = []
+        for block in self.content:
+            if block.get("type") == "image" and block.get("mimeType") in _MIMES and len(found) < MAX_IMAGES:
+                with suppress(binascii.Error):
+                    found.append((block["mimeType"], base64.b64decode(block["data"], validate=True)))
+        return found
+
+
+def _words(block: dict[str, Any]) -> str:
+    """One block in words; of what is no text, that it is there."""
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": "resource", "resource": {"uri": uri, "text": str(text)}}:
+            return f"[resource {uri}]\n{text}"
+        case {"type": "resource", "resource": {"uri": uri, **rest}}:
+            return f"[resource {uri}, {rest.get('mimeType', 'no text')}: not shown]"
+        case {"type": "resource_link", "uri": uri, **rest}:
+            return f"[link to the resource {uri}: {rest.get('title') or rest.get('name', '')}]"
+        case {"type": kind, **rest}:
+            return f"[{kind}, {rest.get('mimeType', 'of no known kind')}]"
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageStore:
+    """Keeps the images of results beside those that people send."""
+
+    folder: Path
+    clock: Clock
+
+    async def output(self, result: RemoteResult, context: ToolContext) -> str | ToolOutput:
+        """The result for the model."""
+        text = result.text or "(the result is empty)"
+        if not (images := result.images):
+            return text
+        files = await asyncio.to_thread(lambda: [self._keep(data, mime) for mime, data in images])
+        return ToolOutput(
+            text=text, images=await context.store.write(_insert, context.chat_id, files, self.clock.now())
+        )
+
+    def _keep(self, data: bytes, mime: str) -> StoredFile:
+        target = attachments.new_file(self.folder)
+        try:
+            target.write_bytes(data)
+            return attachments.keep(self.folder, target, f"result.{mime.partition('/')[2]}", mime)
+        finally:
+            with suppress(OSError):  # it is where it belongs by now
+                target.unlink(missing_ok=True)
+
+
+def _insert(db: Connection, chat_id: ChatId, files: Sequence[StoredFile], now: Millis) -> tuple[Image, ...]:
+    return tuple(
+        Image(attachment_id=attachments.insert(db, chat_id, file, now), mime=file.mime or "", path=file.path)
+        for file in files
+    )

@@ -1,0 +1,207 @@
+"""Names and argument schemas of tools that others describe, as every model provider takes them.
+
+Only the keywords that models are helped by are kept, in the form that all providers know: what refers to another place
+stands there itself, bounded in depth and number; texts are cut and show nothing that does not print.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from hermes_state.text import shortened, well_formed
+
+MAX_NAME: Final = 64
+MAX_DEPTH: Final = 8
+"""Deepest level of a schema that is described; below it anything goes."""
+MAX_NODES: Final = 400
+"""Most places of a schema: references can stand for billions."""
+MAX_SCHEMA_BYTES: Final = 20_000
+"""Largest schema, as JSON; of a larger one the texts go first, then all but the names of the arguments."""
+MAX_TOOL_TEXT: Final = 1_500
+MAX_PLACE_TEXT: Final = 400
+"""Longest description of a tool and of a place in its schema, in characters."""
+MAX_ENUM: Final = 100
+
+_TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
+_KEY = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+"""Names of arguments that every provider takes."""
+_INVISIBLE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]+"
+)
+
+
+def tool_names(server: str, tools: Iterable[str]) -> dict[str, str]:
+    """Names under which the agent calls the tools of a server, by the server's names; each at most 64 characters.
+
+    A name that had to be changed and is taken then, or cut, carries a fingerprint of what it was.
+
+    >>> tool_names("files", ["read", "read.all", "read_all"])
+    {'read': 'files__read', 'read_all': 'files__read_all', 'read.all': 'files__read_all-b3d3c1'}
+    """
+    names: dict[str, str] = {}
+    for tool in sorted(set(tools), key=lambda tool: (_plain(server, tool) != f"{server}__{tool}", tool)):
+        name = _plain(server, tool)
+        if len(name) > MAX_NAME or name in names.values():
+            mark = hashlib.sha256(tool.encode("utf-8", "replace")).hexdigest()[:6]
+            name = f"{name[: MAX_NAME - 7]}-{mark}"
+        names[tool] = name
+    return names
+
+
+def _plain(server: str, tool: str) -> str:
+    return f"{server}__{re.sub(r'[^A-Za-z0-9_-]', '_', tool)}"
+
+
+def clean_text(text: object, limit: int) -> str:
+    """A description without characters that do not print or turn the writing around, of at most so many characters."""
+    return shortened(_INVISIBLE.sub(" ", well_formed(text)).strip(), limit) if isinstance(text, str) else ""
+
+
+def clean_schema(schema: object) -> Mapping[str, Any]:
+    """The schema of a tool's arguments, of type object, whatever a server has sent.
+
+    >>> clean_schema({"properties": {"day": {"$ref": "#/$defs/Day"}}, "$defs": {"Day": {"const": "today"}}})
+    {'type': 'object', 'properties': {'day': {'enum': ['today'], 'type': 'string'}}}
+    """
+    root = schema if isinstance(schema, Mapping) else {}
+    for max_text in (MAX_PLACE_TEXT, 0):
+        cleaned = _SchemaBuilder(root, max_text).object_at(root)
+        if len(orjson.dumps(cleaned)) <= MAX_SCHEMA_BYTES:
+            return cleaned
+    names = list(cleaned["properties"])[:MAX_ENUM]
+    required = [name for name in cleaned.get("required", []) if name in names]
+    return {
+        "type": "object",
+        "properties": {name: {} for name in names},
+        **({"required": required} if required else {}),
+    }
+
+
+class _SchemaBuilder:
+    """Builds a clean copy of one schema."""
+
+    def __init__(self, root: Mapping[str, Any], max_text: int) -> None:
+        self._root, self._max_text, self._nodes = root, max_text, 0
+
+    def object_at(self, root: Mapping[str, Any]) -> dict[str, Any]:
+        """The top: an object without choices, which no provider takes there."""
+        merged = self._merged(root, 0)
+        for choice in (*_listed(root.get("anyOf")), *_listed(root.get("oneOf"))):
+            found = self._merged(choice, 1).get("properties")
+            merged["properties"] = {
+                **(found if isinstance(found, Mapping) else {}),
+                **_mapping(merged.get("properties")),
+            }
+        cleaned = self._object(merged, 0)
+        return {"type": "object", **cleaned}
+
+    def _merged(self, place: object, depth: int) -> dict[str, Any]:
+        """A place with what it refers to and all that it has to fit as well."""
+        own = dict(place) if isinstance(place, Mapping) else {}
+        parts = [self._target(own.pop("$ref", None)), *_listed(own.pop("allOf", None))]
+        if depth > MAX_DEPTH:
+            return own
+        for part in parts:
+            other = self._merged(part, depth + 1)
+            properties = {**_mapping(other.get("properties")), **_mapping(own.get("properties"))}
+            required = [*_listed(other.get("required")), *_listed(own.get("required"))]
+            own = {**other, **own}
+            if properties:
+                own["properties"], own["required"] = properties, required
+        return own
+
+    def _target(self, reference: object) -> object:
+        """The place in the same schema that a reference leads to; others are not followed."""
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            return None
+        place: object = self._root
+        for step in reference[1:].split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(place, Mapping):
+                place = place.get(key)
+            else:
+                place = (
+                    place[int(key)] if isinstance(place, list) and key.isdecimal() and int(key) < len(place) else None
+                )
+        return place
+
+    def _place(self, place: object, depth: int) -> dict[str, Any]:
+        self._nodes += 1
+        if depth > MAX_DEPTH or self._nodes > MAX_NODES:
+            return {}
+        rule = self._merged(place, depth)
+        choices = [*_listed(rule.get("anyOf")), *_listed(rule.get("oneOf"))]
+        cleaned: dict[str, Any] = {}
+        if kind := _kind(rule):
+            cleaned["type"] = kind
+        if choices and not kind:
+            found = [self._place(choice, depth + 1) for choice in choices[:20]]
+            cleaned = found[0] if len(found) == 1 else {"anyOf": found}
+        kinds = [kind] if isinstance(kind, str) else kind
+        if "object" in kinds:
+            cleaned |= self._object(rule, depth)
+        if "array" in kinds:
+            items = rule.get("items", rule.get("prefixItems"))
+            cleaned["items"] = self._place(items if isinstance(items, Mapping) else {}, depth + 1)
+        if values := _values(rule):
+            cleaned = {"enum": values, **cleaned}
+        numbers = {key: rule[key] for key in ("minimum", "maximum") if _is_number(rule.get(key))}
+        text = self._text(rule)
+        return cleaned | numbers | ({"description": text} if text else {})
+
+    def _object(self, rule: Mapping[str, Any], depth: int) -> dict[str, Any]:
+        properties = {
+            name: self._place(inner, depth + 1)
+            for name, inner in _mapping(rule.get("properties")).items()
+            if isinstance(name, str) and _KEY.fullmatch(name)
+        }
+        required = [name for name in dict.fromkeys(map(str, _listed(rule.get("required")))) if name in properties]
+        cleaned: dict[str, Any] = {"properties": properties}
+        if required:
+            cleaned["required"] = required
+        if rule.get("additionalProperties") is False:
+            cleaned["additionalProperties"] = False
+        return cleaned
+
+    def _text(self, rule: Mapping[str, Any]) -> str:
+        """The description, and in words what providers do not take as rules or the server fills in by itself."""
+        if not self._max_text:
+            return ""
+        notes = [f"{key}: {rule[key]}" for key in ("format", "pattern") if isinstance(rule.get(key), str)]
+        if isinstance(rule.get("default"), str | int | float | bool):
+            notes.append(f"default: {orjson.dumps(rule['default'], default=str).decode()}")
+        words = clean_text(rule.get("description") or rule.get("title"), self._max_text)
+        return f"{words}{' ' if words else ''}({clean_text(', '.join(notes), 200)})" if notes else words
+
+
+def _kind(rule: Mapping[str, Any]) -> str | list[str]:
+    """The type of a place, also where it is only to be seen from its other keywords; empty: any."""
+    kind = rule.get("type")
+    kinds = [one for one in (kind if isinstance(kind, list) else [kind]) if one in _TYPES]
+    if not kinds and "properties" in rule:
+        kinds = ["object"]
+    if not kinds and "items" in rule:
+        kinds = ["array"]
+    if not kinds and (values := _values(rule)) and all(isinstance(value, str) for value in values):
+        kinds = ["string"]
+    return kinds[0] if len(kinds) == 1 else list(dict.fromkeys(kinds))
+
+
+def _values(rule: Mapping[str, Any]) -> list[Any]:
+    values = [rule["const"]] if "const" in rule else _listed(rule.get("enum"))
+    return [value for value in values if value is None or isinstance(value, str | int | float | bool)][:MAX_ENUM]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _listed(value: object) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,84 @@
+"""Settings of one MCP server, and what it has said of itself: values without the SDK."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any
+
+from hermes_state.values import Millis, ToolEffect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Server that is started (`command`) or reached over HTTP (`url`), and what of it may be used."""
+
+    name: str
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cwd: str | None = None
+    url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    allow: tuple[str, ...] = ("*",)
+    deny: tuple[str, ...] = ()
+    effects: Mapping[str, ToolEffect] = field(default_factory=dict)
+    """Effect of tools by name or pattern; the first that fits holds."""
+    trusts_hints: bool = False
+    seconds: float = 60.0
+
+    def offers(self, tool: str) -> bool:
+        """True for a tool that the agent may know of."""
+        return _fits(tool, self.allow) and not _fits(tool, self.deny)
+
+    def effect_of(self, tool: "RemoteTool") -> ToolEffect:
+        """What a tool may do to the world: by the operator, and by the server's own word only where that is trusted."""
+        for pattern, effect in self.effects.items():
+            if fnmatchcase(tool.name, pattern):
+                return effect
+        return ToolEffect.READ_ONLY if self.trusts_hints and tool.claims_to_read else ToolEffect.WRITES
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteTool:
+    """Tool as its server describes it: nothing of this is checked."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    claims_to_read: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCatalog:
+    """Lists of a server."""
+
+    tools: tuple[RemoteTool, ...] = ()
+    resources: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+
+
+class ServerState(StrEnum):
+    STARTING = "starting"
+    CONNECTED = "connected"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerStatus:
+    """State of a server for people."""
+
+    name: str
+    state: ServerState
+    since: Millis
+    tools: Mapping[str, ToolEffect]
+    """Effects of its tools, by the names that the agent calls."""
+    resources: tuple[str, ...]
+    prompts: tuple[str, ...]
+    error: str | None
+    """What went wrong last."""
+    next_try_at: Millis | None

@@ -1,0 +1,181 @@
+"""Names and schemas of MCP servers' tools: as every provider takes them, whatever a server sends.
+
+The corpus are schemas that public servers list (GitHub's, the reference servers for files, memory, fetching and
+browsers, Cloudflare's), their texts left out. The shapes are those that people report as refused by one provider or
+another.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.base import ToolSchema
+from agent.tools.arguments import checked_arguments
+from agent.tools.mcp.schemas import MAX_DEPTH, MAX_SCHEMA_BYTES, clean_schema, clean_text, tool_names
+
+CORPUS = [
+    json.loads(line)
+    for line in (Path(__file__).parents[2] / "fixtures" / "mcp_tool_schemas.jsonl").read_text().splitlines()
+]
+_DAY = {"type": "object", "properties": {"of": {"type": "string"}}}
+SHAPES: dict[str, Any] = {
+    "no schema": None,
+    "no properties": {"type": "object"},
+    "no type": {"properties": {"a": {"type": "string"}}},
+    "a choice at the top": {
+        "type": "object",
+        "oneOf": [{"properties": {"a": {"type": "string"}}}, {"required": ["b"]}],
+    },
+    "all of at the top": {"allOf": [{"$ref": "#/definitions/Day"}], "definitions": {"Day": _DAY}},
+    "an array without items": {"type": "object", "properties": {"rows": {"type": "array", "items": {"type": "array"}}}},
+    "a tuple": {"properties": {"at": {"type": "array", "items": [{"type": "number"}, {"type": "number"}]}}},
+    "a property that is no schema": {"type": "object", "properties": {"a": {"type": "string"}, "type": "object"}},
+    "a reference to a property": {
+        "properties": {"to": {"type": "array", "items": _DAY}, "cc": {"items": {"$ref": "#/properties/to/items"}}}
+    },
+    "definitions": {"properties": {"day": {"$ref": "#/$defs/Day"}}, "$defs": {"Day": _DAY}, "type": "object"},
+    "a reference to itself": {"properties": {"node": {"$ref": "#"}}, "type": "object"},
+    "references without end": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+    "a reference elsewhere": {"properties": {"a": {"$ref": "https://example.org/schema.json"}}},
+    "a reference to nothing": {"properties": {"a": {"$ref": "#/$defs/gone"}}},
+    "a bound of an old draft": {"properties": {"price": {"type": "number", "minimum": 0, "exclusiveMinimum": True}}},
+    "required of an old draft": {"properties": {"a": {"type": "string", "required": True}}, "required": True},
+    "names that no provider takes": {"properties": {"$filter": {"type": "string"}, "filter[name]": {}, "ok": {}}},
+    "a required name that is not there": {"properties": {"a": {}}, "required": ["a", "b", "a", 7]},
+    "null": {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}}},
+    "types": {"properties": {"a": {"type": ["string", "null", "file"]}, "b": {"type": "any"}}},
+    "values": {"properties": {"a": {"const": "x"}, "b": {"enum": []}, "c": {"enum": [1, "two", None, {"d": 1}]}}},
+    "any JSON": {
+        "properties": {"a": {"$ref": "#/$defs/any"}},
+        "$defs": {"any": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#/$defs/any"}}]}},
+    },
+    "a bomb": {
+        "properties": {"a": {"$ref": "#/$defs/d0"}},
+        "$defs": {
+            f"d{n}": {"properties": {x: {"$ref": f"#/$defs/d{n + 1}"} for x in "abcdefgh"}, "type": "object"}
+            for n in range(30)
+        },
+    },
+    "long texts": {"properties": {f"p{n}": {"type": "string", "description": "word " * 9_000} for n in range(60)}},
+    "many values": {"properties": {"a": {"enum": [f"value {n}" for n in range(5_000)]}}},
+    "many arguments": {"properties": {f"argument_{n}": {"type": "string"} for n in range(3_000)}},
+}
+
+
+def faults(schema: dict[str, Any]) -> list[str]:
+    """What one provider or another refuses."""
+    jsonschema.Draft202012Validator.check_schema(schema)
+    found = [] if schema.get("type") == "object" and isinstance(schema.get("properties"), dict) else ["the top"]
+    found += [key for key in ("anyOf", "oneOf", "allOf", "enum", "not", "$defs", "definitions") if key in schema]
+    if len(json.dumps(schema)) > MAX_SCHEMA_BYTES * 1.5:
+        found.append("large")
+    pending: list[tuple[Any, int]] = [(schema, 0)]
+    while pending:
+        place, depth = pending.pop()
+        assert isinstance(place, dict)
+        if depth > MAX_DEPTH + 1:
+            found.append("deep")
+        found += [key for key in ("$ref", "const", "oneOf", "allOf", "pattern", "format", "default") if key in place]
+        kinds = place.get("type", [])
+        if "array" in ([kinds] if isinstance(kinds, str) else kinds) and not isinstance(place.get("items"), dict):
+            found.append("an array without items")
+        for name, inner in place.get("properties", {}).items():
+            if re.fullmatch(r"[a-zA-Z0-9_.-]{1,64}", name) is None:
+                found.append(f"the name {name}")
+            pending.append((inner, depth + 1))
+        pending += [
+            (one, depth + 1) for one in (*place.get("anyOf", []), *([place["items"]] if "items" in place else []))
+        ]
+    return found
+
+
+@pytest.mark.parametrize("one", CORPUS, ids=lambda one: f"{one['server']}-{one['name']}")
+def test_schemas_of_public_servers_keep_their_arguments(one: dict[str, Any]) -> None:
+    schema = one["inputSchema"]
+    cleaned = clean_schema(schema)
+    assert faults(dict(cleaned)) == []
+    assert set(cleaned["properties"]) == set(schema.get("properties", {}))
+    assert set(cleaned.get("required", [])) == set(schema.get("required") or [])
+    for name, rule in schema.get("properties", {}).items():
+        if "type" in rule:
+            assert cleaned["properties"][name]["type"] == rule["type"]
+        if "enum" in rule:
+            assert cleaned["properties"][name]["enum"] == rule["enum"]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_schema_that_providers_refuse_becomes_one_that_they_take(name: str) -> None:
+    assert faults(dict(clean_schema(SHAPES[name]))) == []
+
+
+def test_what_is_referred_to_stands_in_its_place() -> None:
+    cleaned = clean_schema(SHAPES["a reference to a property"])["properties"]
+    assert cleaned["cc"]["items"] == cleaned["to"]["items"]
+    assert set(clean_schema(SHAPES["all of at the top"])["properties"]) == {"of"}
+    assert set(clean_schema(SHAPES["a choice at the top"])["properties"]) == {"a"}
+
+
+def test_what_a_server_fills_in_is_told_and_left_to_it() -> None:
+    schema = clean_schema({"properties": {"limit": {"type": "integer", "default": 10, "description": "Rows."}}})
+    assert schema["properties"]["limit"]["description"] == "Rows. (default: 10)"
+    assert checked_arguments("{}", schema) == {}
+
+
+KEYS = st.sampled_from(
+    [
+        "type",
+        "properties",
+        "items",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "$ref",
+        "enum",
+        "const",
+        "required",
+        "description",
+        "default",
+        "minimum",
+        "format",
+        "pattern",
+        "$defs",
+        "additionalProperties",
+        "prefixItems",
+        "title",
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS | st.text(max_size=8), inner, max_size=5),
+    max_leaves=25,
+)
+
+
+@given(schema=JSON)
+def test_any_json_becomes_a_schema(schema: Any) -> None:
+    cleaned = clean_schema(schema)
+    assert faults(dict(cleaned)) == []
+    ToolSchema(name="a", description="", parameters=cleaned)
+    json.dumps(cleaned).encode()
+
+
+@given(tools=st.lists(st.text(min_size=1, max_size=90), max_size=12))
+def test_names_are_short_plain_and_different(tools: list[str]) -> None:
+    names = tool_names("a-server", tools)
+    assert set(names) == set(tools)
+    assert len(set(names.values())) == len(names)
+    assert all(re.fullmatch(r"a-server__[A-Za-z0-9_-]{1,54}|a-server__", name) for name in names.values())
+    assert tool_names("a-server", reversed(tools)) == names
+
+
+@given(text=st.text(), limit=st.integers(1, 50))
+def test_descriptions_show_nothing_that_does_not_print(text: str, limit: int) -> None:
+    cleaned = clean_text(text, limit)
+    assert len(cleaned) <= limit
+    assert re.search(r"[\x00-\x1f\u202a-\u202e\u200b\U000e0001]", cleaned) is None

@@ -1,0 +1,261 @@
+"""MCP servers behind a whole gateway: real servers of the SDK, real processes, approvals by button."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.protocols import prompt_of
+from tests.e2e.world import World
+from tests.sandboxes import all_gone, processes_with
+
+SERVER = Path(__file__).parents[1] / "fakes" / "mcp_server.py"
+
+
+def events(world: World) -> list[str]:
+    """What has happened to the server."""
+    path = world.home.parent / "mcp.log"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+async def happened(world: World, event: str, count: int = 1) -> None:
+    async with asyncio.timeout(20):
+        while sum(line.startswith(event) for line in events(world)) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # a file of another process has no event to wait for
+
+
+def server(world: World, **block: Any) -> dict[str, Any]:
+    env = {"FAKE_MCP_LOG": str(world.home.parent / "mcp.log"), "HARBOUR_KEY": "harbour-secret-1"}
+    return {"command": sys.executable, "args": [str(SERVER), "stdio", str(world.home)], "env": env, **block}
+
+
+async def start(world: World, **servers: Mapping[str, Any]) -> None:
+    """Start the gateway, and wait until its servers are connected."""
+    await world.gateway.start(HERMES_MCP__SERVERS=json.dumps(servers))
+    for name in servers:
+        await connected(world, name)
+
+
+async def connected(world: World, name: str = "harbour", since: int = 0) -> None:
+    async with asyncio.timeout(30):
+        while not any(  # noqa: ASYNC110
+            line.get("event") == "mcp.server_connected" and line.get("server") == name
+            for line in lines(world, since or world.gateway.started_from)
+        ):
+            await asyncio.sleep(0.02)  # a file of another process has no event to wait for
+
+
+def lines(world: World, since: int = 0) -> list[dict[str, Any]]:
+    found = []
+    for line in world.gateway.log_bytes()[since:].splitlines():
+        if line.startswith(b"{") and line.endswith(b"}"):
+            found.append(json.loads(line))
+    return found
+
+
+async def call(world: World, tool: str, arguments: Mapping[str, Any] | None = None, word: str = "go") -> str:
+    """Have the model call a tool; returns what it is told."""
+    await world.script(
+        match=word, last_role="user", tool_calls=[{"name": tool, "arguments": dict(arguments or {})}], times=1
+    )
+    before = len(await world.asked(0, wait=0))
+    await world.converse(word)
+    return prompt_of((await world.asked(before + 2))[before + 1])[-1].text
+
+
+READS = {"effects": {"*": "reads"}}
+
+
+@pytest.mark.each_protocol
+async def test_a_call_waits_for_the_button_and_shows_server_tool_and_arguments(world: World) -> None:
+    await start(world, harbour=server(world))
+    calls = [{"name": "harbour__book", "arguments": {"boat": "Anna", "days": 3}}]
+    await world.script(match="book it", last_role="user", tool_calls=calls, times=1)
+    await world.say("book it")
+    [question] = await world.replies(1, match="May I use")
+    assert all(word in question for word in ("harbour__book", "book", "harbour", "Anna", "3"))
+    assert "book Anna 3" not in events(world)
+    await world.tg.post("callback", {"chat_id": 42, "user_id": 42, "button": "Yes, once"})
+    assert await world.replies(1, match="booked: Anna for 3 days")
+    assert events(world).count("book Anna 3") == 1
+    assert await world.violations() == []
+
+
+async def test_a_tool_that_the_operator_says_reads_needs_no_question(world: World) -> None:
+    await start(world, harbour=server(world, effects={"look": "reads"}))
+    assert "pier 7" in await call(world, "harbour__look", {"boat": "Anna"})
+
+
+async def test_a_hint_of_the_server_is_believed_only_where_that_is_said(world: World) -> None:
+    await start(world, harbour=server(world), port=server(world, trust_hints=True))
+    assert "pier 7" in await call(world, "port__look", {"boat": "Anna"})
+    calls = [{"name": "harbour__look", "arguments": {"boat": "Anna"}}]
+    await world.script(match="look again", last_role="user", tool_calls=calls, times=1)
+    await world.say("look again")
+    assert await world.replies(1, match="May I use")
+
+
+async def test_results_of_every_kind_reach_the_model(world: World) -> None:
+    await start(world, harbour=server(world, **READS))
+    text = await call(world, "harbour__picture")
+    assert "the pier" in text
+    assert "harbour://map" in text
+    assert "high at noon" in text
+    assert world.query("SELECT mime FROM attachments") == [("image/png",)]
+    assert '"high":12' in (await call(world, "harbour__tides", word="tide")).replace(" ", "")
+    assert "the harbour is closed" in await call(world, "harbour__refuse", word="fail")
+    assert "declined" in await call(world, "harbour__ask_back", word="back")
+
+
+async def test_a_server_is_given_none_of_the_gateways_variables(world: World) -> None:
+    await start(world, harbour=server(world, **READS))
+    names = set((await call(world, "harbour__environ")).split())
+    assert "HARBOUR_KEY" in names
+    assert not [name for name in names if name.startswith("HERMES_")]
+    assert "harbour-secret-1" not in world.gateway.log_text()
+    assert "ready for boats" in world.gateway.log_text()
+    code, shown = await world.command_line("config", "show", "--json")
+    assert code == 0
+    assert "HARBOUR_KEY" in shown
+    assert "harbour-secret-1" not in shown
+
+
+async def test_a_crash_in_a_call_is_told_and_the_server_is_started_again(world: World) -> None:
+    await start(world, harbour=server(world, **READS))
+    since = len(world.gateway.log_bytes())
+    assert "ended during the call" in await call(world, "harbour__crash")
+    await connected(world, since=since)
+    assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"}, word="look")
+    assert sum(line.startswith("started") for line in events(world)) == 2
+
+
+async def test_stop_cancels_the_call_at_the_server(world: World) -> None:
+    await start(world, harbour=server(world, **READS))
+    await world.script(match="wait", last_role="user", tool_calls=[{"name": "harbour__hang", "arguments": {}}])
+    await world.say("wait")
+    await happened(world, "hang")
+    await world.say("/stop")
+    await happened(world, "hang cancelled")
+    assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"}, word="look")
+
+
+async def test_a_call_that_takes_too_long_is_given_up_and_the_server_told(world: World) -> None:
+    await start(world, harbour=server(world, seconds=1, **READS))
+    assert "no answer within 1 seconds" in await call(world, "harbour__hang")
+    await happened(world, "hang cancelled")
+
+
+def most_memory(pid: int, *, is_reset: bool = False) -> int:
+    """Most memory that a process has had since the last reset, in kB."""
+    if is_reset:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
+
+
+async def test_an_answer_of_100_mb_takes_no_memory(world: World) -> None:
+    await start(world, harbour=server(world, **READS))
+    await call(world, "harbour__look", {"boat": "Eva"}, word="look")
+    assert world.gateway.process is not None
+    before = most_memory(world.gateway.process.pid, is_reset=True)
+    assert "larger than a message may be" in await call(world, "harbour__flood", {"megabytes": 100})
+    assert most_memory(world.gateway.process.pid) - before < 64 * 1024
+    assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"}, word="more")
+
+
+async def test_a_changed_list_is_known_at_once_and_listed_in_the_next_conversation(world: World) -> None:
+    await start(world, harbour=server(world, **READS))
+    await call(world, "harbour__open_pier")
+    await world.gateway.wait_for_log("mcp.list_changed")
+    assert "moored at 7" in await call(world, "harbour__moor", {"pier": 7}, word="moor")
+    assert "harbour__moor" not in str((await world.asked(1))[-1]["body"]["tools"])
+    await world.converse("/new", "hello")
+    assert "harbour__moor" in str((await world.asked(1))[-1]["body"]["tools"])
+
+
+async def test_servers_come_go_and_change_with_a_reload(world: World) -> None:
+    await start(world)
+    config = world.home / "config.yaml"
+    config.write_text(json.dumps({"mcp": {"servers": {"harbour": server(world)}}}))
+    del world.gateway.environ["HERMES_MCP__SERVERS"]
+    await world.gateway.stop()
+    await world.gateway.start()
+    await connected(world)
+    [_first] = [line for line in events(world) if line.startswith("started")]
+    config.write_text(json.dumps({"mcp": {"servers": {"harbour": server(world, deny=["book"])}}}))
+    since = len(world.gateway.log_bytes())
+    world.gateway.signal(signal.SIGHUP)
+    await connected(world, since=since)
+    await world.say("/mcp", chat_id=1)
+    [listed] = await world.replies(1, chat_id=1, match="harbour")
+    assert "connected since" in listed
+    assert "harbour__look" in listed
+    assert "harbour__book" not in listed
+    assert "1 resource" in listed
+    assert "1 prompt" in listed
+    config.write_text("mcp: {servers: {}}\n")
+    world.gateway.signal(signal.SIGHUP)
+    assert await all_gone(str(world.home))
+    await world.say("/mcp", chat_id=1)
+    assert await world.replies(1, chat_id=1, match="There are no MCP servers")
+
+
+async def test_a_server_that_cannot_start_holds_nothing_up(world: World) -> None:
+    await world.gateway.start(HERMES_MCP__SERVERS=json.dumps({"ghost": {"command": "no-such-program"}}))
+    await world.converse("hello")
+    await world.gateway.wait_for_log("mcp.server_failed")
+    await world.say("/mcp", chat_id=1)
+    [listed] = await world.replies(1, chat_id=1, match="ghost")
+    assert "there is no program no-such-program" in listed
+    assert "next try in" in listed
+    assert "not connected" in await call(world, "ghost__look", {})
+    code, found = await world.command_line("doctor")
+    assert "no-such-program" in found
+    assert code != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_the_gateways_end_leaves_no_child_behind(world: World, number: int) -> None:
+    await start(world, harbour=server(world))
+    assert processes_with(str(world.home))
+    world.gateway.signal(number)
+    await world.gateway.wait()
+    assert await all_gone(str(world.home))
+
+
+async def test_garbage_on_standard_output_is_left_out(world: World) -> None:
+    block = server(world, **READS)
+    block["env"] = {**block["env"], "FAKE_MCP_GARBAGE": "1"}
+    await start(world, harbour=block)
+    assert "mcp.line_ignored" in world.gateway.log_text()
+    assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"})
+
+
+async def test_a_server_over_http_is_called_and_found_again_after_a_restart(world: World) -> None:
+    port = world.free_port()
+    environ = {**os.environ, "FAKE_MCP_LOG": str(world.home.parent / "mcp.log")}
+    words = (sys.executable, str(SERVER), "http", str(port))
+    process = await asyncio.create_subprocess_exec(*words, env=environ, stderr=asyncio.subprocess.DEVNULL)
+    try:
+        headers = {"Authorization": "Bearer harbour-secret-2"}
+        await start(world, harbour={"url": f"http://127.0.0.1:{port}/mcp", "headers": headers, **READS})
+        assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"})
+        assert "larger than a message may be" in await call(world, "harbour__flood", {"megabytes": 100}, word="much")
+        process.kill()
+        await process.wait()
+        since = len(world.gateway.log_bytes())
+        process = await asyncio.create_subprocess_exec(*words, env=environ, stderr=asyncio.subprocess.DEVNULL)
+        await happened(world, "started", 2)
+        await call(world, "harbour__look", {"boat": "Eva"}, word="lost")
+        await connected(world, since=since)
+        assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"}, word="back")
+        assert "harbour-secret-2" not in world.gateway.log_text()
+    finally:
+        process.kill()
+        await process.wait()

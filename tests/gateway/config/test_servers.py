@@ -1,0 +1,71 @@
+"""Blocks of MCP servers: what is wrong with one is said by its key, and nothing of its secrets is shown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config import ConfigRejected, load_config, merge_for_reload, reload_differences
+from gateway.turns.servers import server_settings
+from hermes_state.values import ToolEffect
+
+
+def environ(folder: Path, servers: Any) -> dict[str, str]:
+    return {"HOME": str(folder), "HERMES_HOME": str(folder), "HERMES_MCP__SERVERS": json.dumps(servers)}
+
+
+def test_a_server_as_the_agent_takes_it(tmp_path: Path) -> None:
+    block = {
+        "command": "npx",
+        "args": ["-y", "server"],
+        "env": {"TOKEN": "sec-ret-1", "PORT": 7, "ON": True},
+        "allow": "read_*, look",
+        "effects": {"read_*": "reads", "run": "executes"},
+        "trust_hints": True,
+    }
+    servers = {"files": block, "off": {"url": "https://example.org/mcp", "enabled": False}}
+    loaded = load_config(environ(tmp_path, servers))
+    [settings] = server_settings(loaded.config.mcp)
+    assert (settings.name, settings.command, settings.args) == ("files", "npx", ("-y", "server"))
+    assert settings.env == {"TOKEN": "sec-ret-1", "PORT": "7", "ON": "true"}
+    assert settings.allow == ("read_*", "look")
+    assert settings.effects == {"read_*": ToolEffect.READ_ONLY, "run": ToolEffect.EXECUTES}
+    assert "sec-ret-1" in loaded.secrets()
+    assert "sec-ret-1" not in repr(loaded.config)
+
+
+def test_a_changed_secret_is_a_change_that_a_reload_takes_over(tmp_path: Path) -> None:
+    old, new = (
+        load_config(environ(tmp_path, {"a": {"url": "https://example.org", "headers": {"X-Key": key}}}))
+        for key in ("one", "two")
+    )
+    assert reload_differences(old, new).applied == ("mcp.servers",)
+    assert server_settings(merge_for_reload(old, new).config.mcp)[0].headers == {"X-Key": "two"}
+
+
+@pytest.mark.parametrize(
+    ("servers", "words"),
+    [
+        ({"a": {}}, "a.command: name either"),
+        ({"a": {"command": "x", "url": "https://example.org"}}, "a.command: name either"),
+        ({"a": {"command": "x", "headers": {"A": "b"}}}, "a.headers: belongs to a server with url"),
+        ({"a": {"url": "https://example.org", "env": {"A": "b"}}}, "a.env: belongs to a server with command"),
+        ({"a": {"url": "https://example.org/?key=sec-ret-1"}}, "a.url: must be an address"),
+        ({"a": {"comand": "x"}}, "did you mean command?"),
+        ({"A b": {"command": "x"}}, "cannot be the name of a server"),
+        ({"a__b": {"command": "x"}}, "cannot be the name of a server"),
+        ({"a": "npx"}, "a must be a block"),
+        ({"a": {"command": "x", "env": {"A B": "sec-ret-1"}}}, "a.env: 'A B' is no name of a variable"),
+        ({"a": {"command": "x", "env": {"A": ["sec-ret-1"]}}}, "a.env: must be a text"),
+        ({"a": {"command": "x", "effects": {"t": "sec-ret-1"}}}, "a.effects: must be one of reads, writes, executes"),
+        ({"a": {"command": "x", "seconds": 0}}, "a.seconds: must be"),
+        ({"a": {"url": "https://example.org", "headers": {"A b": "sec-ret-1"}}}, "a.headers:"),
+    ],
+)
+def test_what_is_wrong_is_said_by_its_key(servers: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigRejected) as caught:
+        load_config(environ(tmp_path, servers))
+    assert "mcp.servers" in str(caught.value)
+    assert words in str(caught.value)
+    assert "sec-ret-1" not in str(caught.value)
