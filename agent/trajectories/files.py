@@ -141,23 +141,28 @@ class TrajectoryWriter:
             total = total.counted("rejected")
         else:
             total = total.counted("blank")
+        digest = self._digest.copy()
         for piece in _pieces(line, source):
-            self._digest.update(piece)
+            digest.update(piece)
             if isinstance(outcome, TrajectoryRejected):
                 self._files["rejected"].write(piece)
-        self.state = msgspec.structs.replace(self.state, total=total, read_bytes=line.end, is_complete=False)
+        self._digest = digest
+        # Last, and all of it at once: whatever broke off before this line's end is cut off by the next run.
+        self.state = msgspec.structs.replace(
+            self.state,
+            total=total,
+            is_complete=False,
+            read_bytes=line.end,
+            read_digest=digest.hexdigest(),
+            written_bytes={name: file.tell() for name, file in self._files.items()},
+        )
 
     def checkpoint(self, *, is_complete: bool = False) -> None:
         """Put everything on disk, and then say so."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
-        self.state = msgspec.structs.replace(
-            self.state,
-            is_complete=is_complete,
-            read_digest=self._digest.hexdigest(),
-            written_bytes={name: file.tell() for name, file in self._files.items()},
-        )
+        self.state = msgspec.structs.replace(self.state, is_complete=is_complete)
         self._save()
 
     def _save(self) -> None:

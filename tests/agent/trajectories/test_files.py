@@ -1,6 +1,7 @@
 """A file of trajectories: order, what is put aside, what a further run goes on with, and what it refuses."""
 
 import asyncio
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +9,16 @@ from typing import Any
 
 import pytest
 
-from agent.trajectories import TrajectoryCompressor, TrajectoryRunner, TrajectorySettings, TrajectoryTotals, Turn
+from agent.trajectories import (
+    TrajectoryCompressor,
+    TrajectoryRejected,
+    TrajectoryRunner,
+    TrajectorySettings,
+    TrajectoryTotals,
+    Turn,
+)
 from agent.trajectories import files as files_module
+from agent.trajectories.files import SourceLine, TrajectoryWriter
 from hermes_state.errors import CommandError, ModelUnavailable
 from tests.agent.trajectories.test_compressor import SETTINGS, short, turns_of
 
@@ -176,6 +185,25 @@ def test_lines_that_are_too_long_are_put_aside_unread(
     total = ran(runner(), source, target)
     assert (total.rejected, total.trajectories) == (2, 1)
     assert target.with_name("out.jsonl.rejected.jsonl").read_bytes() == long + long.rstrip()
+
+
+class Unreadable(io.BytesIO):
+    def read(self, size: int | None = -1, /) -> bytes:
+        raise OSError("input/output error")
+
+
+def test_a_line_that_was_written_in_part_is_written_once_in_the_end(source: Path, tmp_path: Path) -> None:
+    whole, target = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    ran(runner(), source, whole)
+    settings = json.loads(whole.with_name("whole.jsonl.metrics.json").read_bytes())["settings"]
+    writer = TrajectoryWriter(source, target, settings, is_forced=False)
+    line = SourceLine(number=1, start=0, end=9, data=None)
+    with pytest.raises(OSError, match="input/output"):
+        writer.put(line, TrajectoryRejected("too long"), Unreadable())
+    writer.checkpoint()
+    writer.close()
+    ran(runner(), source, target)
+    assert list(beside(target).values()) == list(beside(whole).values())
 
 
 def test_nothing_that_somebody_else_has_written_is_overwritten(source: Path, target: Path) -> None:
