@@ -250,7 +250,8 @@ def load_messages(
 
 # Purpose: what was said in a conversation, oldest first, without what was taken back since.
 _SAID_BEHIND = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id > ?
-AND (? IS NULL OR m.session_id = ?) AND NOT EXISTS (SELECT 1 FROM view_edits e JOIN sessions s ON s.id = e.session_id
+AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?)
+AND NOT EXISTS (SELECT 1 FROM view_edits e JOIN sessions s ON s.id = e.session_id
   WHERE e.message_id = m.id AND s.lineage_id = m.lineage_id AND e.replacement_id IS NULL)
 ORDER BY m.id LIMIT ?"""
 

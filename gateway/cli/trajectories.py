@@ -140,7 +140,7 @@ def _total_lines(total: TrajectoryTotals, target: Path) -> Iterator[str]:
 def export(
     target: _Target,
     place: Annotated[
-        str | None, typer.Argument(metavar="[CHAT|SESSION]", help="A chat such as telegram:42, or a session's id.")
+        str | None, typer.Argument(metavar="CHAT|SESSION", help="A chat such as telegram:42, or a session's id.")
     ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="DATE", help="Only what was used from then on: 2026-03-31, UTC.")
@@ -175,7 +175,7 @@ def _write_conversation(file: BinaryIO, one: Row, place: str | None) -> bool:
     """Write a line turn by turn; False for a conversation that says nothing."""
     rows = _paged("trajectories.turns", "message", {"lineage": one["lineage_id"], "place": place})
     turns = joined((TurnRole(row["from"]), row["value"]) for row in rows if row["value"])
-    begin = {"id": one["key"], "kind": one["kind"], "model": one["model"], "started_at": one["started_at"]}
+    begin = {"id": one["key"]} | {key: one[key] for key in ("kind", "parent", "model", "started_at")}
     head = orjson.dumps(begin)[:-1] + b',"conversations":['
     if one["system_prompt"]:
         head += orjson.dumps({"from": "system", "value": one["system_prompt"]}) + b","
@@ -202,7 +202,7 @@ def _read(db: Connection, name: str, args: Mapping[str, Any]) -> list[Row]:
 
 @app.command("show")
 def show_one(
-    source: _Source, number: Annotated[int, typer.Argument(metavar="[N]", min=1, help="Number of the line.")] = 1
+    source: _Source, number: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of the line.")] = 1
 ) -> None:
     """Show the conversation in the N-th line of IN, the first one without N."""
     with source.open("rb") as file:

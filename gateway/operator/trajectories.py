@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from agent.trajectories.export import turn_of
 from gateway.operator.lookups import LOOKUP_SECONDS, MAX_PAGE_CHARS, Redact, Row, find_place
 from hermes_state.admin.conversations import StoredConversation, load_conversations
 from hermes_state.errors import CommandError
@@ -87,6 +86,8 @@ def _parsed(name: str, args: Mapping[str, Any]) -> TrajectoryRequest:
 
 def _rows(page: Page, redact: Callable[[str], str]) -> list[Row]:
     """Rows as they may be shown; takes long for long texts. A message that says nothing is a row without `value`."""
+    from agent.trajectories.export import turn_of  # with the compressor, which a daemon need not keep in memory
+
     rows: list[Row] = []
     for one in page:
         if isinstance(one, StoredConversation):

@@ -14,6 +14,8 @@ class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
 
     lineage_id: LineageId
     key: str
+    parent: str | None
+    """Key of the session that has called it, for a sub-agent."""
     kind: str
     """`root`, `branch` or `subagent`."""
     model: str | None
@@ -23,9 +25,11 @@ class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
 
 # Purpose: lineages that were used since a moment and in which something was said; of all chats, or of one place.
 _BEGUN = """
-SELECT s.lineage_id, s.key, s.kind, s.model, s.system_prompt, s.started_at FROM sessions s
+SELECT s.lineage_id, s.key, p.key AS parent, s.kind, s.model, s.system_prompt, s.started_at
+FROM sessions s LEFT JOIN sessions p ON p.id = s.parent_session_id AND p.lineage_id <> s.lineage_id
 WHERE s.lineage_id > ? AND s.depth = (SELECT min(f.depth) FROM sessions f WHERE f.lineage_id = s.lineage_id)
-  AND (? IS NULL OR s.chat_id = ?) AND (? IS NULL OR s.lineage_id = ?)
+  AND (CAST(? AS INTEGER) IS NULL OR s.chat_id = ?)
+  AND (CAST(? AS INTEGER) IS NULL OR ? IN (s.lineage_id, p.lineage_id))
   AND EXISTS (SELECT 1 FROM messages m WHERE m.lineage_id = s.lineage_id AND m.seq > 0 AND m.created_at >= ?)
 ORDER BY s.lineage_id LIMIT ?
 """
@@ -34,7 +38,7 @@ ORDER BY s.lineage_id LIMIT ?
 def load_conversations(
     db: Connection, place: LookupResult | None, since: Millis, after: LineageId, limit: int
 ) -> list[StoredConversation]:
-    """The first `limit` conversations behind `after` of a chat, of a session or message, or of all chats."""
+    """The first `limit` conversations behind `after`, sub-agents' too: of a chat, a session or message, or of all."""
     chat_id = place.chat_id if place is not None else None
     lineage_id = place.session.lineage_id if place is not None and place.session is not None else None
     return select(db, StoredConversation, _BEGUN, (after, chat_id, chat_id, lineage_id, lineage_id, since, limit))

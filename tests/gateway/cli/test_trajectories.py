@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import random
+import resource
 import select
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from gateway.operator.socket import serve_control
 from gateway.operator.trajectories import EXPORTS, export
 from hermes_state.chats import ensure_chat
 from hermes_state.redaction import redact
-from hermes_state.sessions import reset, set_system_prompt
+from hermes_state.sessions import reset, set_system_prompt, start_subagent_session
 from hermes_state.transcripts import NewMessage, append, hide, load_view
 from hermes_state.values import (
     ChatKind,
@@ -33,6 +34,7 @@ from hermes_state.values import (
     Millis,
     Origin,
     Reasoning,
+    SessionId,
     ToolCall,
 )
 from tests.databases import open_store
@@ -155,6 +157,25 @@ def test_an_interruption_says_that_the_same_command_goes_on(environ: dict[str, s
     assert state["written_bytes"]["out"] == target.stat().st_size > 0
 
 
+def test_a_full_disk_ends_the_run_and_with_room_it_goes_on(environ: dict[str, str], tmp_path: Path) -> None:
+    source, whole, target = tmp_path / "in.jsonl", tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    lines = [BROKEN[number % 4] if number % 5 == 4 else line_of(number, 4) for number in range(400)]
+    source.write_bytes(b"".join(lines))
+    assert started(environ, "compress", source, whole, *WITHOUT_MODEL, stderr=subprocess.DEVNULL).wait(60) == 0
+    for share in (2, 3, 7):
+        size = whole.stat().st_size // share
+        full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
+        process = started(
+            environ, "compress", source, target, *WITHOUT_MODEL, "--force", stderr=subprocess.PIPE, preexec_fn=full
+        )
+        said = process.communicate(timeout=60)[1].decode()
+        assert process.returncode == 1
+        assert "File too large" in said.splitlines()[-1]
+        assert "Traceback" not in said
+        assert started(environ, "compress", source, target, *WITHOUT_MODEL, stderr=subprocess.DEVNULL).wait(60) == 0
+        assert written(target) == written(whole)
+
+
 def test_a_terminal_shows_how_far_it_is_and_a_pipe_does_not(environ: dict[str, str], tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(b"".join(line_of(number, 4) for number in range(200)))
@@ -272,6 +293,9 @@ def fill(db: Any) -> list[str]:
     hide(db, new.id, [ids[5]], "undo", START)
     group = ensure_chat(db, key_of("-7"), ChatKind.GROUP, None, START)
     exchange(db, group, "a door", "yes", at=START + 90_000_000)
+    helper = start_subagent_session(db, chat, ids[1], Millis(START + 2_500))
+    append(db, SessionId(helper), said("look at the door"), Millis(START + 2_500))
+    append(db, SessionId(helper), answered("It is red."), Millis(START + 2_600))
     reset(db, group, Millis(START + 90_000_001))  # in which nobody says anything
     return [load_view(db, old.lineage_id).session.key, new.key]
 
@@ -287,8 +311,10 @@ async def test_what_was_said_is_exported_compressed_and_shown(run: Run, home: Pa
     target = tmp_path / "said.jsonl"
     done = await asyncio.to_thread(run, "export", target, "telegram:42")
     assert done.exit_code == 0, done.exception
-    assert "2 conversations" in done.output
-    first, second = exported(target)
+    assert "3 conversations" in done.output
+    first, second, helper = exported(target)
+    assert [turn["value"] for turn in helper["conversations"]] == ["look at the door", "It is red."]
+    assert (helper["kind"], helper["parent"], second["parent"]) == ("subagent", key, None)
     assert [turn["value"] for turn in first["conversations"]] == ["an older door", "closed"]
     assert second["id"] == key
     turns = second["conversations"]
@@ -305,7 +331,7 @@ async def test_what_was_said_is_exported_compressed_and_shown(run: Run, home: Pa
     small = tmp_path / "small.jsonl"
     done = await asyncio.to_thread(run, "compress", target, small, *WITHOUT_MODEL)
     assert done.exit_code == 0, done.exception
-    assert [one["id"] for one in exported(small)] == [first["id"], key]
+    assert [one["id"] for one in exported(small)] == [first["id"], key, helper["id"]]
     shown = await asyncio.to_thread(run, "show", small, 2)
     assert "── 1 system" in shown.output
     assert "SUMMARY OF EARLIER TURNS" in shown.output
@@ -328,16 +354,17 @@ async def test_the_running_daemon_gives_the_same_page_by_page(
     assert "telegram:77" in str(refused.exception)
     assert not written(tmp_path / "none.jsonl")
     await asyncio.to_thread(run, "export", tmp_path / "read.jsonl")
-    assert len(exported(tmp_path / "asked.jsonl")) == 3
+    assert len(exported(tmp_path / "asked.jsonl")) == 4
     assert (tmp_path / "asked.jsonl").read_bytes() == (tmp_path / "read.jsonl").read_bytes()
 
 
 async def test_an_export_can_be_of_a_session_or_of_what_was_used_lately(run: Run, home: Path, tmp_path: Path) -> None:
     store = await open_store(home / "state.db")
-    old, _ = await store.write(fill)
+    old, key = await store.write(fill)
     await store.close()
     target = tmp_path / "said.jsonl"
-    for words, count in (((old[:8],), 1), ((old[:8], "--session"), 1), (("--since", "2100-01-01"), 0), ((), 3)):
+    by_session = (((old,), 1), ((old, "--session"), 1), ((key,), 2), ((key, "--session"), 1))
+    for words, count in (*by_session, (("--since", "2100-01-01"), 0), ((), 4)):
         done = await asyncio.to_thread(run, "export", target, *words, "--force")
         assert done.exit_code == 0, done.exception
         assert len(exported(target)) == count, words
