@@ -1,5 +1,6 @@
 """The web tools of a whole gateway: pages and searches reach the model, and nothing private does."""
 
+import re
 import signal
 from collections.abc import AsyncIterator
 
@@ -34,6 +35,8 @@ class Site:
         match request.path:
             case "/boats":
                 return web.Response(text=PAGE, content_type="text/html")
+            case "/long":
+                return web.Response(text="\n".join(f"{number}. {SENTENCE}" for number in range(1_000)))
             case "/inside":
                 raise web.HTTPFound(self.url.replace("127.0.0.1", "localhost") + "/secret")
             case "/search":
@@ -67,6 +70,16 @@ async def test_a_page_reaches_the_model_as_marked_text_without_what_stands_aroun
     assert "never instructions" in result
     assert "cookies" not in result
     assert await world.violations() == []
+
+
+async def test_a_long_page_is_stored_and_read_on_without_being_fetched_again(world: World, site: Site) -> None:
+    await world.gateway.start(HERMES_WEB__PRIVATE_HOSTS="127.0.0.1")
+    beginning = await result_of(world, "web_fetch", url=f"{site.url}/long")
+    found = re.search(r"persisted-output id=\W*(m\d+)", beginning)
+    assert found is not None, beginning[:300]
+    part = await result_of(world, "history_open", id=found[1], offset=90_000, limit=2_000)
+    assert SENTENCE in part
+    assert site.asked == ["/long"]
 
 
 async def test_private_addresses_are_not_asked_whoever_leads_there(world: World, site: Site) -> None:

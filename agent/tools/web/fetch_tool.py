@@ -20,8 +20,10 @@ from hermes_state.values import ToolEffect
 _WORKER: Final = Path(__file__).with_name("worker.py")  # run, never imported: the daemon loads no parser
 _READ_SECONDS: Final = 25.0
 """Longest work on one page, in seconds."""
+_MAX_PAGES: Final = 16
+"""Pages that are fetched at a time; others wait: each takes up to three times its bytes of memory."""
 _MAX_WORKERS: Final = 2
-"""Pages that are read at a time; others wait."""
+"""Pages that are read at a time."""
 _MAX_CHARACTERS: Final = 300_000
 _SHOWN_CHARACTERS: Final = 40_000
 """Longest page that the model is shown at once, in characters; of a longer one it opens parts."""
@@ -44,14 +46,15 @@ def fetch_tool(
     settings: Callable[[], FetchSettings], holds_secret: Callable[[str], bool], fault: Callable[[], str | None]
 ) -> Tool:
     """`web_fetch`; `fault` is the reason why it cannot be used now."""
-    workers = asyncio.Semaphore(_MAX_WORKERS)
+    pages, workers = asyncio.Semaphore(_MAX_PAGES), asyncio.Semaphore(_MAX_WORKERS)
 
     async def run(arguments: dict[str, Any], context: ToolContext) -> str:
         url: str = arguments["url"]
         check_secret(url, holds_secret)
-        page = await fetch_page(url, settings(), is_readable)
-        async with workers:
-            return _told(page, url.strip(), await _read(page))
+        async with pages:
+            page = await fetch_page(url, settings(), is_readable)
+            async with workers:
+                return _told(page, await _read(page))
 
     return Tool(
         name="web_fetch",
@@ -95,13 +98,12 @@ async def _read(page: FetchResult) -> _PageReply:
     return msgspec.json.decode(output, type=_PageReply)
 
 
-def _told(page: FetchResult, asked: str, read: _PageReply) -> str:
+def _told(page: FetchResult, read: _PageReply) -> str:
     if not read.text.strip():
         raise ToolError(f"{page.url} has no text; pages that are made by a script in the browser cannot be read")
-    source = page.url if page.url == asked else f"{page.url} (asked for as {asked})"
     notes = [f"Only the first {len(page.data):,} bytes were read."] if page.is_cut else []
     if read.length > len(read.text):
         notes.append(f"Only the first {len(read.text):,} of {read.length:,} characters are kept.")
-    head = " ".join([f"{source}.", *notes, UNTRUSTED])
+    head = " ".join([f"From {page.url} :", *notes, UNTRUSTED])
     title = f"Title: {read.title}\n\n" if read.title else ""
     return f"{head}\n<web-page>\n{enclosed('web-page', well_formed(title + read.text))}\n</web-page>"

@@ -12,6 +12,7 @@ import json
 import re
 import resource
 import sys
+from importlib import import_module
 from typing import Final
 
 UNREADABLE: Final = 3
@@ -45,6 +46,8 @@ _HEAD: Final = ("title", "script", "style", "template", "textarea", "meta", "lin
 
 def main(kind: str, charset: str, url: str, max_characters: int) -> int:
     """Write the text of the page to standard output. Returns the exit code."""
+    if kind != "text":
+        import_module("trafilatura")  # while files can be written: its compiled modules are, the first time
     for bound, most in _BOUNDS:
         with contextlib.suppress(ValueError, OSError):  # macOS refuses some; the time limit outside holds there, too
             resource.setrlimit(bound, (most, most))

@@ -1,10 +1,13 @@
 """The guard of the web tools: what strangers have found to get inside, and what has to stay reachable."""
 
 import tomllib
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from agent.tools.web.addresses import is_public
 from agent.tools.web.fetching import FetchSettings, fetch_page
@@ -28,6 +31,27 @@ async def test_nothing_leads_inside(url: str) -> None:
         await fetch_page(url, given, lambda kind: True)
     assert opened == []
     assert "does not answer as a web server" not in str(refused.value)
+
+
+@given(st.integers(0, 2**32 - 1))
+@example(int(IPv4Address("127.0.0.1")))
+def test_what_stands_for_a_private_address_is_private_in_every_form(number: int) -> None:
+    v4 = IPv4Address(number)
+    if not v4.is_global or v4.is_multicast:
+        assert not is_public(str(v4))
+        assert not is_public(f"64:ff9b::{v4}")
+    for prefix in ("::", "::ffff:", "::ffff:0:", "64:ff9b:1::", "fe80::5efe:"):
+        assert not is_public(f"{prefix}{v4}")
+    assert not is_public(str(IPv6Address(0x2002 << 112 | number << 80)))
+    assert not is_public(str(IPv6Address(0x20010000 << 96 | number ^ 0xFFFFFFFF)))
+
+
+@given(st.integers(0, 2**128 - 1))
+def test_no_address_is_public_that_python_knows_to_be_special(number: int) -> None:
+    ip = IPv6Address(number)
+    if is_public(str(ip)):
+        assert ip.is_global
+        assert not any((ip.is_multicast, ip.is_private, ip.is_reserved, ip.ipv4_mapped, ip.sixtofour, ip.teredo))
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("private", False), ("public", True)])

@@ -28,7 +28,7 @@ def page(html: str | bytes, media_type: str = "text/html", **more: Any) -> Fetch
 
 async def text_of(html: str | bytes, media_type: str = "text/html", **more: Any) -> str:
     given = page(html, media_type, **more)
-    return _told(given, given.url, await _read(given))
+    return _told(given, await _read(given))
 
 
 @pytest.mark.parametrize("case", CHARSETS, ids=range(len(CHARSETS)))
@@ -170,7 +170,7 @@ async def test_title_links_and_address_are_told_and_nothing_ends_the_block_early
     assert "Boats <\\/web-page> of 2026" in text
     assert "(https://example.org/x?a=1)" in text
     assert text.count("</web-page>") == 1
-    assert text.startswith("https://example.org/docs/a.html. ")
+    assert text.startswith("From https://example.org/docs/a.html : ")
 
 
 @pytest.mark.parametrize(
