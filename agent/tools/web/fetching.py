@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from agent.tools.web.addresses import AddressRejected, HostSettings, checked_url, host_of, is_public, open_socket
@@ -115,8 +114,10 @@ def _next(response: "ClientResponse", hosts: HostSettings) -> "URL":
 
 async def _page(response: "ClientResponse", max_bytes: int, is_readable: Callable[[str], bool]) -> FetchResult:
     host, kind = host_of(response.url), response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-    if response.status != HTTPStatus.OK:
-        raise ToolError(f"{host} answered with {_status(response)}")
+    if response.status != 200:
+        wait = retry_after(response)
+        pause = f"; it asks to wait {wait} seconds" if wait else ""
+        raise ToolError(f"{host} answered with HTTP status {response.status}{pause}")
     if response.headers.get("Content-Encoding", "").strip().lower() not in _CODINGS:
         raise ToolError(f"{host} packs its answer in a way that was not asked for")
     if not is_readable(kind):
@@ -135,16 +136,6 @@ async def read_body(response: "ClientResponse", max_bytes: int) -> tuple[bytes, 
             return bytes(data), True
         await asyncio.sleep(0)  # a fast server's next piece is always there
     return bytes(data), False
-
-
-def _status(response: "ClientResponse") -> str:
-    """Status of an answer in words; a pause that the server asks for."""
-    try:
-        words = f"{response.status} {HTTPStatus(response.status).phrase}"
-    except ValueError:
-        words = str(response.status)
-    wait = retry_after(response)
-    return f"HTTP status {words}{f'; it asks to wait {wait} seconds' if wait else ''}"
 
 
 def retry_after(response: "ClientResponse") -> int | None:

@@ -161,7 +161,7 @@ async def test_what_is_no_text_is_refused_before_it_is_read(site: Site) -> None:
 @pytest.mark.parametrize(
     ("status", "headers", "words"),
     [
-        (404, {}, "404 Not Found"),
+        (404, {}, "status 404"),
         (429, {"Retry-After": "17"}, "wait 17 seconds"),
         (503, {"Retry-After": "tomorrow"}, "503"),
         (204, {}, "204"),
