@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.tools.mcp import stdio
 from agent.tools.terminal import terminal_tool
 from agent.tools.terminal.sandbox import ENVIRON, TerminalSettings, probe_sandbox, sandboxed
 from gateway import daemon
@@ -48,7 +49,8 @@ def settings(text: str, name: str) -> list[str]:
 def test_the_margin_holds_everything_that_stopping_may_wait_for_after_the_drain() -> None:
     last_answers = previews.REQUEST_SECONDS + daemon.FLUSH_SECONDS + delivery.LAST_REQUEST_SECONDS
     goodbyes = max(discord.CLOSE_SECONDS + discord.STOP_SECONDS, telegram.CLOSE_SECONDS)
-    assert last_answers + terminal_tool.STOP_SECONDS + goodbyes < STOP_MARGIN_SECONDS
+    tools = terminal_tool.STOP_SECONDS + 2 * stdio.END_SECONDS
+    assert last_answers + tools + goodbyes < STOP_MARGIN_SECONDS
 
 
 def test_stopping_leaves_room_for_the_drain(text: str) -> None:

@@ -174,10 +174,11 @@ class ServerRegistry:
         self._images, self._clock, self._redact = images, clock, redact
         self._handles: dict[str, ServerHandle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_closed = False
 
     def configure(self, wanted: Iterable[ServerSettings], group: asyncio.TaskGroup) -> None:
         """Start servers that are new, end those that are gone, both for those that have changed. Waits for nothing."""
-        by_name = {settings.name: settings for settings in wanted}
+        by_name = {} if self._is_closed else {settings.name: settings for settings in wanted}
         for name, handle in list(self._handles.items()):
             if by_name.get(name) != handle.settings:
                 del self._handles[name]
@@ -189,7 +190,8 @@ class ServerRegistry:
                 self._tasks[name] = group.create_task(handle.run(before), name=f"mcp {name}")
 
     async def close(self) -> None:
-        """End all servers."""
+        """End all servers, for good."""
+        self._is_closed = True
         self._handles.clear()
         await cancel_all(self._tasks.values())
 

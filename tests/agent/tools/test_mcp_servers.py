@@ -266,3 +266,21 @@ def test_results_in_words() -> None:
     assert result.images == []
     assert RemoteResult(content=[], structured={"n": 1}, is_error=False).text == '{"n":1}'
     assert os.linesep not in RemoteResult(content=[], structured=None, is_error=False).text
+
+
+async def test_a_reload_while_the_gateway_ends_starts_nothing(tmp_path: Path) -> None:
+    one = ServerSettings(name="odd", command=sys.executable, args=("-c", "input()", str(tmp_path)))
+    registry = ServerRegistry(ImageStore(folder=tmp_path, clock=SystemClock()), SystemClock(), lambda text: text)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        await registry.close()
+        registry.configure([one], group)
+        assert registry.statuses() == []
+
+
+async def test_without_the_sdk_one_sentence_names_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)  # as where it is not installed
+    async with serving(tmp_path, "begin()") as registry:
+        status = await becomes(registry, ServerState.DOWN)
+    assert status.error is not None
+    assert "`make mcp`" in status.error
+    assert not processes_with(str(tmp_path))
