@@ -341,6 +341,7 @@ class Agent:
     def _context(self, state: _RunState) -> ToolContext:
         window, prompt = state.model.limits.input_window, state.prompt
         context = ToolContext.of(state.turn, self._store, window, self._calls.budget.longest(window))
+        context = replace(context, sees_images=state.model.images is not None)
         if self._delegate is not None:
             context = replace(context, delegate=partial(self._delegate, state.turn, state.model))
         if prompt is None:

@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agent.context.commit import CompressionRegistry
+from agent.images.scaling import ImageScaler
+from agent.tools.files.image_reader import ImageReader
 from agent.tools.files.send_file import FileDelivery
 from agent.tools.offers import OpenAccess
 from agent.tools.terminal.sandbox import TerminalSettings
@@ -26,12 +28,13 @@ async def agent_with_all_tools(folder: Path) -> AsyncIterator[Agent]:
     store = await Store.open(folder / "tools.db", synchronous="NORMAL")
     workspaces = make_workspaces(loaded)
     files = FileDelivery(folder=folder, max_bytes=lambda _: 0, deliver=lambda _: None, clock=clock)
+    images = ImageReader(folder=folder, max_bytes=0, scaler=ImageScaler(folder), clock=clock)
     terminal = terminal_tool(TerminalSettings, workspaces.folder_of, BackgroundRegistry(_ignore))
     agent = make_agent(
         loaded,
         store=store,
         pending=CompressionRegistry(),
-        extra_tools=(*workspace_tools(workspaces, files), terminal, *web_tools(lambda: loaded)),
+        extra_tools=(*workspace_tools(workspaces, files, images), terminal, *web_tools(lambda: loaded)),
         tool_access=OpenAccess(),
         listeners=(),
         on_wait=_wait_for_nothing,

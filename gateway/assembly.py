@@ -27,6 +27,7 @@ from agent.tools.budgets import ResultBudget
 from agent.tools.context import context_tool
 from agent.tools.delegate import delegate_tool
 from agent.tools.files.file_tools import file_tools
+from agent.tools.files.image_reader import ImageReader
 from agent.tools.files.search_files import search_tool
 from agent.tools.files.send_file import FileDelivery, send_file_tool
 from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
@@ -174,9 +175,9 @@ def make_workspaces(loaded: LoadedConfig) -> WorkspaceStore:
     return WorkspaceStore(loaded.workspaces, settings)
 
 
-def workspace_tools(workspaces: WorkspaceStore, delivery: FileDelivery) -> tuple[Tool, ...]:
+def workspace_tools(workspaces: WorkspaceStore, delivery: FileDelivery, images: ImageReader) -> tuple[Tool, ...]:
     """The tools for the files of a chat."""
-    return (*file_tools(workspaces), search_tool(workspaces), send_file_tool(workspaces, delivery))
+    return (*file_tools(workspaces, images), search_tool(workspaces), send_file_tool(workspaces, delivery))
 
 
 def section_reader(loaded: LoadedConfig, redactor: Redactor) -> SectionReader:

@@ -17,6 +17,7 @@ from agent.context.commit import CompressionRegistry
 from agent.images.scaling import ImageScaler
 from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
+from agent.tools.files.image_reader import ImageReader
 from agent.tools.files.send_file import FileDelivery
 from agent.tools.mcp.results import ImageStore
 from agent.tools.mcp.servers import ServerRegistry
@@ -382,12 +383,18 @@ class _Daemon:
             deliver=self._delivery.wake,
             clock=self._clock,
         )
+        images = ImageReader(
+            folder=loaded.attachments,
+            max_bytes=loaded.config.attachments.max_bytes,
+            scaler=self._scaler,
+            clock=self._clock,
+        )
         agent = make_agent(
             loaded,
             store=self._store,
             pending=self._pending,
             extra_tools=(
-                *workspace_tools(self._workspaces, files),
+                *workspace_tools(self._workspaces, files, images),
                 self._terminal(),
                 *web_tools(lambda: self._loaded),
                 self._schedule(),

@@ -74,6 +74,8 @@ class ToolContext:
     """Longest prompt, in tokens, of the model that reads the result."""
     result_size: int = 100_000
     """Most characters of one result that this model is shown."""
+    sees_images: bool = False
+    """The model that reads the result sees images."""
     prompt: PromptStatus | None = None
     """None where no prompt of the turn was measured since a restart."""
     call: tuple[MessageId, str] | None = None

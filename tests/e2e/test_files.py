@@ -1,11 +1,15 @@
 """Files of a chat's workspace: made by the model, given to people, and there again after a restart."""
 
+import base64
 from pathlib import Path
+
+import pytest
 
 from tests.e2e import test_discord as discord
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.test_compression import page_of
 from tests.e2e.world import TOKEN, World, world_in
+from tests.pictures import picture
 
 FREELY = {"HERMES_TOOLS__APPROVAL__WRITES": "allow"}
 PIXEL = bytes.fromhex(
@@ -69,6 +73,38 @@ async def test_a_picture_is_shown_as_one_and_what_is_none_as_a_document(world: W
     await world.tg.post("faults", {"kind": "400", "match": "sendPhoto", "times": -1, **refused})
     await world.say('again [[tool:send_file {"path": "dot.png", "caption": "dot"}]]')
     assert await on_telegram(world, "document") == [("dot", "dot.png", PIXEL)]
+
+
+@pytest.mark.each_protocol
+async def test_a_picture_of_the_workspace_is_shown_to_a_model_that_sees(world: World) -> None:
+    await world.gateway.start(**FREELY, HERMES_MODEL__IMAGES="true")
+    await world.say('hello [[tool:write_file {"path": "a.txt", "content": "x"}]]')
+    await world.replies(1)
+    (workspace(world) / "chart").write_bytes(picture((3_000, 1_500)))
+    (workspace(world) / "broken.png").write_bytes(PIXEL[:20])
+    await world.say('look [[tool:read_file {"path": "chart"}]]')
+    assert len(await world.replies(2)) == 2
+    assert world.query("SELECT count(*) FROM messages WHERE text LIKE '%is a picture; it is shown%'") == [(1,)]
+    assert await world.gateway.stop() == 0
+    await world.gateway.start()
+    await world.say("and now?")
+    assert await world.replies(1, match="and now")
+    scaled = base64.b64encode(picture((2_000, 1_000))).decode()
+    seen = [request for request in await world.asked(5) if scaled in str(request["body"])]
+    assert len(seen) == 2, "with its result, and in the turn after a restart"
+    await world.say('look [[tool:read_file {"path": "broken.png"}]]')
+    assert await world.replies(1, match="broken or of a kind that is not read")
+    assert [one for one in await world.violations() if one["severity"] != "warn"] == []
+
+
+async def test_a_model_without_images_is_told_of_a_picture(world: World) -> None:
+    await world.gateway.start(**FREELY, HERMES_MODEL__IMAGES="false")
+    await world.say('hello [[tool:write_file {"path": "a.txt", "content": "x"}]]')
+    await world.replies(1)
+    (workspace(world) / "dot.png").write_bytes(PIXEL)
+    await world.say('look [[tool:read_file {"path": "dot.png"}]]')
+    assert await world.replies(1, match="is a picture, and the model of this conversation sees none")
+    assert world.query("SELECT count(*) FROM attachments") == [(0,)]
 
 
 async def test_a_file_that_was_on_its_way_at_a_kill_arrives_once_as_it_was(world: World) -> None:

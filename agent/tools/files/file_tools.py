@@ -14,9 +14,10 @@ from typing import Any, TextIO, TypeVar
 
 from agent.tools.approvals import fenced, inline
 from agent.tools.arguments import schema, switch, text, whole
+from agent.tools.files.image_reader import ImageReader
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import load_row, whole_text
-from agent.tools.registry import Tool, ToolContext
+from agent.tools.registry import Tool, ToolContext, ToolOutput
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
 from hermes_state.values import ToolEffect, parse_recall_id
@@ -45,16 +46,18 @@ ANY_FILE = "any file of the chat"
 PATH = "Path in the workspace, such as notes/plan.md."
 
 
-def file_tools(workspaces: WorkspaceStore) -> tuple[Tool, ...]:
-    """`read_file`, `write_file`, `edit_file` and `list_files`."""
+def file_tools(workspaces: WorkspaceStore, images: ImageReader | None = None) -> tuple[Tool, ...]:
+    """`read_file`, `write_file`, `edit_file` and `list_files`. `images` reads what is a picture."""
 
-    async def read(arguments: dict[str, Any], context: ToolContext) -> str:
+    async def read(arguments: dict[str, Any], context: ToolContext) -> str | ToolOutput:
         view = {name: arguments[name] for name in ("offset", "limit", "column")}
         room = min(_MAX_CHARACTERS, context.result_size)
         stored = await stored_text(arguments["path"], context)
         if stored is not None:
             return await asyncio.to_thread(_excerpt, io.StringIO(stored), arguments["path"].strip(), room=room, **view)
         parts, workspace = parse_path(arguments["path"]), workspaces.of(context.chat_id)
+        if images is not None and (picture := await images.read(workspace, parts, context)) is not None:
+            return picture
         return await asyncio.to_thread(_read, workspace, parts, room=room, **view)
 
     async def write(arguments: dict[str, Any], context: ToolContext) -> str:
@@ -77,7 +80,7 @@ def file_tools(workspaces: WorkspaceStore) -> tuple[Tool, ...]:
     return (
         Tool(
             name="read_file",
-            description="Read a text file of the workspace, or a stored result by its id, with line numbers.",
+            description="Read a text or picture of the workspace, or a stored result by its id, with line numbers.",
             parameters=schema(
                 "path",
                 path=text("Path in the workspace, or an id such as m123."),
