@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import orjson
 
 from agent.context.carried.facts import identifiers
-from agent.context.carried.phrases import QUESTION, SENTENCE_END, any_of
+from agent.context.carried.phrases import QUESTION, any_of, sentences
 from agent.context.excerpt import SECRET_MARK, Redact, bounded_record, clean, without_thoughts
 from agent.handoff import escape_markers
 from agent.tokens import estimated_text_tokens
@@ -173,7 +173,7 @@ def _find(rows: Transcript, redact: Redact, *, max_lines: int) -> _Findings:
 
 
 def _find_in_text(text: str) -> Iterator[tuple[str, str]]:
-    for sentence in SENTENCE_END.split(text):
+    for sentence in (text[start:end] for start, end in sentences(text)):
         if any_of("error").search(sentence):
             yield "Blocked", _one_line(sentence)
         if any_of("decision").search(sentence):

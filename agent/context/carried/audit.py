@@ -27,7 +27,7 @@ PIECE_OVERLAP = 400
 
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
 _PART = re.compile(r"[\w.]*\w")
-_GROUPED = re.compile(r"(?<=\d)[,.' \u00a0\u202f](?=\d{3})")
+_GROUPED = re.compile(r"[,.' \u00a0\u202f](?<=\d.)(?=\d{3})")
 
 
 def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:

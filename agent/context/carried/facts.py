@@ -8,11 +8,11 @@ comes up often (heartbeats, request lines) is none at all.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import orjson
 
@@ -61,6 +61,7 @@ _UNIT = re.compile(
 )
 _VALUE = re.compile(r"[0-9/][\w.:,+/@-]*")
 _HEX = "abcdefABCDEF"
+_Patterns: TypeAlias = Sequence[tuple[str, re.Pattern[str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,39 +81,90 @@ class Fact:
 
 @dataclass(slots=True)
 class _Text:
-    """A text of a row, from which lines are quoted."""
+    """A text of a row, from which lines are quoted, or a fact of the earlier record; what was found is kept."""
 
     id: int
     speaker: str
     raw: str
     is_safe: bool = False
     """True: there is no secret in it."""
+    known: Fact | None = None
+    _words: Collection[str] | None = None
+    _shapes: Sequence[str] | None = None
+    _facts: "tuple[Sequence[str], Sequence[_Found]] | None" = None
 
     @property
     def rank(self) -> int:
-        return _rank(self.speaker)
+        """0 for people, then answers, arguments, and at last results and documents."""
+        return min(3, SPEAKERS.index(self.speaker.partition(" ")[0]))
 
-    def facts(self, shapes: Sequence[str], often: Counter[str]) -> Iterator[Fact]:
-        lines = self._spoken() if self.rank < _FIRST_MACHINE else self._rare(shapes, often)
-        for line in islice(lines, MAX_LINES):
-            yield Fact(id=self.id, speaker=self.speaker, text=line)
+    def hold(self, safe: str) -> None:
+        """Holds no secret any more."""
+        if safe != self.raw[:ROW_CHARACTERS]:
+            self._words = self._shapes = self._facts = None
+        self.raw, self.is_safe = safe, True
 
-    def shapes(self) -> list[str]:
-        return _shape(self.raw[:ROW_CHARACTERS]).splitlines()
+    @property
+    def words(self) -> Collection[str]:
+        """Words that say that it matters, one of which is in each of its facts that does."""
+        if self._words is None:
+            self._words = weighty_words(self.raw[:ROW_CHARACTERS])
+        return self._words
+
+    @property
+    def shapes(self) -> Sequence[str]:
+        """The shapes of its lines, if a program made it."""
+        if self._shapes is None:
+            is_noisy = self.known is None and self.rank >= _FIRST_MACHINE
+            self._shapes = _shape(self.raw[:ROW_CHARACTERS]).splitlines() if is_noisy else ()
+        return self._shapes
+
+    def facts(self, often: Counter[str]) -> "Sequence[_Found]":
+        lines = self.raw[:ROW_CHARACTERS].splitlines() if self.shapes else ()
+        rare = [
+            line for line, shape in zip(lines, self.shapes, strict=False) if "#" in shape and often[shape] <= MAX_SHAPES
+        ]
+        if self._facts is None or self._facts[0] != rare:
+            quoted = self._rare(rare) if self.rank >= _FIRST_MACHINE else self._spoken()
+            found = (Fact(id=self.id, speaker=self.speaker, text=line) for line in islice(quoted, MAX_LINES))
+            self._facts = rare, [_Found(fact, self) for fact in (found if self.known is None else [self.known])]
+        return self._facts[1]
 
     def _spoken(self) -> Iterator[str]:
         text = self.raw[:ROW_CHARACTERS]
-        words, patterns = _weighty(text), _patterns(text, _MARKS)
+        words, patterns = self.words, _patterns(text, _MARKS)
         if words or patterns:
             for start, end in sentences(text):
                 yield from _quoted(text[start:end].strip(), words, patterns)
 
-    def _rare(self, shapes: Sequence[str], often: Counter[str]) -> Iterator[str]:
-        text = self.raw[:ROW_CHARACTERS]
-        patterns = _patterns(text, _UNQUOTED)
-        for line, shape in zip(text.splitlines(), shapes, strict=False):
-            if "#" in shape and often[shape] <= MAX_SHAPES:
-                yield from _quoted(line.strip(), (), patterns)
+    def _rare(self, lines: Sequence[str]) -> Iterator[str]:
+        patterns = _patterns(self.raw[:ROW_CHARACTERS], _UNQUOTED)
+        for line in lines:
+            yield from _quoted(line.strip(), (), patterns)
+
+
+class _Found:
+    """A fact, and what it is chosen by, as far as anybody has asked for it."""
+
+    def __init__(self, fact: Fact, text: _Text) -> None:
+        self.fact = fact
+        self.source = text
+
+    @cached_property
+    def is_weighty(self) -> bool:
+        return _holds(self.fact.text, self.source.words)
+
+    @cached_property
+    def size(self) -> int:
+        return estimated_text_tokens(self.fact.line) + 1
+
+    @cached_property
+    def shape(self) -> tuple[str, str]:
+        return self.fact.speaker, _shape(self.fact.text)
+
+    @cached_property
+    def values(self) -> frozenset[str]:
+        return frozenset(identifiers(self.fact.text))
 
 
 def facts_of(
@@ -122,24 +174,32 @@ def facts_of(
     if limit < MIN_LINE_TOKENS:
         return ()
     texts: list[list[_Text]] = [[], [], [], []]
-    known: list[list[Fact]] = [[], [], [], []]
-    for fact in earlier:
-        known[_rank(fact.speaker)].append(fact)
-    for row in rows:
-        for text in _texts(row, is_shared=is_shared):
-            texts[text.rank].append(text)
+    known = (_Text(fact.id, fact.speaker, fact.text, is_safe=True, known=fact) for fact in earlier)
+    for text in chain(known, *(_texts(row, is_shared=is_shared) for row in rows)):
+        texts[text.rank].append(text)
     while True:
         chosen = _Choice(limit)
-        for rank, some in enumerate(texts):
+        for some in texts:
             if chosen.is_full:
                 break
-            shapes = [text.shapes() if rank >= _FIRST_MACHINE else () for text in some]
-            often = Counter(chain.from_iterable(shapes))
-            found = [(fact, text) for text, own in zip(some, shapes, strict=True) for fact in text.facts(own, often)]
-            chosen.add([*((fact, None) for fact in known[rank]), *found])
+            chosen.add(_best_first(some))
         chosen.fill()
         if chosen.is_safe(redact):
             return tuple(sorted(chosen.kept, key=lambda fact: fact.id))
+
+
+def _best_first(texts: Sequence[_Text]) -> Iterator[_Found]:
+    """Facts of one rank: those that say that they matter, then the others, each from the newest on.
+
+    Where no word says so, no more is read than there is room for.
+    """
+    often = Counter(chain.from_iterable(text.shapes for text in texts))
+    newest = sorted(texts, key=lambda text: text.id, reverse=True)
+    for text in newest:
+        if text.words:
+            yield from (found for found in text.facts(often) if found.is_weighty)
+    for text in newest:
+        yield from (found for found in text.facts(often) if not found.is_weighty)
 
 
 class _Choice:
@@ -147,7 +207,7 @@ class _Choice:
 
     def __init__(self, limit: int) -> None:
         self._room = limit
-        self._later: list[tuple[Fact, _Text | None]] = []
+        self._later: list[_Found] = []
         self._shapes: set[tuple[str, str]] = set()
         self._known: set[str] = set()
         self._sources: dict[int, _Text] = {}
@@ -157,37 +217,33 @@ class _Choice:
     def is_full(self) -> bool:
         return self._room < MIN_LINE_TOKENS
 
-    def add(self, facts: list[tuple[Fact, _Text | None]]) -> None:
+    def add(self, facts: Iterable[_Found]) -> None:
         """Take facts of one rank as long as there is room."""
-        facts.sort(key=lambda found: (not _is_weighty(found[0].text), -found[0].id))
-        for fact, text in facts:
+        for found in facts:
             if self.is_full:
                 return
-            shape = fact.speaker, _shape(fact.text)
-            values = set(identifiers(fact.text))
-            if shape in self._shapes or (values and values <= self._known):
-                self._later.append((fact, text))
-            elif self._take(fact, text):
-                self._shapes.add(shape)
-                self._known |= values
+            if found.shape in self._shapes or (found.values and found.values <= self._known):
+                self._later.append(found)
+            elif self._take(found):
+                self._shapes.add(found.shape)
+                self._known |= found.values
 
     def fill(self) -> None:
         """Take what was put back."""
         texts = {fact.text for fact in self.kept}
-        for fact, text in self._later:
+        for found in self._later:
             if self.is_full:
                 return
-            if fact.text not in texts and self._take(fact, text):
-                texts.add(fact.text)
+            if found.fact.text not in texts and self._take(found):
+                texts.add(found.fact.text)
 
-    def _take(self, fact: Fact, text: _Text | None) -> bool:
-        size = estimated_text_tokens(fact.line) + 1
-        if size > self._room:
+    def _take(self, found: _Found) -> bool:
+        if found.size > self._room:
             return False
-        self._room -= size
-        self.kept.append(fact)
-        if text is not None and not text.is_safe:
-            self._sources[id(text)] = text
+        self._room -= found.size
+        self.kept.append(found.fact)
+        if not found.source.is_safe:
+            self._sources[id(found.source)] = found.source
         return True
 
     def is_safe(self, redact: Redact) -> bool:
@@ -196,7 +252,7 @@ class _Choice:
         for text in self._sources.values():
             safe = bounded(text.raw, redact)
             is_safe = is_safe and safe == text.raw[:ROW_CHARACTERS]
-            text.raw, text.is_safe = safe, True
+            text.hold(safe)
         return is_safe
 
 
@@ -236,11 +292,6 @@ def _leaves(name: str, value: Any) -> Iterator[str]:  # `Any` because that is wh
         yield f"{name}: {value}" if name else str(value)
 
 
-def _rank(speaker: str) -> int:
-    """0 for people, then answers, arguments, and at last results and documents."""
-    return min(3, SPEAKERS.index(speaker.partition(" ")[0]))
-
-
 def _shape(text: str) -> str:
     """The text with its digits, hexadecimal numbers and paths replaced."""
     *pieces, last = _VALUE.sub("#", text).split("#")
@@ -250,25 +301,21 @@ def _shape(text: str) -> str:
 # ---- lines
 
 
-def _weighty(text: str) -> list[str]:
+def _holds(text: str, words: Collection[str]) -> bool:
+    if not words:
+        return False
     lower = text.lower()
-    return [word for word in weighty_words(text) if word in lower]
+    return any(word in lower for word in words)
 
 
-@lru_cache(maxsize=1_024)  # what stays is asked for again by the next compression
-def _is_weighty(line: str) -> bool:
-    return bool(_weighty(line))
-
-
-def _quoted(sentence: str, words: Sequence[str], patterns: Sequence[re.Pattern[str]]) -> Iterator[str]:
+def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Iterator[str]:
     """The sentence if it holds a fact, an identifier or one of the words; of a long one what is around identifiers."""
-    spans = sorted(_identifier_spans(sentence, patterns))
     if len(sentence) <= LINE_CHARACTERS:
-        if spans or (words and any(word in sentence.lower() for word in words)):
+        if _holds(sentence, words) or any(True for _ in _identifier_spans(sentence, patterns)):
             yield one_line(sentence, LINE_CHARACTERS)
         return
     done = -1
-    for start, end in spans:
+    for start, end in sorted(_identifier_spans(sentence, patterns)):
         if end > done:
             first = sentence.find(" ", max(0, start - _REACH), start) + 1 if start > _REACH else 0
             first = first or max(0, start - _REACH)
@@ -283,15 +330,15 @@ def identifiers(text: str) -> Iterator[str]:
     return (text[start:end] for start, end in _identifier_spans(text, _patterns(text, _MARKS)))
 
 
-def _patterns(text: str, marks: Mapping[str, re.Pattern[str]]) -> Sequence[re.Pattern[str]]:
+def _patterns(text: str, marks: Mapping[str, re.Pattern[str]]) -> _Patterns:
     """Expressions that could match in a text, or in parts of it."""
-    found = [pattern for hint, pattern in marks.items() if hint in text]
-    return found if _DIGIT.search(text) is None else [*found, _NUMBER]
+    found = [(hint, pattern) for hint, pattern in marks.items() if hint in text]
+    return found if _DIGIT.search(text) is None else [*found, ("", _NUMBER)]
 
 
-def _identifier_spans(text: str, patterns: Sequence[re.Pattern[str]]) -> Iterator[tuple[int, int]]:
-    for pattern in patterns:
-        for match in pattern.finditer(text):
+def _identifier_spans(text: str, patterns: _Patterns) -> Iterator[tuple[int, int]]:
+    for hint, pattern in patterns:
+        for match in pattern.finditer(text) if hint in text else ():
             start, end = match.span()
             if pattern is _NUMBER:
                 if start and _JOINED.match(text, start - 1) is not None:

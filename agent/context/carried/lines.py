@@ -8,7 +8,7 @@ from hermes_state.redaction import seam
 ROW_CHARACTERS = 20_000
 """Characters of one message that are looked at."""
 _REACH_CHARACTERS = 4_000
-_UNSEEN = re.compile(
+UNSEEN = re.compile(
     r"[\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]+"
 )
 
@@ -23,5 +23,5 @@ def bounded(text: str, redact: Redact) -> str:
 
 def one_line(text: str, limit: int) -> str:
     """The text on one line of so many characters at most. It has no secrets any more: half of one is one, too."""
-    line = _UNSEEN.sub(" ", text[: limit * 4]).strip()
+    line = UNSEEN.sub(" ", text[: limit * 4]).strip()
     return line if len(line) <= limit and len(text) <= limit * 4 else f"{line[: limit - 1]}…"

@@ -2,17 +2,24 @@
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
-SENTENCE_END = re.compile(r"\n+|(?<=[.!?\u061f])\s+|(?<=[\u3002\uff01\uff1f])")
-"""Chinese and Japanese put no space behind it."""
+from agent.context.carried.lines import UNSEEN
+
+_SENTENCE_END = re.compile(r"[\n.!?\u061f\u3002\uff01\uff1f](?:(?<![.!?\u061f])\n*|\n+|\s+)")
+"""From a sentence's last character on; Chinese and Japanese put no space behind it."""
 QUESTION = re.compile(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(?=[\s。]|\Z)")
 _START = r"(?:\A|[,;:(\u2013\u2014-]\s*|\b(?:and|then|und|et|y|e|и)\s+)(?:(?:{lead})[,:!]?\s+){0,4}"
-_BEYOND_LATIN = re.compile("[\u0370-\u1fff\u2e80-\U0010ffff]")
-_MARKS = {0x2019: "'"} | dict.fromkeys(range(0x64B, 0x653))
+_SCRIPTS = tuple(
+    re.compile(f"[{span}]")
+    for span in ("\u0370-\u05ff", "\u0600-\u06ff", "\u3040-\u30ff", "\u3400-\u9fff", "\uac00-\ud7a3")
+)
+"""Beyond Latin; for words in others than a text's own nobody has to look."""
+_VOWEL_MARK = re.compile("[\u064b-\u0652]")
 
 
 class Language:
@@ -52,7 +59,29 @@ class Language:
         return re.compile("|".join(groups).replace("{start}", start).replace("{told}", self._table.get("told", "")))
 
 
-Hinted: TypeAlias = Sequence[tuple[Language, Sequence[str]]]
+class _Words:
+    """Words that are looked for in a text together: one by one takes as long for each as this for all of them."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._by_start: dict[str, list[str]] = {}
+        start = None
+        for word in sorted(words):
+            if start is None or not word.startswith(start):
+                start = word
+            self._by_start.setdefault(start, []).append(word)
+        self._expression = re.compile(_any_of([*self._by_start]))
+
+    def within(self, lower: str) -> set[str]:
+        """Those that stand in a text."""
+        found: set[str] = set()
+        match = self._expression.search(lower)
+        while match is not None:
+            found.update(word for word in self._by_start[match[0]] if lower.startswith(word, match.start()))
+            match = self._expression.search(lower, match.start() + 1)  # one may begin within another
+        return found
+
+
+Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
 """Languages in which a text may say something about rules, with the words that hint at it.
 
 One of those is in every sentence that an expression could match: to look for a word is quick."""
@@ -60,42 +89,48 @@ One of those is in every sentence that an expression could match: to look for a 
 
 def plain(text: str) -> str:
     """A text as the expressions expect it: lower case, apostrophes `'`, Arabic without vowel marks."""
-    return text.lower().translate(_MARKS)
+    lower = text.lower().replace("\u2019", "'")
+    return lower if lower.isascii() else _VOWEL_MARK.sub("", lower)
 
 
 def hinted(text: str) -> Hinted:
-    lower = f" {plain(text)}".replace("\n", " ")
-    found = ((language, [word for word in words if word in lower]) for language, words in _hints(_alphabet(text)))
-    return [(language, words) for language, words in found if words]
+    scripts = _scripts(text)
+    found = _hints(scripts).within(f" {plain(text)}".replace("\n", " "))
+    return [(language, own) for language, words in _languages() if (own := found & words)] if found else ()
 
 
-def weighty_words(text: str) -> Sequence[str]:
-    """Words in lower case, one of which is in a text of such letters wherever it says that it matters."""
-    return _weighty(_alphabet(text))
-
-
-@cache
-def _languages() -> Sequence[tuple[Language, Sequence[str]]]:
-    return [(Language(table), table["hints"]) for table in _stored().values()]
-
-
-@cache
-def _hints(alphabet: int) -> Hinted:
-    return [(language, _within(alphabet, words)) for language, words in _languages()]
+def weighty_words(text: str) -> Collection[str]:
+    """Words in lower case by which a text says that it matters, those that stand in it on one line."""
+    lower = text.lower().replace("\n", " ")
+    if "  " in lower or not lower.isprintable():
+        lower = UNSEEN.sub(" ", lower)
+    return _weighty(_scripts(text)).within(lower)
 
 
 @cache
-def _weighty(alphabet: int) -> Sequence[str]:
-    return _within(alphabet, dict.fromkeys(word for table in _stored().values() for word in table["matters"]))
+def _languages() -> Sequence[tuple[Language, frozenset[str]]]:
+    return [(Language(table), frozenset(table["hints"])) for table in _stored().values()]
 
 
-def _within(alphabet: int, words: Iterable[str]) -> Sequence[str]:
-    return [word for word in words if _alphabet(word) <= alphabet]
+@cache
+def _hints(scripts: int) -> _Words:
+    return _Words(_within(scripts, "hints"))
 
 
-def _alphabet(text: str) -> int:
-    """0 for ASCII, 1 for Latin letters, 2 for others: of other words nobody has to look for."""
-    return 0 if text.isascii() else 1 if _BEYOND_LATIN.search(text) is None else 2
+@cache
+def _weighty(scripts: int) -> _Words:
+    return _Words(_within(scripts, "matters"))
+
+
+def _within(scripts: int, name: str) -> Collection[str]:
+    return {word for table in _stored().values() for word in table[name] if not _scripts(word) & ~scripts}
+
+
+def _scripts(text: str) -> int:
+    """0 for ASCII; else 1, and a bit for each of `_SCRIPTS` that the text has characters of."""
+    if text.isascii():
+        return 0
+    return 1 + sum(2 << bit for bit, script in enumerate(_SCRIPTS) if script.search(text) is not None)
 
 
 @cache
@@ -107,6 +142,15 @@ def any_of(name: str) -> re.Pattern[str]:
 @cache
 def _stored() -> dict[str, dict[str, Any]]:  # expressions, and lists of words
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def _any_of(words: Sequence[str]) -> str:
+    """Expression for words in alphabetical order, none of which another begins with: what they share is tried once."""
+    found = []
+    for first, some in groupby(words, key=lambda word: word[:1]):
+        rest = [word[1:] for word in some]
+        found.append(re.escape(first) + (_any_of(rest) if any(rest) else ""))
+    return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})"
 
 
 def _alternatives(expression: str) -> Iterator[str]:
@@ -127,7 +171,7 @@ def _whole(words: str) -> str:
 def sentences(text: str) -> Iterator[tuple[int, int]]:
     """Spans of the sentences of a text."""
     start = 0
-    for end in SENTENCE_END.finditer(text):
-        yield start, end.start()
+    for end in _SENTENCE_END.finditer(text):
+        yield start, end.start() + (text[end.start()] != "\n")
         start = end.end()
     yield start, len(text)
