@@ -112,7 +112,8 @@ _VALUE: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[,\[{]', re.DOTALL)
 
 def _value(text: bytearray) -> object:
     """The value of a JSON text. Raises `ReplyMalformed` for what is none, and for one of too many values."""
-    if len(text) > MAX_VALUES and next(islice(_VALUE.finditer(text), MAX_VALUES, None), None) is not None:
+    most = text.count(b'"') // 2 + sum(map(text.count, (b",", b"[", b"{")))  # a tenth of the time, for long replies
+    if most > MAX_VALUES and next(islice(_VALUE.finditer(text), MAX_VALUES, None), None) is not None:
         raise ReplyMalformed(f"a reply with more than {MAX_VALUES:,} values at once")
     with suppress(ValueError):
         known: object = orjson.loads(text)
