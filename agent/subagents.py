@@ -24,11 +24,12 @@ from agent.tools.offers import OfferRegistry, Policy, ToolAccess
 from agent.tools.registry import DelegateRequest, Tool, ToolRegistry
 from agent.turn import Agent, Answer
 from hermes_state import journal
+from hermes_state.aio import Backoff
 from hermes_state.errors import ModelError, SpendingCapExceeded, StoreUnavailable, ToolError
 from hermes_state.journal import ModelAnswer, RunningTurn, TurnMoved
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
-from hermes_state.tools.subagents import SubagentReport, open_subagent
+from hermes_state.tools.subagents import open_subagent
 from hermes_state.values import ChatKey, ChatKind, Clock, ToolEffect, TurnId, TurnState, UserRef
 
 log = structlog.get_logger()
@@ -96,23 +97,35 @@ class SubagentRunner:
     _slots: WeakValueDictionary[TurnId, asyncio.Semaphore] = field(default_factory=WeakValueDictionary, init=False)
 
     async def run(self, parent: RunningTurn, model: ModelHandle, request: DelegateRequest) -> str:
-        """The report of the sub-agent of a call, which goes on where it stands.
+        """The report of the sub-agent of a call, which goes on where it stands, also behind a store that was not there.
 
-        Raises `ToolError` where there is none, and `StoreUnavailable`. Cancelled, it stays open with its steps stored.
+        Raises `ToolError` where there is none. Cancelled, it stays open with its steps stored.
         """
         access = self._access_for(parent, request)
         slot = self._slots.get(parent.id) or asyncio.Semaphore(self.settings.max_parallel)
         self._slots[parent.id] = slot
         async with slot:
-            try:
-                now = self.clock.now()
-                opened = await self.store.write(open_subagent, parent.id, *request.call, request.task, now)
-                if isinstance(opened, RunningTurn):
-                    with bound_contextvars(subagent_id=opened.id):
-                        return await self._work(opened, model.subagent_model() or model, access)
-            except TurnMoved as error:
-                raise ToolError("the turn has ended") from error
-        return _told(opened)
+            for pause in Backoff():
+                try:
+                    return await self._take_up(parent, model, request, access)
+                except TurnMoved as error:
+                    raise ToolError("the turn has ended") from error
+                except StoreUnavailable as error:
+                    log.warning("subagent.delayed", error=str(error), retry_seconds=pause)
+                    await asyncio.sleep(pause)
+        raise AssertionError("a backoff never ends")
+
+    async def _take_up(
+        self, parent: RunningTurn, model: ModelHandle, request: DelegateRequest, access: SubagentAccess
+    ) -> str:
+        """The report of a call's sub-agent, opened if it was not. Raises `ToolError` for one that has ended without."""
+        opened = await self.store.write(open_subagent, parent.id, *request.call, request.task, self.clock.now())
+        if isinstance(opened, RunningTurn):
+            with bound_contextvars(subagent_id=opened.id):
+                return await self._work(opened, model.subagent_model() or model, access)
+        if opened.state is not TurnState.FINISHED:
+            raise ToolError(opened.text)
+        return opened.text
 
     def _access_for(self, parent: RunningTurn, request: DelegateRequest) -> SubagentAccess:
         """Raises `ToolError` for a tool that is named and cannot be given."""
@@ -168,7 +181,7 @@ class SubagentRunner:
         text, tokens = answer.text or NO_REPORT, answer.reported_prompt_tokens
         final = ModelAnswer(text=text, call=answer.call, reported_prompt_tokens=tokens)
         try:
-            await self.store.write(journal.finish_turn, turn, final, self.clock.now())
+            await self.store.write_with_retry(journal.finish_turn, turn, final, self.clock.now())
         except TurnMoved:  # it was stopped meanwhile: only its cost is kept
             await model.client.ledger.record(Payer.of(turn.conversation), answer.call)
             raise
@@ -178,12 +191,5 @@ class SubagentRunner:
         """End a sub-agent without a report; the error that tells its parent."""
         log.warning("subagent.failed", error=kind, detail=None if error is None else str(error))
         sentence = f"the sub-agent has no report: {reason}"
-        await self.store.write(journal.fail_turn, turn.id, kind, sentence, self.clock.now())
+        await self.store.write_with_retry(journal.fail_turn, turn.id, kind, sentence, self.clock.now())
         return ToolError(sentence)
-
-
-def _told(report: SubagentReport) -> str:
-    """What the call of a sub-agent that has ended is answered with. Raises `ToolError`."""
-    if report.state is not TurnState.FINISHED:
-        raise ToolError(report.text)
-    return report.text

@@ -13,6 +13,7 @@ from tests.e2e.test_approvals import notebook
 from tests.e2e.test_costs import PRICES, as_json
 from tests.e2e.with_tools import run_with_tools
 from tests.e2e.world import World, world_in
+from tests.hermes_state.helpers import locked_by_another_process
 
 ALLOWED = {"HERMES_TOOLS__APPROVAL__WRITES": "allow"}
 REGISTER = {"name": "register", "arguments": {"mark": "boat", "lines": 2}}
@@ -113,6 +114,23 @@ async def test_a_call_that_a_kill_has_cut_off_is_unknown_to_its_subagent(world: 
     [answer] = await world.replies(1)
     assert "Outcome unknown" in answer
     assert notebook(world) == ["begun"]
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_a_database_that_takes_nothing_for_a_while_loses_no_report(world: World, is_last: bool) -> None:
+    await world.gateway.start(HERMES_STORE__BUSY_SECONDS="1")
+    await hand_on(world, "count lamps")
+    await world.script(match="count lamps", last_role="tool", text="twelve lamps", times=-1)
+    reply = {"text": "twelve lamps"} if is_last else {"tool_calls": [REGISTER]}
+    await world.hold(match="count lamps", times=-1, **reply)
+    await world.say("hand it on")
+    await world.asked(2)
+    with locked_by_another_process(world.home / "state.db", 2.6):
+        await world.release()
+        [answer] = await world.replies(1, wait=30)
+    assert answer == "tool said: twelve lamps"
+    assert subagents(world) == [("finished", "count lamps")]
+    assert len(await world.asked(0, wait=0)) <= (3 if is_last else 5), "only a step that was lost is asked for again"
 
 
 async def test_stop_ends_them_with_the_turn(world: World) -> None:
