@@ -36,8 +36,7 @@ class TrajectoryMetrics(msgspec.Struct, frozen=True, kw_only=True):
         """Figures by the tokens of each turn, before and after."""
         total, left = sum(before), sum(after)
         sizes = {"turns_before": len(before), "turns_after": len(after), "tokens_before": total, "tokens_after": left}
-        ratio = round(left / total, 4) if total else 1.0
-        return msgspec.convert({**sizes, "tokens_saved": total - left, "ratio": ratio, **other}, cls)
+        return msgspec.convert({**sizes, "tokens_saved": total - left, "ratio": _ratio(total, left), **other}, cls)
 
 
 class TrajectoryTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,20 +55,22 @@ class TrajectoryTotals(msgspec.Struct, frozen=True, kw_only=True):
     tokens_before: int = 0
     tokens_after: int = 0
     tokens_saved: int = 0
+    ratio: float = 1.0
     summary_calls: int = 0
     summary_errors: int = 0
 
-    @property
-    def ratio(self) -> float:
-        """Tokens after over tokens before."""
-        return self.tokens_after / self.tokens_before if self.tokens_before else 1.0
-
     def plus(self, metrics: TrajectoryMetrics) -> Self:
         """The figures with those of one more trajectory."""
-        added = self.counted("trajectories")
-        common = set(self.__struct_fields__) & set(metrics.__struct_fields__)
-        return msgspec.structs.replace(added, **{key: getattr(self, key) + getattr(metrics, key) for key in common})
+        common = (set(self.__struct_fields__) & set(metrics.__struct_fields__)) - {"ratio"}
+        sums = {key: getattr(self, key) + getattr(metrics, key) for key in common}
+        return msgspec.structs.replace(
+            self.counted("trajectories"), **sums, ratio=_ratio(sums["tokens_before"], sums["tokens_after"])
+        )
 
     def counted(self, kind: str) -> Self:
         """The figures with one more line of this kind."""
         return msgspec.structs.replace(self, **{"lines": self.lines + 1, kind: getattr(self, kind) + 1})
+
+
+def _ratio(before: int, after: int) -> float:
+    return round(after / before, 4) if before else 1.0

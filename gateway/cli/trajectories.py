@@ -101,7 +101,7 @@ def compress(
         raise CommandError(
             f"{error.filename or target}: {error.strerror}; the same command goes on from here"
         ) from error
-    show({**msgspec.structs.asdict(total), "ratio": total.ratio}, _total_lines(total, target), as_json=as_json)
+    show(msgspec.structs.asdict(total), _total_lines(total, target), as_json=as_json)
     if summary is not None and summary.ledger.cost:
         echo(f"The summaries of this run cost {dollars(summary.ledger.cost)}.", err=True)
 

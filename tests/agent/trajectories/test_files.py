@@ -79,6 +79,7 @@ def test_there_are_metrics_of_each_line_and_in_total(source: Path, target: Path)
     whole = json.loads(target.with_name("out.jsonl.metrics.json").read_bytes())
     assert whole["is_complete"]
     assert whole["total"]["tokens_saved"] == total.tokens_saved == saved
+    assert whole["total"]["ratio"] == round(total.tokens_after / total.tokens_before, 4) < 1
     assert total.tokens_before - total.tokens_after == saved
     assert whole["total"]["turns_removed"] == sum(row.get("turns_removed", 0) for row in rows)
 
