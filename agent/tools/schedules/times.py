@@ -42,10 +42,15 @@ _PART = re.compile(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d{1,4
 
 @dataclass(frozen=True, slots=True, order=True)
 class Occurrence:
-    """A time of a schedule: the moment, and the local time that is meant, which names it."""
+    """A time of a schedule: the moment, and the local time that is meant."""
 
     at: Millis
-    key: str
+    local: datetime
+
+    @property
+    def key(self) -> str:
+        """Name of the occurrence among those of its schedule: the local time."""
+        return self.local.isoformat(timespec="minutes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,8 +169,9 @@ def next_occurrence(spec: str, zone: str, after: Millis) -> Occurrence | None:
 
     `spec` is one that is normalised. Raises `ZoneInfoNotFoundError`.
 
-    >>> next_occurrence("30 2 * * *", "Europe/Berlin", Millis(1_774_690_000_000))  # noon of 28 March 2026
-    Occurrence(at=1774747800000, key='2026-03-29T02:30')
+    >>> found = next_occurrence("30 2 * * *", "Europe/Berlin", Millis(1_774_690_000_000))  # 28 March 2026
+    >>> found.at, found.key
+    (1774747800000, '2026-03-29T02:30')
     """
     return _nearest(spec, zone, after, 1, lambda one: one.at > after)
 
@@ -184,22 +190,18 @@ def _nearest(
         only = _occurrence(datetime.fromisoformat(spec), place)
         return only if fits(only) else None
     crontab = parse_crontab(spec)
+    times, found = crontab.times, list[Occurrence]()
     # What the clock skips comes up to a day later: the search begins a day before, and looks at one day more.
-    begin = datetime.fromtimestamp(moment / 1000, place).date() - timedelta(days=max(direction, 0))
-    for number in range(SEARCHED_DAYS):
-        day = begin + timedelta(days=direction * number)
-        if any(map(fits, _on_day(crontab, day, place))):
-            beside = _on_day(crontab, day + timedelta(days=direction), place)
-            found = [one for one in (*_on_day(crontab, day, place), *beside) if fits(one)]
-            return min(found, key=lambda one: (direction * one.at, one.key))
+    day = datetime.fromtimestamp(moment / 1000, place).date() - timedelta(days=max(direction, 0))
+    for _ in range(SEARCHED_DAYS):
+        all_day = (_occurrence(datetime.combine(day, one), place) for one in times) if crontab.has(day) else ()
+        beside = [one for one in all_day if fits(one)]
+        if found:
+            return min(found + beside, key=lambda one: (direction * one.at, one.local))
+        found, day = beside, day + timedelta(days=direction)
     return None
-
-
-def _on_day(crontab: Crontab, day: date, zone: ZoneInfo) -> list[Occurrence]:
-    times = crontab.times if crontab.has(day) else []
-    return [_occurrence(datetime.combine(day, one), zone) for one in times]
 
 
 def _occurrence(local: datetime, zone: ZoneInfo) -> Occurrence:
     at = Millis(round(local.replace(tzinfo=zone).timestamp() * 1000))  # `fold` is 0: the first of two such times
-    return Occurrence(at, local.isoformat(timespec="minutes"))
+    return Occurrence(at, local)
