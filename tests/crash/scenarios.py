@@ -11,6 +11,7 @@ from tests.crash import (
     giving,
     invariants,
     scenario,
+    scheduling,
     together,
 )
 from tests.crash.invariants import Label
@@ -113,6 +114,16 @@ SCENARIOS = {
             labels=frozenset(Label),
             samples=8,
             other_samples=1,
+            pairs=20,
+        ),
+        Scenario(
+            name="scheduling",
+            play=scheduling.play,
+            problems_of=scheduling.problems_of,
+            untouched_problems_of=scheduling.untouched_problems_of,
+            labels=frozenset({Label.POSSIBLE_REPEAT}),
+            samples=6,
+            other_samples=0,
             pairs=20,
         ),
     )

@@ -1,0 +1,103 @@
+"""Two schedules are due when the daemon starts, one is late for good and one goes on; a third is brought by a command.
+
+Wherever that is killed, each comes once and is answered once, and the one that goes on has its next time.
+"""
+
+import time
+from collections import Counter
+from contextlib import closing
+from sqlite3 import Connection
+
+from gateway.inbound.offline_commands import NOT_TAKEN
+from hermes_state.chats import ensure_chat
+from hermes_state.store.writer import Store
+from hermes_state.tools.schedules import NewSchedule, insert_schedule
+from hermes_state.values import ChatKey, ChatKind, Millis, UserRef
+from platforms.telegram.rendering import REPEAT_MARK
+from tests.crash.invariants import copies, file_problems, opened, undecided_rows
+from tests.crash.world import World
+from tests.fakes.llm_legality import untidy
+
+CHAT = 42
+TEXTS = ("take the cake out", "count the boats", "read the mail")
+RUN = "Schedule 3 comes now."
+SCRIPT: list[dict[str, object]] = [{"match": text, "text": f"Done: {text}."} for text in reversed(TEXTS)]
+
+
+async def play(world: World) -> None:
+    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    await world.telegram.post("chat", {"chat_id": CHAT})
+    await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
+    store = await Store.open(world.home / "state.db", synchronous="NORMAL")
+    await store.write(_fill, Millis(time.time_ns() // 1_000_000))
+    await store.close()
+    world.start()
+    await _until_seen(world, f"Done: {TEXTS[0]}.")
+    await _until_seen(world, f"Done: {TEXTS[1]}.")
+    await world.say(CHAT, "/schedule run 3")
+    await _until_seen(world, RUN)
+    await _until_seen(world, f"Done: {TEXTS[2]}.")
+    await world.end()
+
+
+def _fill(db: Connection, now: Millis) -> None:
+    key = ChatKey(platform="telegram", account="telegram", chat_ref=str(CHAT))
+    chat_id = ensure_chat(db, key, ChatKind.DIRECT, None, now)
+    specs = (("2026-01-01T08:00", Millis(now - 1)), ("0 0 1 1 *", Millis(now - 1)), ("@yearly", None))
+    for text, (spec, next_at) in zip(TEXTS, specs, strict=True):
+        number = insert_schedule(
+            db,
+            NewSchedule(
+                chat_id=chat_id,
+                creator_ref=UserRef("telegram:42"),
+                creator_name="Ann",
+                spec=spec,
+                zone="UTC",
+                text=text,
+                next_at=next_at or now,
+                created_at=now,
+            ),
+        )
+        if next_at is None:
+            db.execute("UPDATE schedules SET state = 'paused', next_at = NULL WHERE id = ?", (number,))
+
+
+async def _until_seen(world: World, words: str) -> None:
+    async def is_seen() -> bool:
+        return any(words in text for text in await world.visible(CHAT))
+
+    await world.until(f"{words!r} is on screen", is_seen)
+
+
+async def problems_of(world: World) -> list[str]:
+    """Everything that is not as promised, one sentence each."""
+    with closing(opened(world.home / "state.db")) as db:
+        found = [*undecided_rows(db), *file_problems(db)]
+        came = db.execute("SELECT event_ref FROM inbox WHERE event_ref LIKE 'schedule:%' ORDER BY id").fetchall()
+        said = db.execute("SELECT text FROM messages WHERE origin = 'human' ORDER BY id").fetchall()
+        states = db.execute("SELECT state, next_at > fired_at FROM schedules ORDER BY id").fetchall()
+    if len(came) != len(set(came)) or len(came) != len(TEXTS):
+        found.append(f"what came is {came}")
+    if sorted(said) != sorted((text,) for text in TEXTS):
+        found.append(f"the turns are about {said}")
+    if states != [("done", None), ("active", 1), ("paused", None)]:
+        found.append(f"the schedules are {states}")
+    return [*found, *await _screen_problems(world)]
+
+
+async def _screen_problems(world: World) -> list[str]:
+    visible = await world.visible(CHAT)
+    counts = Counter(visible)
+    counts.pop(NOT_TAKEN, None)
+    found = []
+    for words in (RUN, *(f"Done: {text}." for text in TEXTS)):
+        shown = next((text for text in visible if words in text), "").removeprefix(REPEAT_MARK)
+        found += copies(counts, shown, world.kill_count) if shown else [f"{words!r} is not on screen"]
+    found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
+    return found + [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
+
+
+async def untouched_problems_of(world: World) -> list[str]:
+    """What holds beside that when nothing was killed: nothing is marked as a possible repeat."""
+    marked = [text for text in await world.visible(CHAT) if REPEAT_MARK in text]
+    return [f"without a kill: {marked}"] if marked else []
