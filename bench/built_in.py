@@ -9,11 +9,13 @@ from agent.images.scaling import ImageScaler
 from agent.tools.files.image_reader import ImageReader
 from agent.tools.files.send_file import FileDelivery
 from agent.tools.offers import OpenAccess
+from agent.tools.schedules.schedule_tool import schedule_tool
 from agent.tools.terminal.sandbox import TerminalSettings
 from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, terminal_tool
 from agent.turn import Agent
 from gateway.assembly import make_agent, make_workspaces, workspace_tools
 from gateway.config import load_config
+from gateway.schedules.runner import schedule_settings
 from gateway.turns.web import web_tools
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
@@ -30,11 +32,17 @@ async def agent_with_all_tools(folder: Path) -> AsyncIterator[Agent]:
     files = FileDelivery(folder=folder, max_bytes=lambda _: 0, deliver=lambda _: None, clock=clock)
     images = ImageReader(folder=folder, max_bytes=0, scaler=ImageScaler(folder), clock=clock)
     terminal = terminal_tool(TerminalSettings, workspaces.folder_of, BackgroundRegistry(_ignore))
+    schedule = schedule_tool(lambda: schedule_settings(loaded.config), lambda _: True, lambda: None, clock)
     agent = make_agent(
         loaded,
         store=store,
         pending=CompressionRegistry(),
-        extra_tools=(*workspace_tools(workspaces, files, images), terminal, *web_tools(lambda: loaded)),
+        extra_tools=(
+            *workspace_tools(workspaces, files, images),
+            terminal,
+            *web_tools(lambda: loaded),
+            schedule,
+        ),
         tool_access=OpenAccess(),
         listeners=(),
         on_wait=_wait_for_nothing,
