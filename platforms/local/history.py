@@ -89,7 +89,7 @@ def _waiting(db: Connection, chat_id: ChatId) -> list[Entry]:
     has_turn = find_open_turn(db, chat_id) is not None
     return [
         Entry(
-            ref=row.message_ref,
+            ref=row.message_ref or f"w{row.id}",  # a schedule brings messages that no platform knows
             kind=EntryKind.PERSON,
             at=row.sent_at,
             text=row.payload.text,

@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 
-from hermes_state.values import Millis
+from hermes_state.chats import ensure_chat
+from hermes_state.tools.schedules import FiringPlan, NewSchedule, fire_due, insert_schedule
+from hermes_state.values import ChatKind, Millis, UserRef
 from platforms.local.entries import Entry, EntryKind, merge, taken_up
+from platforms.local.history import chat_key, load_history
+from tests.hermes_state.rows import migrated
 
 ALL = Millis(0)
 
@@ -38,3 +42,24 @@ def test_what_was_taken_up_stands_behind_what_was_shown_just_then() -> None:
     stored = [replace(entry("q", "second question", EntryKind.PERSON, at=1), not_before=taken_up(Millis(5)))]
     failed = entry("n", "That did not work.", EntryKind.NOTICE, at=5)
     assert merge(stored, frozenset(), [failed], ALL) == [failed, stored[0]]
+
+
+def test_messages_that_schedules_bring_wait_as_entries_of_their_own() -> None:
+    with migrated() as db:
+        chat_id = ensure_chat(db, chat_key("main"), ChatKind.LOCAL, None, Millis(1))
+        for text in ("one", "two"):
+            schedule = NewSchedule(
+                chat_id=chat_id,
+                creator_ref=UserRef("local:owner"),
+                creator_name="Owner",
+                spec="@daily",
+                zone="UTC",
+                text=text,
+                next_at=Millis(1),
+                created_at=Millis(1),
+            )
+            insert_schedule(db, schedule)
+        fire_due(db, lambda row: FiringPlan(key="2026-11-24T08:00", next_at=Millis(9)), Millis(1))
+        entries, _ = load_history(db, chat_key("main"), 10, None, ())
+        assert [entry.text for entry in entries] == ["one", "two"]
+        assert len({entry.ref for entry in entries if entry.ref}) == 2
