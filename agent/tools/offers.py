@@ -24,7 +24,9 @@ from hermes_state.values import ChatKey, ChatKind, ConversationRef, SessionId, T
 
 MORE_TOOLS = "more_tools"
 SCHEMA_PERCENT = 10
-"""Percent of the threshold that the schemas of a turn take together."""
+"""Percent of the threshold, above `SMALL_THRESHOLD`, that the schemas of a turn take together."""
+SMALL_THRESHOLD = 1_024
+"""Tokens of the threshold that schemas get no share of: in a small window each of them costs facts that are kept."""
 MAX_SCHEMA_TOKENS = 6_000
 MAX_CACHED_OFFERS = 4_096
 MAX_NAMED = 40
@@ -154,7 +156,7 @@ def offer(tools: Sequence[Tool], uses: Mapping[str, int], threshold: Tokens) -> 
     First go tools that others bring, then those that the chat has not used, the last of them first; what reads the
     history never goes.
     """
-    room = min(MAX_SCHEMA_TOKENS, threshold * SCHEMA_PERCENT // 100)
+    room = min(MAX_SCHEMA_TOKENS, max(0, threshold - SMALL_THRESHOLD) * SCHEMA_PERCENT // 100)
     sizes = {tool.name: schema_tokens(tool) for tool in tools}
     if sum(sizes.values()) <= room:
         return tuple(tools)
