@@ -14,7 +14,7 @@ from agent.tools.terminal.sandbox import TerminalSettings
 from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, terminal_tool
 from agent.turn import Agent
 from gateway.assembly import make_agent, make_workspaces, workspace_tools
-from gateway.config import load_config
+from gateway.config import LoadedConfig, load_config
 from gateway.schedules.runner import schedule_settings
 from gateway.turns.web import web_tools
 from hermes_state.store.writer import Store
@@ -25,15 +25,29 @@ from hermes_state.values import ConversationRef, SystemClock
 @asynccontextmanager
 async def agent_with_all_tools(folder: Path) -> AsyncIterator[Agent]:
     """An agent as the daemon makes it, its files below `folder`, terminal and search on; nobody is told anything."""
-    search = {"HERMES_WEB__SEARCH": "brave", "HERMES_WEB__SEARCH_KEY": "key"}
-    clock, loaded = SystemClock(), load_config({"HOME": str(folder), "HERMES_HOME": str(folder), **search})
     store = await Store.open(folder / "tools.db", synchronous="NORMAL")
-    workspaces = make_workspaces(loaded)
+    agent = make_full_agent(configured_in(folder), store)
+    try:
+        yield agent
+    finally:
+        await agent.close()
+        await store.close()
+
+
+def configured_in(folder: Path) -> LoadedConfig:
+    """The default configuration with a search service, its files below `folder`."""
+    search = {"HERMES_WEB__SEARCH": "brave", "HERMES_WEB__SEARCH_KEY": "key"}
+    return load_config({"HOME": str(folder), "HERMES_HOME": str(folder), **search})
+
+
+def make_full_agent(loaded: LoadedConfig, store: Store) -> Agent:
+    """An agent with all built-in tools."""
+    clock, folder, workspaces = SystemClock(), loaded.attachments, make_workspaces(loaded)
     files = FileDelivery(folder=folder, max_bytes=lambda _: 0, deliver=lambda _: None, clock=clock)
     images = ImageReader(folder=folder, max_bytes=0, scaler=ImageScaler(folder), clock=clock)
     terminal = terminal_tool(TerminalSettings, workspaces.folder_of, BackgroundRegistry(_ignore))
     schedule = schedule_tool(lambda: schedule_settings(loaded.config), lambda _: True, lambda: None, clock)
-    agent = make_agent(
+    return make_agent(
         loaded,
         store=store,
         pending=CompressionRegistry(),
@@ -48,11 +62,6 @@ async def agent_with_all_tools(folder: Path) -> AsyncIterator[Agent]:
         on_wait=_wait_for_nothing,
         clock=clock,
     )
-    try:
-        yield agent
-    finally:
-        await agent.close()
-        await store.close()
 
 
 async def _ignore(ended: BackgroundCommand) -> None:

@@ -60,6 +60,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, round(len(values) * share))]
 
 
+def resident_mb(line: str = "VmRSS:", *, is_reset: bool = False) -> float:
+    """Resident memory of this process, now (`VmRSS:`) or at most (`VmHWM:`) since the last reset."""
+    if is_reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(one.split()[1]) / 1024 for one in status if one.startswith(line))
+
+
 def table(measures: Sequence[Measure]) -> str:
     """The measures as a Markdown table."""
     lines = ["| measure | ours | yardstick | ratio | bar | holds |", "|---|---:|---:|---:|---:|---|"]

@@ -26,7 +26,7 @@ from agent.tools.web.fetch_tool import fetch_tool
 from agent.tools.web.fetching import FetchSettings
 from bench.built_in import agent_with_all_tools
 from bench.compression_bench import heartbeat
-from bench.measure import Measure, percentile
+from bench.measure import Measure, percentile, resident_mb
 from bench.turn_bench import started_turn
 from hermes_state import journal
 from hermes_state.journal import ModelAnswer, RunningTurn
@@ -36,6 +36,8 @@ from hermes_state.values import ModelCall, SystemClock, ToolCall, ToolEffect
 DISPATCH_BAR = 1.0
 """Milliseconds."""
 MEMORY_BAR = 64.0
+"""MB."""
+IDLE_BAR = 3.0
 """MB."""
 LAG_BAR = 50.0
 """Milliseconds."""
@@ -112,6 +114,7 @@ async def run(quick: bool) -> list[Measure]:
     return [
         *measures,
         await _schemas(),
+        await _idle_memory(),
         await _sandbox(20 if quick else 100),
         *await _command_output("100M" if quick else "1G"),
     ]
@@ -131,6 +134,14 @@ async def _schemas() -> Measure:
     return Measure(name="schemas of tools, share of the threshold", ours=max(shares[1:]) * 100, unit="%", bar=10.0)
 
 
+async def _idle_memory() -> Measure:
+    """What tools, notes and skills take of a process in which nobody uses them."""
+    command = (sys.executable, "-m", "bench.tools_memory")
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    return Measure(name="idle memory of all tools, notes and skills", ours=float(output), unit="MB", bar=IDLE_BAR)
+
+
 async def _dispatch(rounds: int) -> Measure:
     async with _bench() as bench:
         took = []
@@ -148,12 +159,12 @@ async def _flood(rounds: int) -> list[Measure]:
     async with _bench() as bench:
         await bench.round([ToolCall(id="first", name=read_much.name, arguments='{"n": 0}')])
         gc.collect()
-        before = _resident_mb("VmRSS:", is_reset=True)
+        before = resident_mb("VmRSS:", is_reset=True)
         async with heartbeat() as lags:
             for number in range(rounds):
                 ids = [f"{number}-{one}" for one in range(10)]
                 await bench.round([ToolCall(id=one, name=read_much.name, arguments='{"n": 1}') for one in ids])
-        grown = _resident_mb("VmHWM:") - before
+        grown = resident_mb("VmHWM:") - before
     size = f"{rounds * 10} MB of tool output in one turn"
     return [
         Measure(name=f"{size}: memory gained at most", ours=grown, unit="MB", bar=MEMORY_BAR),
@@ -228,25 +239,17 @@ async def _command_output(size: str) -> list[Measure]:
     """A command that writes as fast as it can."""
     with tempfile.TemporaryDirectory(prefix="tools-bench-") as folder:
         gc.collect()
-        before = _resident_mb("VmRSS:", is_reset=True)
+        before = resident_mb("VmRSS:", is_reset=True)
         async with heartbeat() as lags:
             command = await RunningCommand.start(f"head -c {size} /dev/zero", Path(folder), TerminalSettings())
             await command.finish(None)
             command.report()
-        grown = _resident_mb("VmHWM:") - before
+        grown = resident_mb("VmHWM:") - before
     name = f"{size}B of a command's output"
     return [
         Measure(name=f"{name}: memory gained at most", ours=grown, unit="MB", bar=MEMORY_BAR),
         Measure(name=f"{name}: lag of the loop, p99", ours=percentile(lags, 0.99) * 1e3, unit="ms", bar=LAG_BAR),
     ]
-
-
-def _resident_mb(line: str, *, is_reset: bool = False) -> float:
-    """Resident memory of this process, now (`VmRSS:`) or at most (`VmHWM:`) since the last reset."""
-    if is_reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(one.split()[1]) / 1024 for one in status if one.startswith(line))
 
 
 if __name__ == "__main__":

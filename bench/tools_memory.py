@@ -1,0 +1,59 @@
+"""What the tools take of an idle process: run by `bench.tools_bench` in a process of its own, prints MB.
+
+First everything is imported that an agent needs without them; what is gained after that is theirs: their modules, an
+agent that offers all of them, notes of ten chats and thirty skills, none of it used.
+"""
+
+import asyncio
+import gc
+import importlib
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.measure import resident_mb
+
+TOOLS = ("agent.tools", "agent.memory", "gateway.assembly", "bench")
+"""Modules that are measured, or import what is."""
+_LIST = "import sys, bench.built_in; print(*sys.modules)"
+_SKILL = "---\nname: skill-{0}\ndescription: How matter {0} is dealt with here, step by step.\n---\n# Matter {0}\n"
+
+
+def main() -> None:
+    listed = subprocess.run([sys.executable, "-c", _LIST], check=True, capture_output=True, text=True).stdout.split()
+    for name in listed:
+        if name.startswith(("agent.", "gateway.", "hermes_state.")) and not name.startswith(TOOLS):
+            importlib.import_module(name)
+    with tempfile.TemporaryDirectory(prefix="tools-memory-") as folder:
+        print(asyncio.run(_gained(Path(folder))))
+
+
+async def _gained(folder: Path) -> float:
+    from gateway.config import load_config
+    from hermes_state.store.writer import Store
+
+    for number in range(30):
+        (folder / "skills" / f"skill-{number}").mkdir(parents=True)
+        (folder / "skills" / f"skill-{number}" / "SKILL.md").write_text(_SKILL.format(number))
+        if number < 10:
+            (folder / "memory" / str(number)).mkdir(parents=True)
+            (folder / "memory" / str(number) / "MEMORY.md").write_text("- the register is kept by Ann\n" * 70)
+    environ = {"HERMES_WEB__SEARCH": "brave", "HERMES_WEB__SEARCH_KEY": "key"}
+    loaded = load_config({"HOME": str(folder), "HERMES_HOME": str(folder), **environ})
+    store = await Store.open(folder / "tools.db", synchronous="NORMAL")
+    gc.collect()
+    before = resident_mb()
+    from bench.built_in import make_full_agent
+
+    agent = make_full_agent(loaded, store)
+    gc.collect()
+    gained = resident_mb() - before
+    assert len(agent.offers.registry.available()) > 10
+    await agent.close()
+    await store.close()
+    return gained
+
+
+if __name__ == "__main__":
+    main()
