@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,19 @@ async def test_garbage_on_standard_output_is_left_out(world: World) -> None:
     assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"})
 
 
-async def test_a_server_over_http_is_called_and_found_again_after_a_restart(world: World) -> None:
+async def listening(port: int) -> None:
+    """Wait until somebody takes connections there."""
+    async with asyncio.timeout(20):
+        while True:
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("is_back", [True, False], ids=["is back", "is not back yet"])
+async def test_a_server_over_http_is_called_and_found_again_after_a_restart(world: World, is_back: bool) -> None:
     port = world.free_port()
     environ = {**os.environ, "FAKE_MCP_LOG": str(world.home.parent / "mcp.log")}
     words = (sys.executable, str(SERVER), "http", str(port))
@@ -250,9 +263,12 @@ async def test_a_server_over_http_is_called_and_found_again_after_a_restart(worl
         process.kill()
         await process.wait()
         since = len(world.gateway.log_bytes())
+        if not is_back:
+            assert "Error:" in await call(world, "harbour__look", {"boat": "Eva"}, word="lost")
         process = await asyncio.create_subprocess_exec(*words, env=environ, stderr=asyncio.subprocess.DEVNULL)
-        await happened(world, "started", 2)
-        await call(world, "harbour__look", {"boat": "Eva"}, word="lost")
+        await listening(port)
+        if is_back:
+            assert "Error:" in await call(world, "harbour__look", {"boat": "Eva"}, word="lost")
         await connected(world, since=since)
         assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"}, word="back")
         assert "harbour-secret-2" not in world.gateway.log_text()

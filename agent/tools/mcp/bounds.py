@@ -1,5 +1,6 @@
 """Bounds of what a server may send: long lines and bodies are given up before they take memory."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Final
@@ -8,6 +9,7 @@ import httpx2
 
 MAX_WEIGHT: Final = 32 << 20
 """Memory that one message may take, roughly, in bytes: 8 MB of text, less of what stands for many small values."""
+GOODBYE_SECONDS: Final = 2.0
 TOO_LARGE: Final = "the answer was larger than a message may be (8 MB, less where it has many small values)"
 
 _KEPT_BYTES = 256
@@ -59,14 +61,21 @@ class OversizedAnswerError(httpx2.SSEError, httpx2.StreamError):
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """HTTP transport whose answers are bounded and unpacked: what is packed may stand for any size."""
+    """HTTP transport whose answers are bounded and unpacked: what is packed may stand for any size.
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
-        self._inner = inner
+    `ended` is set when the server does not know the session any more, as behind a restart of it.
+    """
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, ended: asyncio.Event) -> None:
+        self._inner, self._ended = inner, ended
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         request.headers["accept-encoding"] = "identity"
+        if request.method == "DELETE":  # the goodbye, which a server that hangs may not hold up
+            request.extensions = {**request.extensions, "timeout": httpx2.Timeout(GOODBYE_SECONDS).as_dict()}
         response = await self._inner.handle_async_request(request)
+        if response.status_code == 404 and "mcp-session-id" in request.headers:
+            self._ended.set()
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
             raise httpx2.RemoteProtocolError("the answer is packed, although that was not asked for")

@@ -82,7 +82,7 @@ class Connection:
         if error.code == types.REQUEST_TIMEOUT:
             return f"no answer within {self._settings.seconds:g} seconds; what it had begun may still take effect"
         is_stream = error.message.startswith("SSE stream")  # of this one answer
-        if (error.code == types.CONNECTION_CLOSED and not is_stream) or error.message == "Session terminated":
+        if error.code == types.CONNECTION_CLOSED and not is_stream:
             self.ended.set()
             return "the connection to the server ended during the call; what it had begun may have taken effect"
         what = "the answer of the server could not be read" if is_stream else "the server refused the call"
@@ -134,7 +134,7 @@ async def connected(settings: ServerSettings, changed: asyncio.Event) -> AsyncIt
             changed.set()
 
     ended = asyncio.Event()
-    streams = stdio_streams(settings, ended) if settings.command else _http_streams(settings)
+    streams = stdio_streams(settings, ended) if settings.command else _http_streams(settings, ended)
     async with streams as (reading, writing):
         info = types.Implementation(name="hermes-gateway", version="1")
         async with ClientSession(
@@ -154,9 +154,9 @@ async def connected(settings: ServerSettings, changed: asyncio.Event) -> AsyncIt
 
 
 @asynccontextmanager
-async def _http_streams(settings: ServerSettings) -> AsyncIterator[Any]:  # the SDK's streams, whose types are private
+async def _http_streams(settings: ServerSettings, ended: asyncio.Event) -> AsyncIterator[Any]:  # the SDK's own types
     timeout = httpx2.Timeout(connect=10.0, read=max(300.0, settings.seconds), write=30.0, pool=10.0)
-    transport = BoundedTransport(httpx2.AsyncHTTPTransport(verify=ssl_context(), trust_env=False))
+    transport = BoundedTransport(httpx2.AsyncHTTPTransport(verify=ssl_context(), trust_env=False), ended)
     async with httpx2.AsyncClient(
         transport=transport, timeout=timeout, headers=dict(settings.headers), trust_env=False
     ) as client:

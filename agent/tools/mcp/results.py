@@ -20,6 +20,8 @@ from hermes_state.values import ChatId, Clock, Image, Millis
 
 MAX_IMAGES: Final = 4
 """Most images of one result that the model is shown."""
+MAX_TEXT: Final = 900_000
+"""Longest text of a result, in characters."""
 _MIMES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
@@ -37,7 +39,10 @@ class RemoteResult:
         words = [_words(block) for block in self.content]
         if self.structured is not None and not any(block.get("type") == "text" for block in self.content):
             words.append(orjson.dumps(self.structured, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
-        return printable(well_formed("\n".join(word for word in words if word)))
+        text = "\n".join(word for word in words if word)
+        if len(text) > MAX_TEXT:  # before the rest takes the event loop's time
+            text = f"{text[:MAX_TEXT]}\n[cut here: the result had {len(text):,} characters]"
+        return printable(well_formed(text))
 
     @property
     def images(self) -> list[tuple[str, bytes]]:

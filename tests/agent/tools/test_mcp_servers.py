@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.tools.mcp.bounds import LineReader, find_id, weight
+from agent.tools.mcp.bounds import GOODBYE_SECONDS, LineReader, find_id, weight
 from agent.tools.mcp.results import ImageStore, RemoteResult
 from agent.tools.mcp.servers import RETRIES, ServerRegistry
 from agent.tools.mcp.settings import RemoteTool, ServerSettings, ServerState, ServerStatus
@@ -200,6 +201,50 @@ async def test_a_redirect_to_another_host_is_not_followed_and_a_packed_answer_is
     assert reached == []
 
 
+async def test_a_server_that_hangs_is_told_to_cancel_and_holds_up_no_end(tmp_path: Path) -> None:
+    told: list[str] = []
+    called, cancelled, never = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.method != "POST":
+            if request.method == "DELETE":
+                told.append("goodbye")
+                await never.wait()
+            return web.Response(status=405)
+        asked = await request.json()
+        told.append(asked["method"])
+        result: dict[str, object] = {"tools": [{"name": "hang", "inputSchema": {"type": "object"}}]}
+        if asked["method"] == "initialize":
+            info = {"name": "slow", "version": "1"}
+            result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": info}
+        elif asked["method"] == "notifications/cancelled":
+            cancelled.set()
+        elif asked["method"] == "tools/call":
+            called.set()
+            await never.wait()
+        if "id" not in asked:
+            return web.Response(status=202)
+        answered = {"jsonrpc": "2.0", "id": asked["id"], "result": result}
+        return web.json_response(answered, headers={"mcp-session-id": "s1"})
+
+    app = web.Application()
+    app.router.add_route("*", "/mcp", answer)
+    async with Server(app) as here:
+        try:
+            async with serving(tmp_path, "", url=f"{here.url}/mcp") as registry:
+                await becomes(registry, ServerState.CONNECTED)
+                call = asyncio.create_task(ask(registry, "hang"))  # type: ignore[arg-type]
+                await called.wait()
+                call.cancel()
+                async with asyncio.timeout(5):
+                    await cancelled.wait()
+                before = time.monotonic()
+            assert time.monotonic() - before < GOODBYE_SECONDS + 2
+        finally:
+            never.set()
+    assert told[-1] == "goodbye"
+
+
 def test_pauses_between_tries_grow_to_five_minutes() -> None:
     assert [RETRIES.after(failures) for failures in (1, 5, 50)] == [1.0, 16.0, 300.0]
     assert isinstance(RETRIES, Backoff)
@@ -265,6 +310,9 @@ def test_results_in_words() -> None:
     ]
     assert result.images == []
     assert RemoteResult(content=[], structured={"n": 1}, is_error=False).text == '{"n":1}'
+    long = RemoteResult(content=[{"type": "text", "text": "x" * 2_000_000}], structured=None, is_error=False)
+    assert long.text.endswith("[cut here: the result had 2,000,000 characters]")
+    assert len(long.text) < 1_000_000
     assert os.linesep not in RemoteResult(content=[], structured=None, is_error=False).text
 
 
