@@ -160,7 +160,7 @@ def make_agent(
         before_split=[writer.flush] if writer is not None else [],
         on_wait=on_wait,
         redact=redactor,
-        make_engine=_engine_maker(loaded, redactor, clock),
+        make_engine=_engine_maker(loaded, redactor, store, clock),
         max_tool_rounds=config.max_tool_rounds,
         budget=budget,
         approval_minutes=tools.approval_minutes,
@@ -283,7 +283,9 @@ def _context_of(route: RouteConfig, config: Config) -> Tokens:
     return Tokens(route.context_length or listed or config.model.context_length or ASSUMED_CONTEXT)
 
 
-def _engine_maker(loaded: LoadedConfig, redactor: Redactor, clock: Clock) -> Callable[[Engine], Engine] | None:
+def _engine_maker(
+    loaded: LoadedConfig, redactor: Redactor, store: Store, clock: Clock
+) -> Callable[[Engine], Engine] | None:
     """Puts the plugin that `context.engine` names in front of the built-in engine. Raises `ConfigError`."""
     engine = load_engine(loaded.config.context.engine, loaded.home)
     if engine is None:
@@ -299,6 +301,7 @@ def _engine_maker(loaded: LoadedConfig, redactor: Redactor, clock: Clock) -> Cal
         mark=mark,
         schemas=engine.schemas,
         home=str(loaded.home),
+        store=store,
     )
 
 

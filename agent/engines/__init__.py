@@ -21,14 +21,22 @@ from agent.engines.adapter import PluginEngine
 from agent.engines.compressor import ContextCompressor
 from agent.engines.contract import ContextEngine
 from agent.engines.loader import LoadedEngine, PluginReport, list_plugins, load_engine, unknown_engine
+from agent.engines.mapping import text_of
+from agent.handoff import unframed
+from agent.tokens import estimated_text_tokens
+from hermes_state.errors import ModelError
 
 __all__ = [
     "ContextCompressor",
     "ContextEngine",
     "LoadedEngine",
+    "ModelError",
     "PluginEngine",
     "PluginReport",
+    "estimated_text_tokens",
     "list_plugins",
     "load_engine",
+    "text_of",
+    "unframed",
     "unknown_engine",
 ]

@@ -5,12 +5,14 @@ attempt is aborted, and where there is no room to leave things as they are, the 
 """
 
 import asyncio
+import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import structlog
@@ -31,16 +33,19 @@ from agent.context.limits import Limits
 from agent.context.model_handle import ModelInfo, SummaryRoute
 from agent.context.state import ContextState, CooldownKey, cooldown_key
 from agent.engines.contract import ContextEngine
-from agent.engines.handle import EngineHandle, messages_of, session_of
+from agent.engines.handle import EngineHandle, sent_view, session_of
 from agent.engines.mapping import MappedMessages, MessageListError, SentMessages, mapped_messages, sent_messages
+from agent.engines.model_calls import SummaryClient
 from agent.engines.timeouts import EngineError
 from agent.handoff import framed
 from agent.model.base import ToolSchema
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.compressions import Layer
 from hermes_state.errors import ToolError
+from hermes_state.sessions import Session, load_session
+from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_view
-from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, Origin, Tokens, ToolEffect
+from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, Origin, SessionId, Tokens, ToolEffect
 
 log = structlog.get_logger()
 
@@ -54,6 +59,8 @@ MAX_FOCUS = 500
 """Length of the focus that an engine may ask for, in characters."""
 MAX_REASON = 200
 """Length of the reason that an engine may give, in characters."""
+FOLDER: Final = "context_engines"
+"""Folder of the state directory in which engines keep what is theirs: a folder each, with one for each conversation."""
 FAILED: Final = "engine"
 """The name of an engine's failure in attempts and cooldowns."""
 
@@ -73,12 +80,14 @@ class PluginEngine:
         mark: str = "",
         schemas: Sequence[ToolSchema] = (),
         home: str = "",
+        store: Store | None = None,
         compress_seconds: float = COMPRESS_SECONDS,
         quick_seconds: float = QUICK_SECONDS,
     ) -> None:
         """`make` gives a new engine object; `fallback` compresses where the engine failed and there is no room.
 
-        `mark` changes with the settings behind the engine and the model. `home`: the state directory.
+        `mark` changes with the settings behind the engine and the model. `home`: the state directory. `store`: None
+        where engines are given no folder for a conversation.
         """
         self.name = name
         self._fallback = fallback
@@ -86,11 +95,20 @@ class PluginEngine:
         self._clock = clock
         self._mark = mark
         self._schemas = tuple(schemas)
+        self._folder = Path(home, FOLDER, name)
+        self._store = store
         self._compress_seconds = compress_seconds
         self._hung: set[asyncio.Future[Any]] = set()
         self._handles: OrderedDict[LineageId, EngineHandle] = OrderedDict()
         self._new_handle = partial(
-            EngineHandle, name=name, make=make, model=model, home=home, quick_seconds=quick_seconds, hung=self._hung
+            EngineHandle,
+            name=name,
+            make=make,
+            model=model,
+            home=home,
+            facts=self._facts,
+            quick_seconds=quick_seconds,
+            hung=self._hung,
         )
 
     # ---- the seam
@@ -120,16 +138,19 @@ class PluginEngine:
         if job.must_shrink and (was_lost or state.is_cooling(key, now)):
             return await self._fall_back(job, state)
         await job.begin()
+        calls = SummaryClient(job, state, redact=self._redact, clock=self._clock, seconds=self._compress_seconds)
         try:
-            mapped = await self._compressed(job)
+            mapped = await self._compressed(job, calls)
         except EngineError as error:
             log.warning("engine.failed", engine=self.name, layer=job.layer, reason=str(error))
-            state = state.failed(key, FAILED, self._clock.now())
+            state = calls.state.failed(key, FAILED, self._clock.now())
             if job.must_shrink:
                 return await self._fall_back(job, state)
             reason, until = f"The context engine {self.name} {error}.", state.cooldowns[key].until
             return Aborted(kind=FAILED, reason=reason, retry_at=Millis(until)), state
-        state = state.answered(key)
+        finally:
+            calls.close()
+        state = calls.state.answered(key)
         result, judged = self._judged(job, state, mapped)
         if isinstance(result, NotNeeded) and job.must_shrink:
             return await self._fall_back(job, state)
@@ -170,8 +191,8 @@ class PluginEngine:
 
     async def _run_tool(self, name: str, arguments: dict[str, Any], context: ToolContext) -> str:
         view = await context.store.read(load_view, context.lineage_id)
-        session, facts = view.session, {"session_id": view.session.key, "messages": await messages_of(view)}
-        seconds = self._compress_seconds
+        session, sent, seconds = view.session, await sent_view(view), self._compress_seconds
+        facts = {"session_id": session.key, "messages": list(sent.messages), "message_ids": sent.ids}
         try:
             async with self._handle(session.lineage_id).acquire(session, waits=True) as handle:
                 result = await handle.call("handle_tool_call", name, arguments, seconds=seconds, **facts)
@@ -197,11 +218,20 @@ class PluginEngine:
                 del self._handles[other]
         return handle
 
+    async def _facts(self, session: Session) -> dict[str, Any]:
+        """The conversation of a session, by the key of its first one, and a folder for what the engine keeps of it."""
+        if self._store is None:
+            return {}
+        key = (await self._store.read(load_session, SessionId(session.lineage_id))).key
+        await asyncio.to_thread((self._folder / key).mkdir, parents=True, exist_ok=True)
+        return {"conversation": key, "storage": str(self._folder / key)}
+
     # ---- one compression
 
-    async def _compressed(self, job: CompressionJob) -> MappedMessages | None:
+    async def _compressed(self, job: CompressionJob, calls: SummaryClient) -> MappedMessages | None:
         async with self._acquire(job) as handle:
             sent = await self._sent(job)
+            is_async = inspect.iscoroutinefunction(getattr(handle.engine, "compress", None))
             returned = await handle.call(
                 "compress",
                 list(sent.messages),
@@ -209,6 +239,8 @@ class PluginEngine:
                 current_tokens=int(job.tokens_before),
                 focus_topic=job.focus,
                 force=job.layer == "manual",
+                message_ids=sent.ids,
+                call_model=calls.ask if is_async else calls.ask_and_wait,
             )
             try:
                 return await asyncio.to_thread(mapped_messages, sent, returned, self._redact)
@@ -283,10 +315,11 @@ class PluginEngine:
         """The contract's own answer, `default`, is worth no list."""
         if not handle.overrides(method):
             return default
-        return await self._says(handle, method, list((await self._sent(job)).messages))
+        sent = await self._sent(job)
+        return await self._says(handle, method, list(sent.messages), message_ids=sent.ids)
 
-    async def _says(self, handle: EngineHandle, method: str, about: object) -> bool:
-        answer = await handle.call(method, about)
+    async def _says(self, handle: EngineHandle, method: str, about: object, **facts: Any) -> bool:
+        answer = await handle.call(method, about, **facts)
         try:
             return bool(answer)
         except Exception as error:  # such as an array of answers

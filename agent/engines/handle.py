@@ -7,7 +7,7 @@ that nobody knows: it is lost, and the conversation's next caller gets another.
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import isfinite
@@ -18,10 +18,11 @@ import structlog
 from agent.context.job import ContinuedEvent, EndedEvent, EngineEvent, ReplyEvent
 from agent.context.model_handle import ModelInfo
 from agent.context.state import state_of
-from agent.engines.contract import ContextEngine, ListMessage
-from agent.engines.mapping import sent_messages
+from agent.engines.contract import ContextEngine
+from agent.engines.mapping import SentMessages, sent_messages
 from agent.engines.timeouts import CallTimeout, EngineError, call_with_timeout
 from agent.model.wire import WireSettings
+from hermes_state.errors import StateError
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View
 from hermes_state.values import CanonicalUsage, SessionId
@@ -30,6 +31,8 @@ log = structlog.get_logger()
 
 MAX_EVENTS = 32
 """Events kept for a conversation whose engine is busy; the oldest are dropped."""
+NAMED_KEYWORDS = frozenset({"call_model", "conversation", "message_ids", "storage"})
+"""Keywords for methods that name them: one that takes any keyword, of an older plugin, is called as it always was."""
 MAX_HUNG_CALLS = 4
 """Calls that were given up and still run: with so many, a plugin is not called at all."""
 
@@ -47,6 +50,8 @@ class EngineHandle:
     """The state directory."""
     platform: str = ""
     """Platform of the conversation's chat; empty before a compression was thought of here."""
+    facts: Callable[[Session], Awaitable[dict[str, Any]]]
+    """Further keywords of `on_session_start`, about a session's conversation."""
     quick_seconds: float
     """Longest wait for a call that makes no model call."""
     hung: set[asyncio.Future[Any]]
@@ -98,6 +103,10 @@ class EngineHandle:
         """Tells if the engine has a method of its own in place of the contract's."""
         return getattr(type(self.engine), method, None) is not getattr(ContextEngine, method)
 
+    def takes(self, method: str, *keywords: str) -> bool:
+        """Tells if a method of the engine takes one of these keywords."""
+        return bool(_accepted(getattr(self.engine, method), dict.fromkeys(keywords)))
+
     async def on_event(self, event: EngineEvent) -> None:
         """Tells the engine at once, or as soon as it is done with what it is doing. Never raises."""
         self.events.append(event)
@@ -134,6 +143,12 @@ class EngineHandle:
             was_undone = state_of(session.context_state).held_at > 0
             reason, parent = "undo" if was_undone else "compression", before.key
         facts: dict[str, Any] = {"hermes_home": self.home, "platform": self.platform, "model": self.model.name}
+        if self.takes("on_session_start", "conversation", "storage"):
+            try:
+                facts |= await self.facts(session)
+            except (StateError, OSError) as error:
+                self.session = before
+                raise EngineError(f"has no place to keep anything ({type(error).__name__})") from error
         await self.call("on_session_start", session.key, reason=reason, parent=parent, **facts)
 
     async def _ask_threshold(self) -> None:
@@ -167,7 +182,8 @@ class EngineHandle:
                 await self._ask_threshold()
             case EndedEvent(view=view, was_reset=was_reset):
                 try:
-                    await self.call("on_session_end", view.session.key, await messages_of(view))
+                    sent = await sent_view(view)
+                    await self.call("on_session_end", view.session.key, list(sent.messages), message_ids=sent.ids)
                     if was_reset:
                         await self.call("on_session_reset")
                 finally:
@@ -196,10 +212,9 @@ def session_of(event: EngineEvent) -> Session:
             return view.session
 
 
-async def messages_of(view: View) -> list[ListMessage]:
-    """A view as engines are shown it, in a list of its own."""
-    system = view.session.system_prompt or ""
-    return list((await asyncio.to_thread(sent_messages, system, view.transcript, WireSettings())).messages)
+async def sent_view(view: View) -> SentMessages:
+    """A view as engines are shown it."""
+    return await asyncio.to_thread(sent_messages, view.session.system_prompt or "", view.transcript, WireSettings())
 
 
 def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
@@ -207,11 +222,12 @@ def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[st
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # of something that is callable and tells no more
-        return keywords
-    if any(one.kind is one.VAR_KEYWORD for one in parameters):
-        return keywords
-    names = {one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY}
-    return {name: value for name, value in keywords.items() if name in names}
+        return {name: value for name, value in keywords.items() if name not in NAMED_KEYWORDS}
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    names = {one.name for one in parameters if one.kind not in (one.POSITIONAL_ONLY, one.VAR_KEYWORD)}
+    return {
+        name: value for name, value in keywords.items() if name in names or (takes_any and name not in NAMED_KEYWORDS)
+    }
 
 
 def _usage(usage: CanonicalUsage) -> dict[str, Any]:

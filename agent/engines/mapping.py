@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from agent.context.cuts import handoff_for, handoff_in, joined, open_request
+from agent.context.cuts import REMADE, handoff_for, handoff_in, joined, open_request
 from agent.engines.contract import ListMessage
 from agent.handoff import parse_handoff, unframed
 from agent.model.wire import WireSettings, traced_messages
@@ -43,6 +43,11 @@ class SentMessages:
     sources: tuple[tuple[Message, ...], ...]
     keys: tuple[MessageKey, ...]
     contents: tuple[str, ...]
+
+    @property
+    def ids(self) -> list[list[str]]:
+        """Recall ids of the rows in each message; none for the system prompt and for what every view gets anew."""
+        return [[recall_id(row.id) for row in rows if row.origin not in REMADE] for rows in self.sources]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

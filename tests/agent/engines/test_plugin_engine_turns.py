@@ -45,7 +45,15 @@ def agent_with(
         facts = ModelInfo(name=model.name, context_length=Tokens(WINDOW))
         schemas = [ToolSchema(**schema) for schema in make().get_tool_schemas()]
         return PluginEngine(
-            "theirs", make, model=facts, fallback=built_in, redact=redact, clock=chat.clock, schemas=schemas, home=home
+            "theirs",
+            make,
+            model=facts,
+            fallback=built_in,
+            redact=redact,
+            clock=chat.clock,
+            schemas=schemas,
+            home=home,
+            store=chat.store,
         )
 
     return SingleModelAgent(
