@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$name; break; }; done)
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-CODE := gateway platforms agent hermes_state tests bench
+CODE := gateway platforms agent hermes_state tests bench examples
 ARGS ?=
 # Extras that were asked for once are kept up to date with everything else.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-mcp)
@@ -47,7 +47,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
 	@touch $@
 
 install: $(VENV)/.installed $(EXTRAS) ## make .venv with what a server needs; with it the gateway can run
-	@$(BIN)/python -m compileall -q $(filter-out tests bench,$(CODE))
+	@$(BIN)/python -m compileall -q $(filter-out tests bench examples,$(CODE))
 
 setup: $(VENV)/.installed-dev ## make .venv with everything for development
 
@@ -75,7 +75,7 @@ test-browser: setup ## the web chat in a headless Chromium
 crash: setup ## every kill point, one by one; takes long
 	@$(BIN)/python -m pytest -m crash $(ARGS)
 
-months: setup ## 400 turns of one chat, on each platform and in three windows
+months: setup ## 400 turns of one chat, on each platform, in three windows, with two context engines
 	@$(BIN)/python -m pytest -m months $(ARGS)
 
 protocols: setup ## the end-to-end tests, sampled kills and weeks included, over the other two protocols, on asyncio's loop

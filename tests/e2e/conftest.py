@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.protocols import CHAT_COMPLETIONS, PROTOCOLS, ModelProtocol, chosen
+from tests.e2e.with_engine import EXAMPLE, install
 from tests.e2e.world import World, world_in
 
 
@@ -33,3 +34,9 @@ async def discord_world(tmp_path: Path, protocol: ModelProtocol) -> AsyncIterato
     """Discord and a model, the gateway not started yet."""
     async with world_in(tmp_path, protocol, telegram=False, discord=True) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def lossless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the example engine was installed into."""
+    return install(EXAMPLE, tmp_path_factory.mktemp("lossless"))

@@ -7,7 +7,7 @@ of them, 400 turns each, are run by `make months`.
 import sqlite3
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,9 @@ from hermes_state.sessions import get_compression_tip
 from hermes_state.store.connections import register_functions
 from hermes_state.transcripts import load_messages
 from hermes_state.values import LineageId, MessageRole, Origin, SessionId
+from tests.e2e.lossless import check_tree, find_the_first
 from tests.e2e.protocols import ModelProtocol
+from tests.e2e.with_engine import FOLDER, run_with_engine
 from tests.e2e.with_tools import run_with_tools
 from tests.e2e.world import World, world_in
 from tests.fakes.fake_llm import LLM_KEY
@@ -52,6 +54,7 @@ class Month:
     """Of the register, about thirty tokens each."""
     every: int
     """So many turns, one reads the register."""
+    engine: str = "compressor"
 
 
 MONTHS = (
@@ -136,6 +139,8 @@ def calls_of(month: Month, number: int) -> list[dict[str, Any]]:
         calls.append({"name": "history_search", "arguments": {"query": f"TURN-{number // 2:04d}"}})
     if number % 25 == 24:
         calls.append({"name": "history_open", "arguments": {"id": "m1"}})
+    if month.engine == "lossless" and number % 10 == 3:
+        calls.append({"name": "lcm_grep", "arguments": {"pattern": f"turn-{number // 3:04d}"}})
     return calls
 
 
@@ -195,14 +200,19 @@ def check_rows(db: sqlite3.Connection, lineage_id: LineageId, month: Month) -> N
             assert "found, best first" in (row.text or "")
         if row.tool_name == "history_open":
             assert "TURN-0001" in (row.text or "")
+        if row.tool_name == "lcm_grep":
+            assert " user in " in (row.text or ""), row.text
 
 
-async def spend_on(platform: str, month: Month, folder: Path, protocol: ModelProtocol) -> None:
+async def spend_on(
+    platform: str, month: Month, folder: Path, protocol: ModelProtocol, plugins: Path | None = None
+) -> None:
+    """`plugins`: folder of installed packages, where the month is that of an engine of theirs."""
     chat_type: type[Telegram | Discord] = Telegram if platform == "telegram" else Discord
     is_telegram = chat_type is Telegram
-    async with world_in(
-        folder, protocol, telegram=is_telegram, discord=not is_telegram, program=run_with_tools
-    ) as world:
+    program = run_with_tools if plugins is None else run_with_engine
+    async with world_in(folder, protocol, telegram=is_telegram, discord=not is_telegram, program=program) as world:
+        world.gateway.environ[FOLDER] = str(plugins)
         await spend(world, chat_type(world), month)
 
 
@@ -212,6 +222,7 @@ async def spend(world: World, chat: Chat, month: Month) -> None:
         HERMES_MODEL__NAME=world.protocol.prefix + month.model,
         HERMES_MODEL__CONTEXT_LENGTH=str(month.context_length),
         HERMES_SESSIONS__MERGE_SECONDS="0",
+        HERMES_CONTEXT__ENGINE=month.engine,
     )
     await live(world, chat, month)
     assert await world.outcomes() == {"ok"}, "nothing was refused, nothing failed"
@@ -225,7 +236,11 @@ async def spend(world: World, chat: Chat, month: Month) -> None:
         assert db.execute("SELECT DISTINCT summary_kind FROM compressions").fetchall() == [("model",)]
         assert db.execute("SELECT state, count(*) FROM turns GROUP BY 1").fetchall() == [("finished", month.turns)]
         assert db.execute("SELECT count(*) FROM outbox WHERE kind = 'error'").fetchall() == [(0,)]
+        if month.engine == "lossless":
+            check_tree(world, db, lineage_id)
     await check_history(chat, month)
+    if month.engine == "lossless":
+        await find_the_first(world, chat)
     assert await world.gateway.stop() == 0
 
 
@@ -248,9 +263,20 @@ async def test_a_busy_week_on_discord(tmp_path: Path, protocol: ModelProtocol) -
     await spend_on("discord", SAMPLE, tmp_path, protocol)
 
 
+@pytest.mark.parametrize("platform", ["telegram", "discord"])
+async def test_a_busy_week_with_the_example_engine(
+    tmp_path: Path, protocol: ModelProtocol, platform: str, lossless: Path
+) -> None:
+    await spend_on(platform, replace(SAMPLE, engine="lossless"), tmp_path, protocol, lossless)
+
+
 @pytest.mark.months
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("platform", ["telegram", "discord"])
 @pytest.mark.parametrize("month", MONTHS, ids=lambda month: month.model)
-async def test_a_month(tmp_path: Path, protocol: ModelProtocol, platform: str, month: Month) -> None:
-    await spend_on(platform, month, tmp_path, protocol)
+@pytest.mark.parametrize("engine", ["compressor", "lossless"])
+async def test_a_month(
+    tmp_path: Path, protocol: ModelProtocol, platform: str, month: Month, engine: str, lossless: Path
+) -> None:
+    plugins = lossless if engine == "lossless" else None
+    await spend_on(platform, replace(month, engine=engine), tmp_path, protocol, plugins)

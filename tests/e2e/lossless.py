@@ -1,0 +1,83 @@
+"""What has to be true of the tree that the example engine keeps, and how a model finds its way in it."""
+
+import json
+import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from hermes_state.transcripts import load_messages, load_view
+from hermes_state.values import LineageId, Origin, parse_recall_id
+from tests.e2e.world import World
+from tests.fakes.fake_llm import LLM_KEY
+
+RESULT = "SELECT text FROM messages WHERE tool_name = ? ORDER BY id DESC LIMIT 1"
+
+
+class Chat(Protocol):
+    async def say(self, text: str) -> None: ...
+
+    async def wait_for(self, answer: str) -> None: ...
+
+
+def tree_of(world: World) -> Path:
+    """The tree of the one conversation there is."""
+    [path] = (world.home / "context_engines" / "lossless").glob("*/tree.db")
+    return path
+
+
+def check_tree(world: World, db: sqlite3.Connection, lineage_id: LineageId) -> None:
+    """Every message is kept as it was said, and what is out of view is under the nodes that the handoff names."""
+    with closing(sqlite3.connect(tree_of(world))) as tree:
+        kept = {parse_recall_id(one): text for one, text in tree.execute("SELECT id, text FROM messages")}
+    nodes = nodes_of(tree_of(world))
+    said = load_messages(db, lineage_id, 1_000_000)
+    view = load_view(db, lineage_id).transcript
+    [handoff] = [row.text or "" for row in view if row.origin is Origin.SUMMARY]
+    tops = [int(name) for name in re.findall(r"n(\d+)", handoff.partition("\n")[0])]
+    covered = [one for top in tops for one in nodes[top][1]]
+    assert len(covered) == len(set(covered)), "a message is under one node of the top only"
+    in_view = {row.id for row in view}
+    out_of_view = {row.id: row.text or "" for row in said if row.id not in in_view}
+    assert all(text in kept[one] for one, text in out_of_view.items()), "a message is kept as it was said"
+    assert {parse_recall_id(one) for one in covered} >= out_of_view.keys()
+    assert all(len(below) <= 4 for below, _ in nodes.values())
+    for below, covers in nodes.values():
+        assert not below or [one for child in below for one in nodes[int(child[1:])][1]] == covers
+
+
+def nodes_of(path: Path) -> dict[int, tuple[list[str], list[str]]]:
+    """What is right under each node of a tree, and the messages at its bottom."""
+    with closing(sqlite3.connect(path)) as tree:
+        rows = tree.execute("SELECT id, children, covers FROM nodes").fetchall()
+    return {one: (json.loads(below), json.loads(covers)) for one, below, covers in rows}
+
+
+async def call(world: World, chat: Chat, name: str, **arguments: Any) -> Any:
+    """Result of a tool that the model calls because it was scripted to."""
+    llm = world.llm_app[LLM_KEY]
+    llm.scripts.clear()
+    number = world.query("SELECT count(*) FROM turns")[0][0]
+    turn = {"match": f"CALL-{number} ", "has_tools": True, "times": -1}
+    llm.add_scripts([{**turn, "last_role": "user", "tool_calls": [{"name": name, "arguments": arguments}]}])
+    llm.add_scripts([{**turn, "text": f"DONE-{number}."}])
+    await chat.say(f"CALL-{number} now")
+    await chat.wait_for(f"DONE-{number}.")
+    return json.loads(world.query(RESULT, name)[0][0])
+
+
+async def find_the_first(world: World, chat: Chat) -> None:
+    """From the oldest words down to the message that has them, and to it from the top of the tree."""
+    found = await call(world, chat, "lcm_grep", pattern=r"turn-0001\s", regex=True)
+    [(message, leaf)] = set(re.findall(r"(m\d+) user in (n\d+): ", "\n".join(found["lines"])))
+    assert "TURN-0001 " in (await call(world, chat, "lcm_expand", node=message))["lines"][0]
+    assert "TURN-0001 " in (await call(world, chat, "lcm_expand", node=leaf))["lines"][0]
+    described = await call(world, chat, "lcm_describe")
+    node, seen = re.findall(r"^(n\d+) \(", described["lines"][1])[0], []
+    while node not in seen:
+        seen.append(node)
+        [text, *_] = (await call(world, chat, "lcm_expand", node=node))["lines"]
+        node = next(iter(re.findall(r"^(n\d+) \(\d+ messages, m", text, re.MULTILINE)), node)
+    assert seen[-1] == leaf
+    assert "TURN-0001 " in text
