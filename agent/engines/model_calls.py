@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
+from threading import Event
 
 from agent.context.excerpt import without_thoughts
 from agent.context.job import CompressionJob
@@ -33,7 +34,7 @@ class SummaryClient:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + seconds
         self._waiting: set[Future[str]] = set()
-        self._is_closed = False
+        self._closed = Event()
 
     async def ask(self, prompt: str, system: str = "") -> str:
         """The answer of the first route that has one. Raises the kinds of `ModelError`."""
@@ -56,10 +57,12 @@ class SummaryClient:
 
     def ask_and_wait(self, prompt: str, system: str = "") -> str:
         """`ask` for the threads of an engine that is not async."""
-        if self._is_closed:
+        if self._closed.is_set():
             raise ModelTimeout("the compression is over")
         waiting = asyncio.run_coroutine_threadsafe(self.ask(prompt, system), self._loop)
         self._waiting.add(waiting)
+        if self._closed.is_set():  # meanwhile: nobody would end this one
+            waiting.cancel()
         try:
             return waiting.result()
         except CancelledError as error:
@@ -68,14 +71,14 @@ class SummaryClient:
             self._waiting.discard(waiting)
 
     def close(self) -> None:
-        """End the calls that still run; none is made any more."""
-        self._is_closed = True
+        """Ends the calls that still run; none is made any more."""
+        self._closed.set()
         for waiting in list(self._waiting):
             waiting.cancel()
 
     async def _answer(self, route: SummaryRoute, prompt: str, system: str) -> str:
         job, seconds = self._job, self._deadline - self._loop.time()
-        if self._is_closed or seconds <= 0:
+        if self._closed.is_set() or seconds <= 0:
             raise ModelTimeout("the compression is over")
         texts = [await asyncio.to_thread(self._redact, text) for text in (prompt, system)]
         row = asking_row(texts[0], self._clock.now())

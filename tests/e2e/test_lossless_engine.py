@@ -92,6 +92,9 @@ async def test_facts_are_found_again_through_compressions_undo_kills_and_new(wor
     await world.converse("/new")
     assert places(await call(world, "lcm_grep", pattern="pier-17"), "PIER-17") == set(), "another conversation"
     assert len({old, *old.parent.parent.glob("*/tree.db")}) == 2
+    key = world.query("SELECT key FROM sessions WHERE lineage_id = 1 ORDER BY depth DESC LIMIT 1")[0][0]
+    await world.converse(f"/resume {key[:8]}")
+    assert places(await call(world, "lcm_grep", pattern="pier-17"), "PIER-17") == {place}, "taken up again"
     assert await world.violations() == []
     assert "Traceback" not in world.gateway.log_text()
 

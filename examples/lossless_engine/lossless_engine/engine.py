@@ -74,9 +74,8 @@ class Lossless(ContextEngine):
     def should_compress(self, prompt_tokens: int | None = None) -> bool:
         return (self.last_prompt_tokens if prompt_tokens is None else prompt_tokens) >= self.threshold_tokens
 
-    # Both keep what is in view, in each turn: the built-in engine may compress where this one is not asked.
-
     def should_compress_preflight(self, messages: list[Message], message_ids: Ids = ()) -> bool:
+        # Here and below only to keep what is in view: the built-in engine may compress where this one is not asked.
         return not self._view(messages, message_ids)
 
     def has_content_to_compress(self, messages: list[Message], message_ids: Ids = ()) -> bool:
@@ -115,7 +114,7 @@ class Lossless(ContextEngine):
                 view.kept.append([Kept(ids[0], message["role"], _text(message))] if ids else [])
         if ours := _OURS.match(handoff):
             view.tops.extend(self.tree.named(*ours[1].split()))
-        elif handoff:  # of the built-in engine, and kept as if somebody had said it
+        elif handoff and view.kept:  # of the built-in engine, and kept as if somebody had said it
             view.tops.extend(self.tree.tops_beside(one.id for kept in view.kept for one in kept))
             view.kept[0].insert(0, Kept(f"r{sha256(handoff.encode()).hexdigest()[:12]}", "record", handoff))
         self.tree.keep(one for kept in view.kept for one in kept)
@@ -246,9 +245,8 @@ def _starts(pattern: str, texts: Sequence[str], *, is_regex: bool) -> list[int |
 def _text(message: Message) -> str:
     """All words of a message, its calls included."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    return "\n".join(
-        [text_of(message.get("content")), *(f"(called {one['name']} {one['arguments']})" for one in calls)]
-    )
+    called = [f"(called {one['name']} with {one['arguments']})" for one in calls]
+    return "\n".join([text_of(message.get("content")), *called])
 
 
 def _shortened(text: str, tokens: int) -> str:

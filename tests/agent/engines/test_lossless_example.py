@@ -145,3 +145,12 @@ def test_words_are_found_whatever_their_case_and_order(engine: Any) -> None:
     assert talk.call("lcm_grep", pattern="PIER heron")["lines"][1] == "m1 user in view: The Heron lies at Pier 17."
     assert talk.call("lcm_grep", pattern="heron swims")["lines"] == ["0 found"]
     assert talk.call("lcm_grep", pattern=r"pier \d+", regex=True)["lines"][0] == "1 found"
+
+
+def test_a_handoff_of_another_engine_is_kept_and_a_view_of_nothing_else_is_no_trouble(engine: Any) -> None:
+    talk = Talk(engine)
+    talk.shown, talk.ids = [{"role": "user", "content": framed("They looked at PIER-17.")}], [[]]
+    assert talk.call("lcm_grep", pattern="pier-17")["lines"] == ["0 found"]
+    talk.say(8)
+    talk.compress()
+    assert talk.call("lcm_grep", pattern="pier-17")["lines"][1].partition(": ")[2] == "They looked at PIER-17."
