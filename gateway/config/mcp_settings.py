@@ -15,9 +15,22 @@ _SERVER = re.compile(r"[a-z0-9]+(?:[_-][a-z0-9]+)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def _variables(value: object) -> Mapping[str, SecretStr]:
-    """Variables by name. All are secrets: servers are given their keys so."""
-    found = {str(name): SecretStr(_plain_word(written)) for name, written in keyed(value).items()}
+_HARMLESS = re.compile(r"[a-z]{1,20}|[0-9]{1,9}|/[\w./-]{0,200}|https?://[\w.:/-]{1,200}", re.ASCII)
+"""Values that hold no key under a name that means none: words, numbers, paths, addresses without a password.
+
+As secrets, a path or a word would be taken out of everything that people and the agent say.
+"""
+
+_KEY_NAME = re.compile(r"auth|key|token|secret|pass|pwd|cred|cookie|sign", re.IGNORECASE)
+
+
+def _variables(value: object) -> Mapping[str, str | SecretStr]:
+    """Variables by name; values that may be keys are secrets."""
+    found: dict[str, str | SecretStr] = {}
+    for name, written in keyed(value).items():
+        text = _plain_word(written)
+        is_harmless = _HARMLESS.fullmatch(text) is not None and _KEY_NAME.search(str(name)) is None
+        found[str(name)] = text if is_harmless else SecretStr(text)
     if wrong := [name for name in found if _VARIABLE.fullmatch(name) is None]:
         raise ValueError(f"{wrong[0]!r} is no name of a variable")
     return found
@@ -36,7 +49,7 @@ class ServerConfig(BaseConfig):
 
     command: str | None = None
     args: tuple[str, ...] = ()
-    env: Annotated[dict[str, SecretStr], BeforeValidator(_variables)] = Field(default_factory=dict)
+    env: Annotated[dict[str, str | SecretStr], BeforeValidator(_variables)] = Field(default_factory=dict)
     cwd: str | None = None
     url: Url | None = None
     headers: Annotated[dict[str, SecretStr], BeforeValidator(secret_headers)] = Field(default_factory=dict)
@@ -46,6 +59,14 @@ class ServerConfig(BaseConfig):
     trust_hints: bool = False
     seconds: float = setting(60, ge=1, le=3_600, unit="seconds")
     enabled: bool = True
+
+    @property
+    def plain_env(self) -> dict[str, str]:
+        """The variables as a server is given them."""
+        return {
+            name: value.get_secret_value() if isinstance(value, SecretStr) else value
+            for name, value in self.env.items()
+        }
 
     @property
     def complaint(self) -> str | None:

@@ -305,8 +305,7 @@ def _servers(loaded: LoadedConfig) -> Iterator[CheckResult]:
     if servers and (missing := missing_sdk()) is not None:
         yield failed("mcp", f"{missing}.")
     for name, one in servers.items():
-        path = one.env["PATH"].get_secret_value() if "PATH" in one.env else None
-        if one.command is not None and shutil.which(one.command, path=path) is None:
+        if one.command is not None and shutil.which(one.command, path=one.plain_env.get("PATH")) is None:
             yield failed("mcp", f"The program of the MCP server {name} is not there: {one.command}.")
 
 

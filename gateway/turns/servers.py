@@ -20,7 +20,7 @@ def server_settings(config: McpConfig) -> list[ServerSettings]:
             name=name,
             command=one.command,
             args=one.args,
-            env={key: value.get_secret_value() for key, value in one.env.items()},
+            env=one.plain_env,
             cwd=one.cwd,
             url=one.url,
             headers={key: value.get_secret_value() for key, value in one.headers.items()},

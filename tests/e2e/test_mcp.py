@@ -120,6 +120,7 @@ async def test_a_server_is_given_none_of_the_gateways_variables(world: World) ->
     assert "HARBOUR_KEY" in names
     assert not [name for name in names if name.startswith("HERMES_")]
     assert "harbour-secret-1" not in world.gateway.log_text()
+    assert not processes_with("harbour-secret-1")
     assert "ready for boats" in world.gateway.log_text()
     code, shown = await world.command_line("config", "show", "--json")
     assert code == 0
@@ -223,8 +224,13 @@ async def test_a_server_that_cannot_start_holds_nothing_up(world: World) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_the_gateways_end_leaves_no_child_behind(world: World, number: int) -> None:
-    await start(world, harbour=server(world))
-    assert processes_with(str(world.home))
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1_000)"
+    deaf = {"command": sys.executable, "args": ["-c", stubborn, f"{world.home}/deaf"]}
+    await world.gateway.start(HERMES_MCP__SERVERS=json.dumps({"deaf": deaf, "harbour": server(world)}))
+    await connected(world)
+    async with asyncio.timeout(10):
+        while not processes_with(f"{world.home}/deaf"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # processes of others have no event to wait for
     world.gateway.signal(number)
     await world.gateway.wait()
     assert await all_gone(str(world.home))
@@ -259,7 +265,10 @@ async def test_a_server_over_http_is_called_and_found_again_after_a_restart(worl
         headers = {"Authorization": "Bearer harbour-secret-2"}
         await start(world, harbour={"url": f"http://127.0.0.1:{port}/mcp", "headers": headers, **READS})
         assert "pier 7" in await call(world, "harbour__look", {"boat": "Eva"})
+        assert world.gateway.process is not None
+        before = most_memory(world.gateway.process.pid, is_reset=True)
         assert "larger than a message may be" in await call(world, "harbour__flood", {"megabytes": 100}, word="much")
+        assert most_memory(world.gateway.process.pid) - before < 64 * 1024
         process.kill()
         await process.wait()
         since = len(world.gateway.log_bytes())

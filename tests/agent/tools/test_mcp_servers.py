@@ -189,11 +189,20 @@ async def test_a_redirect_to_another_host_is_not_followed_and_a_packed_answer_is
         response.enable_compression(force=web.ContentCoding.gzip)
         return response
 
-    apps = [web.Application() for _ in range(3)]
-    for app, handler in zip(apps, (other, redirecting, packed), strict=True):
+    async def heavy(request: web.Request) -> web.Response:
+        values = '{"jsonrpc": "2.0", "id": 0, "result": {"a": [' + "[]," * 1_000_000 + "[]]}}"
+        return web.Response(text=values, content_type="application/json")
+
+    apps = [web.Application() for _ in range(4)]
+    for app, handler in zip(apps, (other, redirecting, packed, heavy), strict=True):
         app.router.add_route("*", "/mcp", handler)
-    async with Server(apps[0]) as elsewhere, Server(apps[1]) as here, Server(apps[2]) as packing:
-        for url, reason in ((here.url, "not followed"), (packing.url, "packed")):
+    async with (
+        Server(apps[0]) as elsewhere,
+        Server(apps[1]) as here,
+        Server(apps[2]) as packing,
+        Server(apps[3]) as big,
+    ):
+        for url, reason in ((here.url, "not followed"), (packing.url, "packed"), (big.url, "larger than a message")):
             async with serving(tmp_path, "", url=f"{url}/mcp", headers={"X-Key": "secret-1"}) as registry:
                 status = await becomes(registry, ServerState.DOWN)
                 assert status.error is not None

@@ -19,7 +19,7 @@ def test_a_server_as_the_agent_takes_it(tmp_path: Path) -> None:
     block = {
         "command": "npx",
         "args": ["-y", "server"],
-        "env": {"TOKEN": "sec-ret-1", "PORT": 7, "ON": True},
+        "env": {"TOKEN": "sec-ret-1", "PORT": 7, "ON": True, "ROOT": "/srv/shared/files", "A_KEY": "harmless"},
         "allow": "read_*, look",
         "effects": {"read_*": "reads", "run": "executes"},
         "trust_hints": True,
@@ -28,10 +28,11 @@ def test_a_server_as_the_agent_takes_it(tmp_path: Path) -> None:
     loaded = load_config(environ(tmp_path, servers))
     [settings] = server_settings(loaded.config.mcp)
     assert (settings.name, settings.command, settings.args) == ("files", "npx", ("-y", "server"))
-    assert settings.env == {"TOKEN": "sec-ret-1", "PORT": "7", "ON": "true"}
+    words = {"TOKEN": "sec-ret-1", "PORT": "7", "ON": "true", "ROOT": "/srv/shared/files", "A_KEY": "harmless"}
+    assert settings.env == words
     assert settings.allow == ("read_*", "look")
     assert settings.effects == {"read_*": ToolEffect.READ_ONLY, "run": ToolEffect.EXECUTES}
-    assert "sec-ret-1" in loaded.secrets()
+    assert set(loaded.secrets()) == {"sec-ret-1", "harmless"}
     assert "sec-ret-1" not in repr(loaded.config)
 
 
