@@ -26,10 +26,11 @@ from agent.turn import Agent, Answer
 from hermes_state import journal
 from hermes_state.aio import Backoff
 from hermes_state.errors import ModelError, SpendingCapExceeded, StoreUnavailable, ToolError
-from hermes_state.journal import ModelAnswer, RunningTurn, TurnMoved
+from hermes_state.journal import ModelAnswer
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
 from hermes_state.tools.subagents import open_subagent
+from hermes_state.turns import RunningTurn, TurnMoved
 from hermes_state.values import ChatKey, ChatKind, Clock, ToolEffect, TurnId, TurnState, UserRef
 
 log = structlog.get_logger()

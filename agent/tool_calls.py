@@ -15,10 +15,10 @@ from agent.tools.offers import OfferRegistry, ReadyCall
 from agent.tools.registry import Tool, ToolContext, ToolReply, failed
 from hermes_state import journal
 from hermes_state.errors import HermesError, ToolError
-from hermes_state.journal import RunningTurn
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.tools import approvals
+from hermes_state.turns import RunningTurn
 from hermes_state.values import (
     Clock,
     Message,

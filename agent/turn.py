@@ -33,11 +33,12 @@ from agent.view_cache import ViewCache
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError, OutputCapExceeded, ReplyMalformed
-from hermes_state.journal import ModelAnswer, RunningTurn
+from hermes_state.journal import ModelAnswer
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import count_tool_rounds
 from hermes_state.transcripts import View
+from hermes_state.turns import RunningTurn, TurnMoved
 from hermes_state.values import (
     Clock,
     ConversationRef,
@@ -230,7 +231,7 @@ class Agent:
         )
         try:
             return await self._store.write(journal.append_calls, turn.id, step, self._clock.now())
-        except journal.TurnMoved:
+        except TurnMoved:
             await model.client.ledger.record(Payer.of(turn.conversation), done.call)
             raise
 

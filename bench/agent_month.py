@@ -20,9 +20,10 @@ from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from bench.policies import Meter, StandIn, StandInKind, Turn, piece_of, tokens
 from hermes_state import journal
-from hermes_state.journal import PreparedMessage, RunningTurn
+from hermes_state.journal import PreparedMessage
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_view
+from hermes_state.turns import RunningTurn
 from hermes_state.values import CanonicalUsage, ChatKey, Document, MessageBody, Millis, Tokens, ToolCall, ToolEffect
 from tests.agent.conftest import Chat, FixedClock
 from tests.agents import SingleModelAgent, TurnSettings

@@ -29,8 +29,9 @@ from bench.compression_bench import heartbeat
 from bench.measure import Measure, percentile, resident_mb
 from bench.turn_bench import started_turn
 from hermes_state import journal
-from hermes_state.journal import ModelAnswer, RunningTurn
+from hermes_state.journal import ModelAnswer
 from hermes_state.store.writer import Store
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ModelCall, SystemClock, ToolCall, ToolEffect
 
 DISPATCH_BAR = 1.0

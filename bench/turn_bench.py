@@ -32,10 +32,10 @@ from bench.measure import Measure, table
 from hermes_state import chats, inbox, journal
 from hermes_state.compressions import Layer
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
-from hermes_state.journal import RunningTurn
 from hermes_state.sessions import ensure_active
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View, append
+from hermes_state.turns import RunningTurn
 from hermes_state.values import (
     CanonicalUsage,
     ChatKey,

@@ -23,15 +23,13 @@ from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.models import ledger
 from hermes_state.outbox import OutboxKind, OutboxRow, Reply
 from hermes_state.sessions import end_session, ensure_active, load_tip
-from hermes_state.store.sql import columns, insert_row, scalar, scalar_or_none, scalars, select, select_one
+from hermes_state.store.sql import insert_row, scalar_or_none, scalars
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append_to_tip, load_message, show_instead
+from hermes_state.turns import TICKET, RunningTurn, TurnMoved, find_subagents, find_unended, require_running
 from hermes_state.values import (
     AttachmentId,
     ChatId,
-    ChatKey,
-    ChatKind,
-    ConversationRef,
     EndReason,
     InboxId,
     InputKind,
@@ -45,7 +43,6 @@ from hermes_state.values import (
     Origin,
     OutboundPart,
     Reasoning,
-    ReasoningEffort,
     ToolCall,
     TurnId,
     TurnState,
@@ -62,61 +59,8 @@ NOT_SAID_NOW = frozenset({FORWARDED_NOTE, SCHEDULED_NOTE})
 """Notes on messages whose words are not what their sender says now."""
 
 
-class TurnMoved(StateError):
-    """The turn is not running any more: it was stopped, or another process finished it."""
-
-
 class InboxMoved(StateError):
     """A row that the turn was to start with is not waiting any more: it was withdrawn or dropped."""
-
-
-class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that has called a sub-agent."""
-
-    id: TurnId
-    lineage_id: LineageId
-
-
-class RunningTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn that has not ended."""
-
-    id: TurnId
-    chat_id: ChatId
-    lineage_id: LineageId
-    started_by: UserRef
-    chat: ChatKey
-    chat_kind: ChatKind
-    restarts: int
-    preview_ref: str | None
-    started_at: Millis
-    first_inbox_id: InboxId = InboxId(0)
-    """Oldest message that it answers."""
-    question_ref: str | None = None
-    """Platform's id of the message that it answers; of several, the last."""
-    ticket: str | None = None
-    """Slash-command ticket of that message."""
-    is_scheduled: bool = False
-    """True for a turn that a schedule began."""
-    is_waiting: bool = False
-    """True while it is paused until somebody decides something: nobody works on it, it keeps its place in the chat."""
-    chosen_model: str | None = None
-    """Model that its conversation has chosen, as it is stored; None: the configured one."""
-    reasoning_effort: ReasoningEffort | None = None
-    """Effort that its conversation has chosen; None: as the model is configured."""
-    parent: ParentTurn | None = None
-    """Turn that a sub-agent works for; None: it answers people."""
-
-    @property
-    def conversation(self) -> ConversationRef:
-        """The conversation that it goes on with."""
-        return ConversationRef(
-            chat_id=self.chat_id,
-            lineage_id=self.lineage_id,
-            chat=self.chat,
-            chat_kind=self.chat_kind,
-            turn_id=self.id,
-            paid_by=None if self.parent is None else (self.parent.lineage_id, self.parent.id),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,11 +300,10 @@ def unpause_turn(db: Connection, turn_id: TurnId) -> None:
 
 
 _QUESTION = "(SELECT {} FROM inbox q WHERE q.turn_id = turns.id AND q.kind <> 'notice' ORDER BY q.id DESC LIMIT 1)"
-_TICKET = "CASE q.payload WHEN '' THEN NULL ELSE json_extract(q.payload, '$.ticket') END"
 # Purpose: the end of a turn that is running; tells what became true of it since it began, and what its chat waits for.
 _FINISH = f"""
 UPDATE turns SET state = 'finished', ended_at = ? WHERE id = ? AND state = 'running'
-RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTION.format(_TICKET)},
+RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTION.format(TICKET)},
   EXISTS (SELECT 1 FROM inbox l WHERE l.chat_id = turns.chat_id AND l.{inbox.WAITS} AND l.mode = 'steer'),
   EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = turns.chat_id AND o.{outbox.OPEN}),
   EXISTS (SELECT 1 FROM turns k WHERE k.parent_turn_id = turns.id AND k.state = 'running')
@@ -405,7 +348,7 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
     answered with `reason`, so that the transcript stays legal. `notice` takes the place of a preview that shows nothing
     which is kept.
     """
-    turn = _find_open(db, turn_id)
+    turn = find_unended(db, turn_id)
     if turn is None:
         return False
     _stop_subagents(db, turn, reason, now)
@@ -427,7 +370,7 @@ def fail_turn(db: Connection, turn_id: TurnId, error: str, sentence: str, now: M
 
     `error` names the kind for operators; `sentence` is for people, and of a sub-agent for whoever has called it.
     """
-    turn = _find_open(db, turn_id)
+    turn = find_unended(db, turn_id)
     if turn is None:
         return False
     _stop_subagents(db, turn, "the turn has failed", now)
@@ -440,8 +383,7 @@ def fail_turn(db: Connection, turn_id: TurnId, error: str, sentence: str, now: M
 
 def _stop_subagents(db: Connection, turn: RunningTurn, reason: str, now: Millis) -> None:
     """End the sub-agents that work for a turn, which ends in the same transaction."""
-    working = f"{_TURN} WHERE t.parent_turn_id = ? AND t.state = 'running' ORDER BY t.id"
-    for subagent in select(db, RunningTurn, working, (turn.id,)) if turn.parent is None else []:
+    for subagent in find_subagents(db, turn.id) if turn.parent is None else []:
         _answer_open_calls(db, subagent, reason, ToolRunState.STOPPED, now)
         _close(db, subagent, TurnState.STOPPED, reason, now)
 
@@ -497,48 +439,8 @@ def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now:
 
 # ---- reading ----------------------------------------------------------------------------------------------------
 
-# Purpose: a turn with the message that it answers and what its conversation has chosen.
-_TURN = f"""
-SELECT t.id, t.chat_id, t.lineage_id, t.started_by, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind, t.restarts,
-  t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting, s.chosen_model, s.reasoning_effort,
-  (SELECT coalesce(min(i.id), 0) FROM inbox i WHERE i.turn_id = t.id) AS first_inbox_id,
-  nullif(q.message_ref, '') AS question_ref, {_TICKET} AS ticket, {columns(ParentTurn, "p", "parent")},
-  EXISTS (SELECT 1 FROM inbox i WHERE i.turn_id = t.id AND i.{inbox.IS_SCHEDULED}) AS is_scheduled
-FROM turns t JOIN chats c ON c.id = t.chat_id LEFT JOIN turns p ON p.id = t.parent_turn_id
-LEFT JOIN sessions s ON s.lineage_id = t.lineage_id
-  AND s.depth = (SELECT max(n.depth) FROM sessions n WHERE n.lineage_id = t.lineage_id)
-LEFT JOIN inbox q ON q.id = (SELECT max(i.id) FROM inbox i WHERE i.turn_id = t.id AND i.kind <> 'notice')
-"""
-
-
-def find_turn(db: Connection, turn_id: TurnId) -> RunningTurn | None:
-    """A turn that is still running, else None."""
-    return select_one(db, RunningTurn, f"{_TURN} WHERE t.id = ? AND t.state = 'running'", (turn_id,))
-
-
-def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
-    """The turn that a chat is in the middle of, running or waiting: no other may begin meanwhile."""
-    where = "t.chat_id = ? AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting')"
-    return select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (chat_id,))
-
-
-def _find_open(db: Connection, turn_id: TurnId) -> RunningTurn | None:
-    return select_one(db, RunningTurn, f"{_TURN} WHERE t.id = ? AND t.state IN ('running','waiting')", (turn_id,))
-
-
-def was_stopped(db: Connection, turn_id: TurnId) -> bool:
-    """True for a turn that was stopped."""
-    return scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM turns WHERE id = ? AND state = 'stopped')", (turn_id,))
-
 
 def note_resumed(db: Connection, turn_id: TurnId, is_restart: bool) -> RunningTurn:
     """Note that work on an open turn begins again; a restart of the process counts. Raises `TurnMoved`."""
     db.execute("UPDATE turns SET restarts = restarts + ? WHERE id = ?", (int(is_restart), turn_id))
     return require_running(db, turn_id)
-
-
-def require_running(db: Connection, turn_id: TurnId) -> RunningTurn:
-    turn = find_turn(db, turn_id)
-    if turn is None:
-        raise TurnMoved(f"turn {turn_id} is not running")
-    return turn

@@ -23,9 +23,9 @@ from agent.tools.registry import ToolRegistry
 from agent.turn import MAX_TOOL_ROUNDS, Agent, Answer
 from gateway.turns import hygiene
 from hermes_state.compressions import Layer
-from hermes_state.journal import RunningTurn
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
+from hermes_state.turns import RunningTurn
 from hermes_state.values import Clock, ConversationRef, Millis, SessionId, Tokens
 
 if TYPE_CHECKING:

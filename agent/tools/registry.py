@@ -10,9 +10,9 @@ import structlog
 from agent.model.base import ToolSchema
 from agent.tools.arguments import checked_arguments
 from hermes_state.errors import ToolError
-from hermes_state.journal import RunningTurn
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import ToolRunState
+from hermes_state.turns import RunningTurn
 from hermes_state.values import (
     ChatId,
     ChatKey,

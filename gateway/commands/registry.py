@@ -17,11 +17,11 @@ from hermes_state import outbox, sessions
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import Chat
 from hermes_state.inbox import InboxRow
-from hermes_state.journal import RunningTurn
 from hermes_state.outbox import Reply
 from hermes_state.sessions import Session
 from hermes_state.store.writer import Store
 from hermes_state.text import closest
+from hermes_state.turns import RunningTurn
 from hermes_state.values import Button, ChatId, ChatKey, ChatKind, Clock, ConversationRef, Millis, SessionId, UserRef
 from platforms.base import AdapterHealth, MenuCommand
 

@@ -25,8 +25,8 @@ from hermes_state.aio import Backoff, cancel_all, track
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
-from hermes_state.journal import RunningTurn
 from hermes_state.store.sql import nested
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, InboundMessage, InboxId, Millis
 
 log = structlog.get_logger()

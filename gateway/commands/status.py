@@ -17,9 +17,9 @@ from hermes_state import inbox
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
-from hermes_state.journal import RunningTurn
 from hermes_state.sessions import Session, count_messages, load_active, load_title
 from hermes_state.text import counted
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId, ChatKey
 from platforms.base import AdapterState
 

@@ -8,8 +8,8 @@ from gateway.turns.lanes import ActiveTurn
 from gateway.turns.runner import STOPPED_NOTICE
 from hermes_state import inbox, journal, outbox
 from hermes_state.errors import CommandError
-from hermes_state.journal import RunningTurn
 from hermes_state.text import counted
+from hermes_state.turns import RunningTurn, find_open_turn, find_turn, was_stopped
 from hermes_state.values import Millis, UserRef
 
 STOPPED = "stopped by the person"
@@ -35,7 +35,7 @@ async def stop(request: CommandRequest) -> CommandResult:
             return
         # The turn may have begun between our look and our transaction: its work must not go on for nothing.
         begun = lanes.running_turn(chat_id)
-        if begun is not None and await store.read(journal.find_turn, begun.id) is None:
+        if begun is not None and await store.read(find_turn, begun.id) is None:
             late = lanes.begin_stop(chat_id, STOPPED)
             if late is not None:
                 late.settle_stop()
@@ -71,15 +71,15 @@ def _stop(
     chat_id, sender = request.chat.id, None if request.is_in_charge else request.row.sender_ref
     # Before the turn ends: its partial answer is new, and kept.
     has_stopped_delivery = outbox.stop_delivery(db, chat_id, sender, request.row.id, now)
-    turn = journal.find_open_turn(db, chat_id)
+    turn = find_open_turn(db, chat_id)
     if turn is not None and _is_meant(request, turn):
         _check_may_stop(request, turn.started_by, "started", "turn")
         partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else ""
         has_stopped = journal.stop_turn(db, turn.id, partial_text, STOPPED, now, notice=STOPPED_NOTICE)
     else:
         earlier = request.context.lanes.stopped_for.get(request.row.id)  # its lane has stored the end already
-        was_stopped = earlier is not None and journal.was_stopped(db, earlier)
-        has_stopped = has_ended_task or stopping is not None or was_stopped
+        has_stored_end = earlier is not None and was_stopped(db, earlier)
+        has_stopped = has_ended_task or stopping is not None or has_stored_end
     dropped = 0
     if is_all:
         dropped = inbox.drop_waiting(db, chat_id, sender, now)

@@ -5,10 +5,10 @@ from sqlite3 import Connection
 from gateway.commands.registry import CommandRequest, CommandResult, say, transaction
 from hermes_state import inbox, journal
 from hermes_state.errors import CommandError
-from hermes_state.journal import RunningTurn
 from hermes_state.sessions import load_active
 from hermes_state.text import counted, shortened
 from hermes_state.transcripts import View, hide, load_view
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId, Message, Millis, Origin
 
 BEFORE_IS_COMPRESSED = "What came before is compressed; `/compress undo` brings it back first."

@@ -11,9 +11,9 @@ from gateway.turns.runner import STOPPED_NOTICE
 from hermes_state import inbox, journal, outbox
 from hermes_state.chats import ensure_chat, find_chat, find_chats_at
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
-from hermes_state.journal import RunningTurn
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
+from hermes_state.turns import RunningTurn, find_open_turn, find_turn
 from hermes_state.values import (
     ChatId,
     ChatKey,
@@ -91,7 +91,7 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
     message = event.message
     inbox.advance_cursor(db, event.cursor)
     chat_id = ensure_chat(db, event.key, message.chat_kind, message.chat_title, now)
-    is_steer = event.steers is not None and journal.find_turn(db, event.steers) is not None
+    is_steer = event.steers is not None and find_turn(db, event.steers) is not None
     mode = InboxMode.STEER if is_steer else event.mode
     payload = InboxPayload(
         text=event.text,
@@ -133,7 +133,7 @@ def _meet_question(
 
     Returns what became of it; None where no turn waits.
     """
-    turn = journal.find_open_turn(db, chat_id) if event.busy_mode is not None else None
+    turn = find_open_turn(db, chat_id) if event.busy_mode is not None else None
     if turn is None or not turn.is_waiting:
         return None
     may_join = event.may_join_any or turn.started_by == event.message.sender.ref

@@ -29,8 +29,8 @@ from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import find_chat, move_chat
 from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
-from hermes_state.journal import RunningTurn
 from hermes_state.store.writer import Store
+from hermes_state.turns import RunningTurn
 from hermes_state.values import (
     ChatKey,
     ChatKind,

@@ -34,9 +34,9 @@ from hermes_state.errors import (
     SendAmbiguous,
     StateError,
 )
-from hermes_state.journal import RunningTurn
 from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState
 from hermes_state.store.writer import Store
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart, OutboxId
 from platforms.base import AdapterState, OutboundFile, PlatformAdapter, SendRequest
 

@@ -16,7 +16,7 @@ from gateway.models.selection import ModelRegistry
 from gateway.turns import hygiene
 from gateway.turns.previews import LivePreview
 from hermes_state.errors import ContentRejected, HermesError, ModelError, SpendingCapExceeded
-from hermes_state.journal import RunningTurn
+from hermes_state.turns import RunningTurn
 
 log = structlog.get_logger()
 

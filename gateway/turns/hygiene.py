@@ -8,7 +8,7 @@ conversation of very many messages (`hygiene.hard_message_limit`) is compressed 
 from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import ModelHandle
 from agent.turn import Agent
-from hermes_state.journal import RunningTurn
+from hermes_state.turns import RunningTurn
 
 MIN_HYGIENE_MESSAGES = 4
 """Messages below which a conversation is left to the agent, however large they are."""

@@ -26,10 +26,11 @@ from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_
 from hermes_state.chats import load_chat
 from hermes_state.errors import StateError, StoreBroken
 from hermes_state.inbox import InboxKind, InboxRow, InboxState
-from hermes_state.journal import InboxMoved, PreparedMessage, RunningTurn
+from hermes_state.journal import InboxMoved, PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.store.writer import Store
+from hermes_state.turns import RunningTurn, find_open_turn
 from hermes_state.values import ChatId, ChatKey, Clock, EndReason, InboxId, Millis, TurnId, UserRef
 
 log = structlog.get_logger()
@@ -383,5 +384,5 @@ def _start_turn(
 
 
 def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow]]:
-    turn = journal.find_open_turn(db, chat_id)
+    turn = find_open_turn(db, chat_id)
     return turn, [] if turn is not None else inbox.load_waiting(db, chat_id)

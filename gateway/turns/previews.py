@@ -10,7 +10,7 @@ import structlog
 from gateway.outbound.gates import FloodControl, Gate
 from hermes_state.aio import make_way, own_cancellation, wait_until
 from hermes_state.errors import PlatformError, StateError
-from hermes_state.journal import RunningTurn
+from hermes_state.turns import RunningTurn
 from platforms.base import Capabilities, PlatformAdapter, Preview
 
 log = structlog.get_logger()

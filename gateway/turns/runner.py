@@ -29,9 +29,10 @@ from gateway.turns.titles import TitleWriter
 from hermes_state import journal, outbox, sessions
 from hermes_state.aio import make_way, own_cancellation
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
-from hermes_state.journal import ModelAnswer, RunningTurn, TurnMoved
+from hermes_state.journal import ModelAnswer
 from hermes_state.outbox import OutboxRow, Reply
 from hermes_state.store.writer import Store
+from hermes_state.turns import RunningTurn, TurnMoved
 from hermes_state.values import Clock, Millis, OutboundPart
 
 log = structlog.get_logger()

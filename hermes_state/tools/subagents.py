@@ -8,10 +8,10 @@ from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.journal import RunningTurn, require_running
 from hermes_state.sessions import start_subagent_session
 from hermes_state.store.sql import insert_row, select_one
 from hermes_state.transcripts import NewMessage, append_to_tip
+from hermes_state.turns import RunningTurn, require_running
 from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId, TurnState
 
 

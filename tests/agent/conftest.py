@@ -13,9 +13,10 @@ from agent.tools.registry import ToolRegistry
 from agent.turn import Answer
 from hermes_state import chats, inbox, journal
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
-from hermes_state.journal import ModelAnswer, RunningTurn
+from hermes_state.journal import ModelAnswer
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_messages, load_view
+from hermes_state.turns import RunningTurn
 from hermes_state.values import (
     ChatId,
     ChatKey,

@@ -15,9 +15,10 @@ from agent.turn import CUT_OFF, ROUNDS_USED_UP
 from hermes_state import journal
 from hermes_state.errors import ContextOverflow, ReplyMalformed, StoreUnavailable, ToolError
 from hermes_state.inbox import InboxMode
-from hermes_state.journal import ModelAnswer, RunningTurn, TurnMoved
+from hermes_state.journal import ModelAnswer
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_view
+from hermes_state.turns import RunningTurn, TurnMoved
 from hermes_state.values import Message, MessageRole, ModelCall, Tokens, ToolCall, ToolEffect
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agents import SingleModelAgent, TurnSettings

@@ -18,6 +18,7 @@ from hermes_state.sessions import get_compression_tip, load_active, load_session
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import load_tool_runs
 from hermes_state.transcripts import NewMessage, append_view_row, hide, load_messages, load_view
+from hermes_state.turns import find_open_turn
 from hermes_state.values import (
     ChatId,
     ChatKind,
@@ -181,7 +182,7 @@ def test_a_turn_that_crosses_a_split_goes_on_in_the_child(db: sqlite3.Connection
     assert view.session.id == child
     assert [row.text for row in view.transcript] == ["handoff", "q2", None, "found", "more", "found more", "a2"]
     assert [row.session_id for row in view.transcript[4:]] == [child] * 3
-    assert journal.find_open_turn(db, chat) is None
+    assert find_open_turn(db, chat) is None
 
 
 def test_a_stop_after_a_split_answers_the_calls_in_the_child(db: sqlite3.Connection) -> None:

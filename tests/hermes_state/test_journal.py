@@ -5,11 +5,12 @@ import pytest
 
 from hermes_state import inbox, journal, outbox
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
-from hermes_state.journal import InboxMoved, ModelAnswer, PreparedMessage, TurnMoved
+from hermes_state.journal import InboxMoved, ModelAnswer, PreparedMessage
 from hermes_state.outbox import OutboxKind, OutboxState, Reply
 from hermes_state.sessions import choose_effort, choose_model, load_active, load_session, load_tip
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_messages, load_view
+from hermes_state.turns import TurnMoved, find_open_turn, find_turn
 from hermes_state.values import (
     AttachmentId,
     ChatKind,
@@ -69,7 +70,7 @@ def test_a_row_that_was_withdrawn_keeps_the_turn_from_starting(db: sqlite3.Conne
     with pytest.raises(InboxMoved):
         journal.start_turn(db, chat, [kept, gone], {}, START)
     assert states(db, chat) == ["new", "withdrawn"]
-    assert journal.find_open_turn(db, chat) is None
+    assert find_open_turn(db, chat) is None
     assert load_active(db, chat) is None
 
 
@@ -241,7 +242,7 @@ def test_finishing_stores_the_answer_settles_the_inbox_and_owes_the_reply(db: sq
     assert db.execute("SELECT kind, dedupe_key, message_id, turn_id FROM outbox").fetchall() == [
         ("final", f"turn:{turn.id}", message_id, turn.id)
     ]
-    assert journal.find_open_turn(db, chat) is None
+    assert find_open_turn(db, chat) is None
 
 
 def test_only_a_shared_chat_gets_its_answer_as_a_reply(db: sqlite3.Connection) -> None:
@@ -333,7 +334,7 @@ def test_only_restarts_are_counted(db: sqlite3.Connection) -> None:
     turn = start(db, chat, "go")
     assert journal.note_resumed(db, turn.id, False).restarts == 0
     assert journal.note_resumed(db, turn.id, True).restarts == 1
-    found = journal.find_open_turn(db, chat)
+    found = find_open_turn(db, chat)
     assert found is not None
     assert found.restarts == 1
 
@@ -395,7 +396,7 @@ def test_a_turn_that_starts_is_the_one_that_is_found(db: sqlite3.Connection, kin
     notice = receive(db, chat, "edited", kind=InboxKind.NOTICE, sender=BOB)
     ids = [notice, receive(db, chat, "one"), receive(db, chat, "two", ticket="t2")]
     turn = journal.start_turn(db, chat, ids, {}, START)
-    assert journal.find_turn(db, turn.id) == turn
+    assert find_turn(db, turn.id) == turn
     assert (turn.ticket, turn.chosen_model, turn.reasoning_effort) == ("t2", "other", "high")
 
 

@@ -14,7 +14,7 @@ from hermes_state.chats import load_history
 from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.errors import LookupRejected
 from hermes_state.inbox import InboxMode
-from hermes_state.journal import ModelAnswer, RunningTurn, TurnMoved
+from hermes_state.journal import ModelAnswer
 from hermes_state.models.ledger import cost_of_conversation
 from hermes_state.sessions import load_active, load_session, load_tip
 from hermes_state.store.connections import prepare_writer, register_functions
@@ -22,6 +22,7 @@ from hermes_state.store.migrate import migrate, shipped_migrations
 from hermes_state.tool_runs import ToolRunState, load_tool_runs
 from hermes_state.tools.subagents import SubagentReport, open_subagent
 from hermes_state.transcripts import NewMessage, load_messages, load_view
+from hermes_state.turns import RunningTurn, TurnMoved, find_open_turn, require_running
 from hermes_state.values import (
     ChatId,
     EndReason,
@@ -113,7 +114,7 @@ def test_a_failed_one_tells_its_call_why_and_its_chat_nothing(db: sqlite3.Connec
     assert known == SubagentReport(id=child.id, state=TurnState.FAILED, text="its model has failed")
     assert load_tool_runs(db, inner.id) == {"x": ToolRunState.UNKNOWN}
     assert replies(db, chat) == []
-    assert journal.require_running(db, turn.id) == turn
+    assert require_running(db, turn.id) == turn
     assert journal.join_steers(db, turn.id, START) == 1, "the steer is still the parent's"
     assert inbox.load_rows(db, [late]) == []
 
@@ -122,7 +123,7 @@ def test_the_chats_turn_is_the_parent_and_it_blocks_another_one(db: sqlite3.Conn
     chat = make_chat(db)
     turn, _, children = delegated(db, chat, "a", "b")
     assert [child.parent is not None and child.parent.id for child in children] == [turn.id] * 2
-    assert journal.find_open_turn(db, chat) == turn
+    assert find_open_turn(db, chat) == turn
     assert inbox.load_chats_with_waiting(db) == [chat]
     assert load_overview(db).open_turns == 1
     with pytest.raises(sqlite3.IntegrityError):
@@ -258,7 +259,7 @@ def test_every_question_for_a_chats_turn_uses_the_index_of_open_ones(db: sqlite3
 
     with migrated() as other:
         db.set_trace_callback(explained)
-        journal.find_open_turn(db, chat)
+        find_open_turn(db, chat)
         journal.start_at_once(db, waiting[0], START)
         inbox.load_chats_with_waiting(db)
         sessions.expire_idle(db, START, 9, START)

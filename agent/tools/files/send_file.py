@@ -20,9 +20,9 @@ from agent.tools.registry import Tool, ToolContext
 from hermes_state import attachments, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError
-from hermes_state.journal import TurnMoved, require_running
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.sql import scalar_or_none
+from hermes_state.turns import TurnMoved, require_running
 from hermes_state.values import ChatId, ChatKey, Clock, MessageId, Millis, ToolEffect
 
 _PIECE = 1 << 20

@@ -18,8 +18,8 @@ from agent.turn import Answer
 from gateway.config.context_settings import NoticeConfig
 from gateway.outbound.notices import NoticeWriter
 from hermes_state import sessions
-from hermes_state.journal import RunningTurn
 from hermes_state.transcripts import load_view
+from hermes_state.turns import RunningTurn
 from hermes_state.values import (
     ChatKey,
     ConversationRef,

@@ -12,7 +12,7 @@ from agent.context.model_handle import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext
 from hermes_state import journal, sessions, transcripts
-from hermes_state.journal import RunningTurn
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ConversationRef, LineageId, MessageRole, ToolEffect
 from tests.agent.conftest import Chat, Sink
 from tests.agent.context.contexts import agent_of, asked_for_summaries, dialled, fill_and_ask, look, summary_of

@@ -15,7 +15,7 @@ from agent.context.job import Aborted, Compressed
 from agent.context.model_handle import CompressorSettings, ContextSettings, SummaryRoute
 from agent.context.state import NO_MODEL_SECONDS
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from hermes_state.journal import RunningTurn
+from hermes_state.turns import RunningTurn
 from hermes_state.values import Origin, Tokens
 from tests.agent.conftest import Chat, Sink
 from tests.agent.context.contexts import (

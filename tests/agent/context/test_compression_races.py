@@ -14,7 +14,7 @@ from agent.context.job import Compressed, CompressionOutcome, NotNeeded
 from agent.context.model_handle import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state import journal
-from hermes_state.journal import RunningTurn
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ConversationRef
 from tests.agent.conftest import Chat, Sink
 from tests.agent.context.contexts import (

@@ -20,8 +20,9 @@ from agent.tools.registry import Tool, ToolContext
 from agent.turn import MAX_OVERFLOWS, Answer
 from hermes_state import journal, sessions
 from hermes_state.errors import ContextOverflow, ModelError, StoreUnavailable
-from hermes_state.journal import PreparedMessage, RunningTurn
+from hermes_state.journal import PreparedMessage
 from hermes_state.models.profiles import save_calibration
+from hermes_state.turns import RunningTurn
 from hermes_state.values import (
     ConversationRef,
     EstimatedTokens,

@@ -14,9 +14,10 @@ from agent.memory.files import MemoryDirectory
 from agent.memory.notes import added
 from agent.memory_flush import ASKS, MemoryWriter, words_of_people
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from hermes_state.journal import FORWARDED_NOTE, RunningTurn
+from hermes_state.journal import FORWARDED_NOTE
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import EMPTY_BODY
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId, ChatKind, Document, MessageBody, MessageRole, Origin, UserRef
 from tests.agent.conftest import Chat, Sink
 from tests.agent.context.contexts import agent_of, dialled, fill, fill_and_ask, look, summary_of

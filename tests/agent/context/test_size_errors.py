@@ -6,7 +6,7 @@ import pytest
 
 from agent.context.state import ContextState, stored_form
 from hermes_state import sessions
-from hermes_state.journal import RunningTurn
+from hermes_state.turns import RunningTurn
 from hermes_state.values import Tokens
 from tests.agent.conftest import Chat
 from tests.agent.context.contexts import chat_at, clock_of, fill_and_ask, look

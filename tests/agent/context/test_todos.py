@@ -10,9 +10,9 @@ from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tokens import estimated_text_tokens
 from agent.tools.registry import ToolContext, ToolRegistry
 from agent.tools.todo import MAX_ITEMS, todo_tool
-from hermes_state.journal import RunningTurn
 from hermes_state.tools.todos import TodoRow, TodoState, clear_todos, load_todos, put_todos
 from hermes_state.transcripts import load_view
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, ConversationRef, Origin, ToolCall
 from tests.agent.conftest import SENT_AT, Chat, Sink
 from tests.agent.context.contexts import agent_of, dialled, fill, look

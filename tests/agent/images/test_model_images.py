@@ -9,7 +9,8 @@ from typing import Any
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import ToolRegistry
 from hermes_state import journal
-from hermes_state.journal import PreparedMessage, RunningTurn
+from hermes_state.journal import PreparedMessage
+from hermes_state.turns import RunningTurn
 from hermes_state.values import Image, MessageBody, recall_id
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agent.context.contexts import agent_of, dialled

@@ -17,7 +17,7 @@ from agent.model.protocols.responses import ResponsesModel
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from hermes_state import journal
 from hermes_state.errors import ModelError
-from hermes_state.journal import RunningTurn
+from hermes_state.turns import RunningTurn
 from hermes_state.values import MessageRole, ToolEffect, TurnId
 from tests.agent.conftest import Chat, Sink, settings
 from tests.agents import SingleModelAgent

@@ -6,7 +6,7 @@ import orjson
 
 from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
 from hermes_state.errors import ToolError
-from hermes_state.journal import RunningTurn
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ToolCall
 from tests.agent.conftest import Chat
 

@@ -19,8 +19,8 @@ from agent.tools.files.search_files import search_tool
 from agent.tools.files.workspace import MAX_DEPTH, WorkspaceSettings, WorkspaceStore
 from agent.tools.registry import ToolContext, ToolRegistry
 from agent.turn import Answer
-from hermes_state.journal import RunningTurn
 from hermes_state.tool_runs import ToolRunState
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, ToolCall
 from tests.agent.conftest import Chat
 from tests.agent.tools.calls import call

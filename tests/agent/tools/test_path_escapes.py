@@ -14,7 +14,7 @@ from agent.tools.files.search_files import search_tool
 from agent.tools.files.workspace import MAX_DEPTH, WorkspaceSettings, WorkspaceStore, parse_path
 from agent.tools.registry import ToolRegistry
 from hermes_state.errors import ToolError
-from hermes_state.journal import RunningTurn
+from hermes_state.turns import RunningTurn
 from tests.agent.conftest import Chat
 from tests.agent.tools.calls import call
 from tests.agent.tools.path_corpus import PATHS, prepare_folder, swapper

@@ -12,9 +12,9 @@ from agent.turn import Answer
 from hermes_state import sessions
 from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.errors import ToolError
-from hermes_state.journal import RunningTurn
 from hermes_state.tool_runs import ToolRunState
 from hermes_state.transcripts import load_view
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, ToolCall
 from tests.agent.conftest import Chat
 from tests.hermes_state.rows import CALL

@@ -9,8 +9,8 @@ from agent.tools.files.send_file import FileDelivery, send_file_tool
 from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
 from agent.tools.registry import ToolRegistry
 from hermes_state import attachments, journal, outbox
-from hermes_state.journal import RunningTurn
 from hermes_state.tool_runs import ToolRunState
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId
 from tests.agent.conftest import Chat
 from tests.agent.tools.calls import call

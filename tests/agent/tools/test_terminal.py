@@ -14,8 +14,8 @@ from agent.tools.terminal.sandbox import TerminalSettings
 from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, terminal_tool
 from hermes_state.aio import cancel_all
 from hermes_state.errors import ToolError
-from hermes_state.journal import RunningTurn
 from hermes_state.tool_runs import ToolRunState
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId, ChatKey, ToolCall
 from tests.agent.conftest import Chat
 from tests.sandboxes import all_gone, needs_sandbox

@@ -14,8 +14,8 @@ from agent.tools.registry import ToolRegistry
 from agent.turn import Agent
 from gateway.config.routes import RouteConfig
 from gateway.models.selection import ModelRegistry
-from hermes_state.journal import find_open_turn
 from hermes_state.store.writer import Store
+from hermes_state.turns import find_open_turn
 from hermes_state.values import ChatId, Tokens
 from tests.agents import TurnSettings, handle_of
 from tests.clients import client_of

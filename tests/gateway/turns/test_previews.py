@@ -12,8 +12,8 @@ from gateway.outbound.gates import FloodControl, Gate
 from gateway.turns.previews import LivePreview
 from hermes_state import journal
 from hermes_state.errors import PlatformUnavailable, RateLimited, StoreUnavailable
-from hermes_state.journal import RunningTurn
 from hermes_state.store.writer import Store
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId, ChatKind, LineageId, TurnId
 from tests.gateway.helpers import (
     ANN,

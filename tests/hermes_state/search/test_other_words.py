@@ -13,6 +13,7 @@ from hermes_state.sessions import Session
 from hermes_state.store.connections import register_functions
 from hermes_state.store.migrate import migrate
 from hermes_state.transcripts import NewMessage, append
+from hermes_state.turns import RunningTurn
 from hermes_state.values import MessageRole, Millis, Origin, TurnId
 from tests.hermes_state.rows import CALL, make_chat, receive
 from tests.hermes_state.search.test_full_text import say, start
@@ -152,12 +153,12 @@ def test_what_is_being_answered_is_no_hit(db: sqlite3.Connection) -> None:
     assert asked_for(db, second, "gate code") == ["the gate code is 4711"]
 
 
-def asked_for(db: sqlite3.Connection, turn: journal.RunningTurn, query: str) -> list[str]:
+def asked_for(db: sqlite3.Connection, turn: RunningTurn, query: str) -> list[str]:
     hits, _ = search_in_other_words(db, query, lineage_id=turn.lineage_id, turn_id=turn.id)
     return [hit.text for hit in hits]
 
 
-def finish(db: sqlite3.Connection, turn: journal.RunningTurn) -> None:
+def finish(db: sqlite3.Connection, turn: RunningTurn) -> None:
     journal.finish_turn(db, turn, journal.ModelAnswer(text="noted", call=CALL, reported_prompt_tokens=None), Millis(1))
 
 

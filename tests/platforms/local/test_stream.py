@@ -15,6 +15,7 @@ from hermes_state.chats import ensure_chat
 from hermes_state.store.meta import save_note
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import hide
+from hermes_state.turns import RunningTurn
 from hermes_state.values import (
     Button,
     ChatId,
@@ -86,7 +87,7 @@ async def local(tmp_path: Path, intake: StoringIntake) -> AsyncIterator[LocalHar
 class Turn:
     """A turn in the main chat, step by step, as the gateway takes it."""
 
-    def __init__(self, local: LocalHarness, turn: journal.RunningTurn) -> None:
+    def __init__(self, local: LocalHarness, turn: RunningTurn) -> None:
         self.local = local
         self.turn = turn
         self.chat_id = turn.chat_id

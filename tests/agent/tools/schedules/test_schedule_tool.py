@@ -12,8 +12,8 @@ from agent.tools.registry import ToolContext, ToolRegistry
 from agent.tools.schedules.changes import ScheduleSettings
 from agent.tools.schedules.schedule_tool import schedule_tool
 from hermes_state.errors import ToolError
-from hermes_state.journal import RunningTurn
 from hermes_state.tools.schedules import load_schedules
+from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, ChatKind, ToolCall
 from tests.agent.conftest import Chat
 

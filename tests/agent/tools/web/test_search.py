@@ -12,7 +12,7 @@ from aiohttp import web
 from agent.tools.registry import ToolRegistry
 from agent.tools.web.search_clients import BraveClient, SearchClient, SearxngClient, TavilyClient
 from agent.tools.web.search_tool import SearchSettings, search_tool
-from hermes_state.journal import RunningTurn
+from hermes_state.turns import RunningTurn
 from tests.agent.conftest import Chat
 from tests.agent.tools.calls import call
 from tests.agent.tools.web.sites import Site, serving

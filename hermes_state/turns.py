@@ -1,0 +1,124 @@
+"""Turns that have not ended: what is known of one while it runs or waits. What happens to them is in `journal`."""
+
+from sqlite3 import Connection
+
+import msgspec
+
+from hermes_state import inbox
+from hermes_state.errors import StateError
+from hermes_state.store.sql import columns, scalar, select, select_one
+from hermes_state.values import (
+    ChatId,
+    ChatKey,
+    ChatKind,
+    ConversationRef,
+    InboxId,
+    LineageId,
+    Millis,
+    ReasoningEffort,
+    TurnId,
+    UserRef,
+)
+
+
+class TurnMoved(StateError):
+    """The turn is not running any more: it was stopped, or another process finished it."""
+
+
+class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that has called a sub-agent."""
+
+    id: TurnId
+    lineage_id: LineageId
+
+
+class RunningTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn that has not ended."""
+
+    id: TurnId
+    chat_id: ChatId
+    lineage_id: LineageId
+    started_by: UserRef
+    chat: ChatKey
+    chat_kind: ChatKind
+    restarts: int
+    preview_ref: str | None
+    started_at: Millis
+    first_inbox_id: InboxId = InboxId(0)
+    """Oldest message that it answers."""
+    question_ref: str | None = None
+    """Platform's id of the message that it answers; of several, the last."""
+    ticket: str | None = None
+    """Slash-command ticket of that message."""
+    is_scheduled: bool = False
+    """True for a turn that a schedule began."""
+    is_waiting: bool = False
+    """True while it is paused until somebody decides something: nobody works on it, it keeps its place in the chat."""
+    chosen_model: str | None = None
+    """Model that its conversation has chosen, as it is stored; None: the configured one."""
+    reasoning_effort: ReasoningEffort | None = None
+    """Effort that its conversation has chosen; None: as the model is configured."""
+    parent: ParentTurn | None = None
+    """Turn that a sub-agent works for; None: it answers people."""
+
+    @property
+    def conversation(self) -> ConversationRef:
+        """The conversation that it goes on with."""
+        return ConversationRef(
+            chat_id=self.chat_id,
+            lineage_id=self.lineage_id,
+            chat=self.chat,
+            chat_kind=self.chat_kind,
+            turn_id=self.id,
+            paid_by=None if self.parent is None else (self.parent.lineage_id, self.parent.id),
+        )
+
+
+TICKET = "CASE q.payload WHEN '' THEN NULL ELSE json_extract(q.payload, '$.ticket') END"
+# Purpose: a turn with the message that it answers and what its conversation has chosen.
+_TURN = f"""
+SELECT t.id, t.chat_id, t.lineage_id, t.started_by, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind, t.restarts,
+  t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting, s.chosen_model, s.reasoning_effort,
+  (SELECT coalesce(min(i.id), 0) FROM inbox i WHERE i.turn_id = t.id) AS first_inbox_id,
+  nullif(q.message_ref, '') AS question_ref, {TICKET} AS ticket, {columns(ParentTurn, "p", "parent")},
+  EXISTS (SELECT 1 FROM inbox i WHERE i.turn_id = t.id AND i.{inbox.IS_SCHEDULED}) AS is_scheduled
+FROM turns t JOIN chats c ON c.id = t.chat_id LEFT JOIN turns p ON p.id = t.parent_turn_id
+LEFT JOIN sessions s ON s.lineage_id = t.lineage_id
+  AND s.depth = (SELECT max(n.depth) FROM sessions n WHERE n.lineage_id = t.lineage_id)
+LEFT JOIN inbox q ON q.id = (SELECT max(i.id) FROM inbox i WHERE i.turn_id = t.id AND i.kind <> 'notice')
+"""
+
+
+def find_turn(db: Connection, turn_id: TurnId) -> RunningTurn | None:
+    """A turn that is still running, else None."""
+    return select_one(db, RunningTurn, f"{_TURN} WHERE t.id = ? AND t.state = 'running'", (turn_id,))
+
+
+def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
+    """The turn that a chat is in the middle of, running or waiting: no other may begin meanwhile."""
+    where = "t.chat_id = ? AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting')"
+    return select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (chat_id,))
+
+
+def find_unended(db: Connection, turn_id: TurnId) -> RunningTurn | None:
+    """A turn that runs or waits, else None."""
+    return select_one(db, RunningTurn, f"{_TURN} WHERE t.id = ? AND t.state IN ('running','waiting')", (turn_id,))
+
+
+def find_subagents(db: Connection, turn_id: TurnId) -> list[RunningTurn]:
+    """Sub-agents that work for a turn, oldest first."""
+    query = f"{_TURN} WHERE t.parent_turn_id = ? AND t.state = 'running' ORDER BY t.id"
+    return select(db, RunningTurn, query, (turn_id,))
+
+
+def was_stopped(db: Connection, turn_id: TurnId) -> bool:
+    """True for a turn that was stopped."""
+    return scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM turns WHERE id = ? AND state = 'stopped')", (turn_id,))
+
+
+def require_running(db: Connection, turn_id: TurnId) -> RunningTurn:
+    """A turn that is running. Raises `TurnMoved`."""
+    turn = find_turn(db, turn_id)
+    if turn is None:
+        raise TurnMoved(f"turn {turn_id} is not running")
+    return turn
