@@ -20,7 +20,7 @@ from agent.tools.recall import load_row, whole_text
 from agent.tools.registry import Tool, ToolContext, ToolOutput
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
-from hermes_state.values import ToolEffect, parse_recall_id
+from hermes_state.values import Message, ToolEffect, parse_recall_id
 
 T = TypeVar("T")
 
@@ -52,9 +52,12 @@ def file_tools(workspaces: WorkspaceStore, images: ImageReader | None = None) ->
     async def read(arguments: dict[str, Any], context: ToolContext) -> str | ToolOutput:
         view = {name: arguments[name] for name in ("offset", "limit", "column")}
         room = min(_MAX_CHARACTERS, context.result_size)
-        stored = await stored_text(arguments["path"], context)
-        if stored is not None:
-            return await asyncio.to_thread(_excerpt, io.StringIO(stored), arguments["path"].strip(), room=room, **view)
+        row = await stored_row(arguments["path"], context)
+        if row is not None:
+            text, name = io.StringIO(whole_text(row)), arguments["path"].strip()
+            excerpt = await asyncio.to_thread(_excerpt, text, name, room=room, **view)
+            is_first = view["offset"] == view["column"] == 1
+            return ToolOutput(text=excerpt, images=row.body.images) if is_first and row.body.images else excerpt
         parts, workspace = parse_path(arguments["path"]), workspaces.of(context.chat_id)
         if images is not None and (picture := await images.read(workspace, parts, context)) is not None:
             return picture
@@ -129,15 +132,15 @@ def file_tools(workspaces: WorkspaceStore, images: ImageReader | None = None) ->
     )
 
 
-async def stored_text(path: str, context: ToolContext) -> str | None:
-    """All of what is stored under a recall id; None where `path` is none. Raises `ToolError` for an unknown one."""
+async def stored_row(path: str, context: ToolContext) -> Message | None:
+    """The row that is stored under a recall id; None where `path` is none. Raises `ToolError` for an unknown one."""
     message_id = parse_recall_id(path)
     if message_id is None:
         return None
     row = await context.store.read(load_row, context.lineage_id, message_id)
     if row is None:
         raise ToolError(f"this conversation has nothing stored as {shown(path)}; ./{path.strip()} would name a file")
-    return whole_text(row)
+    return row
 
 
 async def _changed(workspace: WorkspaceHandle, change: Callable[[WorkspaceHandle], T]) -> T:

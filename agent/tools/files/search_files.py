@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.tools.arguments import schema, switch, text
-from agent.tools.files.file_tools import encoding_of, stored_text
+from agent.tools.files.file_tools import encoding_of, stored_row
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
+from agent.tools.recall import whole_text
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
@@ -96,10 +97,10 @@ def search_tool(workspaces: WorkspaceStore) -> Tool:
     async def search_alone(arguments: dict[str, Any], context: ToolContext) -> str:
         command = _command(arguments["pattern"], is_literal=arguments["literal"], is_any_case=arguments["ignore_case"])
         deadline, state = asyncio.get_running_loop().time() + _SEARCH_SECONDS, _SearchState()
-        stored = await stored_text(arguments["path"], context)
+        stored = await stored_row(arguments["path"], context)
         if stored is not None:
             with ExitStack() as held:
-                handle = await asyncio.to_thread(_as_file, stored, held)
+                handle = await asyncio.to_thread(_as_file, whole_text(stored), held)
                 await _search(command, {handle: arguments["path"].strip()}, deadline, state)
         else:
             parts = parse_path(arguments["path"])

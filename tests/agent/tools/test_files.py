@@ -19,9 +19,11 @@ from agent.tools.files.search_files import search_tool
 from agent.tools.files.workspace import MAX_DEPTH, WorkspaceSettings, WorkspaceStore
 from agent.tools.registry import ToolContext, ToolRegistry
 from agent.turn import Answer
+from hermes_state import journal
+from hermes_state.journal import PreparedMessage
 from hermes_state.tool_runs import ToolRunState
 from hermes_state.turns import RunningTurn
-from hermes_state.values import ChatKey, ToolCall
+from hermes_state.values import ChatKey, Image, MessageBody, ToolCall
 from tests.agent.conftest import Chat
 from tests.agent.tools.calls import call
 from tests.hermes_state.rows import CALL
@@ -140,6 +142,19 @@ async def test_a_stored_result_is_read_by_its_recall_id(desk: Desk) -> None:
     assert f"M{stored}:1700: row 1700" in found
     await desk.call("write_file", path=f"m{stored}", content="a file of that name")
     assert "a file of that name" in await desk.call("read_file", path=f"./m{stored}")
+
+
+async def test_images_of_a_stored_message_are_shown_with_its_beginning(desk: Desk) -> None:
+    await desk.chat.finish(desk.turn, NOTED)
+    image = Image(attachment_id=1, mime="image/png", path="ab/abc")
+    chat, received = desk.chat, await desk.chat.receive("look\nhere")
+    prepared = {received: PreparedMessage(body=MessageBody(images=(image,)))}
+    turn = await chat.store.write(journal.start_turn, await chat.id(), [received], prepared, chat.clock.now())
+    stored = (await desk.chat.said(turn))[-1].id
+    reply = await call(desk.tools, desk.chat, turn, "read_file", path=f"m{stored}")
+    assert "(1 image, shown behind this result to models that see)" in reply.text
+    assert reply.images == (image,)
+    assert (await call(desk.tools, desk.chat, turn, "read_file", path=f"m{stored}", offset=2)).images == ()
 
 
 async def test_nothing_stored_of_another_chat_is_read(desk: Desk) -> None:
