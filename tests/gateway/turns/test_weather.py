@@ -10,7 +10,7 @@ import pytest
 from hermes_state.errors import ModelUnavailable, PlatformUnavailable, RateLimited, SendAmbiguous
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, InboundMessage, ToolEffect
-from tests.gateway.helpers import ANN, BOB, DIRECT, GROUP, Hang, MemoryAdapter, Step, TestGateway, calls, serving
+from tests.gateway.helpers import ANN, BOB, BOSS, DIRECT, GROUP, Hang, MemoryAdapter, Step, TestGateway, calls, serving
 from tests.gateway.turns.test_lanes import tool
 
 CHATS = (DIRECT, GROUP, ChatKey(platform="telegram", account="telegram", chat_ref="-100", thread_ref="5"))
@@ -23,6 +23,8 @@ LINES = (
     "/steer hurry",
     "/queue later",
     "/stop all",
+    "/approve all",
+    "/deny all",
     "/title x",
     "/nonsense",
 )
@@ -39,20 +41,41 @@ class Weather:
         self.runs: list[str] = []
         self.accepted: list[InboundMessage] = []
         self.mode = self.random.choice(["queue", "steer", "interrupt"])
+        self.policy = self.random.choice(["allow", "ask"])
 
     async def run(self) -> None:
         for _ in range(3):
             await self._live_and_crash()
         self.adapter.troubles.clear()
-        async with self._serving() as gateway:
+        async with self._serving() as gateway, asyncio.TaskGroup() as group:
+            answering = group.create_task(self._answer_questions(gateway))
+            async with asyncio.timeout(30):
+                while await gateway.rows("SELECT 1 FROM turns WHERE state IN ('running', 'waiting')"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)  # rows have no event
             for chat in CHATS:
                 await gateway.quiet(chat)
+            answering.cancel()
             await self._check(gateway)
+
+    async def _answer_questions(self, gateway: TestGateway) -> None:
+        """Say yes once to every question that is still open."""
+        answered = set[int]()
+        pending = """SELECT a.id, c.chat_ref, c.thread_ref FROM approvals a
+          JOIN turns t ON t.id = a.turn_id JOIN chats c ON c.id = t.chat_id
+          WHERE a.state = 'pending' AND t.state = 'waiting'"""
+        while True:
+            for number, ref, thread in await gateway.rows(pending):
+                if number not in answered:
+                    answered.add(number)
+                    [chat] = [one for one in CHATS if (one.chat_ref, one.thread_ref) == (ref, thread)]
+                    self.accepted.append(await gateway.say(f"/approve a{number}", chat=chat, sender=BOSS))
+            await asyncio.sleep(0.01)
 
     def _serving(self) -> AbstractAsyncContextManager[TestGateway]:
         tools = [tool("look"), tool("pay", lambda: self.runs.append("pay"), ToolEffect.WRITES)]
         sessions = {"busy_mode": self.mode, "merge_seconds": 0.02, "max_turns": 2}
-        return serving(self.store, self.folder, adapter=self.adapter, tools=tools, sessions=sessions)
+        block = {"approval": {"writes": self.policy}}
+        return serving(self.store, self.folder, adapter=self.adapter, tools=tools, sessions=sessions, tools_block=block)
 
     async def _live_and_crash(self) -> None:
         async with self._serving() as gateway:
