@@ -99,6 +99,21 @@ async def test_facts_are_found_again_through_compressions_undo_kills_and_new(wor
     assert "Traceback" not in world.gateway.log_text()
 
 
+async def test_a_kill_in_the_middle_of_a_compression_costs_nothing(world: World) -> None:
+    await tell(world, "The berth of the Heron is PIER-17.", *(f"Day {number}." for number in range(5)))
+    await world.hold(summary=True)
+    await world.say("/compress")
+    assert len(await world.replies(1, match="^Compressing")) == 1
+    await world.gateway.kill()
+    assert nodes_of(tree_of(world)) == {}, "its only summary was held"
+    await world.release()
+    await world.gateway.start()
+    assert len(await world.replies(1, match="^Compressed")) == 1
+    [place] = places(await call(world, "lcm_grep", pattern="pier-17"), "PIER-17")
+    assert "PIER-17" in (await call(world, "lcm_expand", node=place.removeprefix("in ")))[0]
+    assert await world.violations() == []
+
+
 async def test_what_the_built_in_engine_has_compressed_joins_the_tree(world: World) -> None:
     await tell(world, "The berth of the Heron is PIER-17.", *(f"Day {number}." for number in range(8)))
     await command(world, "/compress", "^Compressed")
