@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.base import ToolSchema
+from agent.model.base import ModelRequest, ToolSchema
+from agent.model.protocols import anthropic_wire, chat_completions, responses
 from agent.tools.arguments import checked_arguments
 from agent.tools.mcp.schemas import MAX_DEPTH, MAX_SCHEMA_BYTES, clean_schema, clean_text, tool_names
 
@@ -112,6 +113,29 @@ def test_schemas_of_public_servers_keep_their_arguments(one: dict[str, Any]) -> 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_schema_that_providers_refuse_becomes_one_that_they_take(name: str) -> None:
     assert faults(dict(clean_schema(SHAPES[name]))) == []
+
+
+def listed_tools(form: str, request: ModelRequest) -> list[tuple[str, Any]]:
+    """Names and schemas of the tools in the body of a request."""
+    if form == "anthropic":
+        return [(tool["name"], tool["input_schema"]) for tool in anthropic_wire.body_parts([], request)["tools"]]
+    if form == "responses":
+        tools = json.loads(responses.encoded_request("m", request))["tools"]
+        return [(tool["name"], tool["parameters"]) for tool in tools if tool["strict"] is False]
+    tools = json.loads(chat_completions.encoded_request("m", request))["tools"]
+    return [(tool["function"]["name"], tool["function"]["parameters"]) for tool in tools]
+
+
+@pytest.mark.parametrize("form", ["chat_completions", "responses", "anthropic"])
+def test_every_wire_form_lists_them_as_they_are(form: str) -> None:
+    schemas = {f"{one['server']} {one['name']}": one["inputSchema"] for one in CORPUS} | SHAPES
+    names = tool_names("all", schemas)
+    tools = [ToolSchema(name=names[key], description="", parameters=clean_schema(one)) for key, one in schemas.items()]
+    listed = listed_tools(form, ModelRequest(system="", transcript=(), tools=tuple(tools), max_output_tokens=None))
+    assert len(dict(listed)) == len(schemas)
+    for name, schema in listed:
+        assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name)
+        assert faults(schema) == []
 
 
 def test_what_is_referred_to_stands_in_its_place() -> None:
