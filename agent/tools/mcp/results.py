@@ -3,14 +3,13 @@
 import asyncio
 import base64
 import binascii
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Final
-
-import orjson
 
 from agent.tools.registry import ToolContext, ToolOutput
 from hermes_state import attachments
@@ -38,7 +37,7 @@ class RemoteResult:
         """All that can be said of it in words."""
         words = [_words(block) for block in self.content]
         if self.structured is not None and not any(block.get("type") == "text" for block in self.content):
-            words.append(orjson.dumps(self.structured, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
+            words.append(json.dumps(self.structured, ensure_ascii=False))
         text = "\n".join(word for word in words if word)
         if len(text) > MAX_TEXT:  # before the rest takes the event loop's time
             text = f"{text[:MAX_TEXT]}\n[cut here: the result had {len(text):,} characters]"

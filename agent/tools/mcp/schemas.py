@@ -5,6 +5,7 @@ stands there itself, bounded in depth and number; texts are cut and show nothing
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -172,7 +173,7 @@ class _SchemaBuilder:
             return ""
         notes = [f"{key}: {rule[key]}" for key in ("format", "pattern") if isinstance(rule.get(key), str)]
         if isinstance(rule.get("default"), str | int | float | bool):
-            notes.append(f"default: {orjson.dumps(rule['default'], default=str).decode()}")
+            notes.append(f"default: {json.dumps(rule['default'], ensure_ascii=False)}")
         words = clean_text(rule.get("description") or rule.get("title"), self._max_text)
         return f"{words}{' ' if words else ''}({clean_text(', '.join(notes), 200)})" if notes else words
 
@@ -192,7 +193,8 @@ def _kind(rule: Mapping[str, Any]) -> str | list[str]:
 
 def _values(rule: Mapping[str, Any]) -> list[Any]:
     values = [rule["const"]] if "const" in rule else _listed(rule.get("enum"))
-    return [value for value in values if value is None or isinstance(value, str | int | float | bool)][:MAX_ENUM]
+    fit = (value for value in values[:MAX_ENUM] if value is None or isinstance(value, str | bool) or _is_number(value))
+    return [well_formed(value) if isinstance(value, str) else value for value in fit]
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -204,4 +206,5 @@ def _listed(value: object) -> list[Any]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """True for a number that can be encoded: JSON knows larger ones."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63

@@ -318,7 +318,7 @@ def test_results_in_words() -> None:
         "[image, image/png]",
     ]
     assert result.images == []
-    assert RemoteResult(content=[], structured={"n": 1}, is_error=False).text == '{"n":1}'
+    assert RemoteResult(content=[], structured={"n": 10**30}, is_error=False).text == f'{{"n": {10**30}}}'
     long = RemoteResult(content=[{"type": "text", "text": "x" * 2_000_000}], structured=None, is_error=False)
     assert long.text.endswith("[cut here: the result had 2,000,000 characters]")
     assert len(long.text) < 1_000_000
