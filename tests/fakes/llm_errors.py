@@ -92,7 +92,7 @@ _OPENAI: Mapping[str, tuple[int, str, str, str | None]] = {
     ),
     "context": (
         400,
-        "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens. Please "
+        "This model's maximum context length is 16385 tokens. However, your messages resulted in 18000 tokens. Please "
         "reduce the length of the messages.",
         "invalid_request_error",
         "context_length_exceeded",
