@@ -109,6 +109,8 @@ async def _end(process: Process) -> None:
             _signal(process, number)
     finally:
         _signal(process, signal.SIGKILL)  # what it has started
+        # Nothing public closes pipes whose other end somebody keeps, or which nobody reads any more.
+        process._transport.close()  # type: ignore[attr-defined]  # of asyncio and uvloop alike
 
 
 def _signal(process: Process, number: int) -> None:
@@ -127,11 +129,13 @@ async def _read(
                 message = _parsed(line) if is_whole else _too_large(line)
                 if message is not None:
                     await to_us.send(SessionMessage(message))
-                elif line.strip() and not has_warned:
+                    continue
+                if line.strip() and not has_warned:
                     has_warned = True
                     log.warning(
                         "mcp.line_ignored", server=name, bytes=len(line), hint="standard output is for messages"
                     )
+                await asyncio.sleep(0)  # a piece has thousands of such lines
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
         pass  # nobody listens any more: we are ending it
     finally:

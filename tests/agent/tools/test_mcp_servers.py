@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -112,6 +112,35 @@ time.sleep(1000)
             while len(processes_with(str(tmp_path))) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     assert await all_gone(str(tmp_path))
+
+
+def open_pipes() -> int:
+    """Pipes and sockets of this process."""
+    links = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            links.append(path.readlink().name)
+    return sum(link.startswith(("pipe:", "socket:")) for link in links)
+
+
+async def test_a_server_that_floods_its_output_holds_nobody_up_and_leaves_nothing_open(tmp_path: Path) -> None:
+    script = """
+begin(tools={})
+tools("look")
+while True: sys.stdout.write("{}\\n{\\nnot json\\n" * 1000)
+"""
+    loop, lags = asyncio.get_running_loop(), []
+    before = open_pipes()
+    async with serving(tmp_path, script) as registry:
+        await becomes(registry, ServerState.CONNECTED)
+        for _ in range(50):
+            began = loop.time()
+            await asyncio.sleep(0.01)
+            lags.append(loop.time() - began)
+    assert sorted(lags)[len(lags) // 2] < 0.1
+    async with asyncio.timeout(5):
+        while open_pipes() > before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # pipes are closed in a later round of the event loop
 
 
 async def test_lists_come_in_pages_and_what_is_denied_is_not_offered(tmp_path: Path) -> None:
