@@ -20,9 +20,9 @@ PIECE_CHARACTERS = 400
 
 
 def extract(prompt: str) -> str:
-    """A model's summary, without a model: pieces of the prompt at equal distances under headings."""
+    """A model's summary, without a model: pieces of the prompt at equal distances under headings, whole words only."""
     indexes = [len(prompt) * number // len(TITLES) for number in range(len(TITLES))]
-    pieces = [" ".join(prompt[index : index + PIECE_CHARACTERS].split()) for index in indexes]
+    pieces = [" ".join(prompt[index : index + PIECE_CHARACTERS].split()[1:-1]) for index in indexes]
     return "\n\n".join(f"## {title}\n- {piece}" for title, piece in zip(TITLES, pieces, strict=True))
 
 
