@@ -161,8 +161,9 @@ def load_chats_with_waiting(db: Connection) -> list[ChatId]:
 
 
 def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
-    """Number of messages and commands of one person that wait in a chat."""
-    query = f"SELECT count(*) FROM inbox WHERE chat_id = ? AND {WAITS} AND kind <> 'notice' AND sender_ref = ?"
+    """Number of messages and commands that one person has written and that wait in a chat."""
+    written = f"kind <> 'notice' AND NOT {IS_SCHEDULED}"
+    query = f"SELECT count(*) FROM inbox WHERE chat_id = ? AND {WAITS} AND {written} AND sender_ref = ?"
     return scalar(db, int, query, (chat_id, sender_ref))
 
 

@@ -133,11 +133,17 @@ def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Mil
             over, key = ScheduleState.PAUSED, f"schedule:{row.id}:paused:{now}"
             reply = Reply(chat_id=row.chat_id, kind=OutboxKind.ERROR, markdown=decided.refusal, dedupe_key=key)
             outbox.enqueue(db, reply, now)
-        elif decided.key is not None:
+        elif decided.key is not None and not _waits(db, row):  # a chat that is busy must not be so for ever
             fire(db, row, decided.key, decided.notes, now)
         set_state(db, row.id, over if decided.next_at is None else ScheduleState.ACTIVE, decided.next_at)
         db.execute("UPDATE schedules SET fired_at = ? WHERE id = ?", (now, row.id))
     return list(chats)
+
+
+def _waits(db: Connection, row: ScheduleRow) -> bool:
+    """True while the message of an earlier time of a schedule waits for its turn."""
+    query = f"SELECT EXISTS (SELECT 1 FROM inbox WHERE chat_id = ? AND {inbox.WAITS} AND event_ref LIKE ?)"
+    return scalar(db, bool, query, (row.chat_id, f"{inbox.SCHEDULE_PREFIX}{row.id}:____-__-__T%"))
 
 
 def fire(db: Connection, row: ScheduleRow, key: str, notes: tuple[str, ...], now: Millis) -> None:

@@ -65,6 +65,15 @@ async def looked(gateway: TestGateway, clock: SetClock, local: str, *, hours: in
     return [ref.split(":", 2)[2] for (ref,) in rows]
 
 
+async def all_waiting(gateway: TestGateway, clock: SetClock, local: str) -> int:
+    """Set the clock, let the timer look behind a turn that hangs, and return how many rows wait then."""
+    clock.set(local)
+    gateway.schedules.changed.set()
+    done = f"SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM schedules WHERE next_at <= {clock.now()})"
+    await gateway.until_rows(done)
+    return len(await gateway.rows("SELECT id FROM inbox WHERE state = 'new'"))
+
+
 def last_text(gateway: TestGateway) -> str:
     """What the model was asked last."""
     text: str = chat_messages("", gateway.model.requests[-1].transcript, WireSettings())[-1]["content"]
@@ -214,9 +223,7 @@ async def test_in_a_turn_that_runs_it_waits_its_turn(store: Store, tmp_path: Pat
     async with serving(store, tmp_path, clock=clock, agent=BERLIN, sessions={"busy_mode": "interrupt"}) as gateway:
         await gateway.ask("/schedule add 0 8 * * * look")
         hang = await hanging(gateway)
-        clock.set("2026-11-23T08:00")
-        gateway.schedules.changed.set()
-        await gateway.until_rows("SELECT 1 FROM inbox WHERE event_ref LIKE 'schedule:%'")
+        await all_waiting(gateway, clock, "2026-11-23T08:00")
         await gateway.say("and this")
         hang.release()
         await gateway.quiet()
@@ -249,6 +256,7 @@ def _run(db: Connection, now: Millis, until: Millis) -> None:
     while (due := schedules.next_due(db, now)) is not None and due <= until:
         now = max(now, due)
         schedules.fire_due(db, lambda row, now=now: firing_plan(row, now, skips_missed=False), now)
+        db.execute("UPDATE inbox SET state = 'done', settled_at = 1, payload = ''")  # answered
 
 
 def _keys(db: Connection) -> list[str]:
@@ -308,3 +316,63 @@ def test_while_the_gateway_runs_every_local_time_comes_once_also_on_a_clock_that
             newest = max(newest, now)
         due = _due_between(spec, zone, begin, newest)
         assert sorted(key for key in _keys(db) if key >= min(due, default="")) == sorted(due)
+
+
+async def test_while_its_message_waits_no_second_one_joins_the_queue(store: Store, tmp_path: Path) -> None:
+    clock = SetClock("2026-11-23T07:30")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
+        await gateway.ask("/schedule add @hourly look")
+        hang = await hanging(gateway)
+        for local in ("2026-11-23T08:00", "2026-11-23T09:00", "2026-11-23T10:00"):
+            assert await all_waiting(gateway, clock, local) == 1, "the chat would be busy with them for ever"
+        hang.release()
+        await gateway.quiet()
+        assert await looked(gateway, clock, "2026-11-23T11:00") == ["2026-11-23T08:00", "2026-11-23T11:00"]
+
+
+async def test_what_schedules_bring_takes_no_room_from_their_creators_messages(store: Store, tmp_path: Path) -> None:
+    clock = SetClock("2026-11-23T07:30")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN, sessions={"max_waiting": 1}) as gateway:
+        for number in range(3):
+            await gateway.ask(f"/schedule add @hourly look {number}")
+        hang = await hanging(gateway)
+        assert await all_waiting(gateway, clock, "2026-11-23T08:00") == 3
+        await gateway.say("and this")
+        hang.release()
+        await gateway.quiet()
+        assert "and this" in [text for _, text in await gateway.turns_of()]
+
+
+async def test_a_change_that_nobody_told_the_timer_of_comes_all_the_same(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.schedules.runner.LOOK_SECONDS", 0.02)
+    clock = SetClock("2026-11-23T07:30")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
+        await gateway.ask("hello")
+        chat = (await gateway.rows("SELECT id FROM chats"))[0][0]
+        # As by whoever is stopped between the commit and the word to the timer.
+        await store.write(schedules.insert_schedule, msgspec.structs.replace(_schedule(1), chat_id=ChatId(chat)))
+        await gateway.until_rows("SELECT 1 FROM inbox WHERE event_ref LIKE 'schedule:%'")
+
+
+@pytest.mark.parametrize("damage", ["spec = '0 8 * * * *'", "spec = '2026-'", "zone = 'Eur' || char(0)", "zone = ''"])
+async def test_one_that_was_damaged_is_paused_and_the_others_come(store: Store, tmp_path: Path, damage: str) -> None:
+    clock = SetClock("2026-11-23T07:30")
+    async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
+        await gateway.ask("/schedule add 0 8 * * * look")
+        await gateway.ask("/schedule add 0 8 * * * listen")
+        await store.write(lambda db: db.execute(f"UPDATE schedules SET {damage} WHERE id = 1"))
+        assert "listen" in await gateway.ask("/schedule")
+        assert await looked(gateway, clock, "2026-11-23T08:00") == ["2026-11-23T08:00"]
+        assert await gateway.rows("SELECT id, state FROM schedules") == [(1, "paused"), (2, "active")]
+        assert "Schedule 1 is paused" in "".join(gateway.adapter.texts())
+        assert "crashed" not in await gateway.ask("/schedule resume 1")
+        assert await gateway.ask("/schedule remove 1") == "Schedule 1 is removed."
+
+
+@pytest.mark.parametrize("time_zone", ["America/Los_Angeles", "Etc/GMT+12"])
+async def test_the_last_year_of_the_calendar_is_too_far_away(store: Store, tmp_path: Path, time_zone: str) -> None:
+    async with serving(store, tmp_path, agent={"time_zone": time_zone}) as gateway:
+        assert "no date" in await gateway.ask("/schedule add 9999-12-31 23:00 look")
+        assert await gateway.ask("/schedule") == "No schedules are set."
