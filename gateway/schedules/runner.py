@@ -15,7 +15,7 @@ from gateway.config.settings import Config
 from gateway.models.selection import Runtime
 from gateway.turns.lanes import LaneRegistry
 from hermes_state.aio import Backoff, wait_until
-from hermes_state.errors import StoreUnavailable
+from hermes_state.errors import StoreUnavailable, ToolError
 from hermes_state.store.writer import Store
 from hermes_state.tools import schedules
 from hermes_state.tools.schedules import FiringPlan, ScheduleRow
@@ -32,7 +32,7 @@ NO_ACCESS = (
     "Schedule {row.id} is paused: {row.creator_name}, who made it, has no access any more. `/schedule remove {row.id}` "
     "removes it."
 )
-NO_ZONE = "Schedule {row.id} is paused: the time zone {row.zone} is not known here any more. Set it anew."
+MEANS_NOTHING = "Schedule {row.id} is paused: {error}. Set it anew."
 LATE_NOTE = "it was due at {key} ({zone}) and comes late, for the gateway or its machine was not running then"
 MISSED_NOTE = "the times before that one passed while the gateway or its machine was not running, and are left out"
 
@@ -66,11 +66,9 @@ class ScheduleRunner:
                 log.warning("schedules.delayed", error=str(error), retry_seconds=pause)
                 await wait_until(self.changed, pause)
                 continue
-            if due is None:
-                await self.changed.wait()
-            else:
-                seconds = max(0.0, (due - self.clock.now()) / 1_000)
-                await wait_until(self.changed, min(seconds, LOOK_SECONDS))
+            # Also where nothing is due: who changes something may be stopped before they say so.
+            seconds = LOOK_SECONDS if due is None else max(0.0, (due - self.clock.now()) / 1_000)
+            await wait_until(self.changed, min(seconds, LOOK_SECONDS))
 
     async def _fire(self) -> None:
         now = self.clock.now()
@@ -85,14 +83,14 @@ class ScheduleRunner:
             return FiringPlan(refusal=NO_ACCESS.format(row=row))
         try:
             return firing_plan(row, now, skips_missed=self.runtime.config.schedules.missed == "skip")
-        except ZoneInfoNotFoundError:
-            return FiringPlan(refusal=NO_ZONE.format(row=row))
+        except ToolError as error:
+            return FiringPlan(refusal=MEANS_NOTHING.format(row=row, error=error))
 
 
 def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringPlan:
     """What becomes of a schedule that is due by the clock, or that came at a time which is ahead of it.
 
-    Raises `ZoneInfoNotFoundError`.
+    Raises `ToolError` for one whose time or zone means nothing (any more).
     """
     assert row.next_at is not None, "only what is active is due"
     following = next_occurrence(row.spec, row.zone, now)

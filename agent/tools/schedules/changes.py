@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from sqlite3 import Connection
 from zoneinfo import ZoneInfo
 
-from agent.tools.schedules.times import is_local, next_occurrence, normalised, parse_crontab
+from agent.tools.schedules.times import is_local, known_zone, next_occurrence, normalised, parse_crontab
 from hermes_state.errors import ToolError
 from hermes_state.text import counted, shortened
 from hermes_state.tools import schedules
@@ -100,7 +100,10 @@ def listed(rows: Sequence[ScheduleRow]) -> str:
 
 
 def _line(row: ScheduleRow) -> str:
-    when = row.state.value if row.next_at is None else f"next {_shown(row.next_at, row.zone)}"
+    try:
+        when = row.state.value if row.next_at is None else f"next {_shown(row.next_at, row.zone)}"
+    except ToolError as error:
+        when = str(error)
     return f"- {row.id}: `{row.spec}` ({row.zone}), {when}, by {row.creator_name}: {shortened(row.text, 200)}"
 
 
@@ -114,4 +117,4 @@ def upcoming(spec: str, zone: str, after: Millis) -> list[str]:
 
 
 def _shown(at: Millis, zone: str) -> str:
-    return f"{datetime.fromtimestamp(at / 1000, UTC).astimezone(ZoneInfo(zone)):%a %Y-%m-%d %H:%M}"
+    return f"{datetime.fromtimestamp(at / 1000, UTC).astimezone(known_zone(zone)):%a %Y-%m-%d %H:%M}"

@@ -9,15 +9,18 @@ out behind a day of 23 hours, comes twice in the hour that is repeated, and take
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
+from datetime import MAXYEAR, date, datetime, time, timedelta
 from functools import lru_cache
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from hermes_state.errors import ToolError
 from hermes_state.values import Millis
 
 SEARCHED_DAYS = 8 * 366 + 2
 """Days in which an occurrence is looked for: eight years lie between two 29ths of February around 2100."""
+
+MAX_SPEC_CHARACTERS = 500
+"""Longest cron expression: enough to name every value of every field."""
 
 _ALIASES = {
     "@yearly": "0 0 1 1 *",
@@ -92,7 +95,9 @@ def normalised(spec: str, zone: str) -> str:
     """A cron expression, or a date with a time, as it is stored. Raises `ToolError` for what is neither."""
     if is_local(spec):
         return parse_local(spec, zone)
-    parse_crontab(spec := " ".join(spec.lower().split()))
+    if len(spec := " ".join(spec.lower().split())) > MAX_SPEC_CHARACTERS:
+        raise ToolError(f"a cron expression has at most {MAX_SPEC_CHARACTERS} characters")
+    parse_crontab(spec)
     return spec
 
 
@@ -159,15 +164,15 @@ def parse_local(text: str, zone: str) -> str:
         at = at if at.tzinfo is None else at.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
     except (ValueError, OverflowError):
         at = None
-    if at is None or ":" not in text:
-        raise ToolError(f"{text!r} is no date with a time such as 2026-11-24 08:00")
+    if at is None or ":" not in text or at.year == MAXYEAR:  # whose last hours are beyond the calendar elsewhere
+        raise ToolError(f"{text[:64]!r} is no date with a time such as 2026-11-24 08:00")
     return at.isoformat(timespec="minutes")
 
 
 def next_occurrence(spec: str, zone: str, after: Millis) -> Occurrence | None:
     """The first occurrence later than a moment; None where there is none any more.
 
-    `spec` is one that is normalised. Raises `ZoneInfoNotFoundError`.
+    `spec` is one that is normalised. Raises `ToolError` where it, or the zone, means nothing (any more).
 
     >>> found = next_occurrence("30 2 * * *", "Europe/Berlin", Millis(1_774_690_000_000))  # 28 March 2026
     >>> found.at, found.key
@@ -177,7 +182,7 @@ def next_occurrence(spec: str, zone: str, after: Millis) -> Occurrence | None:
 
 
 def last_occurrence(spec: str, zone: str, until: Millis) -> Occurrence | None:
-    """The newest occurrence up to a moment; None where there is none. Raises `ZoneInfoNotFoundError`."""
+    """The newest occurrence up to a moment; None where there is none. Raises `ToolError`."""
     return _nearest(spec, zone, until, -1, lambda one: one.at <= until)
 
 
@@ -185,9 +190,9 @@ def _nearest(
     spec: str, zone: str, moment: Millis, direction: int, fits: Callable[[Occurrence], bool]
 ) -> Occurrence | None:
     """The occurrence next to a moment that fits, in the direction of later times (1) or earlier ones (-1)."""
-    place = ZoneInfo(zone)
+    place = known_zone(zone)
     if is_local(spec):
-        only = _occurrence(datetime.fromisoformat(spec), place)
+        only = _occurrence(datetime.fromisoformat(parse_local(spec, zone)), place)
         return only if fits(only) else None
     crontab = parse_crontab(spec)
     times, found = crontab.times, list[Occurrence]()
@@ -200,6 +205,14 @@ def _nearest(
             return min(found + beside, key=lambda one: (direction * one.at, one.local))
         found, day = beside, day + timedelta(days=direction)
     return None
+
+
+def known_zone(name: str) -> ZoneInfo:
+    """The time zone of a stored name. Raises `ToolError` for one that this machine does not know (any more)."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ToolError(f"the time zone {name} is not known here any more") from error
 
 
 def _occurrence(local: datetime, zone: ZoneInfo) -> Occurrence:

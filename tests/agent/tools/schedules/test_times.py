@@ -81,6 +81,13 @@ def test_what_is_no_cron_expression_is_refused(expression: str) -> None:
         normalised(expression, "UTC")
 
 
+def test_an_endless_expression_is_refused_and_the_longest_that_says_something_new_is_not() -> None:
+    every = " ".join(",".join(map(str, numbers)) for numbers in (range(60), range(24), range(1, 32), range(1, 13)))
+    assert following(f"{every} sun,mon,tue,wed,thu,fri,sat", "UTC", "2026-01-01T00:00") is not None
+    with pytest.raises(ToolError, match="at most 500 characters"):
+        normalised(f"{'0,' * 10_000}0 * * * *", "UTC")
+
+
 @pytest.mark.parametrize("expression", CORPUS["never"]["cases"])
 def test_what_never_comes_has_no_time(expression: str) -> None:
     assert following(expression, "UTC", "2026-01-01T00:00") is None
