@@ -17,18 +17,11 @@ from agent.context.commit import CompressionRegistry
 from agent.images.scaling import ImageScaler
 from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
-from agent.tools.files.image_reader import ImageReader
-from agent.tools.files.send_file import FileDelivery
-from agent.tools.mcp.results import ImageStore
-from agent.tools.mcp.servers import ServerRegistry
-from agent.tools.registry import Tool, ToolContext
-from agent.tools.schedules.schedule_tool import schedule_tool
-from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
-from agent.tools.terminal.terminal_tool import TERMINAL, BackgroundRegistry, terminal_tool
+from agent.tools.registry import Tool
+from agent.tools.terminal.sandbox import terminal_fault
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
-from gateway.access.tools import ToolAccessControl
-from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models, make_workspaces, workspace_tools
+from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models
 from gateway.commands.registry import CommandContext
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
@@ -49,18 +42,16 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
 from gateway.schedules.jobs import JobRunner
-from gateway.schedules.runner import ScheduleRunner, schedule_settings
+from gateway.schedules.runner import ScheduleRunner
 from gateway.signals import SignalHandler
+from gateway.tools import ToolBuilder
 from gateway.turns.approvals import ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneRegistry
 from gateway.turns.runner import TurnRunner
-from gateway.turns.servers import server_settings
-from gateway.turns.terminal import tell_background_end, terminal_settings
+from gateway.turns.terminal import terminal_settings
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
-from gateway.turns.web import web_tools
-from hermes_state.admin.pairings import UserRole
 from hermes_state.aio import run_until
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.redaction import Redactor
@@ -125,7 +116,6 @@ class _Daemon:
         self._spending = SpendingControl(store, clock)
         self._pending = CompressionRegistry()
         self._scaler = ImageScaler(loaded.attachments)
-        self._workspaces = make_workspaces(loaded)
         self._clients: list[ClientRegistry] = []
         self._agents: list[Agent] = []
         self._group = asyncio.TaskGroup()
@@ -141,25 +131,27 @@ class _Daemon:
             max_parts=lambda: self._loaded.config.delivery.max_parts,
             attachments=loaded.attachments,
         )
+        self._tools = ToolBuilder(
+            loaded=lambda: self._loaded,
+            access=lambda: self._access,
+            store=store,
+            adapters=self._adapters,
+            scaler=self._scaler,
+            deliver=self._delivery.wake,
+            clock=clock,
+            rescheduled=asyncio.Event(),
+        )
         self._notices = NoticeWriter(
             store=store,
             settings=lambda: self._loaded.config.notices,
             deliver=self._delivery.wake,
             clock=clock,
-            is_admin=lambda ref: self._access.role_of(ref) is UserRole.ADMIN,
-        )
-        self._tool_access = ToolAccessControl(
-            settings=lambda: self._loaded.config.tools,
-            is_admin=lambda ref: self._access.role_of(ref) is UserRole.ADMIN,
+            is_admin=self._tools.is_admin,
         )
         self._asked = asyncio.Event()
-        self._rescheduled = asyncio.Event()
-        self._background = BackgroundRegistry(partial(tell_background_end, store, clock, self._delivery.wake))
-        images = ImageStore(folder=loaded.attachments, clock=clock)
-        self._servers = ServerRegistry(images, clock, lambda text: Redactor(self._loaded.secrets())(text))
         agent, models = self._assemble(loaded)
         self._runtime = Runtime(config=loaded.config, agent=agent, models=models)
-        self._access = AccessControl(store, self._runtime)
+        self._access: AccessControl = AccessControl(store, self._runtime)
         make_client = partial(transcription_client, spending=self._spending)
         self._transcriber = TranscriptionHandler(
             store=store, runtime=self._runtime, clock=clock, make_client=make_client
@@ -178,8 +170,8 @@ class _Daemon:
             health=self._adapters.health,
             registry=REGISTRY,
             deliver=self._delivery.wake,
-            servers=self._servers,
-            reschedule=self._rescheduled.set,
+            servers=self._tools.servers,
+            reschedule=self._tools.rescheduled.set,
         )
         self._schedules = ScheduleRunner(
             store=store,
@@ -188,7 +180,7 @@ class _Daemon:
             lanes=self._lanes,
             deliver=self._delivery.wake,
             clock=clock,
-            changed=self._rescheduled,
+            changed=self._tools.rescheduled,
         )
         self._commands = CommandRunner(context, self._delivery, self._group)
         self._intake = GatewayIntake(
@@ -231,7 +223,7 @@ class _Daemon:
                 scaler=self._scaler,
                 clock=clock,
                 folder=self._loaded.attachments,
-                workspaces=self._workspaces,
+                workspaces=self._tools.workspaces,
             ),
             clock=clock,
             group=self._group,
@@ -246,7 +238,7 @@ class _Daemon:
             access=self._access,
             adapters=self._adapters,
             lanes=self._lanes,
-            servers=self._servers,
+            servers=self._tools.servers,
             delivery=self._delivery,
             heartbeat=self._heartbeat,
             clock=self._clock,
@@ -305,8 +297,8 @@ class _Daemon:
             await self._signals.stopping.wait()
             notify(self._environ, "STOPPING=1")
             await self._drain()
-        await self._background.stop("the gateway's own end")
-        await self._servers.close()
+        await self._tools.background.stop("the gateway's own end")
+        await self._tools.servers.close()
         await self._commands.close()
         for task in tasks:
             task.cancel()
@@ -318,7 +310,7 @@ class _Daemon:
         await asyncio.to_thread(preload, self._runtime.config)
         await asyncio.to_thread(terminal_fault, terminal_settings(self._runtime.config.terminal))
         _freeze_memory()
-        self._servers.configure(server_settings(self._runtime.config.mcp), self._group)
+        self._tools.connect(self._group)
         await asyncio.sleep(JOBS_SECONDS)
         await self._jobs.start()
 
@@ -365,10 +357,8 @@ class _Daemon:
                 return
         self._loaded = merged
         self._runtime.config = merged.config
-        probe_sandbox.cache_clear()
-        await self._background.stop("the terminal having been switched off", self._has_no_terminal)
+        await self._tools.reload(self._runtime.agent.offers.registry.by_name, self._group)
         update_logging(merged.config.logging.level, merged.secrets())
-        self._servers.configure(server_settings(merged.config.mcp), self._group)
         self._reloaded.set()
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
         _log_prices_and_caching(merged.config)
@@ -377,58 +367,19 @@ class _Daemon:
         """Agent and models of a configuration. A running turn may still use older ones: all are closed at the end."""
         clients = ClientRegistry(loaded.config, self._spending)
         self._clients.append(clients)
-        files = FileDelivery(
-            folder=loaded.attachments,
-            max_bytes=self._adapters.max_file_bytes,
-            deliver=self._delivery.wake,
-            clock=self._clock,
-        )
-        images = ImageReader(
-            folder=loaded.attachments,
-            max_bytes=loaded.config.attachments.max_bytes,
-            scaler=self._scaler,
-            clock=self._clock,
-        )
         agent = make_agent(
             loaded,
             store=self._store,
             pending=self._pending,
-            extra_tools=(
-                *workspace_tools(self._workspaces, files, images),
-                self._terminal(),
-                *web_tools(lambda: self._loaded),
-                self._schedule(),
-                *self._extra_tools,
-            ),
-            tool_source=self._servers,
-            tool_access=self._tool_access,
+            extra_tools=(*self._tools.build(loaded), *self._extra_tools),
+            tool_source=self._tools.servers,
+            tool_access=self._tools.permissions,
             listeners=[self._notices.write],
             on_wait=self._notices.write_waiting,
             clock=self._clock,
         )
         self._agents.append(agent)
         return agent, make_models(loaded, clients, store=self._store, scaler=self._scaler, clock=self._clock)
-
-    def _has_no_terminal(self, context: ToolContext) -> bool:
-        """True for a turn that could not start a command now."""
-        tool = self._runtime.agent.offers.registry.by_name[TERMINAL]
-        is_refused = self._tool_access.refusal(tool, context.chat, context.chat_kind, context.started_by) is not None
-        return is_refused or not self._loaded.config.terminal.enabled
-
-    def _terminal(self) -> Tool:
-        return terminal_tool(
-            lambda: terminal_settings(self._loaded.config.terminal),
-            self._workspaces.folder_of,
-            self._background,
-        )
-
-    def _schedule(self) -> Tool:
-        return schedule_tool(
-            lambda: schedule_settings(self._loaded.config),
-            lambda ref: self._access.may_moderate(ref),  # which is made later
-            self._rescheduled.set,
-            self._clock,
-        )
 
 
 def _log_prices_and_caching(config: Config) -> None:
