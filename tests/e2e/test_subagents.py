@@ -261,12 +261,13 @@ async def test_its_conversation_and_its_parents_are_compressed_like_any_other(wo
     assert world.query(active) == [("root", 0)]
     assert len(await as_json(world, "sessions")) == 1
     calls = [{"name": "register", "arguments": {"mark": "boat", "lines": 45}}]
-    await world.script(match="look it up", last_role="user", tool_calls=calls, times=4)
-    for _ in range(4):
+    await world.script(match="look it up", last_role="user", tool_calls=calls, times=6)
+    for _ in range(6):
         await world.converse("look it up")
     [(depth,)] = world.query("SELECT s.depth FROM chats c JOIN sessions s ON s.id = c.active_session_id")
     assert depth > 0
-    assert await world.outcomes() <= {"ok", "tool_calls"}
+    given_up = {"client_gone"}  # a summary that was still being written when the sub-agent had its report
+    assert await world.outcomes() <= {"ok", "tool_calls"} | given_up
     assert await world.violations() == []
 
 

@@ -59,7 +59,7 @@ def test_a_named_model_does_a_task_and_else_the_one_that_the_mode_picks(
     config = load(MAIN + yaml.replace("TASK", task)).config
     assert who(config, task) == name
     others = "main" if yaml.lower().startswith("auxiliary: {mode: same-as-main") else "chosen"
-    assert [who(config, other) for other in get_args(AuxiliaryTask) if other != task] == [others] * 3
+    assert [who(config, other) for other in get_args(AuxiliaryTask) if other != task] == [others] * 4
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_model_that_compression_names_wins_for_summaries_alone(load: Load, y
 def test_a_custom_model_has_to_be_named(load: Load) -> None:
     assert "auxiliary.mode custom needs auxiliary.compression.model" in refusal(load, "auxiliary: {mode: custom}")
     config = load(MAIN + "auxiliary: {mode: custom, compression: {model: small}}").config
-    assert [who(config, task) for task in get_args(AuxiliaryTask)] == ["small", *["chosen"] * 3]
+    assert [who(config, task) for task in get_args(AuxiliaryTask)] == ["small", *["chosen"] * 4]
     for task in get_args(AuxiliaryTask):
         complaint = f"auxiliary.{task}.mode custom needs auxiliary.{task}.model"
         assert complaint in refusal(load, f"auxiliary: {{{task}: {{mode: custom}}}}")
@@ -97,7 +97,7 @@ def test_only_titles_can_be_off(load: Load) -> None:
 
 def test_the_offline_model_does_nothing_but_answer(load: Load) -> None:
     config = load().config
-    assert [route_for(config, task, config.model.route) for task in get_args(AuxiliaryTask)] == [None] * 4
+    assert [route_for(config, task, config.model.route) for task in get_args(AuxiliaryTask)] == [None] * 5
     config = load("auxiliary: {title: {model: small}}").config
     route = route_for(config, "title", config.model.route)
     assert route is not None
@@ -209,7 +209,7 @@ def test_a_task_says_what_it_wants_in_its_calls_whichever_model_does_it(
     assert (route.temperature, route.reasoning_effort, route.max_output_tokens) == (0, "off", 9)
     assert (route.extra_body, route.plain_headers) == ({"a": 1}, {"X": "y"})
     others = [route_for(config, other, live(config)) for other in get_args(AuxiliaryTask) if other != task]
-    assert [one.reasoning_effort for one in others if one is not None] == [None] * 3
+    assert [one.reasoning_effort for one in others if one is not None] == [None] * 4
 
 
 async def test_the_conversations_own_model_writes_its_summaries_as_the_task_wants(load: Load, store: Store) -> None:
