@@ -21,6 +21,7 @@ Decide: TypeAlias = Callable[[Connection, CommandRequest, Sequence[PendingApprov
 """Stores the answer to questions and says so."""
 
 NOTHING_WAITS = "Nothing waits for a yes here: it was answered, or has expired, or its turn has ended."
+ASKED_LATER = "By the clock I asked after you wrote that, so name the question: `/approve a{0}` or `/deny a{0}`."
 _NUMBER = re.compile(r"a?(\d{1,18})", re.IGNORECASE)
 _POLICIES = {
     Policy.ASK: "asks a person first",
@@ -104,7 +105,8 @@ def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequen
         number = _NUMBER.fullmatch(which)
         pending = [one for one in pending if number is not None and one.id == int(number[1])]
     if not pending:
-        raise CommandError(NOTHING_WAITS)
+        later = [] if is_named else approvals.load_pending(db, request.chat.id)  # or the clock was set back meanwhile
+        raise CommandError(ASKED_LATER.format(later[0].id) if later else NOTHING_WAITS)
     if which is None and len(pending) > 1:
         names = ", ".join(f"a{one.id}" for one in pending)
         raise CommandError(f"{counted(len(pending), 'question')} wait: name one ({names}), or write `all`.")

@@ -11,7 +11,7 @@ from hermes_state.chats import load_chat
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, SystemClock, ToolEffect
-from tests.gateway.helpers import BOSS, GROUP, answer, calls, eventually, serving
+from tests.gateway.helpers import BOSS, GROUP, TestGateway, answer, calls, eventually, serving
 
 
 class LateClock(SystemClock):
@@ -33,6 +33,13 @@ def writing(ran: list[str]) -> Tool:
     return run
 
 
+async def ask(gateway: TestGateway) -> None:
+    """Have the agent ask whether it may write; with a yes it answers `done`."""
+    gateway.model.script += [calls("write_down"), answer("done")]
+    await gateway.say("write it down")
+    await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts()), "it asks")
+
+
 async def test_a_question_expires_and_its_turn_goes_on_with_a_no(store: Store, tmp_path: Path) -> None:
     ran: list[str] = []
     clock, asks = LateClock(), {"approval": {"writes": "ask"}}
@@ -52,14 +59,27 @@ async def test_a_bare_yes_is_about_questions_that_were_on_screen(store: Store, t
     ran: list[str] = []
     asks = {"approval": {"writes": "ask"}}
     async with serving(store, tmp_path, tools=[writing(ran)], tools_block=asks) as gateway:
-        gateway.model.script += [calls("write_down"), answer("done")]
-        await gateway.say("write it down")
-        await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts()), "it asks")
+        await ask(gateway)
         late = "UPDATE outbox SET first_tried_at = 9999999999999 WHERE dedupe_key = 'approval:1'"
         await store.write(lambda db: db.execute(late).rowcount)
         await gateway.say("/approve all")
-        await eventually(lambda: any("Nothing waits" in text for text in gateway.adapter.texts()), "it is refused")
+        await eventually(lambda: any("`/approve a1` or" in text for text in gateway.adapter.texts()), "it is refused")
         assert ran == []
+        await gateway.say("/approve a1")
+        await eventually(lambda: "done" in gateway.adapter.texts(), "the turn goes on")
+        assert ran == ["ran"]
+
+
+async def test_on_a_clock_that_was_set_back_a_bare_yes_is_told_which_question_waits(
+    store: Store, tmp_path: Path
+) -> None:
+    ran: list[str] = []
+    clock, asks = LateClock(), {"approval": {"writes": "ask"}}
+    async with serving(store, tmp_path, tools=[writing(ran)], clock=clock, tools_block=asks) as gateway:
+        await ask(gateway)
+        clock.ahead_ms = -3_600_000
+        await gateway.say("/approve")
+        await eventually(lambda: any("name the question" in text for text in gateway.adapter.texts()), "it is told")
         await gateway.say("/approve a1")
         await eventually(lambda: "done" in gateway.adapter.texts(), "the turn goes on")
         assert ran == ["ran"]
@@ -73,9 +93,7 @@ async def test_an_answer_that_the_database_puts_off_is_heard_as_soon_as_it_works
     ran: list[str] = []
     asks = {"approval": {"writes": "ask"}}
     async with serving(store, tmp_path, tools=[writing(ran)], tools_block=asks) as gateway:
-        gateway.model.script += [calls("write_down"), answer("done")]
-        await gateway.say("write it down")
-        await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts()), "it asks")
+        await ask(gateway)
         read, faults = store.read, iter(range(2))
 
         async def fail_twice(fn: Any, *args: Any) -> Any:
