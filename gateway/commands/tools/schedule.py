@@ -57,6 +57,8 @@ def _change(request: CommandRequest, db: Connection, action: str, number: int, n
         raise CommandError(f"{row.creator_name}, who made schedule {row.id}, has no access any more: add it anew.")
     if action != "run":
         return CommandReply(markdown=change(db, row, action, now), on_commit=context.reschedule)
+    if schedules.waits(db, row, "run:%"):
+        raise CommandError(f"Schedule {row.id} waits for its turn already.")
     note = f"{request.row.sender_name} had it come now, by a command, beside its own times"
     schedules.fire(db, row, f"run:{request.row.id}", (note,), now)
     return CommandReply(markdown=f"Schedule {row.id} comes now.", on_commit=partial(context.lanes.wake, row.chat_id))

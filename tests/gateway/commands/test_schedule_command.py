@@ -6,7 +6,7 @@ import pytest
 
 from gateway.schedules.runner import schedule_settings
 from hermes_state.store.writer import Store
-from tests.gateway.helpers import ANN, BOB, BOSS, GROUP, config_of, serving
+from tests.gateway.helpers import ANN, BOB, BOSS, GROUP, config_of, eventually, hanging, serving
 
 UTC = {"time_zone": "UTC"}
 
@@ -63,6 +63,19 @@ async def test_run_brings_it_now_and_leaves_its_times(store: Store, tmp_path: Pa
         await gateway.say("/schedule run 1")
         assert (await gateway.replies(5)).count("Schedule 1 comes now.") == 2
         assert await gateway.rows("SELECT next_at, state FROM schedules") == before
+
+
+async def test_what_was_run_and_waits_is_not_run_again_behind_itself(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, agent=UTC) as gateway:
+        await gateway.ask("/schedule add @daily look around")
+        hang = await hanging(gateway)
+        await gateway.say("/schedule run 1")
+        await eventually(lambda: "Schedule 1 comes now." in gateway.adapter.texts(), "it comes")
+        await gateway.say("/schedule run 1")
+        await eventually(lambda: "Schedule 1 waits for its turn already." in gateway.adapter.texts(), "it waits")
+        hang.release()
+        await gateway.quiet()
+        assert [text for _, text in await gateway.turns_of()][1:] == ["look around"]
 
 
 async def test_a_chat_has_no_more_than_it_may(store: Store, tmp_path: Path) -> None:
