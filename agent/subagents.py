@@ -25,7 +25,7 @@ from agent.tools.registry import DelegateRequest, Tool, ToolRegistry
 from agent.turn import Agent, Answer
 from hermes_state import journal
 from hermes_state.aio import Backoff
-from hermes_state.errors import ModelError, SpendingCapExceeded, StoreUnavailable, ToolError
+from hermes_state.errors import ModelError, SpendingCapExceeded, StoreBroken, StoreUnavailable, ToolError
 from hermes_state.journal import ModelAnswer
 from hermes_state.redaction import redact
 from hermes_state.store.writer import Store
@@ -111,6 +111,8 @@ class SubagentRunner:
                     return await self._take_up(parent, model, request, access)
                 except TurnMoved as error:
                     raise ToolError("the turn has ended") from error
+                except StoreBroken:
+                    raise  # no waiting mends that: its turn goes on, or the next write tells the chat
                 except StoreUnavailable as error:
                     log.warning("subagent.delayed", error=str(error), retry_seconds=pause)
                     await asyncio.sleep(pause)

@@ -1,16 +1,32 @@
-"""Which tools a sub-agent has."""
+"""Which tools a sub-agent has, and what it does about a database that is broken."""
 
-from typing import Any
+import asyncio
+from typing import Any, cast
 
 import pytest
 
-from agent.subagents import NEEDS_A_YES, NOT_GIVEN, OF_THE_CONVERSATION, SubagentAccess
+from agent.context.model_handle import ModelHandle
+from agent.subagents import NEEDS_A_YES, NOT_GIVEN, OF_THE_CONVERSATION, SubagentAccess, SubagentRunner
 from agent.tools.delegate import delegate_tool
 from agent.tools.offers import OpenAccess, Policy
 from agent.tools.recall import recall_tools
-from agent.tools.registry import Tool
+from agent.tools.registry import DelegateRequest, Tool, ToolRegistry
 from agent.tools.todo import todo_tool
-from hermes_state.values import ChatKey, ChatKind, SystemClock, ToolEffect, UserRef
+from hermes_state.errors import StoreBroken
+from hermes_state.store.writer import Store
+from hermes_state.turns import RunningTurn
+from hermes_state.values import (
+    ChatId,
+    ChatKey,
+    ChatKind,
+    LineageId,
+    MessageId,
+    Millis,
+    SystemClock,
+    ToolEffect,
+    TurnId,
+    UserRef,
+)
 
 ADMIN, PERSON = UserRef("telegram:1"), UserRef("telegram:42")
 CHAT = ChatKey(platform="telegram", account="telegram", chat_ref="42")
@@ -68,3 +84,26 @@ def test_of_named_tools_only_those_are_given_and_what_finds_the_past_stays() -> 
 def test_a_tool_for_admins_is_theirs_alone_also_here() -> None:
     tool = made("secret", ToolEffect.READ_ONLY)
     assert (refusal(tool), refusal(tool, person=ADMIN)) == ("for admins", None)
+
+
+async def test_a_broken_database_is_not_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*args: object) -> None:
+        raise StoreBroken("database disk image is malformed")
+
+    monkeypatch.setattr(store, "write", fail)
+    runner = SubagentRunner(store=store, clock=SystemClock(), tools=ToolRegistry(), access=OpenAccess())
+    turn = RunningTurn(
+        id=TurnId(1),
+        chat_id=ChatId(1),
+        lineage_id=LineageId(1),
+        started_by=PERSON,
+        chat=CHAT,
+        chat_kind=ChatKind.DIRECT,
+        restarts=0,
+        preview_ref=None,
+        started_at=Millis(1),
+    )
+    request = DelegateRequest(call=(MessageId(1), "c1"), task="count", tools=None)
+    with pytest.raises(StoreBroken):
+        async with asyncio.timeout(0.5):
+            await runner.run(turn, cast("ModelHandle", None), request)
