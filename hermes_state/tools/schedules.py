@@ -14,7 +14,7 @@ import msgspec
 
 from hermes_state import inbox, outbox
 from hermes_state.chats import load_chat
-from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
+from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.sql import columns, insert_row, scalar, select, select_one
 from hermes_state.values import ChatId, InputKind, Millis, UserRef
@@ -144,6 +144,12 @@ def waits(db: Connection, row: ScheduleRow, key: str = "____-__-__T%") -> bool:
     """True while a message of a schedule waits for its turn; `key`: a pattern, without one that of its own times."""
     query = f"SELECT EXISTS (SELECT 1 FROM inbox WHERE chat_id = ? AND {inbox.WAITS} AND event_ref LIKE ?)"
     return scalar(db, bool, query, (row.chat_id, f"{inbox.SCHEDULE_PREFIX}{row.id}:{key}"))
+
+
+def drop_waiting(db: Connection, row: ScheduleRow, now: Millis) -> None:
+    """Settle what a schedule has brought and no turn has taken up."""
+    where = f"chat_id = ? AND {inbox.WAITS} AND event_ref LIKE ?"
+    inbox.settle_where(db, InboxState.DROPPED, now, where, row.chat_id, f"{inbox.SCHEDULE_PREFIX}{row.id}:%")
 
 
 def fire(db: Connection, row: ScheduleRow, key: str, notes: tuple[str, ...], now: Millis) -> None:

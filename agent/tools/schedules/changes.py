@@ -71,6 +71,8 @@ def add(db: Connection, schedule: NewSchedule, max_per_chat: int) -> str:
 
 def change(db: Connection, row: ScheduleRow, action: str, now: Millis) -> str:
     """Pause, resume or remove a schedule. Raises `ToolError`."""
+    if action in ("pause", "remove"):
+        schedules.drop_waiting(db, row, now)
     if action == "remove":
         schedules.remove_schedule(db, row.id)
         return f"Schedule {row.id} is removed."

@@ -108,3 +108,21 @@ async def test_another_chat_is_out_of_reach(store: Store, tmp_path: Path) -> Non
 def test_without_a_configured_time_zone_it_is_the_servers() -> None:
     assert schedule_settings(config_of(agent=UTC)).zone == "UTC"
     assert schedule_settings(config_of()).zone
+
+
+@pytest.mark.parametrize("word", ["pause", "remove"])
+async def test_what_is_paused_or_removed_comes_no_more_also_where_it_waits(
+    store: Store, tmp_path: Path, word: str
+) -> None:
+    async with serving(store, tmp_path, agent=UTC) as gateway:
+        await gateway.ask("/schedule add @daily look around")
+        await gateway.ask("/schedule add @daily look elsewhere")
+        hang = await hanging(gateway)
+        for number in (1, 2):
+            await gateway.say(f"/schedule run {number}")
+            await gateway.until_rows(f"SELECT 1 FROM inbox WHERE event_ref LIKE 'schedule:{number}:%'")
+        await gateway.say(f"/schedule {word} 1")
+        await eventually(lambda: f"Schedule 1 is {word}d." in gateway.adapter.texts(), "it is changed")
+        hang.release()
+        await gateway.quiet()
+        assert [text for _, text in await gateway.turns_of()][1:] == ["look elsewhere"]
