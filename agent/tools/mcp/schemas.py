@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -19,12 +20,15 @@ MAX_DEPTH: Final = 8
 """Deepest level of a schema that is described; below it anything goes."""
 MAX_NODES: Final = 400
 """Most places of a schema: references can stand for billions."""
+MAX_MERGED: Final = 2_000
+"""Most places that are put together with what they refer to: a few that refer to one another stand for millions."""
 MAX_SCHEMA_BYTES: Final = 20_000
 """Largest schema, as JSON; of a larger one the texts go first, then all but the names of the arguments."""
 MAX_TOOL_TEXT: Final = 1_500
 MAX_PLACE_TEXT: Final = 400
 """Longest description of a tool and of a place in its schema, in characters."""
 MAX_ENUM: Final = 100
+_MAX_REFERENCE = 1_000
 
 _TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 _KEY = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
@@ -58,7 +62,9 @@ def _plain(server: str, tool: str) -> str:
 
 def clean_text(text: object, limit: int) -> str:
     """A description without characters that do not print or turn the writing around, of at most so many characters."""
-    return shortened(_INVISIBLE.sub(" ", well_formed(text)).strip(), limit) if isinstance(text, str) else ""
+    if not isinstance(text, str):
+        return ""
+    return shortened(_INVISIBLE.sub(" ", well_formed(text[: 8 * limit])).strip(), limit)  # of what may be megabytes
 
 
 def clean_schema(schema: object) -> Mapping[str, Any]:
@@ -85,12 +91,12 @@ class _SchemaBuilder:
     """Builds a clean copy of one schema."""
 
     def __init__(self, root: Mapping[str, Any], max_text: int) -> None:
-        self._root, self._max_text, self._nodes = root, max_text, 0
+        self._root, self._max_text, self._nodes, self._merges = root, max_text, 0, 0
 
     def object_at(self, root: Mapping[str, Any]) -> dict[str, Any]:
         """The top: an object without choices, which no provider takes there."""
         merged = self._merged(root, 0)
-        for choice in (*_listed(root.get("anyOf")), *_listed(root.get("oneOf"))):
+        for choice in (*_listed(root.get("anyOf")), *_listed(root.get("oneOf")))[:20]:
             found = self._merged(choice, 1).get("properties")
             merged["properties"] = {
                 **(found if isinstance(found, Mapping) else {}),
@@ -101,14 +107,15 @@ class _SchemaBuilder:
 
     def _merged(self, place: object, depth: int) -> dict[str, Any]:
         """A place with what it refers to and all that it has to fit as well."""
-        own = dict(place) if isinstance(place, Mapping) else {}
+        own = _mapping(place)
         parts = [self._target(own.pop("$ref", None)), *_listed(own.pop("allOf", None))]
-        if depth > MAX_DEPTH:
+        self._merges += 1
+        if depth > MAX_DEPTH or self._merges > MAX_MERGED:
             return own
         for part in parts:
             other = self._merged(part, depth + 1)
             properties = {**_mapping(other.get("properties")), **_mapping(own.get("properties"))}
-            required = [*_listed(other.get("required")), *_listed(own.get("required"))]
+            required = list(dict.fromkeys(map(str, (*_listed(other.get("required")), *_listed(own.get("required"))))))
             own = {**other, **own}
             if properties:
                 own["properties"], own["required"] = properties, required
@@ -116,7 +123,7 @@ class _SchemaBuilder:
 
     def _target(self, reference: object) -> object:
         """The place in the same schema that a reference leads to; others are not followed."""
-        if not isinstance(reference, str) or not reference.startswith("#"):
+        if not isinstance(reference, str) or not reference.startswith("#") or len(reference) > _MAX_REFERENCE:
             return None
         place: object = self._root
         for step in reference[1:].split("/")[1:]:
@@ -172,8 +179,8 @@ class _SchemaBuilder:
         if not self._max_text:
             return ""
         notes = [f"{key}: {rule[key]}" for key in ("format", "pattern") if isinstance(rule.get(key), str)]
-        if isinstance(rule.get("default"), str | int | float | bool):
-            notes.append(f"default: {json.dumps(rule['default'], ensure_ascii=False)}")
+        if isinstance(default := rule.get("default"), bool) or _is_text(default) or _is_number(default):
+            notes.append(f"default: {json.dumps(default, ensure_ascii=False)}")
         words = clean_text(rule.get("description") or rule.get("title"), self._max_text)
         return f"{words}{' ' if words else ''}({clean_text(', '.join(notes), 200)})" if notes else words
 
@@ -193,18 +200,26 @@ def _kind(rule: Mapping[str, Any]) -> str | list[str]:
 
 def _values(rule: Mapping[str, Any]) -> list[Any]:
     values = [rule["const"]] if "const" in rule else _listed(rule.get("enum"))
-    fit = (value for value in values[:MAX_ENUM] if value is None or isinstance(value, str | bool) or _is_number(value))
-    return [well_formed(value) if isinstance(value, str) else value for value in fit]
+    fit = (
+        value for value in values if value is None or isinstance(value, bool) or _is_text(value) or _is_number(value)
+    )
+    return [well_formed(value) if isinstance(value, str) else value for value in fit][:MAX_ENUM]
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _mapping(value: object) -> dict[str, Any]:
+    """A copy of an object, of as much of it as can be described."""
+    return dict(islice(value.items(), MAX_NODES)) if isinstance(value, Mapping) else {}
 
 
 def _listed(value: object) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else []
+    return list(value[:MAX_NODES]) if isinstance(value, list | tuple) else []
 
 
 def _is_number(value: object) -> bool:
     """True for a number that can be encoded: JSON knows larger ones."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+def _is_text(value: object) -> bool:
+    """True for a text that is worth its room: many places may refer to it."""
+    return isinstance(value, str) and len(value) <= MAX_PLACE_TEXT

@@ -7,6 +7,7 @@ another.
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,40 @@ def test_every_wire_form_lists_them_as_they_are(form: str) -> None:
     for name, schema in listed:
         assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name)
         assert faults(schema) == []
+
+
+_MANY = {f"p{index}": {"$ref": "#/$defs/one"} for index in range(300)}
+COSTLY: dict[str, Any] = {
+    "references to itself": {"allOf": [{"$ref": "#"}] * 100},
+    "a long list that many refer to": {"$defs": {"one": {"enum": list(range(200_000))}}, "properties": _MANY},
+    "a long value that many refer to": {"$defs": {"one": {"enum": ["x" * 1_000_000]}}, "properties": _MANY},
+    "a long text that many refer to": {"$defs": {"one": {"description": "x " * 1_000_000}}, "properties": _MANY},
+    "many arguments that many refer to": {
+        "$defs": {"one": {"allOf": [{"properties": {f"a{index}": {} for index in range(100_000)}}]}},
+        "properties": _MANY,
+    },
+    "many choices at the top": {"anyOf": [{"properties": {f"p{index}": {}}} for index in range(10_000)]},
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_a_schema_that_stands_for_far_more_than_it_has_takes_no_time(name: str) -> None:
+    began = time.process_time()
+    assert faults(dict(clean_schema(COSTLY[name]))) == []
+    assert time.process_time() - began < 1.5  # without bounds from 4 seconds to hours, and gigabytes
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"minimum": 10**30},
+        {"enum": [10**30, 1]},
+        {"default": -(10**30)},
+        {"anyOf": [], "$ref": f"#/anyOf/{'9' * 5_000}"},
+    ],
+)
+def test_numbers_that_nobody_takes_are_left_out(place: dict[str, Any]) -> None:
+    assert faults(dict(clean_schema({"properties": {"a": place}, "anyOf": []}))) == []
 
 
 def test_what_is_referred_to_stands_in_its_place() -> None:
