@@ -80,7 +80,8 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
             await response.aclose()
             raise httpx2.RemoteProtocolError("the answer is packed, although that was not asked for")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _BoundedStream(response.stream)
+        kind = response.headers.get("content-type", "").lower()
+        response.stream = _BoundedStream(response.stream, has_events=kind.startswith("text/event-stream"))
         return response
 
     async def aclose(self) -> None:
@@ -88,15 +89,15 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """Body of an answer; a blank line, which ends an event, begins the count anew."""
+    """Body of an answer; among events a blank line, which ends one, begins the count anew."""
 
-    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
-        self._inner = inner
+    def __init__(self, inner: httpx2.AsyncByteStream, *, has_events: bool) -> None:
+        self._inner, self._has_events = inner, has_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         taken = 0
         async for data in self._inner:
-            _, blank, rest = data.replace(b"\r", b"").rpartition(b"\n\n")
+            _, blank, rest = data.replace(b"\r", b"").rpartition(b"\n\n") if self._has_events else (b"", b"", data)
             taken = weight(rest) if blank else taken + weight(data)
             if taken > MAX_WEIGHT:
                 raise OversizedAnswerError(TOO_LARGE)

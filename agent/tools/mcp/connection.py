@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from agent.model.http import ssl_context
 from agent.tools.mcp.bounds import MAX_WEIGHT, BoundedTransport
 from agent.tools.mcp.results import RemoteResult
-from agent.tools.mcp.schemas import clean_text
+from agent.tools.mcp.schemas import MAX_TOOL_TEXT, clean_schema, clean_text
 from agent.tools.mcp.settings import RemoteTool, ServerCatalog, ServerSettings
 from agent.tools.mcp.stdio import stdio_streams
 from hermes_state.errors import ToolError
@@ -28,6 +28,8 @@ START_SECONDS: Final = 60.0
 MAX_TOOLS: Final = 500
 MAX_LISTED: Final = 1_000
 """Most tools, and most resources and prompts, that are taken from a server's lists."""
+MAX_REMOTE_NAME: Final = 256
+"""Longest name of a tool, in characters; the protocol has 128."""
 _MAX_ERROR = 2_000
 _CHANGES = (
     types.ToolListChangedNotification,
@@ -47,22 +49,10 @@ class Connection:
     async def catalog(self) -> ServerCatalog:
         """What the server lists now; only what it says that it has is asked for."""
         session, has = self._session, self._session.server_capabilities or types.ServerCapabilities()
-        tools = await _pages(session.list_tools, "tools", MAX_TOOLS) if has.tools else []
-        resources = await _pages(session.list_resources, "resources", MAX_LISTED) if has.resources else []
-        prompts = await _pages(session.list_prompts, "prompts", MAX_LISTED) if has.prompts else []
-        return ServerCatalog(
-            tools=tuple(
-                RemoteTool(
-                    name=tool.name,
-                    description=tool.description or tool.title or "",
-                    parameters=tool.input_schema,
-                    claims_to_read=bool(tool.annotations and tool.annotations.read_only_hint),
-                )
-                for tool in tools
-            ),
-            resources=tuple(clean_text(str(one.uri), 200) for one in resources),
-            prompts=tuple(clean_text(one.name, 64) for one in prompts),
-        )
+        tools = await _pages(session.list_tools, "tools", MAX_TOOLS, _remote_tool) if has.tools else ()
+        resources = await _pages(session.list_resources, "resources", MAX_LISTED, _uri) if has.resources else ()
+        prompts = await _pages(session.list_prompts, "prompts", MAX_LISTED, _name) if has.prompts else ()
+        return ServerCatalog(tools=tools, resources=resources, prompts=prompts)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> RemoteResult:
         """Call a tool; the server is told when whoever waits for it gives up. Raises `ToolError`."""
@@ -100,7 +90,7 @@ class _ToolDispatcher(JSONRPCDispatcher):
 
 
 def _has_name(tool: dict[str, Any]) -> bool:
-    return isinstance(tool.get("name"), str) and tool["name"] != ""
+    return isinstance(tool.get("name"), str) and 0 < len(tool["name"]) <= MAX_REMOTE_NAME
 
 
 def _mended(tool: dict[str, Any]) -> dict[str, Any]:
@@ -112,17 +102,41 @@ def _mended(tool: dict[str, Any]) -> dict[str, Any]:
     return {**texts, "inputSchema": schema, "annotations": {"readOnlyHint": reads}}
 
 
-async def _pages(ask: Callable[..., Awaitable[Any]], field: str, most: int) -> list[Any]:  # one for each list
-    """All of a list, page by page."""
-    found: list[Any] = []
+def _remote_tool(tool: types.Tool) -> RemoteTool:
+    return RemoteTool(
+        name=tool.name,
+        description=clean_text(tool.description or tool.title, MAX_TOOL_TEXT),
+        parameters=clean_schema(tool.input_schema),
+        claims_to_read=bool(tool.annotations and tool.annotations.read_only_hint),
+    )
+
+
+def _uri(resource: types.Resource) -> str:
+    return clean_text(str(resource.uri), 200)
+
+
+def _name(prompt: types.Prompt) -> str:
+    return clean_text(prompt.name, 64)
+
+
+async def _pages(
+    ask: Callable[..., Awaitable[Any]],
+    field: str,
+    most: int,
+    kept: Callable[[Any], T],  # one for each list
+) -> tuple[T, ...]:
+    """All of a list, page by page: of each, which may be megabytes, only what is used."""
+    found: list[T] = []
     cursor: str | None = None
     for _ in range(most):
         page = await ask(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
-        found += getattr(page, field)
+        for one in getattr(page, field)[: most - len(found)]:
+            found.append(kept(one))
+            await asyncio.sleep(0)  # a schema can take a tenth of a second
         cursor = page.next_cursor
         if not cursor or len(found) >= most:
             break
-    return found[:most]
+    return tuple(found)
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ import structlog
 
 from agent.tools.approvals import inline, json_block
 from agent.tools.mcp.results import ImageStore
-from agent.tools.mcp.schemas import MAX_TOOL_TEXT, clean_schema, clean_text, tool_names
+from agent.tools.mcp.schemas import MAX_NAME, clean_text, tool_names
 from agent.tools.mcp.settings import RemoteTool, ServerCatalog, ServerSettings, ServerState, ServerStatus
 from agent.tools.registry import Tool, ToolContext, ToolOutput
 from hermes_state.aio import Backoff, cancel_all
@@ -125,8 +125,8 @@ class ServerHandle:
 
         return Tool(
             name=name,
-            description=clean_text(remote.description, MAX_TOOL_TEXT) or f"{remote.name} of {server}.",
-            parameters=clean_schema(remote.parameters),
+            description=remote.description or f"{clean_text(remote.name, MAX_NAME)} of {server}.",
+            parameters=remote.parameters,
             effect=self.settings.effect_of(remote),
             run=partial(self.call, remote.name),
             why_unavailable=lambda: None if self._connection is not None else self._why_down(),

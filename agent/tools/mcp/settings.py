@@ -45,7 +45,7 @@ def _fits(name: str, patterns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteTool:
-    """Tool as its server describes it: nothing of this is checked."""
+    """Tool as its server describes it, in the form that providers take; its name is the server's own."""
 
     name: str
     description: str

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -166,6 +167,34 @@ hear()
         assert "\x1b" not in shown
 
 
+async def test_lists_of_megabytes_a_page_take_little_memory(tmp_path: Path) -> None:
+    script = """
+begin(tools={}, resources={})
+for number in range(40):
+    asked = hear()
+    if asked["method"] != "tools/list": break
+    tool = {"name": f"look_{number}", "description": "x" * 1_000_000, "inputSchema": {"x-more": "y" * 1_000_000}}
+    listed = [tool, {**tool, "name": "z" * 1_000_000}]
+    say(id=asked["id"], result={"tools": listed, "nextCursor": "next"[: 39 - number]})
+asked = hear()
+for number in range(20):
+    uri = f"file:///{number}/" + "x" * 4_000_000
+    say(id=asked["id"], result={"resources": [{"name": "a", "uri": uri}], "nextCursor": "next"})
+    asked = hear()
+say(id=asked["id"], result={"resources": []})
+hear()
+"""
+    tracemalloc.start()
+    try:
+        async with serving(tmp_path, script) as registry:
+            status = await becomes(registry, ServerState.CONNECTED, 40)
+            assert tracemalloc.get_traced_memory()[1] < 80 << 20  # all of it at a time: 280 MB
+            assert len(status.tools) == 40
+            assert len(status.resources) == 20
+    finally:
+        tracemalloc.stop()
+
+
 async def test_a_server_that_asks_for_what_was_not_offered_is_declined(tmp_path: Path) -> None:
     script = """
 begin(tools={})
@@ -222,16 +251,29 @@ async def test_a_redirect_to_another_host_is_not_followed_and_a_packed_answer_is
         values = '{"jsonrpc": "2.0", "id": 0, "result": {"a": [' + "[]," * 1_000_000 + "[]]}}"
         return web.Response(text=values, content_type="application/json")
 
-    apps = [web.Application() for _ in range(4)]
-    for app, handler in zip(apps, (other, redirecting, packed, heavy), strict=True):
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            for _ in range(200):  # blank lines are no end of anything but of events
+                await response.write(b" " * (1 << 20) + b"\n\n")
+        return response
+
+    apps = [web.Application() for _ in range(5)]
+    for app, handler in zip(apps, (other, redirecting, packed, heavy, endless), strict=True):
         app.router.add_route("*", "/mcp", handler)
     async with (
         Server(apps[0]) as elsewhere,
         Server(apps[1]) as here,
         Server(apps[2]) as packing,
         Server(apps[3]) as big,
+        Server(apps[4]) as spaced,
     ):
-        for url, reason in ((here.url, "not followed"), (packing.url, "packed"), (big.url, "larger than a message")):
+        large = "larger than a message"
+        for url, reason in (
+            *((here.url, "not followed"), (packing.url, "packed")),
+            *((big.url, large), (spaced.url, large)),
+        ):
             async with serving(tmp_path, "", url=f"{url}/mcp", headers={"X-Key": "secret-1"}) as registry:
                 status = await becomes(registry, ServerState.DOWN)
                 assert status.error is not None
