@@ -1,6 +1,7 @@
 """Turns of trajectories from stored rows, in the form of Hermes models: thoughts and calls between tags."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import orjson
@@ -27,8 +28,9 @@ def turn_of(row: Message, redact: Redact) -> tuple[TurnRole, str] | None:
         text = redact("\n".join(filter(None, said(row))))
         return (TurnRole.HUMAN, text) if text.strip() else None
     pieces = []
-    if row.body.reasoning is not None and (thought := redact("\n\n".join(thoughts(row.body.reasoning.blocks)))):
-        pieces.append(_tagged("think", thought.replace("</think>", "")))
+    if row.body.reasoning is not None:
+        thought = "\n\n".join(thoughts(row.body.reasoning.blocks)).replace("</think>", "")
+        pieces += [_tagged("think", redact(thought))] if thought else []
     pieces += [redact(row.text)] if (row.text or "").strip() and row.text else []
     pieces += [_tagged("tool_call", _json(_call(call, redact))) for call in row.body.calls]
     return (TurnRole.GPT, "\n".join(pieces)) if pieces else None
@@ -68,7 +70,10 @@ def joined(turns: Iterable[tuple[TurnRole, str]]) -> Iterator[tuple[TurnRole, st
 
 
 def _call(call: ToolCall, redact: Redact) -> dict[str, object]:
-    arguments = redact(call.arguments)
+    arguments = call.arguments
+    with suppress(orjson.JSONEncodeError, orjson.JSONDecodeError):  # of numbers that no encoder takes
+        arguments = orjson.dumps(orjson.loads(arguments)).decode()  # without escapes, behind which a secret is none
+    arguments = redact(arguments)
     try:
         return {"name": call.name, "arguments": orjson.loads(arguments)}
     except orjson.JSONDecodeError:  # as the model wrote it, or as redaction has left it

@@ -2,10 +2,14 @@
 
 import json
 
+import msgspec
 import pytest
 
-from agent.trajectories.export import joined, thoughts
+from agent.context.summary import asking_row
+from agent.trajectories.export import joined, thoughts, turn_of
 from agent.trajectories.format import TurnRole
+from hermes_state.redaction import Redactor
+from hermes_state.values import MessageBody, MessageRole, Millis, Reasoning, ToolCall
 
 ENCRYPTED = "ZW5jcnlwdGVk"
 
@@ -60,3 +64,23 @@ def test_turns_of_one_role_that_follow_each_other_become_one() -> None:
     said = [(TurnRole.GPT, "a"), (TurnRole.TOOL, "b"), (TurnRole.TOOL, "c"), (TurnRole.GPT, "d")]
     assert list(joined(said)) == [(TurnRole.GPT, "a"), (TurnRole.TOOL, "b\nc"), (TurnRole.GPT, "d")]
     assert list(joined([])) == []
+
+
+SECRET = "zq7Kx9Lm2Vt4Wd"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        MessageBody(calls=(ToolCall(id="1", name="run", arguments='{"key": "zq7\\u004bx9Lm2Vt4Wd"}'),)),
+        MessageBody(calls=(ToolCall(id="1", name="run", arguments='{"zq7Kx9L\\u006d2Vt4Wd": {"a": 1}}'),)),
+        MessageBody(reasoning=Reasoning(blocks='[{"thinking": "zq7Kx</think>9Lm2Vt4Wd"}]', made_by="m")),
+        MessageBody(reasoning=Reasoning(blocks='[{"text": "zq7Kx</think>9Lm2Vt4Wd"}]', made_by="m")),
+    ],
+)
+def test_a_secret_is_taken_out_however_it_was_written(body: MessageBody) -> None:
+    row = msgspec.structs.replace(asking_row("", Millis(0)), role=MessageRole.ASSISTANT, text=None, body=body)
+    turn = turn_of(row, Redactor([SECRET]))
+    assert turn is not None
+    assert SECRET not in turn[1]
+    assert "[redacted]" in turn[1]
