@@ -6,6 +6,7 @@ somebody who may, never anything that stands in a result.
 """
 
 import re
+import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -84,9 +85,17 @@ def question_about(one: ReadyCall) -> ApprovalRequest:
     )
 
 
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_HIDDEN = frozenset({"Cf", "Zl", "Zp", "Co", "Cn"})
+"""Categories of characters that format, or mean nothing; white space is seen as such."""
+_JOINERS = "\u200c\u200d\ufe0f"
+"""Characters that scripts other than Latin, and emoji, are written with."""
+_SELECTORS = frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x034F, 0x2800)))
+
+
 def fenced(text: str, language: str = "") -> str:
     """A text as a code block that nothing in it can end, with every character that does not show as its code."""
-    text = printable(text)
+    text = _visible(text)
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
@@ -94,7 +103,20 @@ def fenced(text: str, language: str = "") -> str:
 
 def inline(text: str) -> str:
     """A short text as code on one line."""
-    return f"`{printable(text).replace('`', chr(39)).replace(chr(10), ' ')[:200]}`"
+    return f"`{_visible(text).replace('`', chr(39)).replace(chr(10), ' ')[:200]}`"
+
+
+def _visible(text: str) -> str:
+    """A text in which what is not seen stands as its code: who says yes has to see all of it."""
+    return _NOT_ASCII.sub(_shown, printable(text))
+
+
+def _shown(found: re.Match[str]) -> str:
+    character, before = found[0], found.string[max(0, found.start() - 1) : found.start()]
+    joins = character in _JOINERS and not before.isascii() and unicodedata.category(before)[0] in "LMS"
+    is_hidden = unicodedata.category(character) in _HIDDEN or character in _SELECTORS
+    is_hidden = is_hidden or "FILLER" in unicodedata.name(character, "")
+    return f"\\u{ord(character):04x}" if is_hidden and not joins else character
 
 
 def json_block(arguments: Mapping[str, object]) -> str:
