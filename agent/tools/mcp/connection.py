@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from agent.model.http import ssl_context
 from agent.tools.mcp.bounds import MAX_WEIGHT, BoundedTransport
+from agent.tools.mcp.requests import GatedReadStream, GatedWriteStream, RequestGate
 from agent.tools.mcp.results import RemoteResult
 from agent.tools.mcp.schemas import MAX_TOOL_TEXT, clean_schema, clean_text
 from agent.tools.mcp.settings import RemoteTool, ServerCatalog, ServerSettings
@@ -149,10 +150,11 @@ async def connected(settings: ServerSettings, changed: asyncio.Event) -> AsyncIt
 
     ended = asyncio.Event()
     streams = stdio_streams(settings, ended) if settings.command else _http_streams(settings, ended)
+    gate = RequestGate()
     async with streams as (reading, writing):
         info = types.Implementation(name="hermes-gateway", version="1")
         async with ClientSession(
-            dispatcher=_ToolDispatcher(reading, writing),
+            dispatcher=_ToolDispatcher(GatedReadStream(reading, gate), GatedWriteStream(writing, gate)),
             read_timeout_seconds=START_SECONDS,
             message_handler=on_message,
             client_info=info,

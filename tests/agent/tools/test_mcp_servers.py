@@ -412,3 +412,22 @@ async def test_without_the_sdk_one_sentence_names_what_to_run(tmp_path: Path, mo
     assert status.error is not None
     assert "`make mcp`" in status.error
     assert not processes_with(str(tmp_path))
+
+
+async def test_a_server_that_asks_without_end_and_reads_no_answer_takes_no_tasks_without_end(tmp_path: Path) -> None:
+    asks = """
+begin(tools={})
+tools("look")
+number = 0
+while True:
+    for number in range(number, number + 1000):
+        print('{"jsonrpc":"2.0","id":%d,"method":"ping"}' % (number + 1_000_000))
+    sys.stdout.flush()
+"""
+    async with serving(tmp_path, asks) as registry:
+        await becomes(registry, ServerState.CONNECTED)
+        most = 0
+        for _ in range(200):
+            await asyncio.sleep(0.01)
+            most = max(most, len(asyncio.all_tasks()))
+        assert most < 200
