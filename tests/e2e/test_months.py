@@ -225,7 +225,10 @@ async def spend(world: World, chat: Chat, month: Month) -> None:
         HERMES_CONTEXT__ENGINE=month.engine,
     )
     await live(world, chat, month)
-    assert await world.outcomes() == {"ok"}, "nothing was refused, nothing failed"
+    # Where each request names an output limit, a view that an engine made is measured when it is sent: now and then one
+    # is longer than it was thought, and goes again with a lower limit.
+    again = {"output_cap"} if month.engine != "compressor" and world.protocol.name == "anthropic" else set()
+    assert await world.outcomes() <= {"ok"} | again, "nothing was refused, nothing failed"
     assert await world.violations() == []
     with closing(sqlite3.connect(f"file:{world.home / 'state.db'}?mode=ro", uri=True)) as db:
         register_functions(db)
