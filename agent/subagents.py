@@ -79,7 +79,7 @@ class SubagentAccess:
         return self.access.refusal(tool, chat, kind, self.person)
 
     def policy(self, effect: ToolEffect, chat: ChatKey) -> Policy:
-        """What happens to a call that writes or executes: no question is asked."""
+        """Policy for a call that writes or executes: it is done or refused, and nobody is asked."""
         return Policy.ALLOW if self.access.policy(effect, chat) is Policy.ALLOW else Policy.DENY
 
 

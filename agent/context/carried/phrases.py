@@ -45,7 +45,7 @@ class Language:
 
     @cached_property
     def once(self) -> re.Pattern[str]:
-        """What holds once; also what others have said."""
+        """Sentences that hold once, or tell what others have said."""
         return re.compile(_whole(self._table["once"]) + "|" + self._table["reported"])
 
     def _expression(self, name: str) -> re.Pattern[str]:

@@ -215,7 +215,7 @@ async def _search(command: Sequence[str], batch: dict[int, str], deadline: float
 
 
 async def _output(command: Sequence[str], batch: dict[int, str], deadline: float, state: _SearchState) -> bytes | None:
-    """What the process has found, None where it needed more memory. Raises `ToolError` for a broken expression."""
+    """Output of the process; None where it needed more memory. Raises `ToolError` for a broken expression."""
     process = await asyncio.create_subprocess_exec(
         *_BOUNDED,
         *command,

@@ -205,7 +205,7 @@ class WorkspaceHandle:
         return "/".join(parts)
 
     def walk(self, parts: PathParts = (), depth: int = MAX_DEPTH) -> Iterator[FileEntry]:
-        """What is in a folder, sorted by name, folders before what is in them; at most `MAX_ENTRIES`."""
+        """Entries of a folder, sorted by name, folders before what is in them; at most `MAX_ENTRIES`."""
         with self.open_folder(parts) as folder:
             yield from _walk(folder, parts, depth, [MAX_ENTRIES])
 
