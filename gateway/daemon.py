@@ -131,16 +131,7 @@ class _Daemon:
             max_parts=lambda: self._loaded.config.delivery.max_parts,
             attachments=loaded.attachments,
         )
-        self._tools = ToolBuilder(
-            loaded=lambda: self._loaded,
-            access=lambda: self._access,
-            store=store,
-            adapters=self._adapters,
-            scaler=self._scaler,
-            deliver=self._delivery.wake,
-            clock=clock,
-            rescheduled=asyncio.Event(),
-        )
+        self._tools = self._make_tools()
         self._notices = NoticeWriter(
             store=store,
             settings=lambda: self._loaded.config.notices,
@@ -161,28 +152,8 @@ class _Daemon:
         )
         self._lanes = self._make_lanes(gates)
         self._approvals = ApprovalRunner(store=store, lanes=self._lanes, clock=clock, asked=self._asked)
-        context = CommandContext(
-            store=store,
-            runtime=self._runtime,
-            access=self._access,
-            lanes=self._lanes,
-            clock=clock,
-            health=self._adapters.health,
-            registry=REGISTRY,
-            deliver=self._delivery.wake,
-            servers=self._tools.servers,
-            reschedule=self._tools.rescheduled.set,
-        )
-        self._schedules = ScheduleRunner(
-            store=store,
-            runtime=self._runtime,
-            access=self._access,
-            lanes=self._lanes,
-            deliver=self._delivery.wake,
-            clock=clock,
-            changed=self._tools.rescheduled,
-        )
-        self._commands = CommandRunner(context, self._delivery, self._group)
+        self._schedules = self._make_schedules()
+        self._commands = self._make_commands()
         self._intake = GatewayIntake(
             store=store,
             runtime=self._runtime,
@@ -229,6 +200,44 @@ class _Daemon:
             group=self._group,
             slots=asyncio.Semaphore(self._loaded.config.sessions.max_turns),
         )
+
+    def _make_tools(self) -> ToolBuilder:
+        return ToolBuilder(
+            loaded=lambda: self._loaded,
+            access=lambda: self._access,
+            store=self._store,
+            adapters=self._adapters,
+            scaler=self._scaler,
+            deliver=self._delivery.wake,
+            clock=self._clock,
+            rescheduled=asyncio.Event(),
+        )
+
+    def _make_schedules(self) -> ScheduleRunner:
+        return ScheduleRunner(
+            store=self._store,
+            runtime=self._runtime,
+            access=self._access,
+            lanes=self._lanes,
+            deliver=self._delivery.wake,
+            clock=self._clock,
+            changed=self._tools.rescheduled,
+        )
+
+    def _make_commands(self) -> CommandRunner:
+        context = CommandContext(
+            store=self._store,
+            runtime=self._runtime,
+            access=self._access,
+            lanes=self._lanes,
+            clock=self._clock,
+            health=self._adapters.health,
+            registry=REGISTRY,
+            deliver=self._delivery.wake,
+            servers=self._tools.servers,
+            reschedule=self._tools.rescheduled.set,
+        )
+        return CommandRunner(context, self._delivery, self._group)
 
     def _make_operator(self) -> OperatorHandler:
         return OperatorHandler(
