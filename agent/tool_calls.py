@@ -7,7 +7,6 @@ never repeats what may have taken effect.
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from sqlite3 import Connection
 
 from agent.tools.approvals import CallPlan, question_about
 from agent.tools.budgets import ResultBudget
@@ -15,6 +14,7 @@ from agent.tools.offers import OfferRegistry, ReadyCall
 from agent.tools.registry import Tool, ToolContext, ToolReply, failed
 from hermes_state import journal
 from hermes_state.errors import HermesError, ToolError
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.tools import approvals

@@ -7,10 +7,10 @@ are cached, and none that was idle for a while when the next one is loaded.
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from sqlite3 import Connection
 from sys import getsizeof
 
 from hermes_state.sessions import Session, load_tip
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View, load_own_rows, load_view
 from hermes_state.values import LineageId, Message

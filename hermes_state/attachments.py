@@ -7,9 +7,8 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from sqlite3 import Connection
 
-from hermes_state.store.sql import insert_row, scalars, select, select_one
+from hermes_state.store.sql import Connection, insert_row, scalars, select, select_one
 from hermes_state.values import AttachmentId, ChatId, MessageId, Millis, SentFile
 
 INCOMING_PREFIX = "incoming-"

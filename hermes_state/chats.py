@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, replace
-from sqlite3 import Connection
 
 import msgspec
 
 from hermes_state.sessions import IS_SUBAGENT
-from hermes_state.store.sql import columns, scalar, select, select_one
+from hermes_state.store.sql import Connection, columns, scalar, select, select_one
 from hermes_state.values import (
     ChatId,
     ChatKey,

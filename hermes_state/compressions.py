@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from sqlite3 import Connection
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, end_session, free_session_key, is_subagent, load_session, load_tip
-from hermes_state.store.sql import insert_row, scalar, scalars
+from hermes_state.store.sql import Connection, insert_row, scalar, scalars
 from hermes_state.transcripts import NewMessage, append_view_row, edited, load_own_rows, load_session_view
 from hermes_state.values import EndReason, LineageId, MessageId, Millis, SessionId, Transcript
 

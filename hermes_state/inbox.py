@@ -7,11 +7,10 @@ key stays for 30 days so that a redelivered event starts nothing.
 
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
-from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.store.sql import columns, scalar, scalar_or_none, scalars, select, select_one
+from hermes_state.store.sql import Connection, columns, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import (
     ChatId,
     Cursor,

@@ -13,7 +13,6 @@ a turn: it has a lineage of its own, owes a report to the call that it answers, 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from sqlite3 import Connection
 
 import msgspec
 
@@ -23,7 +22,7 @@ from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.models import ledger
 from hermes_state.outbox import OutboxKind, OutboxRow, Reply
 from hermes_state.sessions import end_session, ensure_active, load_tip
-from hermes_state.store.sql import insert_row, scalar_or_none, scalars
+from hermes_state.store.sql import Connection, insert_row, scalar_or_none, scalars
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append_to_tip, load_message, show_instead
 from hermes_state.turns import TICKET, RunningTurn, TurnMoved, find_subagents, find_unended, require_running

@@ -8,11 +8,10 @@ committed before the request leaves: found after a restart it means the outcome 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.store.sql import scalar_or_none, scalars, select, select_one
+from hermes_state.store.sql import Connection, scalar_or_none, scalars, select, select_one
 from hermes_state.values import (
     Button,
     ChatId,

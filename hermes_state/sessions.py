@@ -7,12 +7,11 @@ its own, which is no conversation: its first session is of the kind `subagent`, 
 """
 
 import secrets
-from sqlite3 import Connection
 
 import msgspec
 
 from hermes_state.errors import LineageMoved, LookupReason, LookupRejected, SessionNotFound
-from hermes_state.store.sql import columns, insert_row, scalar, scalar_or_none, scalars, select, select_one
+from hermes_state.store.sql import Connection, columns, insert_row, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import ChatId, EndReason, LineageId, MessageId, Millis, ReasoningEffort, SessionId
 
 

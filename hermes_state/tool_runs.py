@@ -6,11 +6,10 @@ Turns write them with their steps, see `hermes_state.journal`; after a crash the
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.store.sql import scalar, scalar_or_none
+from hermes_state.store.sql import Connection, scalar, scalar_or_none
 from hermes_state.values import ChatId, Image, MessageId, Millis, SessionId, ToolCall, TurnId
 
 

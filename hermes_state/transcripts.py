@@ -7,14 +7,13 @@ or replaced by another). Undo and retry only ever write view edits.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from sqlite3 import Connection
 from typing import Any, TypeAlias
 
 import msgspec
 
 from hermes_state.errors import SessionNotFound
 from hermes_state.sessions import Session, load_tip
-from hermes_state.store.sql import columns, scalar_or_none, scalars
+from hermes_state.store.sql import Connection, columns, scalar_or_none, scalars
 from hermes_state.values import (
     InboxId,
     LineageId,

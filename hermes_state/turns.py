@@ -1,12 +1,10 @@
 """Turns that have not ended: what is known of one while it runs or waits. What happens to them is in `journal`."""
 
-from sqlite3 import Connection
-
 import msgspec
 
 from hermes_state import inbox
 from hermes_state.errors import StateError
-from hermes_state.store.sql import columns, scalar, select, select_one
+from hermes_state.store.sql import Connection, columns, scalar, select, select_one
 from hermes_state.values import (
     ChatId,
     ChatKey,

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from sqlite3 import Connection
 from typing import Any, assert_never
 
 import msgspec
@@ -47,7 +46,7 @@ from hermes_state.compressions import (
 )
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, load_session
-from hermes_state.store.sql import nested
+from hermes_state.store.sql import Connection, nested
 from hermes_state.tools.todos import OPEN_STATES, TodoRow, TodoState, load_todos
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import EstimatedTokens, LineageId, MessageRole, Millis, Origin

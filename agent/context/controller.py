@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from sqlite3 import Connection
 
 import msgspec
 import structlog
@@ -45,6 +44,7 @@ from hermes_state.aio import cancel_all
 from hermes_state.compressions import Layer, count_compressions, note_verdict, plan_undo
 from hermes_state.errors import ContextOverflow, StoreUnavailable
 from hermes_state.models.ledger import largest_answered_prompt
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View, load_session_view
 from hermes_state.values import (

@@ -8,7 +8,6 @@ place.
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from sqlite3 import Connection
 from typing import Any, Literal, TypeAlias, assert_never
 
 from agent.context.cuts import SkipReason
@@ -20,6 +19,7 @@ from agent.handoff import parse_handoff
 from agent.model.base import ModelRequest
 from hermes_state.compressions import ContextItem, Layer
 from hermes_state.sessions import Session
+from hermes_state.store.sql import Connection
 from hermes_state.transcripts import NewMessage, View
 from hermes_state.values import (
     CanonicalUsage,

@@ -7,10 +7,10 @@ conversation, which the search finds and the reading tools open by its recall id
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from sqlite3 import Connection
 
 from agent.tokens import estimated_text_tokens
 from agent.tools.registry import Tool
+from hermes_state.store.sql import Connection
 from hermes_state.text import enclosed
 from hermes_state.transcripts import load_message, show_instead
 from hermes_state.values import MessageId, Millis, Tokens, TurnId, recall_id

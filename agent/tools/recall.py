@@ -4,7 +4,6 @@ Both tools reach the rows of one lineage and nothing else: not other chats, and 
 """
 
 from datetime import UTC, datetime
-from sqlite3 import Connection
 from typing import Any
 
 from agent.tools.registry import Tool, ToolContext, ToolOutput
@@ -14,6 +13,7 @@ from hermes_state.search.other_words import search_in_other_words
 from hermes_state.search.ranking import SearchFilter
 from hermes_state.sessions import load_session
 from hermes_state.store.searched import RECALL_TOOLS
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted, enclosed
 from hermes_state.transcripts import load_message
 from hermes_state.values import (

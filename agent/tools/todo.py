@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from functools import partial
-from sqlite3 import Connection
 from typing import Any
 
 import msgspec
 
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.errors import ToolError
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.tools.todos import OPEN_STATES, TodoRow, TodoState, load_todos, put_todos
 from hermes_state.values import Clock, LineageId, Millis, ToolEffect

@@ -4,8 +4,6 @@ What a person is told stands in the transaction that decided it, so that it is t
 chat, the command line through the running daemon, or the command line alone while there is none.
 """
 
-from sqlite3 import Connection
-
 from gateway.config.settings import PairingConfig
 from gateway.times import format_time
 from hermes_state import inbox, outbox
@@ -14,6 +12,7 @@ from hermes_state.admin.pairings import Pairing, UserRole
 from hermes_state.chats import ensure_chat
 from hermes_state.errors import CommandError, PairingNotFound
 from hermes_state.outbox import Reply
+from hermes_state.store.sql import Connection
 from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis, UserRef
 
 MIN_NOTICE_INTERVAL_MS = 300_000

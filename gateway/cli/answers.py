@@ -1,7 +1,6 @@
 """Answers for the command line: the daemon's, or those of the database itself while no daemon has it open."""
 
 from collections.abc import Callable, Mapping
-from sqlite3 import Connection
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +11,7 @@ from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import open_resting
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.redaction import Redactor
+from hermes_state.store.sql import Connection
 
 T = TypeVar("T")
 

@@ -1,7 +1,6 @@
 """`hermes-gateway lineage | search | history | sessions`: look-ups in everything that was said."""
 
 from collections.abc import Iterator, Mapping
-from sqlite3 import Connection
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +10,7 @@ from gateway.cli.output import Json, echo, show, table
 from gateway.operator.lookups import MAX_HITS, MAX_PAGE_ROWS, MAX_SESSIONS, Row, look_up_at_rest
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import short_key
+from hermes_state.store.sql import Connection
 from hermes_state.text import shortened
 from hermes_state.values import MessageRole, Millis, parse_recall_id
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from sqlite3 import Connection
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +14,7 @@ from gateway.config import process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.pairings import Pairing, UserRole
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, SystemClock, UserRef
 

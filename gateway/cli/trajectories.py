@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from sqlite3 import Connection
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import msgspec
@@ -34,6 +33,7 @@ from gateway.times import parse_time
 from hermes_state.errors import CommandError
 from hermes_state.redaction import Redactor
 from hermes_state.store.backup import flush
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted, dollars
 
 if TYPE_CHECKING:

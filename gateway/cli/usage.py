@@ -1,7 +1,6 @@
 """`hermes-gateway usage | insights`: calls of models, their tokens and costs."""
 
 from collections.abc import Mapping
-from sqlite3 import Connection
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +15,7 @@ from gateway.operator.render import insights_block, insights_notes, today_lines,
 from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, InsightsReport, UsageReport
 from hermes_state.admin.lineage_queries import short_key
 from hermes_state.errors import ConfigError
+from hermes_state.store.sql import Connection
 from hermes_state.values import SystemClock
 
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from functools import partial
-from sqlite3 import Connection
 
 from agent.context.commit import UndoPreview, log_outcome, settle_undo
 from agent.context.controller import ContextController
@@ -22,6 +21,7 @@ from gateway.config.fields import secrets_of
 from gateway.outbound.notices import accuracy_sentence
 from hermes_state.errors import CommandError, LineageMoved
 from hermes_state.redaction import Redactor
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.values import ConversationRef, Millis
 

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from sqlite3 import Connection
 
 from agent.context.carried.rules import Rule, drop_notice
 from agent.context.carried.sections import rules_in_view
@@ -13,6 +12,7 @@ from gateway.times import format_time
 from hermes_state import sessions
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.redaction import Redactor
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
 from hermes_state.transcripts import NewMessage, append_to_tip, load_hidden, load_messages, load_view
 from hermes_state.values import (

@@ -6,7 +6,6 @@ In a chat that others can read they reach that chat alone: what is said elsewher
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from sqlite3 import Connection
 
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.fields import secrets_of
@@ -17,6 +16,7 @@ from hermes_state.admin.lineage_queries import LineageSession, LookupResult, sho
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
 from hermes_state.search.full_text import FoundMessage
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
 from hermes_state.values import Button, ChatId, MessageId, MessageRole, SessionKind, Transcript, recall_id
 

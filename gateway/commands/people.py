@@ -1,7 +1,6 @@
 """Commands for newcomers, /start and /help, and about who is here: /whoami, and /pair for admins."""
 
 from functools import partial
-from sqlite3 import Connection
 
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from gateway.access.pairing import approve_pairing, revoke_pairing
@@ -9,6 +8,7 @@ from gateway.commands.registry import Apply, CommandReply, CommandRequest, Comma
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import Pairing, PairingState, UserRole
 from hermes_state.errors import CommandError
+from hermes_state.store.sql import Connection
 from hermes_state.values import Millis, UserRef
 
 

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from functools import partial
-from sqlite3 import Connection
 from typing import TypeAlias, TypeVar
 
 from agent.tools.mcp.servers import ServerRegistry
@@ -19,6 +18,7 @@ from hermes_state.chats import Chat
 from hermes_state.inbox import InboxRow
 from hermes_state.outbox import Reply
 from hermes_state.sessions import Session
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.text import closest
 from hermes_state.turns import RunningTurn

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from sqlite3 import Connection
 from typing import Any
 
 import structlog
@@ -25,7 +24,7 @@ from hermes_state.aio import Backoff, cancel_all, track
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
-from hermes_state.store.sql import nested
+from hermes_state.store.sql import Connection, nested
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, InboundMessage, InboxId, Millis
 

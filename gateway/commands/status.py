@@ -1,7 +1,6 @@
 """How things stand: /status; what was used and spent: /usage, and /insights for admins."""
 
 from collections.abc import Iterator
-from sqlite3 import Connection
 
 from agent.engines.loader import BUILT_IN
 from agent.model.protocols.caching import marks_prompts
@@ -18,6 +17,7 @@ from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
 from hermes_state.sessions import Session, count_messages, load_active, load_title
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId, ChatKey

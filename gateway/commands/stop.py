@@ -1,13 +1,13 @@
 """`/stop`: ends the running turn, what a command is busy with, the delivery of answers, and on request what waits."""
 
 from functools import partial
-from sqlite3 import Connection
 
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult
 from gateway.turns.lanes import ActiveTurn
 from gateway.turns.runner import STOPPED_NOTICE
 from hermes_state import inbox, journal, outbox
 from hermes_state.errors import CommandError
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.turns import RunningTurn, find_open_turn, find_turn, was_stopped
 from hermes_state.values import Millis, UserRef

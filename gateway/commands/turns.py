@@ -1,11 +1,10 @@
 """Commands about the turns of a chat: /retry /undo, and /queue and /steer, whose words go into a turn."""
 
-from sqlite3 import Connection
-
 from gateway.commands.registry import CommandRequest, CommandResult, say, transaction
 from hermes_state import inbox, journal
 from hermes_state.errors import CommandError
 from hermes_state.sessions import load_active
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
 from hermes_state.transcripts import View, hide, load_view
 from hermes_state.turns import RunningTurn

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from sqlite3 import Connection
 from typing import Literal, TypeAlias
 
 from gateway.turns.lanes import INTERRUPTED
@@ -13,6 +12,7 @@ from hermes_state.chats import ensure_chat, find_chat, find_chats_at
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
+from hermes_state.store.sql import Connection
 from hermes_state.turns import RunningTurn, find_open_turn, find_turn
 from hermes_state.values import (
     ChatId,

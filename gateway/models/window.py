@@ -1,7 +1,6 @@
 """Window that conversations have to fit into, by the configuration. Light: no SDK is loaded for it."""
 
 from datetime import UTC, tzinfo
-from sqlite3 import Connection
 
 from agent.context.cuts import CutSettings
 from agent.context.limits import Limits, LimitSettings, limits_of
@@ -14,6 +13,7 @@ from gateway.config.settings import Config
 from gateway.models.capacity import capacity_in
 from hermes_state.models.profiles import ModelProfile, load_profile
 from hermes_state.store.searched import RECALL_TOOLS
+from hermes_state.store.sql import Connection
 from hermes_state.values import ChatKey, ChatKind, EstimatedTokens
 
 

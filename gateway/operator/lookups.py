@@ -7,7 +7,6 @@ lineage by that of its first session; a message by its recall id, such as `m123`
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import cache
-from sqlite3 import Connection
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -21,6 +20,7 @@ from hermes_state.search.index import load_progress
 from hermes_state.sessions import Session, list_conversations, load_active, load_session
 from hermes_state.store.searched import searched_text
 from hermes_state.store.segment import INDEXED_CHARACTERS
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_hidden, load_messages
 from hermes_state.values import ChatId, MessageId, MessageRole, Millis, Transcript, recall_id

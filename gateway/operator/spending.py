@@ -7,7 +7,6 @@ where it is not known. Times are UTC milliseconds.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
-from sqlite3 import Connection
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ from hermes_state.compressions import count_compressions
 from hermes_state.errors import CommandError
 from hermes_state.models import ledger
 from hermes_state.models.ledger import NO_CALLS, TotalUsage, UsageRow
+from hermes_state.store.sql import Connection
 from hermes_state.values import MICROS, ChatId, MicroUsd, Millis
 
 MAX_DAYS = 366

@@ -5,7 +5,6 @@ First the conversations, then the turns of each, both in pages: nobody holds a w
 
 import asyncio
 from collections.abc import Callable, Mapping
-from sqlite3 import Connection
 from typing import Any, TypeAlias
 
 import msgspec
@@ -13,6 +12,7 @@ import msgspec
 from gateway.operator.lookups import LOOKUP_SECONDS, MAX_PAGE_CHARS, Redact, Row, find_place
 from hermes_state.admin.conversations import StoredConversation, load_conversations
 from hermes_state.errors import CommandError
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_messages_behind
 from hermes_state.values import LineageId, Message, MessageId, Millis

@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from sqlite3 import Connection
 from typing import TypeAlias
 
 import msgspec
@@ -35,6 +34,7 @@ from hermes_state.errors import (
     StateError,
 )
 from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart, OutboxId

@@ -6,13 +6,13 @@ compression takes long is told while nothing is true yet.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from sqlite3 import Connection
 from typing import Final
 
 from agent.context.job import Aborted, BlockedEvent, Compressed, ContextEvent, MessageLimitEvent, PressureEvent
 from gateway.config.context_settings import NoticeConfig
 from hermes_state import outbox
 from hermes_state.outbox import Reply
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import ChatId, Clock, ConversationRef, Millis, UserRef

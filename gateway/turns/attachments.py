@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from sqlite3 import Connection
 from typing import TypeVar
 
 import structlog
@@ -31,6 +30,7 @@ from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_open
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import (
     AttachmentId,

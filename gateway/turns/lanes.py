@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from sqlite3 import Connection
 from typing import Self, TypeAlias
 
 import structlog
@@ -29,6 +28,7 @@ from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.journal import InboxMoved, PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, find_open_turn
 from hermes_state.values import ChatId, ChatKey, Clock, EndReason, InboxId, Millis, TurnId, UserRef

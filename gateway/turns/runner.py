@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from sqlite3 import Connection
 
 import structlog
 from structlog.contextvars import bound_contextvars
@@ -31,6 +30,7 @@ from hermes_state.aio import make_way, own_cancellation
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import ModelAnswer
 from hermes_state.outbox import OutboxRow, Reply
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnMoved
 from hermes_state.values import Clock, Millis, OutboundPart

@@ -1,7 +1,6 @@
 """The terminal in the daemon: its settings, and what a chat is told of background commands."""
 
 from collections.abc import Callable
-from sqlite3 import Connection
 
 from agent.tools.terminal.sandbox import TerminalSettings
 from agent.tools.terminal.terminal_tool import BackgroundCommand
@@ -10,6 +9,7 @@ from hermes_state import inbox, outbox
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.text import shortened
 from hermes_state.values import ChatId, Clock, Millis

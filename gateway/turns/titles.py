@@ -8,7 +8,6 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from sqlite3 import Connection
 
 import structlog
 
@@ -22,6 +21,7 @@ from gateway.models.selection import Runtime
 from hermes_state import sessions
 from hermes_state.errors import HermesError, ReplyMalformed
 from hermes_state.models import ledger
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_beginning
 from hermes_state.turns import RunningTurn

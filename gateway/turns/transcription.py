@@ -7,7 +7,6 @@ between here and the turn neither loses nor buys it twice.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from sqlite3 import Connection
 from typing import TYPE_CHECKING
 
 import structlog
@@ -30,6 +29,7 @@ from hermes_state.errors import (
 )
 from hermes_state.inbox import InboxRow
 from hermes_state.models import ledger
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCall
 

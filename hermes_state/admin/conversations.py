@@ -1,11 +1,9 @@
 """Conversations in the order in which they began, page by page, for whoever goes through all of them."""
 
-from sqlite3 import Connection
-
 import msgspec
 
 from hermes_state.admin.lineage_queries import LookupResult
-from hermes_state.store.sql import select
+from hermes_state.store.sql import Connection, select
 from hermes_state.values import LineageId, Millis
 
 

@@ -4,14 +4,13 @@ A caller for somebody who may not see everything passes `within`, the one chat t
 """
 
 from dataclasses import dataclass
-from sqlite3 import Connection
 
 import msgspec
 
 from hermes_state.chats import find_chats_named
 from hermes_state.errors import LookupReason, LookupRejected
 from hermes_state.sessions import LINEAGE_KEY, MIN_KEY_PREFIX, SHORT_KEY_LENGTH, Session, find_sessions, load_session
-from hermes_state.store.sql import columns, select
+from hermes_state.store.sql import Connection, columns, select
 from hermes_state.transcripts import load_own_rows
 from hermes_state.values import (
     ChatId,

@@ -3,12 +3,11 @@
 import hashlib
 import secrets
 from enum import StrEnum
-from sqlite3 import Connection
 
 import msgspec
 
 from hermes_state.errors import PairingNotFound
-from hermes_state.store.sql import columns, scalars, select, select_one
+from hermes_state.store.sql import Connection, columns, scalars, select, select_one
 from hermes_state.values import Millis, Sender, UserRef
 
 

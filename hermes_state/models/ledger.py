@@ -3,12 +3,10 @@
 Money is in millionths of a US dollar. A call whose price is not known counts among `unpriced`, never as free.
 """
 
-from sqlite3 import Connection
-
 import msgspec
 
 from hermes_state.sessions import load_tip
-from hermes_state.store.sql import scalar, scalar_or_none, select, select_one
+from hermes_state.store.sql import Connection, scalar, scalar_or_none, select, select_one
 from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCall, SessionId, TurnId
 
 # Purpose: a row of the ledger.

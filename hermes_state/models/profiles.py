@@ -2,12 +2,11 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from sqlite3 import Connection
 from typing import Annotated
 
 import msgspec
 
-from hermes_state.store.sql import scalar_or_none, select_one
+from hermes_state.store.sql import Connection, scalar_or_none, select_one
 from hermes_state.values import Millis, Tokens
 
 MIN_SCALE, MAX_SCALE = 0.2, 5.0

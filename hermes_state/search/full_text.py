@@ -5,7 +5,6 @@ Rows that were made only for a view are not indexed, so what was said is found o
 
 import heapq
 import re
-import sqlite3
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -18,7 +17,7 @@ from hermes_state.search.ranking import MatchReader, SearchFilter
 from hermes_state.sessions import LINEAGE_KEY
 from hermes_state.store.searched import searched_text
 from hermes_state.store.segment import INDEXED_CHARACTERS
-from hermes_state.store.sql import columns, scalar, select
+from hermes_state.store.sql import Connection, columns, scalar, select
 from hermes_state.values import (
     ChatId,
     ChatKey,
@@ -80,7 +79,7 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def search(
-    db: sqlite3.Connection, query: str, *, order: Order = "best", limit: int = 20, **filters: Unpack[SearchFilter]
+    db: Connection, query: str, *, order: Order = "best", limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> list[FoundMessage]:
     """The rows that match `query`, any text a person may type; an empty list when it asks for nothing.
 
@@ -111,7 +110,7 @@ def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: 
 
 
 def _pasted(
-    db: sqlite3.Connection, parsed: Query, found: Callable[[str, Sequence[Term], int], dict[int, float]], limit: int
+    db: Connection, parsed: Query, found: Callable[[str, Sequence[Term], int], dict[int, float]], limit: int
 ) -> dict[int, float]:
     """Rows with all words of the query side by side. One of them may be excluded (`red -door`), unless its dash stands
     there, too (`find . -name foo`)."""

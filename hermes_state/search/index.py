@@ -16,7 +16,7 @@ from hermes_state.store.index import SERVING, index_triggers, is_index_trouble
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.migrate import VERSION_NOTE, define_index, drop_index_triggers
 from hermes_state.store.segment import INDEXED_CHARACTERS, SEGMENT_VERSION, phrase
-from hermes_state.store.sql import scalar, scalar_or_none
+from hermes_state.store.sql import Connection, scalar, scalar_or_none
 
 MAKING = f"{SERVING}_next"
 BLOCK_ROWS = 500
@@ -52,17 +52,17 @@ _SAMPLE = f"""SELECT id, substr(fts_row(text, body), 1, {_SAMPLED_CHARACTERS + 1
 AND (id > :top - {SAMPLED_ROWS // 2} OR id % (1 + :top / {SAMPLED_ROWS // 2}) = 0) LIMIT {SAMPLED_ROWS}"""
 
 
-def serving_index(db: sqlite3.Connection) -> str:
+def serving_index(db: Connection) -> str:
     """Table that searches look into: the one in the making while there is no other."""
     return SERVING if _has_table(db, SERVING) else MAKING
 
 
-def is_current(db: sqlite3.Connection) -> bool:
+def is_current(db: Connection) -> bool:
     """True when the index that serves holds what this version would put into it."""
     return load_note(db, VERSION_NOTE) == str(SEGMENT_VERSION)
 
 
-def load_progress(db: sqlite3.Connection) -> int | None:
+def load_progress(db: Connection) -> int | None:
     """Share of the messages that the index in the making holds, in percent; None when none is being made."""
     floor = load_note(db, _FLOOR_NOTE)
     if floor is None or not _is_kept_up(db, MAKING):
@@ -71,7 +71,7 @@ def load_progress(db: sqlite3.Connection) -> int | None:
     return 100 * (top - max(0, int(floor) - 1)) // max(1, top)
 
 
-def load_totals(db: sqlite3.Connection, index: str) -> list[int]:
+def load_totals(db: Connection, index: str) -> list[int]:
     """Numbers of rows, of words of their texts, and of words of their scopes; others if they are damaged."""
     totals = scalar(db, sizes_of, f"SELECT CAST(coalesce((SELECT block FROM {index}_data WHERE id = 1), '') AS BLOB)")
     return totals or [0, 0, 0]  # an index that never held a row has none
@@ -102,7 +102,7 @@ def find_fault(path: Path) -> str | None:
             return str(error)
 
 
-def _damage(db: sqlite3.Connection) -> str | None:
+def _damage(db: Connection) -> str | None:
     if not _is_kept_up(db, SERVING):
         return "it was taken off the messages because it failed"
     if stray := scalar(db, int, _STRAY):
@@ -115,7 +115,7 @@ def _damage(db: sqlite3.Connection) -> str | None:
     return None
 
 
-def _misfit(db: sqlite3.Connection) -> str | None:
+def _misfit(db: Connection) -> str | None:
     """Sampled message whose words are not found, in words; text in ASCII is cut in one way everywhere."""
     for row_id, text in db.execute(_SAMPLE, {"top": _newest(db)}).fetchall():
         start = text.rpartition(" ")[0] if text and len(text) > _SAMPLED_CHARACTERS else text
@@ -126,7 +126,7 @@ def _misfit(db: sqlite3.Connection) -> str | None:
     return None
 
 
-def begin_index(db: sqlite3.Connection, *, keeps_old: bool) -> None:
+def begin_index(db: Connection, *, keeps_old: bool) -> None:
     """Begin to make a new index; without `keeps_old` the one that served is removed."""
     for index in (MAKING,) if keeps_old else (MAKING, SERVING):
         _drop(db, index)
@@ -135,12 +135,12 @@ def begin_index(db: sqlite3.Connection, *, keeps_old: bool) -> None:
     define_index(db, MAKING, _COVERED)
 
 
-def is_being_made(db: sqlite3.Connection) -> bool:
+def is_being_made(db: Connection) -> bool:
     """True when what was begun, by this process or an earlier one, can be gone on with."""
     return load_note(db, _MADE_NOTE) == str(SEGMENT_VERSION) and _is_kept_up(db, MAKING)
 
 
-def extend_index(db: sqlite3.Connection) -> bool:
+def extend_index(db: Connection) -> bool:
     """Take the next block of messages into the index in the making; True when that was all, and it serves now."""
     floor = int(load_note(db, _FLOOR_NOTE) or 0)
     low = scalar_or_none(db, int, _BLOCK, (floor,))
@@ -153,7 +153,7 @@ def extend_index(db: sqlite3.Connection) -> bool:
     return False
 
 
-def _finish(db: sqlite3.Connection) -> None:
+def _finish(db: Connection) -> None:
     _drop(db, SERVING)
     drop_index_triggers(db, MAKING)
     db.execute(f"ALTER TABLE {MAKING} RENAME TO {SERVING}")
@@ -162,7 +162,7 @@ def _finish(db: sqlite3.Connection) -> None:
     db.execute("DELETE FROM meta WHERE key IN (?, ?)", (_FLOOR_NOTE, _MADE_NOTE))
 
 
-def _drop(db: sqlite3.Connection, index: str) -> None:
+def _drop(db: Connection, index: str) -> None:
     """Remove an index, however damaged: what SQLite cannot open, it cannot drop as a whole."""
     drop_index_triggers(db, index)
     try:
@@ -177,13 +177,13 @@ def _drop(db: sqlite3.Connection, index: str) -> None:
             db.execute(f"DROP TABLE IF EXISTS {index}_{part}")
 
 
-def _is_kept_up(db: sqlite3.Connection, index: str) -> bool:
+def _is_kept_up(db: Connection, index: str) -> bool:
     return _has_table(db, index) and len(index_triggers(db, index)) == _TRIGGERS
 
 
-def _has_table(db: sqlite3.Connection, name: str) -> bool:
+def _has_table(db: Connection, name: str) -> bool:
     return scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?)", (name,))
 
 
-def _newest(db: sqlite3.Connection) -> int:
+def _newest(db: Connection) -> int:
     return scalar(db, int, "SELECT coalesce(max(id), 0) FROM messages")

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import sqlite3
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Unpack
@@ -11,7 +10,7 @@ from hermes_state.search.full_text import FoundMessage, load_found, ranked
 from hermes_state.search.query import fold, parse_query
 from hermes_state.search.ranking import MatchReader, SearchFilter
 from hermes_state.store.index import SERVING
-from hermes_state.store.sql import scalars
+from hermes_state.store.sql import Connection, scalars
 
 COMPARED_ROWS = 1_000
 """Matches of a word that are counted at most, to tell which is the commonest: about a millisecond."""
@@ -31,7 +30,7 @@ UNION ALL SELECT value FROM json_each(:others) WHERE EXISTS (SELECT 1 FROM messa
 
 
 def search_in_other_words(
-    db: sqlite3.Connection, query: str, *, limit: int = 20, **filters: Unpack[SearchFilter]
+    db: Connection, query: str, *, limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> tuple[list[FoundMessage], tuple[str, ...]]:
     """The best rows that match `query`, or, if there are none, rows with some of its words, and which these are.
 

@@ -7,7 +7,6 @@ weighs. Where one of them is common, that is estimated from some matches, and th
 import heapq
 import math
 import re
-import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import TypedDict, Unpack
@@ -15,7 +14,7 @@ from typing import TypedDict, Unpack
 from hermes_state.search.index import load_totals, serving_index, sizes_of
 from hermes_state.search.query import Term, fold
 from hermes_state.store.searched import REPEATS
-from hermes_state.store.sql import scalar, scalar_or_none
+from hermes_state.store.sql import Connection, scalar, scalar_or_none
 from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
 
 RANKED_HITS = 1_000
@@ -77,7 +76,7 @@ class SearchFilter(TypedDict, total=False):
 class MatchReader:
     """Matches in the index that serves, within the bounds of a search."""
 
-    def __init__(self, db: sqlite3.Connection, **filters: Unpack[SearchFilter]) -> None:
+    def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         self.db = db
         self.index = serving_index(db)
         marks = {"c": filters.get("chat_id"), "l": filters.get("lineage_id"), "r": filters.get("role")}

@@ -5,6 +5,8 @@
 
 import sqlite3
 
+from hermes_state.store.sql import Connection
+
 SERVING = "messages_fts"
 """Table of the index that searches look into."""
 
@@ -19,7 +21,7 @@ def is_index_trouble(error: BaseException) -> bool:
     return is_corrupt or is_bare or SERVING in str(error) or "fts5" in str(error)
 
 
-def detach_index(db: sqlite3.Connection) -> bool:
+def detach_index(db: Connection) -> bool:
     """Take the index off the messages; False when it is off, or cannot be taken off. In no transaction."""
     triggers = index_triggers(db)
     try:
@@ -30,7 +32,7 @@ def detach_index(db: sqlite3.Connection) -> bool:
     return bool(triggers)
 
 
-def index_triggers(db: sqlite3.Connection, index: str = "") -> list[str]:
+def index_triggers(db: Connection, index: str = "") -> list[str]:
     """Names of the triggers that bring messages into `index`, or into any."""
     find = "SELECT name FROM sqlite_schema WHERE type = 'trigger' AND sql LIKE ? ORDER BY name"
     return [name for (name,) in db.execute(find, (f"%INSERT INTO {index or SERVING}{'(' if index else ''}%",))]

@@ -1,16 +1,14 @@
 """Small durable notes by key: what an adapter must remember, such as the hash of its published command menu."""
 
-import sqlite3
-
-from hermes_state.store.sql import scalar_or_none
+from hermes_state.store.sql import Connection, scalar_or_none
 
 
-def load_note(db: sqlite3.Connection, key: str) -> str | None:
+def load_note(db: Connection, key: str) -> str | None:
     """The note kept under `key`, None if there is none."""
     return scalar_or_none(db, str, "SELECT value FROM meta WHERE key = ?", (key,))
 
 
-def save_note(db: sqlite3.Connection, key: str, value: str) -> None:
+def save_note(db: Connection, key: str, value: str) -> None:
     """Keep `value` under `key`, instead of what was there."""
     upsert = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
     db.execute(upsert, (key, value))

@@ -18,7 +18,7 @@ from hermes_state.store.backup import copy_into
 from hermes_state.store.index import SERVING, index_triggers
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.segment import SEGMENT_VERSION
-from hermes_state.store.sql import scalar
+from hermes_state.store.sql import Connection, scalar
 
 APPLICATION_ID = 0x48475759
 """The letters HGWY, written into the head of every database of ours."""
@@ -90,14 +90,14 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
         save_note(db, VERSION_NOTE, str(SEGMENT_VERSION))
 
 
-def define_index(db: sqlite3.Connection, index: str, covered: str = "", only: str = "") -> None:
+def define_index(db: Connection, index: str, covered: str = "", only: str = "") -> None:
     """Make a search index for the messages that `covered` says, with its triggers, or the parts that say `only`."""
     for statement in statements(_INDEX.format(index=index, new=covered.format("new"), old=covered.format("old"))):
         if only in statement:
             db.execute(statement)
 
 
-def drop_index_triggers(db: sqlite3.Connection, index: str) -> None:
+def drop_index_triggers(db: Connection, index: str) -> None:
     for name in index_triggers(db, index):
         db.execute(f"DROP TRIGGER {name}")
 

@@ -11,20 +11,56 @@ structs from JSON.
 'local:main'
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from functools import cache
-from sqlite3 import Connection, Cursor
 from types import NoneType, UnionType
-from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Protocol, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
 T = TypeVar("T")
 
 Parameters: TypeAlias = Sequence[object] | Mapping[str, object]
-_Row: TypeAlias = Sequence[Any]  # as sqlite3 returns it; the types of the fields say what it holds
+_Row: TypeAlias = tuple[Any, ...]  # the types of the fields say what it holds
+
+
+class Cursor(Protocol):
+    """Result of a statement, as `sqlite3.Cursor` has it."""
+
+    @property
+    def description(self) -> Any:
+        """A tuple for each column, its name first."""
+
+    @property
+    def rowcount(self) -> int:
+        """Number of rows that the statement has changed."""
+
+    def fetchone(self) -> Any:
+        """The next row, None behind the last."""
+
+    def fetchall(self) -> list[Any]:
+        """The rows that are left."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Connection(Protocol):
+    """What a function in a transaction may ask of its database, whichever engine that is: `sqlite3.Connection` has it.
+
+    Parameters stand as `?` or `:name`.
+    """
+
+    @property
+    def in_transaction(self) -> bool:
+        """False once the transaction has ended by itself."""
+
+    def execute(self, sql: str, parameters: Any = ..., /) -> Cursor:
+        """Run one statement."""
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> Cursor:
+        """Run a statement once for each of the parameters."""
 
 
 def select(db: Connection, cls: type[T], query: str, parameters: Parameters = ()) -> list[T]:

@@ -8,14 +8,13 @@ conversation or in all of a chat.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from sqlite3 import Connection
 
 import msgspec
 
 from hermes_state import outbox
 from hermes_state.journal import pause_turn, unpause_turn
 from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.store.sql import columns, insert_row, scalar_or_none, scalars, select
+from hermes_state.store.sql import Connection, columns, insert_row, scalar_or_none, scalars, select
 from hermes_state.values import Button, ChatId, LineageId, MessageId, Millis, TurnId, UserRef
 
 

@@ -8,7 +8,6 @@ neither in the hour that autumn repeats nor on a clock that was set back.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from sqlite3 import Connection
 
 import msgspec
 
@@ -16,7 +15,7 @@ from hermes_state import inbox, outbox
 from hermes_state.chats import load_chat
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.store.sql import columns, insert_row, scalar, select, select_one
+from hermes_state.store.sql import Connection, columns, insert_row, scalar, select, select_one
 from hermes_state.values import ChatId, InputKind, Millis, UserRef
 
 MAX_FIRED = 20

@@ -4,12 +4,10 @@ A call has one sub-agent whatever happens: whoever runs the call again after a r
 and goes on with it, or reads its report. `hermes_state.journal` stores the steps and the end of it like any other's.
 """
 
-from sqlite3 import Connection
-
 import msgspec
 
 from hermes_state.sessions import start_subagent_session
-from hermes_state.store.sql import insert_row, select_one
+from hermes_state.store.sql import Connection, insert_row, select_one
 from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.turns import RunningTurn, require_running
 from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId, TurnState

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
-from sqlite3 import Connection
 
 import msgspec
 
-from hermes_state.store.sql import columns, select
+from hermes_state.store.sql import Connection, columns, select
 from hermes_state.values import LineageId, Millis
 
 

@@ -9,12 +9,12 @@ key together, so that a browser stays signed in over a restart.
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
-from sqlite3 import Connection
 
 import msgspec
 from yarl import URL
 
 from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis
 

@@ -8,11 +8,11 @@ was killed has those of its last orderly stop.
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from sqlite3 import Connection
 
 import msgspec
 
 from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import Connection
 from hermes_state.values import Millis
 from platforms.local.entries import Entry, EntryKind, taken_up
 from platforms.local.history import chat_key, load_known_refs

@@ -5,7 +5,6 @@ than what the model sees: undone messages stay, marked.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from sqlite3 import Connection
 
 import msgspec
 
@@ -13,7 +12,7 @@ from hermes_state import chats
 from hermes_state.attachments import load_file, load_sent
 from hermes_state.chats import HistoryRow, find_chat
 from hermes_state.inbox import InboxKind, load_waiting
-from hermes_state.store.sql import scalar_or_none
+from hermes_state.store.sql import Connection, scalar_or_none
 from hermes_state.turns import find_open_turn
 from hermes_state.values import ChatId, ChatKey, MessageBody, MessageRole, Millis, Origin, SentFile
 from platforms.local.entries import BEGINNING, Entry, EntryKind, merge, ref_of_file, taken_up

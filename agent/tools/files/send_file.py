@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from sqlite3 import Connection
 from typing import Any
 
 from agent.tools.arguments import schema, text
@@ -21,7 +20,7 @@ from hermes_state import attachments, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError
 from hermes_state.outbox import OutboxKind, Reply
-from hermes_state.store.sql import scalar_or_none
+from hermes_state.store.sql import Connection, scalar_or_none
 from hermes_state.turns import TurnMoved, require_running
 from hermes_state.values import ChatId, ChatKey, Clock, MessageId, Millis, ToolEffect
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from sqlite3 import Connection
 from typing import Any, Final
 
 from agent.tools.registry import ToolContext, ToolOutput
 from hermes_state import attachments
 from hermes_state.attachments import StoredFile
+from hermes_state.store.sql import Connection
 from hermes_state.text import printable, well_formed
 from hermes_state.values import ChatId, Clock, Image, Millis
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from sqlite3 import Connection
 from zoneinfo import ZoneInfo
 
 from agent.tools.schedules.times import is_local, known_zone, next_occurrence, normalised, parse_crontab
 from hermes_state.errors import ToolError
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
 from hermes_state.tools import schedules
 from hermes_state.tools.schedules import NewSchedule, ScheduleRow, ScheduleState

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from sqlite3 import Connection
 from typing import Any
 
 from agent.tools.approvals import fenced, inline
@@ -10,6 +9,7 @@ from agent.tools.registry import Tool, ToolContext
 from agent.tools.schedules.changes import ScheduleSettings, add, change, find, listed, new_schedule, upcoming
 from agent.tools.schedules.times import is_local, normalised
 from hermes_state.errors import ToolError
+from hermes_state.store.sql import Connection
 from hermes_state.tools.schedules import NewSchedule, load_schedules
 from hermes_state.transcripts import load_sender_name
 from hermes_state.values import Clock, Millis, ToolEffect, UserRef

@@ -2,12 +2,12 @@
 
 import re
 from functools import partial
-from sqlite3 import Connection
 
 from agent.tools.schedules.changes import add, change, find, listed, new_schedule
 from gateway.commands.registry import CommandReply, CommandRequest
 from gateway.schedules.runner import schedule_settings
 from hermes_state.errors import CommandError, ToolError
+from hermes_state.store.sql import Connection
 from hermes_state.tools import schedules
 from hermes_state.values import Millis
 

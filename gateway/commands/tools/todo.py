@@ -1,11 +1,10 @@
 """`/todo`: the agent's list of what is to be done in a conversation."""
 
-from sqlite3 import Connection
-
 from agent.tools.todo import shown
 from gateway.commands.registry import CommandRequest
 from hermes_state import sessions
 from hermes_state.errors import CommandError
+from hermes_state.store.sql import Connection
 from hermes_state.tools.todos import clear_todos, load_todos
 from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.values import MessageRole, Millis, Origin

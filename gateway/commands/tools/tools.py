@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from sqlite3 import Connection
 from typing import TypeAlias
 
 from agent.tools.offers import OfferRegistry, Policy
@@ -11,6 +10,7 @@ from agent.tools.registry import Tool
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, say
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.tool_runs import load_offer
 from hermes_state.tools import approvals
