@@ -17,6 +17,7 @@ from gateway.assembly import make_agent, make_workspaces, workspace_tools
 from gateway.config import LoadedConfig, load_config
 from gateway.schedules.runner import schedule_settings
 from gateway.turns.web import web_tools
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import ConversationRef, SystemClock
@@ -25,7 +26,7 @@ from hermes_state.values import ConversationRef, SystemClock
 @asynccontextmanager
 async def agent_with_all_tools(folder: Path) -> AsyncIterator[Agent]:
     """An agent as the daemon makes it, its files below `folder`, terminal and search on; nobody is told anything."""
-    store = await Store.open(folder / "tools.db", synchronous="NORMAL")
+    store = await SqliteStore.open(folder / "tools.db", synchronous="NORMAL")
     agent = make_full_agent(configured_in(folder), store)
     try:
         yield agent

@@ -39,9 +39,9 @@ from bench.measure import Measure, NoFailures, peer_output, table
 from gateway.process import SWITCH_SECONDS
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, split
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.redaction import redact
 from hermes_state.sessions import Session, load_session, start_session
-from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, View, append
 from hermes_state.values import (
     CanonicalUsage,
@@ -314,7 +314,7 @@ async def _split(rounds: int) -> Measure:
     """
     texts = Conversation(3).transcript(SPLIT_ROWS)[:SPLIT_ROWS]
     with tempfile.TemporaryDirectory(prefix="split-bench-") as folder:
-        store = await Store.open(Path(folder) / "splits.db")
+        store = await SqliteStore.open(Path(folder) / "splits.db")
         times: dict[str, list[float]] = {"refer": [], "copy": []}
         for number in range(rounds * 3):
             for how, took in times.items():

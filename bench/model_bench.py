@@ -38,6 +38,7 @@ from bench.measure import Measure, NoFailures, percentile, table
 from bench.replay import Recorded, kind_of, replaying
 from bench.subjects import gateway, lab, lags_of
 from hermes_state import chats
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.models import ledger
 from hermes_state.sessions import ensure_active
 from hermes_state.store.writer import Store
@@ -148,7 +149,7 @@ async def _call(protocol: Protocol, url: str, streams: bool, rows: int, folder: 
         model = _model(protocol, url, streams)
         stack.push_async_callback(model.close)
         client = await stack.enter_async_context(protocol.bare(url))
-        store = await Store.open(folder / f"{protocol.name}-{streams}-{rows}.db")
+        store = await SqliteStore.open(folder / f"{protocol.name}-{streams}-{rows}.db")
         stack.push_async_callback(store.close)
         payer = await store.write(_with_earlier_calls)
         request = _request(rows, payer)

@@ -16,6 +16,7 @@ from bench.agent_month import AgentMonth, Record, virtual
 from bench.measure import peer_output
 from bench.months import DENSE, DOMAINS, USUAL, month
 from bench.policies import REMEDIES, StandInKind, Turn, simulate
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.store.writer import Store
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ def script_of(domain: str, window: int, density: float, shape: tuple[int, int] |
 @asynccontextmanager
 async def opened() -> AsyncIterator[Store]:
     with tempfile.TemporaryDirectory(prefix="quality-") as folder:
-        store = await Store.open(Path(folder) / "months.db", synchronous="NORMAL")
+        store = await SqliteStore.open(Path(folder) / "months.db", synchronous="NORMAL")
         yield store
         await store.close()
 

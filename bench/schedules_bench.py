@@ -11,7 +11,7 @@ from bench.life_bench import SETTLE_SECONDS
 from bench.measure import Measure
 from bench.subjects import Lab, gateway, lab
 from hermes_state.chats import ensure_chat
-from hermes_state.store.writer import Store
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.tools.schedules import NewSchedule, insert_schedule
 from hermes_state.values import ChatId, ChatKey, ChatKind, Millis, UserRef
 
@@ -71,7 +71,7 @@ async def _answer_after(here: Lab, due: Millis) -> float:
 
 async def _seed(path: Path, count: int) -> Millis:
     """A database with so many schedules in so many chats; returns when the first is due, all others in hours."""
-    store = await Store.open(path, synchronous="NORMAL")
+    store = await SqliteStore.open(path, synchronous="NORMAL")
     try:
         now = Millis(time.time_ns() // 1_000_000)
         due = Millis(now + round(DUE_SECONDS * 1_000))

@@ -21,11 +21,12 @@ from bench.bare_writer import BareWriter
 from bench.corpus import CHINESE, COMMON, PHRASE, RARE, Corpus
 from bench.measure import Measure, table
 from hermes_state.chats import ensure_chat
+from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.engines.sqlite.migrate import migrate
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.search.full_text import search
 from hermes_state.search.other_words import search_in_other_words
 from hermes_state.sessions import Session, load_tip, start_session
-from hermes_state.store.connections import register_functions
-from hermes_state.store.migrate import migrate
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append
 from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, MessageRole, Millis, Origin
@@ -55,10 +56,10 @@ def run_searches(messages: int) -> list[Measure]:
 
 
 async def _run_searches(path: Path, messages: int) -> list[Measure]:
-    await (await Store.open(path)).close()
+    await (await SqliteStore.open(path)).close()
     _fill(path, min(messages, DIFFERENT_MESSAGES))
     _repeat(path, messages)
-    store = await Store.open(path)
+    store = await SqliteStore.open(path)
     try:
         return await _searches(store, messages)
     finally:
@@ -73,9 +74,9 @@ async def _run(folder: Path, messages: int, rounds: int) -> list[Measure]:
         await _tip_lookup(folder),
     ]
     big = folder / "big.db"
-    await (await Store.open(big)).close()
+    await (await SqliteStore.open(big)).close()
     _fill(big, messages)
-    store = await Store.open(big)
+    store = await SqliteStore.open(big)
     try:
         return [*measures, *await _searches(store, messages), *await _stalls(store, messages)]
     finally:
@@ -106,7 +107,7 @@ async def _awaited_writes(folder: Path, rounds: int) -> list[Measure]:
     against the least that can serve them, whatever the disk.
     """
     texts = list(Corpus().messages(1_000))
-    store = await Store.open(folder / "writes.db")
+    store = await SqliteStore.open(folder / "writes.db")
     await store.write(_create)
     raw_times, our_times, raw_rates, our_rates, bare_rates = [], [], [], [], []
     with _raw(folder / "raw.db") as raw, _bare(folder / "bare.db") as bare:
@@ -174,7 +175,7 @@ def _bare(path: Path) -> Iterator[BareWriter]:
 async def _search_index_cost(folder: Path, rounds: int) -> Measure:
     """An awaited append with its index entries, against one without the trigger that makes them."""
     texts = list(Corpus(2).messages(500))
-    stores = [await Store.open(folder / "indexed.db"), await Store.open(folder / "plain.db")]
+    stores = [await SqliteStore.open(folder / "indexed.db"), await SqliteStore.open(folder / "plain.db")]
     await stores[1].write(_drop_index_trigger)
     sessions = [await store.write(_start, "a") for store in stores]
     times: list[list[float]] = [[], []]
@@ -241,7 +242,7 @@ async def _tip_lookup(folder: Path) -> Measure:
         short, long = zip(*times, strict=True)
         return statistics.median(short), statistics.median(long)
 
-    store = await Store.open(folder / "lineage.db")
+    store = await SqliteStore.open(folder / "lineage.db")
     for number in range(2_000):
         await store.write(_start, f"other-{number}")
     lineages = await store.write(chain, "short", 1), await store.write(chain, "long", 1_000)

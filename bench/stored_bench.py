@@ -11,8 +11,8 @@ from bench.prompt_bench import hand_over
 from bench.subjects import Lab, gateway, lab
 from bench.traffic import burst, sequence
 from hermes_state.chats import ensure_chat
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.sessions import start_session
-from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append
 from hermes_state.values import ChatKey, ChatKind, MessageRole, Millis, Origin, SystemClock
 
@@ -89,7 +89,7 @@ async def _outside_model(here: Lab, chat_id: int) -> float:
 
 async def _fill(path: Path, messages: int, chat_ref: str = "999") -> None:
     """A database with one chat that holds so many messages."""
-    store = await Store.open(path)
+    store = await SqliteStore.open(path)
     try:
         now = SystemClock().now()
         session_id = await store.write(_start, chat_ref, now)

@@ -29,6 +29,7 @@ from bench.compression_bench import heartbeat
 from bench.measure import Measure, percentile, resident_mb
 from bench.turn_bench import started_turn
 from hermes_state import journal
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.journal import ModelAnswer
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn
@@ -87,7 +88,7 @@ class _Bench:
 @asynccontextmanager
 async def _bench() -> AsyncIterator[_Bench]:
     with tempfile.TemporaryDirectory(prefix="tools-bench-") as folder:
-        store = await Store.open(Path(folder) / "tools.db", synchronous="NORMAL")
+        store = await SqliteStore.open(Path(folder) / "tools.db", synchronous="NORMAL")
         try:
             turn = await store.write(started_turn, ())
             runner = ToolCallRunner(

@@ -31,7 +31,7 @@ def main() -> None:
 
 async def _gained(folder: Path) -> float:
     from gateway.config import load_config
-    from hermes_state.store.writer import Store
+    from hermes_state.engines.sqlite.store import SqliteStore
 
     for number in range(30):
         (folder / "skills" / f"skill-{number}").mkdir(parents=True)
@@ -41,7 +41,7 @@ async def _gained(folder: Path) -> float:
             (folder / "memory" / str(number) / "MEMORY.md").write_text("- the register is kept by Ann\n" * 70)
     environ = {"HERMES_WEB__SEARCH": "brave", "HERMES_WEB__SEARCH_KEY": "key"}
     loaded = load_config({"HOME": str(folder), "HERMES_HOME": str(folder), **environ})
-    store = await Store.open(folder / "tools.db", synchronous="NORMAL")
+    store = await SqliteStore.open(folder / "tools.db", synchronous="NORMAL")
     gc.collect()
     before = resident_mb()
     from bench.built_in import make_full_agent

@@ -31,6 +31,7 @@ from bench.conversation import Conversation, as_new_message
 from bench.measure import Measure, table
 from hermes_state import chats, inbox, journal
 from hermes_state.compressions import Layer
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.sessions import ensure_active
 from hermes_state.store.writer import Store
@@ -91,7 +92,7 @@ def run(quick: bool) -> list[Measure]:
 async def _overhead(count: int, rounds: int) -> Measure:
     """Processor time of one turn's model call, with everything around it, less that of one that measures nothing."""
     with tempfile.TemporaryDirectory(prefix="turn-bench-") as folder:
-        store = await Store.open(Path(folder) / "turns.db", synchronous="NORMAL")
+        store = await SqliteStore.open(Path(folder) / "turns.db", synchronous="NORMAL")
         turn = await store.write(started_turn, Conversation().transcript(count))
         model = InstantModel()
         agents, handle = [_agent(store), _agent(store)], _handle(store, model)
@@ -124,7 +125,7 @@ async def _stall(count: int, rounds: int) -> Measure:
     longest = []
     with tempfile.TemporaryDirectory(prefix="turn-bench-") as folder, prepared():
         for number in range(rounds):
-            store = await Store.open(Path(folder) / f"{number}.db", synchronous="NORMAL")
+            store = await SqliteStore.open(Path(folder) / f"{number}.db", synchronous="NORMAL")
             # Another conversation in each round: the rows of the same one would be known by their ids and words.
             turn = await store.write(started_turn, Conversation(number).transcript(count))
             agent, handle = _agent(store), _handle(store, InstantModel())

@@ -53,6 +53,7 @@ from gateway.turns.terminal import terminal_settings
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
 from hermes_state.aio import run_until
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.redaction import Redactor
 from hermes_state.search.upkeep import keep_index
@@ -83,7 +84,7 @@ async def run_daemon(
     ours to open, `StoreUnavailable` when it cannot be opened.
     """
     prepare_home(loaded.home)
-    store = await Store.open(
+    store = await SqliteStore.open(
         loaded.database,
         synchronous="NORMAL" if loaded.config.store.synchronous == "normal" else "FULL",
         readers=loaded.config.store.readers,
@@ -290,7 +291,8 @@ class _Daemon:
     async def _serve_until_stopped(self) -> None:
         tasks = self._adapters.start(self._intake, self._group)
         tasks.append(self._group.create_task(self._heartbeat.run(), name="heartbeat"))
-        tasks.append(self._group.create_task(keep_index(self._store), name="search"))
+        if isinstance(self._store, SqliteStore):
+            tasks.append(self._group.create_task(keep_index(self._store), name="search"))
         tasks.append(self._group.create_task(self._access.follow(self._reloaded), name="access"))
         tasks.append(self._group.create_task(self._reload_when_asked(), name="reload"))
         tasks.append(self._group.create_task(self._load_late(), name="late"))

@@ -7,9 +7,10 @@ runs it on the writer's thread, `Store.read` on a reader's. `search` finds what 
 
 >>> import asyncio, tempfile
 >>> from pathlib import Path
+>>> from hermes_state.engines.sqlite.store import SqliteStore
 >>> from hermes_state import chats, sessions
 >>> async def resume_after_restart(path: Path) -> bool:
-...     store = await Store.open(path)
+...     store = await SqliteStore.open(path)
 ...     try:
 ...         key = ChatKey(platform="local", account="local", chat_ref="main")
 ...         chat_id = await store.write(chats.ensure_chat, key, ChatKind.LOCAL, None, Millis(0))

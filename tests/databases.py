@@ -5,6 +5,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.store.writer import Store
 
 
@@ -14,7 +15,7 @@ async def open_store(path: Path) -> Store:
     No commit waits for the disk: nothing that a test kills takes the system's memory of its files with it.
     """
     await asyncio.to_thread(_ensure_database, path)
-    return await Store.open(path, synchronous="NORMAL")
+    return await SqliteStore.open(path, synchronous="NORMAL")
 
 
 def _ensure_database(path: Path) -> None:
@@ -32,4 +33,4 @@ def _empty_database() -> bytes:
 
 
 async def _migrate(path: Path) -> None:
-    await (await Store.open(path)).close()
+    await (await SqliteStore.open(path)).close()

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from agent.memory.notes import Person, entries_in, part_of, with_part
+from hermes_state.disk import flush
 from hermes_state.errors import ToolError
-from hermes_state.store.backup import flush
 from hermes_state.text import counted
 from hermes_state.values import ChatId
 

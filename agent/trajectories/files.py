@@ -23,8 +23,8 @@ import msgspec
 from agent.trajectories.compressor import CompressedLine, TrajectoryCompressor
 from agent.trajectories.format import TrajectoryRejected
 from agent.trajectories.metrics import TrajectoryTotals
+from hermes_state.disk import flush
 from hermes_state.errors import CommandError
-from hermes_state.store.backup import flush
 
 MAX_LINE_BYTES: Final = 67_108_864
 """Longest line that is read as a trajectory; a longer one is rejected without being held in memory."""

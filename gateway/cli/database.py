@@ -12,8 +12,8 @@ from gateway.config import process_environment
 from gateway.config.files import find_state, locate_home
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import open_resting
+from hermes_state.engines.sqlite.backup import copy_into
 from hermes_state.errors import CommandError
-from hermes_state.store.backup import copy_into
 
 _BACKUP_SECONDS = 3_700.0
 """Longest wait for the daemon's copy, in seconds: more than it takes by its own limit."""

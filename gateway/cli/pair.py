@@ -14,8 +14,8 @@ from gateway.config import process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.pairings import Pairing, UserRole
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.store.sql import Connection
-from hermes_state.store.writer import Store
 from hermes_state.values import Millis, SystemClock, UserRef
 
 app = typer.Typer(no_args_is_help=True, help="Let people in by code, and see them out.", rich_markup_mode=None)
@@ -75,7 +75,7 @@ def _decide(request: str, args: dict[str, str], decide: Callable[[Connection, Mi
 
 
 async def _at_rest(database: Path, decide: Callable[[Connection, Millis], Pairing]) -> Pairing:
-    store = await Store.open(database)
+    store = await SqliteStore.open(database)
     try:
         return await store.write(decide, SystemClock().now())
     finally:

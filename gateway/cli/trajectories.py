@@ -30,9 +30,9 @@ from gateway.config.settings import Config
 from gateway.operator.lookups import Row
 from gateway.operator.trajectories import export_at_rest
 from gateway.times import parse_time
+from hermes_state.disk import flush
 from hermes_state.errors import CommandError
 from hermes_state.redaction import Redactor
-from hermes_state.store.backup import flush
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, dollars
 

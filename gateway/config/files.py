@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import yaml
 from dotenv.parser import parse_stream
 
+from hermes_state.engines.sqlite.connections import check_ours
 from hermes_state.errors import ConfigError, DatabaseRejected, StoreUnavailable
-from hermes_state.store.connections import check_ours
 from hermes_state.store.lock import holder
 
 KeyPath: TypeAlias = tuple[str, ...]

@@ -43,10 +43,11 @@ from gateway.operator.probes import UnlistedModelError, probe_discord, probe_mod
 from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.turns.terminal import terminal_settings
 from hermes_state.admin.overview import load_overview, open_resting, quick_check
+from hermes_state.engines.sqlite.connections import check_engine
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError, ToolError
 from hermes_state.search.index import find_fault, load_progress
-from hermes_state.store.connections import check_engine
 from hermes_state.store.lock import holder
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 
 LOW_DISK_BYTES = 1_000_000_000
@@ -194,7 +195,7 @@ def _resting_database(state: StateDirectory) -> Iterator[CheckResult]:
         yield failed("database", str(error))
 
 
-def check_database(db: sqlite3.Connection) -> CheckResult:
+def check_database(db: Connection) -> CheckResult:
     """Check integrity and size of the database; the daemon answers `doctor` with this, from one of its readers."""
     verdict = quick_check(db)
     if verdict != "ok":

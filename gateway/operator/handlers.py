@@ -37,6 +37,7 @@ from gateway.outbound.delivery import Delivery
 from gateway.times import format_time
 from gateway.turns.lanes import LaneRegistry
 from hermes_state.admin.pairings import UserRole
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
 from hermes_state.search.index import load_progress
@@ -160,6 +161,8 @@ class OperatorHandler:
             return [failed("database", trouble)]
         try:
             checked = await self.store.read(check_database)
+            if not isinstance(self.store, SqliteStore):
+                return [checked]
             index = await asyncio.to_thread(check_index, self.store.path, await self.store.read(load_progress))
         except StoreUnavailable as error:
             return [failed("database", str(error))]

@@ -11,6 +11,7 @@ import structlog
 from gateway.models.selection import Runtime
 from hermes_state import attachments, sessions
 from hermes_state.admin import retention
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StateError
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis
@@ -90,7 +91,8 @@ class JobRunner:
                 await self._store.write(attachments.forget, surplus)
             max_age_millis = config.store.settled_days * 86_400_000
             removed = await retention.remove_expired(self._store, self._clock.now(), max_age_millis)
-            await retention.maintain(self._store)
+            if isinstance(self._store, SqliteStore):
+                await retention.maintain(self._store)
         except (StateError, OSError) as error:
             log.warning("housekeeping.delayed", error=str(error))
             return

@@ -5,15 +5,14 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from sqlite3 import Connection
 
 import msgspec
 
+from hermes_state.engines.sqlite.connections import check_ours, register_functions, unavailable
+from hermes_state.engines.sqlite.presence import refuse_empty, refuse_loss
 from hermes_state.sessions import IS_SUBAGENT
-from hermes_state.store.connections import check_ours, register_functions, unavailable
 from hermes_state.store.lock import refuse_held
-from hermes_state.store.presence import refuse_empty, refuse_loss
-from hermes_state.store.sql import scalar, select_one
+from hermes_state.store.sql import Connection, scalar, select_one
 
 
 class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,13 +57,13 @@ def quick_check(db: Connection) -> str:
 
 
 @contextmanager
-def open_resting(path: Path) -> Iterator[Connection | None]:
+def open_resting(path: Path) -> Iterator[sqlite3.Connection | None]:
     """A read-only connection to a database that no daemon has open; for the command line.
 
     None where there is no database yet: no file, or one that a first start left behind before it had made the tables.
 
     Raises `LockUnavailable` while somebody holds its lock: then ask the holder, a second process stays away from the
-    file. `DatabaseRejected` and `StoreUnavailable` as `Store.open` does.
+    file. `DatabaseRejected` and `StoreUnavailable` as `SqliteStore.open` does.
     """
     refuse_held(path.with_name(path.name + ".lock"), what=f"the database {path}")
     check_ours(path)

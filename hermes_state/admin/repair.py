@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hermes_state.admin.salvage import SalvageJob, TableReport
+from hermes_state.disk import flush
+from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.engines.sqlite.index import SERVING
+from hermes_state.engines.sqlite.migrate import APPLICATION_ID, migrate, shipped_migrations
+from hermes_state.engines.sqlite.presence import refuse_loss, side_files
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.search.index import is_current, serving_index
-from hermes_state.store.backup import flush
-from hermes_state.store.connections import register_functions
-from hermes_state.store.index import SERVING
 from hermes_state.store.lock import FileLock
-from hermes_state.store.migrate import APPLICATION_ID, migrate, shipped_migrations
-from hermes_state.store.presence import refuse_loss, side_files
 from hermes_state.store.sql import scalar, scalars
 
 _HEADER_BYTES = 100
@@ -72,8 +72,8 @@ def repair_database(path: Path) -> RepairReport | None:
     Takes the database's lock meanwhile, and three times its room on the disk. Nothing is changed before the new one has
     passed every check.
 
-    Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` as `Store.open` does, and `StoreUnavailable` if
-    nothing can be read, the disk is full, or there is no database.
+    Raises `LockUnavailable` while a daemon runs, `DatabaseRejected` as `SqliteStore.open` does, and `StoreUnavailable`
+    if nothing can be read, the disk is full, or there is no database.
     """
     if not path.exists():
         refuse_loss(path)

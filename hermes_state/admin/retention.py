@@ -9,13 +9,16 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
+from hermes_state.engines.sqlite.connections import unavailable
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.search.index import serving_index
-from hermes_state.store.connections import unavailable
+from hermes_state.store.sql import Connection, scalar
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 
 SLICE_ROWS = 500
 
+_CHANGES = "SELECT total_changes()"
 _MERGE_PAGES = 200
 _MERGE_STEPS = 50
 """Merges in one visit at most: an index that needs more merging gets it at the next quiet moment."""
@@ -48,7 +51,7 @@ async def remove_expired(store: Store, now: Millis, max_age_millis: int) -> Mapp
     }
 
 
-async def maintain(store: Store) -> tuple[int, int]:
+async def maintain(store: SqliteStore) -> tuple[int, int]:
     """Put the files in order at a quiet moment; stops early when someone wants to write.
 
     Merges the search index, refreshes what the query planner knows, and returns what `checkpoint` does.
@@ -61,14 +64,14 @@ async def maintain(store: Store) -> tuple[int, int]:
     return await asyncio.to_thread(checkpoint, store.path)
 
 
-def merge_index(db: sqlite3.Connection) -> bool:
+def merge_index(db: Connection) -> bool:
     """Merge a few pages of the search index; True when there may be more to merge."""
-    before, index = db.total_changes, serving_index(db)
+    before, index = scalar(db, int, _CHANGES), serving_index(db)
     db.execute(f"INSERT INTO {index} ({index}, rank) VALUES ('merge', ?)", (_MERGE_PAGES,))
-    return db.total_changes - before >= 2  # documented: fewer changes mean that nothing was left to do
+    return scalar(db, int, _CHANGES) - before >= 2  # documented: fewer changes mean that nothing was left to do
 
 
-def refresh_statistics(db: sqlite3.Connection) -> None:
+def refresh_statistics(db: Connection) -> None:
     """Let SQLite look again at tables that have grown much; it samples some hundred rows of each index."""
     db.execute("PRAGMA analysis_limit = 400")
     db.execute("PRAGMA optimize")

@@ -11,10 +11,10 @@ import sqlite3
 from functools import reduce
 from pathlib import Path
 
-from hermes_state.store.connections import register_functions
-from hermes_state.store.index import SERVING, index_triggers, is_index_trouble
+from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.engines.sqlite.index import SERVING, index_triggers, is_index_trouble
+from hermes_state.engines.sqlite.migrate import VERSION_NOTE, define_index, drop_index_triggers
 from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.migrate import VERSION_NOTE, define_index, drop_index_triggers
 from hermes_state.store.segment import INDEXED_CHARACTERS, SEGMENT_VERSION, phrase
 from hermes_state.store.sql import Connection, scalar, scalar_or_none
 

@@ -6,10 +6,10 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Unpack
 
+from hermes_state.engines.sqlite.index import SERVING
 from hermes_state.search.full_text import FoundMessage, load_found, ranked
 from hermes_state.search.query import fold, parse_query
 from hermes_state.search.ranking import MatchReader, SearchFilter
-from hermes_state.store.index import SERVING
 from hermes_state.store.sql import Connection, scalars
 
 COMPARED_ROWS = 1_000

@@ -7,9 +7,9 @@ import time
 import structlog
 
 from hermes_state.aio import wait_until
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StoreUnavailable
 from hermes_state.search.index import OUTDATED, begin_index, extend_index, find_fault, is_being_made
-from hermes_state.store.writer import Store
 
 RETRY_SECONDS = 60.0
 """Pause after a try that the database did not let through, in seconds, unless the index fails once more."""
@@ -20,7 +20,7 @@ ROUNDS = 3
 log = structlog.get_logger()
 
 
-async def keep_index(store: Store) -> None:
+async def keep_index(store: SqliteStore) -> None:
     """Keep the index sound, until cancelled. Messages are written meanwhile, and searches find what it holds."""
     while True:
         store.index_failed.clear()
@@ -32,7 +32,7 @@ async def keep_index(store: Store) -> None:
             await wait_until(store.index_failed, RETRY_SECONDS)
 
 
-async def mend_index(store: Store) -> None:
+async def mend_index(store: SqliteStore) -> None:
     """Look the index through and make it anew until it has no fault; what an earlier process has begun is gone on with.
 
     Raises `StoreUnavailable` if it has one whenever it was made.

@@ -5,8 +5,9 @@ their functions share one transaction and one commit, and one that raises takes 
 
 >>> import asyncio, tempfile
 >>> from pathlib import Path
+>>> from hermes_state.engines.sqlite.store import SqliteStore
 >>> async def count_tables(path: Path) -> int:
-...     store = await Store.open(path)
+...     store = await SqliteStore.open(path)
 ...     try:
 ...         return await store.read(scalar, int, "SELECT count(*) FROM sqlite_schema WHERE name = ?", ("messages",))
 ...     finally:

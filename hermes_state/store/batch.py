@@ -1,17 +1,14 @@
-"""Group commit on the writer's thread: many functions, one transaction, one commit."""
+"""Group commit on a writer's thread: many functions, one transaction, one commit."""
 
 import asyncio
 import contextlib
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store.connections import is_trouble
-from hermes_state.store.index import is_index_trouble
-from hermes_state.store.sql import nested
+from hermes_state.store.sql import Connection, nested
 
 _BROKEN_OFF = "the transaction broke off inside a function; nothing was stored"
 
@@ -28,18 +25,18 @@ class WriteRequest:
     result: Any = None
     error: BaseException | None = None
 
-    def run(self, db: sqlite3.Connection, *, is_nested: bool = False) -> None:
+    def run(self, db: Connection, ends_batch: Callable[[BaseException], bool], *, is_nested: bool = False) -> None:
         """Run the function inside the open transaction and keep its result or error.
 
         `is_nested`: in a savepoint, so that what it changed is taken back when it fails.
-        Raises only what ends the whole batch: trouble with the disk or a lock, or a transaction that is no more.
+        Raises only what ends the whole batch: trouble with the database or a lock, or a transaction that is no more.
         """
         try:
             with nested(db) if is_nested else contextlib.nullcontext():
                 self.result = self.fn(db, *self.args, **self.kwargs)
             self.error = None
         except BaseException as error:  # whatever it is, it belongs to the caller who waits
-            if is_trouble(error) or is_index_trouble(error):
+            if ends_batch(error):
                 raise
             if not db.in_transaction:
                 raise StoreUnavailable(_BROKEN_OFF) from error
@@ -55,59 +52,73 @@ class WriteRequest:
             self.future.set_exception(error)
 
 
-def commit_batch(db: sqlite3.Connection) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TransactionRules:
+    """What group commit has to know of an engine."""
+
+    begin: Callable[[Any, Sequence[WriteRequest]], None]
+    """Begins the transaction of a batch on the engine's connection."""
+    ends_batch: Callable[[BaseException], bool]
+    """True for trouble with the database or a lock: not one function's error, but the whole batch's."""
+    failure: type[Exception]
+    """Any error of the engine's."""
+    rejection: type[Exception]
+    """A constraint that does not hold."""
+
+
+def commit_batch(db: Connection) -> None:
     """Commit the batch. Everything that the store ever acknowledges has come through here."""
     db.execute("COMMIT")
 
 
-def run_batch(db: sqlite3.Connection, batch: Sequence[WriteRequest]) -> None:
+def run_batch(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> None:
     """Run every function of `batch` in one transaction and commit it.
 
     A function that raises takes back its own changes only and keeps its exception in `error`; the others are stored.
-    On return each write has its `result` or `error`. If this raises (`StoreUnavailable`, or SQLite's error about the
-    disk, a lock or the commit), nothing of the batch is stored, its outcomes mean nothing, and it may be run again.
+    On return each write has its `result` or `error`. If this raises (`StoreUnavailable`, or the engine's error about
+    the disk, a lock or the commit), nothing of the batch is stored, its outcomes mean nothing, and it may be run again.
     """
-    _roll_back(db)  # a rollback may have failed earlier, when the disk did
+    _roll_back(db, rules)  # a rollback may have failed earlier, when the disk did
     try:
         # Savepoints cost more than the statements of an ordinary function, and functions rarely fail: so first without.
-        if not _run_open(db, batch) and len(batch) > 1:
-            _run_isolated(db, batch)
-    except sqlite3.IntegrityError:
+        if not _run_open(db, batch, rules) and len(batch) > 1:
+            _run_isolated(db, batch, rules)
+    except rules.rejection:
         # Only a constraint that is checked at the commit comes here. Alone, each function gets its own verdict.
-        _roll_back(db)
+        _roll_back(db, rules)
         if len(batch) == 1:
             raise
         for write in batch:
             try:
-                run_batch(db, [write])
-            except (sqlite3.Error, StoreUnavailable) as error:  # the verdict on this one; those before it are stored
+                run_batch(db, [write], rules)
+            except (rules.failure, StoreUnavailable) as error:  # the verdict on this one; those before it are stored
                 write.error = error
     finally:
-        _roll_back(db)
+        _roll_back(db, rules)
 
 
-def _run_open(db: sqlite3.Connection, batch: Sequence[WriteRequest]) -> bool:
+def _run_open(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> bool:
     """Run the batch with nothing to fall back on but its whole; if one raises, take it all back and say false."""
-    db.execute("BEGIN IMMEDIATE")
+    rules.begin(db, batch)
     for write in batch:
-        write.run(db)
+        write.run(db, rules.ends_batch)
         if write.error is not None:
-            _roll_back(db)
+            _roll_back(db, rules)
             return False
     commit_batch(db)
     return True
 
 
-def _run_isolated(db: sqlite3.Connection, batch: Sequence[WriteRequest]) -> None:
+def _run_isolated(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> None:
     """Run the batch so that each function can be taken back alone."""
-    db.execute("BEGIN IMMEDIATE")
+    rules.begin(db, batch)
     for write in batch:
-        write.run(db, is_nested=True)
+        write.run(db, rules.ends_batch, is_nested=True)
     if any(write.error is None for write in batch):
         commit_batch(db)
 
 
-def _roll_back(db: sqlite3.Connection) -> None:
+def _roll_back(db: Connection, rules: TransactionRules) -> None:
     if db.in_transaction:
-        with contextlib.suppress(sqlite3.Error):  # the error that led here is told; the next batch tries again
+        with contextlib.suppress(rules.failure):  # the error that led here is told; the next batch tries again
             db.execute("ROLLBACK")

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from gateway.inbound.offline_commands import NOT_TAKEN
-from hermes_state.store.connections import register_functions
+from hermes_state.engines.sqlite.connections import register_functions
 from platforms.telegram.rendering import REPEAT_MARK
 from tests.crash.scenario import (
     BEHIND,

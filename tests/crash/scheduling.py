@@ -10,7 +10,7 @@ from sqlite3 import Connection
 
 from gateway.inbound.offline_commands import NOT_TAKEN
 from hermes_state.chats import ensure_chat
-from hermes_state.store.writer import Store
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.tools.schedules import NewSchedule, insert_schedule
 from hermes_state.values import ChatKey, ChatKind, Millis, UserRef
 from platforms.telegram.rendering import REPEAT_MARK
@@ -28,7 +28,7 @@ async def play(world: World) -> None:
     """Run the scenario to its end, kills included. Raises `Stuck`."""
     await world.telegram.post("chat", {"chat_id": CHAT})
     await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
-    store = await Store.open(world.home / "state.db", synchronous="NORMAL")
+    store = await SqliteStore.open(world.home / "state.db", synchronous="NORMAL")
     await store.write(_fill, Millis(time.time_ns() // 1_000_000))
     await store.close()
     world.start()

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import pytest
 
+from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.search.full_text import search
 from hermes_state.sessions import get_compression_tip
-from hermes_state.store.connections import register_functions
 from hermes_state.transcripts import load_messages
 from hermes_state.values import LineageId, MessageRole, Origin, SessionId
 from tests.e2e.lossless import check_tree, find_the_first

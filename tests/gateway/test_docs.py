@@ -130,7 +130,9 @@ def test_decision_records_have_the_four_parts_in_order() -> None:
 
 
 def test_the_tables_of_the_database_are_documented() -> None:
-    schema = "\n".join(path.read_text("utf-8") for path in sorted(ROOT.glob("hermes_state/migrations/*.sql")))
+    schema = "\n".join(
+        path.read_text("utf-8") for path in sorted(ROOT.glob("hermes_state/engines/sqlite/migrations/*.sql"))
+    )
     text = read("docs/storage.md")
     for table in re.findall(r"^CREATE (?:VIRTUAL )?TABLE (\w+)", schema, re.MULTILINE):
         assert f"`{table}`" in text, table
@@ -138,7 +140,7 @@ def test_the_tables_of_the_database_are_documented() -> None:
 
 def test_every_migration_is_documented() -> None:
     text = read("docs/storage.md")
-    for path in ROOT.glob("hermes_state/migrations/*.sql"):
+    for path in ROOT.glob("hermes_state/engines/sqlite/migrations/*.sql"):
         assert f"| `{path.name}` |" in text, path.name
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from hermes_state import inbox, journal
 from hermes_state.chats import ensure_chat
+from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.journal import ModelAnswer
-from hermes_state.store.connections import register_functions
-from hermes_state.store.migrate import migrate
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import load_view
 from hermes_state.turns import RunningTurn

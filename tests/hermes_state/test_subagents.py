@@ -12,13 +12,13 @@ from hermes_state.admin.overview import load_overview
 from hermes_state.admin.repair import repair_database
 from hermes_state.chats import load_history
 from hermes_state.compressions import CompressionRow, SplitPlan, split
+from hermes_state.engines.sqlite.connections import prepare_writer, register_functions
+from hermes_state.engines.sqlite.migrate import migrate, shipped_migrations
 from hermes_state.errors import LookupRejected
 from hermes_state.inbox import InboxMode
 from hermes_state.journal import ModelAnswer
 from hermes_state.models.ledger import cost_of_conversation
 from hermes_state.sessions import load_active, load_session, load_tip
-from hermes_state.store.connections import prepare_writer, register_functions
-from hermes_state.store.migrate import migrate, shipped_migrations
 from hermes_state.tool_runs import ToolRunState, load_tool_runs
 from hermes_state.tools.subagents import SubagentReport, open_subagent
 from hermes_state.transcripts import NewMessage, load_messages, load_view

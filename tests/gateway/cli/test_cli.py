@@ -25,9 +25,9 @@ from gateway.config.settings import PairingConfig
 from gateway.operator.socket import serve_control
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
+from hermes_state.engines.sqlite.migrate import APPLICATION_ID
 from hermes_state.errors import CommandError
 from hermes_state.store.lock import FileLock
-from hermes_state.store.migrate import APPLICATION_ID
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
 from tests.databases import open_store
 from tests.fakes import fake_discord, fake_llm, fake_telegram

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store import batch
 from hermes_state.store.writer import Store
@@ -40,11 +41,11 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     seen: list[list[str]] = []
     real = batch.run_batch
 
-    def noted(db, requests):  # type: ignore[no-untyped-def]
-        real(db, requests)
+    def noted(db, requests, rules):  # type: ignore[no-untyped-def]
+        real(db, requests, rules)
         seen.append([request.fn.__name__ for request in requests])
 
-    monkeypatch.setattr("hermes_state.store.writer.run_batch", noted)
+    monkeypatch.setattr("hermes_state.engines.sqlite.store.run_batch", noted)
     return seen
 
 
@@ -195,7 +196,7 @@ async def test_batches_store_what_one_after_the_other_would(store: Store, tmp_pa
         query = f"SELECT event_ref, chat_id, kind, mode, {state}, sent_at FROM inbox ORDER BY id"
         together = await gateway.rows(query)
     await asyncio.to_thread((tmp_path / "again").mkdir)
-    again = await Store.open(tmp_path / "again" / "state.db")
+    again = await SqliteStore.open(tmp_path / "again" / "state.db")
     try:
         async with serving(again, tmp_path / "again", sessions=limits, is_started=False) as other:
             for message in script:

@@ -18,8 +18,8 @@ from agent.engines.loader import FOLDER
 from agent.tools.terminal.sandbox import probe_sandbox
 from gateway.operator.doctor import CheckResult, CheckStatus, check_database, failed, run_checks
 from gateway.operator.socket import serve_control
+from hermes_state.engines.sqlite.migrate import APPLICATION_ID
 from hermes_state.store.lock import FileLock
-from hermes_state.store.migrate import APPLICATION_ID
 from tests.agent.engines.test_loader import ENGINE
 from tests.databases import open_store
 from tests.fakes import fake_discord, fake_llm, fake_telegram

@@ -18,6 +18,7 @@ from gateway.operator.lookups import LOOKUPS, find_chat, find_place, look_up
 from gateway.operator.socket import serve_control
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, split
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import CommandError
 from hermes_state.redaction import redact
 from hermes_state.sessions import reset, set_title, start_session
@@ -200,7 +201,7 @@ async def test_secrets_in_arguments_and_documents_are_taken_out_of_hits(run: Run
         for body in (MessageBody(calls=(call,)), MessageBody(documents=(document,))):
             append(db, session.id, NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="x", body=body), START)
 
-    store = await Store.open(home / "state.db")
+    store = await SqliteStore.open(home / "state.db")
     await store.write(one)
     await store.close()
     done = await asyncio.to_thread(partial(run, "search", "window", "--json", OPENAI_API_KEY="plainwordsecret"))

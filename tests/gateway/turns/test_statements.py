@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from sqlite3 import Connection
 
-from hermes_state.store import connections
+from hermes_state.engines.sqlite import connections
 from hermes_state.store.writer import Store
 from tests.gateway.helpers import MemoryAdapter, eventually, serving
 

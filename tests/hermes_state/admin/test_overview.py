@@ -5,8 +5,8 @@ import pytest
 
 from hermes_state import inbox
 from hermes_state.admin.overview import load_overview, open_resting, quick_check
+from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.errors import DatabaseRejected, LockUnavailable
-from hermes_state.store.migrate import APPLICATION_ID, newest_schema
 from hermes_state.store.writer import Store
 from tests.databases import open_store
 from tests.hermes_state.helpers import opened

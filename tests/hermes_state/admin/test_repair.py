@@ -15,12 +15,12 @@ import pytest
 from hermes_state import sessions
 from hermes_state.admin.repair import RepairReport, repair_database
 from hermes_state.admin.salvage import SalvageJob
+from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.engines.sqlite.migrate import migrate, shipped_migrations
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
 from hermes_state.inbox import InboxState
 from hermes_state.search.full_text import search
 from hermes_state.search.index import begin_index
-from hermes_state.store.connections import register_functions
-from hermes_state.store.migrate import migrate, shipped_migrations
 from tests.databases import open_store
 from tests.hermes_state.helpers import opened
 from tests.hermes_state.rows import START, exchange, make_chat, receive, start

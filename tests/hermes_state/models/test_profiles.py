@@ -7,6 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes_state.engines.sqlite.connections import prepare_writer, register_functions
+from hermes_state.engines.sqlite.migrate import migrate, shipped_migrations
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.models import profiles
 from hermes_state.models.profiles import (
     MAX_IMAGE_TOKENS,
@@ -17,8 +20,6 @@ from hermes_state.models.profiles import (
     ModelProfile,
     OfferedSize,
 )
-from hermes_state.store.connections import prepare_writer, register_functions
-from hermes_state.store.migrate import migrate, shipped_migrations
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, Tokens
 from tests.hermes_state.rows import migrated
@@ -36,11 +37,11 @@ async def test_a_model_that_is_not_known_has_the_defaults(store: Store) -> None:
 
 
 async def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
-    first = await Store.open(tmp_path / "state.db")
+    first = await SqliteStore.open(tmp_path / "state.db")
     await first.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)
     await first.write(profiles.learn_context, ROUTE, MODEL, Tokens(65_536), SET, NOW)
     await first.close()
-    second = await Store.open(tmp_path / "state.db")
+    second = await SqliteStore.open(tmp_path / "state.db")
     try:
         found = await second.read(profiles.load_profile, ROUTE, MODEL)
     finally:

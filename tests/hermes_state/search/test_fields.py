@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state.admin.repair import repair_database
+from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.engines.sqlite.migrate import APPLICATION_ID, migrate, shipped_migrations
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.search.full_text import search
 from hermes_state.search.index import OUTDATED, find_fault
 from hermes_state.search.upkeep import mend_index
 from hermes_state.sessions import Session
-from hermes_state.store.connections import register_functions
-from hermes_state.store.migrate import APPLICATION_ID, migrate, shipped_migrations
 from hermes_state.store.segment import INDEXED_CHARACTERS
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append
@@ -189,10 +190,10 @@ async def test_the_index_of_an_earlier_version_serves_until_the_new_one_is_made(
         old.execute("INSERT INTO meta VALUES ('segment_version', '1') ON CONFLICT DO NOTHING")
         session = start(old, "a")
         put(old, session, DOCUMENT, "the door is red")
-    await (await Store.open(path)).close()
+    await (await SqliteStore.open(path)).close()
     assert find_fault(path) == OUTDATED
     assert repair_database(path) is None, "it is sound"
-    store = await Store.open(path)
+    store = await SqliteStore.open(path)
     try:
         assert len(await store.read(search, "door")) == 1
         assert await store.read(search, "heron") == []

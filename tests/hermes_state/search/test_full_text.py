@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state.chats import ensure_chat
+from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.search.full_text import SNIPPET_CHARACTERS, FoundMessage, search
 from hermes_state.search.query import parse_query
 from hermes_state.search.ranking import RANKED_HITS
 from hermes_state.sessions import Session, ensure_active
-from hermes_state.store.connections import register_functions
-from hermes_state.store.migrate import migrate
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, append_view_row
 from hermes_state.values import ChatKey, ChatKind, MessageId, MessageRole, Millis, Origin

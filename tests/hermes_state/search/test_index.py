@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hermes_state.admin.retention import merge_index
+from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.search import index as index_module
 from hermes_state.search.full_text import search
 from hermes_state.search.index import (
@@ -21,7 +22,6 @@ from hermes_state.search.index import (
     load_progress,
 )
 from hermes_state.search.upkeep import keep_index, mend_index
-from hermes_state.store.connections import register_functions
 from hermes_state.store.meta import save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import MessageId

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from hermes_state import journal
+from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.search.other_words import search_in_other_words
 from hermes_state.sessions import Session
-from hermes_state.store.connections import register_functions
-from hermes_state.store.migrate import migrate
 from hermes_state.transcripts import NewMessage, append
 from hermes_state.turns import RunningTurn
 from hermes_state.values import MessageRole, Millis, Origin, TurnId

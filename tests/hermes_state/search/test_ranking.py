@@ -14,11 +14,11 @@ from typing import Any, cast
 import pytest
 
 from agent.tools.registry import ToolContext
+from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.search import ranking
 from hermes_state.search.full_text import search
 from hermes_state.search.query import parse_query
-from hermes_state.store.connections import register_functions
-from hermes_state.store.migrate import migrate
 from hermes_state.values import LineageId, MessageRole
 from tests.e2e.test_months import MONTHS, answer_of, calls_of, message_of
 from tests.e2e.with_tools import REGISTER

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.search.query import MAX_TERMS, parse_query
-from hermes_state.store.connections import register_functions
 from hermes_state.store.segment import INDEXED_CHARACTERS, phrase, segment
 from tests.sampling import examples
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.meta import save_note
-from hermes_state.store.writer import Store
 from platforms.local.access import (
     CONTENT_POLICY,
     KEY_HEADER,
@@ -184,7 +184,7 @@ async def test_a_cookie_ends_some_day(local: LocalHarness, clock: SetClock) -> N
 
 async def test_a_token_stays_open_when_its_cookie_could_not_be_stored(tmp_path: Path, clock: SetClock) -> None:
     path = tmp_path / "state.db"
-    store = await Store.open(path, busy_seconds=0.1)
+    store = await SqliteStore.open(path, busy_seconds=0.1)
     access = BrowserAccessControl(store, clock)
     token = access.mint()
     try:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from hermes_state.engines.sqlite.short_reads import ShortReader, ShortReadExceeded
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.short_reads import ShortReader, ShortReadExceeded
 from hermes_state.store.writer import Store
 from tests.gateway.helpers import eventually, serving
+from tests.hermes_state.engines.sqlite.slow_disk import SlowDisk, slow_disk
 from tests.hermes_state.helpers import locked_by_another_process, opened
-from tests.hermes_state.store.slow_disk import SlowDisk, slow_disk
 
 NUMBERS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < ?) SELECT max(x) FROM c"
 
@@ -88,7 +89,7 @@ def test_a_lock_that_holds_readers_up_is_not_waited_for(tmp_path: Path) -> None:
 
 
 async def test_after_the_end_of_the_store_nothing_is_read(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path / "home" / "state.db")
+    store = await SqliteStore.open(tmp_path / "home" / "state.db")
     await store.close()
     with pytest.raises(StoreUnavailable):
         await store.read_short(Counter())
@@ -97,7 +98,7 @@ async def test_after_the_end_of_the_store_nothing_is_read(tmp_path: Path) -> Non
 @asynccontextmanager
 async def on_a_slow_disk(folder: Path) -> AsyncIterator[tuple[Store, SlowDisk]]:
     with slow_disk() as disk:
-        store = await Store.open(folder / "home" / "state.db")
+        store = await SqliteStore.open(folder / "home" / "state.db")
         try:
             yield store, disk
         finally:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from hermes_state.engines.sqlite.backup import copy_into
+from hermes_state.engines.sqlite.index import SERVING, index_triggers
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
-from hermes_state.store.backup import copy_into
-from hermes_state.store.index import SERVING, index_triggers
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.segment import SEGMENT_VERSION
 from hermes_state.store.sql import Connection, scalar
@@ -44,7 +44,7 @@ class Migration:
 
 def shipped_migrations() -> tuple[Migration, ...]:
     """The migrations that come with this version, in order."""
-    folder = resources.files("hermes_state").joinpath("migrations")
+    folder = resources.files(__package__).joinpath("migrations")
     files = (file for file in folder.iterdir() if file.name.endswith(".sql"))
     read = (Migration(number=int(file.name[:4]), name=file.name, sql=file.read_text("utf-8")) for file in files)
     found = sorted(read, key=lambda migration: migration.number)

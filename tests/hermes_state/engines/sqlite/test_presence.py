@@ -10,9 +10,10 @@ import pytest
 
 from hermes_state.admin.overview import open_resting
 from hermes_state.admin.retention import checkpoint
+from hermes_state.engines.sqlite.presence import marker_of
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import DatabaseRejected, StoreBroken, StoreUnavailable
 from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.presence import marker_of
 from hermes_state.store.writer import Store
 from tests.databases import open_store
 from tests.hermes_state.helpers import opened
@@ -95,7 +96,7 @@ async def test_a_link_is_followed_and_pointing_it_elsewhere_is_noticed(tmp_path:
     await (await open_store(real)).close()
     link.parent.mkdir()
     link.symlink_to(real)
-    store = await Store.open(link)
+    store = await SqliteStore.open(link)
     try:
         await store.write(save_note, "n", "kept")
         store.check_files()
@@ -146,7 +147,7 @@ async def test_watching_leaves_no_descriptor_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sign", ["marker", "attachments"])
 async def test_a_start_without_the_database_that_was_there_has_to_be_told(tmp_path: Path, left: str, sign: str) -> None:
     path = tmp_path / "state.db"
-    await (await Store.open(path)).close()
+    await (await SqliteStore.open(path)).close()
     path.unlink()
     if sign == "attachments":
         marker_of(path).unlink()
@@ -159,14 +160,14 @@ async def test_a_start_without_the_database_that_was_there_has_to_be_told(tmp_pa
             db.execute("PRAGMA application_id = 1212634969")
     before = sorted(os.listdir(tmp_path))
     with pytest.raises(DatabaseRejected, match="--fresh"):
-        await Store.open(path)
+        await SqliteStore.open(path)
     with pytest.raises(DatabaseRejected, match="--fresh"), open_resting(path):
         pass
     assert sorted(os.listdir(tmp_path)) == before
-    store = await Store.open(path, is_fresh=True)
+    store = await SqliteStore.open(path, is_fresh=True)
     await store.write(save_note, "n", "anew")
     await store.close()
-    store = await Store.open(path)
+    store = await SqliteStore.open(path)
     assert await store.read(load_note, "n") == "anew"
     await store.close()
 
@@ -176,24 +177,24 @@ async def test_a_folder_with_a_configuration_only_is_a_first_start(tmp_path: Pat
     (tmp_path / "attachments").mkdir()
     (tmp_path / "logs").mkdir()
     (tmp_path / "state.db").touch()  # left by a start that had no room on the disk
-    await (await Store.open(tmp_path / "state.db")).close()
+    await (await SqliteStore.open(tmp_path / "state.db")).close()
     assert marker_of(tmp_path / "state.db").exists()
 
 
 async def test_a_database_from_before_the_marker_just_opens(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    await (await Store.open(path)).close()
+    await (await SqliteStore.open(path)).close()
     marker_of(path).unlink()
     (tmp_path / "attachments").mkdir()
     (tmp_path / "attachments" / "1.png").touch()
-    await (await Store.open(path)).close()
+    await (await SqliteStore.open(path)).close()
     assert marker_of(path).stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_database_whose_tables_are_only_in_its_log_is_not_called_empty(tmp_path: Path) -> None:
     """A process that was killed right after its first start."""
     path, killed = tmp_path / "state.db", tmp_path / "killed" / "state.db"
-    store = await Store.open(path)
+    store = await SqliteStore.open(path)
     killed.parent.mkdir()
     for suffix in ("", "-wal"):
         shutil.copy(f"{path}{suffix}", f"{killed}{suffix}")
@@ -201,13 +202,13 @@ async def test_a_database_whose_tables_are_only_in_its_log_is_not_called_empty(t
     await store.close()
     with opened(killed.parent / "state.db") as db:
         assert db.execute("PRAGMA user_version").fetchone()[0] > 0
-    await (await Store.open(killed)).close()
+    await (await SqliteStore.open(killed)).close()
 
 
 async def test_fresh_does_nothing_to_a_database_that_is_there(store: Store) -> None:
     await store.write(save_note, "n", "kept")
     await store.close()
-    again = await Store.open(store.path, is_fresh=True)
+    again = await SqliteStore.open(store.path, is_fresh=True)
     assert await again.read(load_note, "n") == "kept"
     await again.close()
 
@@ -217,4 +218,4 @@ async def test_a_damaged_head_of_our_own_database_is_called_damaged(store: Store
     with store.path.open("r+b") as file:
         file.write(b"\xff" * 100)
     with pytest.raises(StoreUnavailable, match="stop the gateway"):
-        await Store.open(store.path)
+        await SqliteStore.open(store.path)

@@ -9,11 +9,12 @@ from pathlib import Path
 import aiosqlite
 import pytest
 
+import hermes_state
+from hermes_state.engines.sqlite.connections import on_thread
+from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
-from hermes_state.store import batch as batch_module
-from hermes_state.store.connections import on_thread
 from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.migrate import APPLICATION_ID, newest_schema
 from hermes_state.store.writer import Store
 from tests.hermes_state.helpers import (
     commits_in_log,
@@ -40,10 +41,10 @@ def pragma(db: sqlite3.Connection, name: str) -> object:
 class TestOpening:
     async def test_what_was_written_is_there_after_reopening(self, tmp_path: Path) -> None:
         path = tmp_path / "home" / "state.db"
-        first = await Store.open(path)
+        first = await SqliteStore.open(path)
         await first.write(save_note, "n", "kept")
         await first.close()
-        second = await Store.open(path)
+        second = await SqliteStore.open(path)
         assert await second.read(load_note, "n") == "kept"
         await second.close()
 
@@ -59,11 +60,11 @@ class TestOpening:
         assert await store.read(pragma, "user_version") == newest_schema()
 
     async def test_commits_reach_the_disk_unless_configured_otherwise(self, tmp_path: Path) -> None:
-        store = await Store.open(tmp_path / "safe.db")
+        store = await SqliteStore.open(tmp_path / "safe.db")
         assert await store.write(pragma, "synchronous") == 2
         assert await store.write(pragma, "journal_mode") == "wal"
         await store.close()
-        other = await Store.open(tmp_path / "fast.db", synchronous="NORMAL")
+        other = await SqliteStore.open(tmp_path / "fast.db", synchronous="NORMAL")
         assert await other.write(pragma, "synchronous") == 1
         await other.close()
 
@@ -76,34 +77,34 @@ class TestOpening:
 
     async def test_a_second_opener_learns_who_holds_the_database(self, store: Store) -> None:
         with pytest.raises(LockUnavailable, match=r"state\.db") as caught:
-            await Store.open(store.path)
+            await SqliteStore.open(store.path)
         assert "process " in caught.value.holder
         await store.write(save_note, "n", "still writing")
 
     async def test_the_lock_is_free_after_closing_and_after_a_failed_opening(self, tmp_path: Path) -> None:
         path = tmp_path / "state.db"
-        await (await Store.open(path)).close()
+        await (await SqliteStore.open(path)).close()
         with opened(path) as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('migration:0001', 'other')")
         for _ in range(2):
             with pytest.raises(DatabaseRejected):
-                await Store.open(path)
+                await SqliteStore.open(path)
 
     async def test_a_path_that_cannot_be_written_is_a_clear_error(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("in the way")
         with pytest.raises(StoreUnavailable, match="cannot create"):
-            await Store.open(tmp_path / "file" / "state.db")
+            await SqliteStore.open(tmp_path / "file" / "state.db")
 
     async def test_a_path_that_cannot_be_looked_at_is_a_clear_error(self, tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable, match="cannot read"):
-            await Store.open(tmp_path / ("x" * 300))
+            await SqliteStore.open(tmp_path / ("x" * 300))
 
 
 class TestForeignFiles:
     async def refused(self, path: Path, match: str = r"state\.db") -> None:
         before = file_states(path.parent)
         with pytest.raises(DatabaseRejected, match=match):
-            await Store.open(path)
+            await SqliteStore.open(path)
         assert file_states(path.parent) == before, "a file that is not ours was touched"
 
     async def test_another_programs_database_is_refused_untouched(self, tmp_path: Path) -> None:
@@ -146,13 +147,13 @@ class TestForeignFiles:
         path = tmp_path / "state.db"
         with opened(path) as db:
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        store = await Store.open(path)
+        store = await SqliteStore.open(path)
         assert await store.read(pragma, "user_version") == newest_schema()
         await store.close()
 
     async def test_an_empty_file_becomes_a_database(self, tmp_path: Path) -> None:
         (tmp_path / "state.db").touch()
-        await (await Store.open(tmp_path / "state.db")).close()
+        await (await SqliteStore.open(tmp_path / "state.db")).close()
 
 
 class TestWriting:
@@ -324,7 +325,7 @@ class TestLocked:
             assert await asyncio.wait_for(store.read(load_note, "n"), 20) == "before"
 
     async def test_a_lock_that_stays_is_a_clear_error_and_work_resumes_after_it(self, tmp_path: Path) -> None:
-        store = await Store.open(tmp_path / "state.db", busy_seconds=0.2)
+        store = await SqliteStore.open(tmp_path / "state.db", busy_seconds=0.2)
         try:
             with locked_by_another_process(store.path, seconds=30):
                 results = await asyncio.gather(
@@ -432,7 +433,7 @@ class TestReading:
 
 class TestClosing:
     async def test_closing_stores_what_waits(self, tmp_path: Path) -> None:
-        store = await Store.open(tmp_path / "state.db")
+        store = await SqliteStore.open(tmp_path / "state.db")
         async with one_batch(store):
             writes = [asyncio.ensure_future(store.write(save_note, f"n{number}", "")) for number in range(700)]
             await asyncio.sleep(0)
@@ -443,12 +444,12 @@ class TestClosing:
             assert count_notes(db) == 700
 
     async def test_closing_twice_and_together_is_fine(self, tmp_path: Path) -> None:
-        store = await Store.open(tmp_path / "state.db")
+        store = await SqliteStore.open(tmp_path / "state.db")
         await asyncio.gather(store.close(), store.close())
         await store.close()
 
     async def test_a_closed_store_says_so(self, tmp_path: Path) -> None:
-        store = await Store.open(tmp_path / "state.db")
+        store = await SqliteStore.open(tmp_path / "state.db")
         await store.close()
         with pytest.raises(StoreUnavailable, match="closed"):
             await store.write(save_note, "n", "")
@@ -456,7 +457,7 @@ class TestClosing:
             await store.read(count_notes)
 
     async def test_a_cancelled_close_still_closes(self, tmp_path: Path) -> None:
-        store = await Store.open(tmp_path / "state.db")
+        store = await SqliteStore.open(tmp_path / "state.db")
         threads = threading.active_count()
         closing = asyncio.ensure_future(store.close())
         await asyncio.sleep(0)
@@ -467,7 +468,7 @@ class TestClosing:
         assert threading.active_count() < threads
 
     async def test_closing_does_not_wait_long_for_a_foreign_lock(self, tmp_path: Path) -> None:
-        store = await Store.open(tmp_path / "state.db", busy_seconds=0.2)
+        store = await SqliteStore.open(tmp_path / "state.db", busy_seconds=0.2)
         with locked_by_another_process(store.path, seconds=30):
             writes = [asyncio.ensure_future(store.write(save_note, f"n{number}", "")) for number in range(2_000)]
             await asyncio.sleep(0)
@@ -478,7 +479,7 @@ class TestClosing:
         assert {type(result) for result in results} == {StoreUnavailable}
 
     async def test_closing_ends_a_read_that_still_runs(self, tmp_path: Path) -> None:
-        store = await Store.open(tmp_path / "state.db")
+        store = await SqliteStore.open(tmp_path / "state.db")
         reading = asyncio.ensure_future(store.read_within(60, lambda db: db.execute(ENDLESS).fetchone()))
         await asyncio.sleep(0.05)
         await asyncio.wait_for(store.close(), 20)
@@ -504,10 +505,10 @@ _EXITING = """
 import asyncio, sys
 from pathlib import Path
 from hermes_state.store.meta import save_note
-from hermes_state.store.writer import Store
+from hermes_state.engines.sqlite.store import SqliteStore
 
 async def main():
-    store = await Store.open(Path(sys.argv[1]))
+    store = await SqliteStore.open(Path(sys.argv[1]))
     await store.write(save_note, "n", "stored")
     if sys.argv[2] == "closed":
         await store.close()
@@ -535,7 +536,7 @@ _WRITING = """
 import asyncio, itertools, sys
 from pathlib import Path
 from hermes_state.store.meta import save_note
-from hermes_state.store.writer import Store
+from hermes_state.engines.sqlite.store import SqliteStore
 
 async def writer(store, name):
     for number in itertools.count():
@@ -543,7 +544,7 @@ async def writer(store, name):
         print(f"n{name}-{number}", flush=True)
 
 async def main():
-    store = await Store.open(Path(sys.argv[1]))
+    store = await SqliteStore.open(Path(sys.argv[1]))
     print("open", flush=True)
     await asyncio.gather(*(writer(store, f"{sys.argv[2]}-{name}") for name in range(4)))
 
@@ -573,11 +574,11 @@ def test_no_acknowledged_write_is_lost_to_kill_9(tmp_path: Path) -> None:
 
 def test_only_one_function_commits_what_is_acknowledged() -> None:
     """Crash tests count its calls from outside; a second place would escape them."""
-    folder = Path(batch_module.__file__).parent
+    package = Path(hermes_state.__file__).parent
     places = [
         file.name
-        for file in sorted(folder.glob("*.py"))
+        for file in sorted(package.rglob("*.py"))
         for line in file.read_text().splitlines()
         if '"COMMIT"' in line or ".commit()" in line
     ]
-    assert places == ["batch.py", "migrate.py"]
+    assert sorted(places) == ["batch.py", "migrate.py", "repair.py", "repair.py"]  # a repair makes a file of its own

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hermes_state.engines.sqlite import backup
+from hermes_state.engines.sqlite.backup import copy_into
+from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store import backup
-from hermes_state.store.backup import copy_into
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.writer import Store
 from tests.hermes_state.helpers import opened, start_python
@@ -37,7 +38,7 @@ async def test_a_backup_made_while_writing_is_whole_and_opens_as_a_store(store: 
     stop.set()
     assert await writing > 0
     assert sorted(os.listdir(target.parent)) == ["0.db", "1.db", "2.db"]
-    copy = await Store.open(target)
+    copy = await SqliteStore.open(target)
     assert await copy.read(load_note, "n") == "before"
     await copy.close()
 
@@ -113,7 +114,7 @@ async def test_a_store_that_closes_breaks_a_backup_off_and_leaves_nothing(
 _KILLED = """
 import os, signal, sqlite3, sys
 from pathlib import Path
-from hermes_state.store import backup
+from hermes_state.engines.sqlite import backup
 backup._PAGES_AT_ONCE = 5
 db = sqlite3.connect(sys.argv[1], isolation_level=None)
 db.execute("BEGIN")
@@ -129,7 +130,7 @@ async def test_a_backup_whose_process_is_killed_leaves_nothing_under_its_name(st
     await asyncio.to_thread(killed.communicate)
     assert killed.returncode == -signal.SIGKILL
     assert "copy.db" not in os.listdir(tmp_path)
-    again = await Store.open(store.path)
+    again = await SqliteStore.open(store.path)
     assert await again.back_up(tmp_path / "copy.db") > 0
     await again.close()
 

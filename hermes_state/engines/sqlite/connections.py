@@ -13,9 +13,9 @@ from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 import aiosqlite
 
+from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
+from hermes_state.engines.sqlite.presence import marker_of, side_files
 from hermes_state.errors import DatabaseRejected, StoreBroken, StoreUnavailable
-from hermes_state.store.migrate import APPLICATION_ID, newest_schema
-from hermes_state.store.presence import marker_of, side_files
 from hermes_state.store.searched import fts_row, fts_scope
 from hermes_state.store.segment import segment
 from hermes_state.store.sql import scalar
@@ -173,8 +173,8 @@ async def on_thread(
 ) -> T:
     """Run `fn(db, ...)` as one job on the connection's thread: the only way from our code to that thread.
 
-    aiosqlite has no public call for a function of one's own; `tests/hermes_state/store/test_store.py` fails if this
-    one goes.
+    aiosqlite has no public call for a function of one's own; `tests/hermes_state/engines/sqlite/test_store.py` fails if
+    this one goes.
     """
     job = connection._execute(fn, connection._conn, *args, **kwargs)  # type: ignore[no-untyped-call]  # untyped there
     return cast("T", await job)

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from hermes_state.engines.sqlite.filesystem import refuse_network_disk
 from hermes_state.errors import ConfigError
-from hermes_state.store.filesystem import refuse_network_disk
 
 TABLE = """\
 21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

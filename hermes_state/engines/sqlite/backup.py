@@ -6,15 +6,17 @@ import sqlite3
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
+from hermes_state.disk import flush
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store.sql import scalar
+from hermes_state.store.sql import Connection, scalar
 
 _PAGES_AT_ONCE = 1_024
 """Pages copied between two looks at whether to go on: four megabytes."""
 
 
-def copy_into(db: sqlite3.Connection, target: Path, may_go_on: Callable[[], bool] = lambda: True) -> int:
+def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lambda: True) -> int:
     """Copy the open database `db` to the new file `target` (mode 0600); returns its size in bytes.
 
     Blocks for some seconds per gigabyte, so call it in a thread. Where somebody else writes, `db` must be in a
@@ -39,7 +41,7 @@ def copy_into(db: sqlite3.Connection, target: Path, may_go_on: Callable[[], bool
         scalar(db, int, "PRAGMA schema_version")  # begins the snapshot: without one, every write would start it anew
         with contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as copy:
             copy.execute("PRAGMA synchronous = OFF")  # flushed below, once
-            db.backup(copy, pages=_PAGES_AT_ONCE, progress=look_up)
+            cast("sqlite3.Connection", db).backup(copy, pages=_PAGES_AT_ONCE, progress=look_up)
             copy.execute("PRAGMA journal_mode = DELETE")  # one file, also for whoever only reads it
         flush(unfinished)
         _name(unfinished, target)
@@ -61,12 +63,3 @@ def _name(unfinished: Path, target: Path) -> None:
         raise
     except OSError:  # a file system without links, such as that of a stick
         unfinished.rename(target)
-
-
-def flush(path: Path) -> None:
-    """Put a file, or the names in a folder, on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

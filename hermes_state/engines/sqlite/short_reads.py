@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from hermes_state.store import connections
+from hermes_state.engines.sqlite import connections
 
 T = TypeVar("T")
 

@@ -1,0 +1,242 @@
+"""The store in one SQLite file: one connection that writes, a few that read, each on a thread of its own."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+import aiosqlite
+
+from hermes_state.engines.sqlite import connections
+from hermes_state.engines.sqlite.backup import copy_into
+from hermes_state.engines.sqlite.filesystem import refuse_network_disk
+from hermes_state.engines.sqlite.index import detach_index, is_index_trouble
+from hermes_state.engines.sqlite.migrate import migrate
+from hermes_state.engines.sqlite.presence import (
+    DatabaseHandle,
+    has_content,
+    leave_marker,
+    refuse_empty,
+    refuse_loss,
+)
+from hermes_state.engines.sqlite.short_reads import ShortReader, ShortReadExceeded
+from hermes_state.errors import StoreBroken, StoreUnavailable
+from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
+from hermes_state.store.lock import FileLock, refuse_held
+from hermes_state.store.sql import Connection
+from hermes_state.store.writer import Store
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+BACKUP_SECONDS = 3_600.0
+"""Time limit of a backup: enough for a terabyte on a fast disk, and for a hundred gigabytes on a slow one."""
+
+RULES = TransactionRules(
+    begin=lambda db, _batch: db.execute("BEGIN IMMEDIATE"),
+    ends_batch=lambda error: connections.is_trouble(error) or is_index_trouble(error),
+    failure=sqlite3.Error,
+    rejection=sqlite3.IntegrityError,
+)
+
+_BUSY_PAUSE_SECONDS = 0.02
+_DEADLINE_CHECK_STEPS = 20_000
+"""SQLite virtual machine steps between two looks at the clock, well under a millisecond of work."""
+
+
+class _Reader:
+    """A connection for reading and the deadline of what it runs now."""
+
+    def __init__(self, connection: aiosqlite.Connection) -> None:
+        self.connection = connection
+        self.pending = 0
+        self._deadline = 0.0
+        self._is_closing = False
+
+    def prepare(self, db: sqlite3.Connection, busy_seconds: float) -> None:
+        connections.prepare_reader(db, busy_seconds)
+        db.set_progress_handler(self._is_over, _DEADLINE_CHECK_STEPS)
+
+    def run(self, db: sqlite3.Connection, seconds: float, call: Callable[[sqlite3.Connection], T]) -> T:
+        self._deadline = time.monotonic() + seconds
+        db.execute("BEGIN")
+        try:
+            return call(db)
+        finally:
+            self._deadline = float("inf")  # ending the snapshot is never to be interrupted
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+
+    def stop(self) -> None:
+        """End what is running and whatever still comes."""
+        self._is_closing = True
+
+    def _is_over(self) -> bool:
+        return (self._is_closing and self._deadline != float("inf")) or time.monotonic() > self._deadline
+
+
+class SqliteStore(Store):
+    """The database of one gateway in one file. `open` it, and `close` it whatever happens.
+
+    Closing takes at most `busy_seconds` when another process locks the file.
+    """
+
+    def __init__(
+        self, path: Path, lock: FileLock, writer: aiosqlite.Connection, readers: list[_Reader], busy_seconds: float
+    ) -> None:
+        self.path = path
+        self._short_reader = ShortReader(path)
+        self._lock = lock
+        self._writer = writer
+        self._readers = readers
+        self._busy_seconds = busy_seconds
+        self._files = DatabaseHandle(path)
+        self._damage: str | None = None
+        super().__init__(path.name)
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        synchronous: connections.Synchronous = "FULL",
+        readers: int = 2,
+        busy_seconds: float = 30.0,
+        is_fresh: bool = False,
+    ) -> Self:
+        """Open the database at `path`, making or migrating it; takes its lock (`<path>.lock`) until `close`.
+
+        `busy_seconds` bounds how long a write waits while another process locks the file. `is_fresh`: an empty one may
+        be made where there was one before.
+
+        Raises `ConfigError` on a network disk, `LockUnavailable` if a living process has the database open,
+        `DatabaseRejected` (nothing is touched then), or `StoreUnavailable`.
+        """
+        connections.check_engine()
+        refuse_network_disk(path)
+        connections.check_ours(path)
+        what, lock_file = f"the database {path}", path.with_name(path.name + ".lock")
+        if not is_fresh and not has_content(path):
+            refuse_held(lock_file, what=what)  # whoever holds it has only just lost it
+            refuse_loss(path)
+        connections.ensure_private(path)
+        lock = FileLock.acquire(lock_file, what=what)
+        opened: list[aiosqlite.Connection] = []
+        try:
+            opened.append(writer := await connections.connect(path))
+            if not is_fresh:
+                await connections.on_thread(writer, refuse_empty, path)
+            await connections.on_thread(writer, connections.prepare_writer, path, synchronous, busy_seconds)
+            await connections.on_thread(writer, migrate, path)
+            await connections.on_thread(writer, connections.limit_busy_wait, busy_seconds)
+            reading = []
+            for _ in range(readers):
+                opened.append(connection := await connections.connect(path))
+                reading.append(reader := _Reader(connection))
+                await connections.on_thread(connection, reader.prepare, busy_seconds)
+            leave_marker(path)
+            return cls(path, lock, writer, reading, busy_seconds)
+        except BaseException as error:
+            for connection in reversed(opened):
+                await connection.close()
+            lock.release()
+            if connections.is_trouble(error):
+                raise connections.unavailable(path, error) from error
+            raise
+
+    async def read_short(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """`read` for a few rows by an index, at once where nothing is in the way.
+
+        `fn` may run twice: on the event loop, where it is broken off as soon as it takes many steps, and then as any.
+        """
+        if self._is_open:
+            with suppress(ShortReadExceeded):
+                return self._short_reader.run(lambda db: fn(db, *args, **kwargs))
+        return await self.read(fn, *args, **kwargs)
+
+    async def read_within(
+        self, seconds: float, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """`read` with a time limit of its own, counted from when it starts to run."""
+        if not self._is_open:
+            raise StoreUnavailable(f"{self.path.name}: the store is closed")
+        reader = min(self._readers, key=lambda one: one.pending)
+        reader.pending += 1
+        try:
+            return await connections.on_thread(
+                reader.connection, reader.run, seconds, lambda db: fn(db, *args, **kwargs)
+            )
+        except sqlite3.Error as error:
+            if is_index_trouble(error):
+                self.index_failed.set()
+            elif not connections.is_trouble(error):
+                raise
+            raise self._unavailable(error) from error
+        finally:
+            reader.pending -= 1
+
+    async def back_up(self, target: Path) -> int:
+        """Copy the database as it is now to the new file `target`; returns its size in bytes. Writers go on meanwhile.
+
+        The copy is read through an open connection: it has what was deleted or replaced under its name, too.
+
+        Raises `StoreUnavailable` if it cannot be written, and for a `target` that exists or that the store uses.
+        """
+        if self._files.uses(target):
+            raise StoreUnavailable(f"{target} is in use: name another file")
+        return await self.read_within(BACKUP_SECONDS, copy_into, target, lambda: self._is_open)
+
+    def check_files(self) -> None:
+        """Compare the open files with those under their names; while they differ, writes are refused: `StoreBroken`."""
+        self.loss = self._files.find_loss()
+
+    @property
+    def trouble(self) -> str | None:
+        """Trouble with the files, in words for operators, who alone can mend it: loss, or damage met once."""
+        return self.loss or self._damage
+
+    async def _run(self, writer: int, batch: list[WriteRequest]) -> Exception | None:
+        started = time.monotonic()
+        while True:
+            try:
+                await connections.on_thread(self._writer, run_batch, batch, RULES)
+            except sqlite3.Error as error:
+                if is_index_trouble(error) and await connections.on_thread(self._writer, detach_index):
+                    self.index_failed.set()
+                    continue  # the index is derived: what people say is stored without it
+                begun = started if self._is_open else min(started, self._closed_at)
+                if connections.is_busy(error) and time.monotonic() < begun + self._busy_seconds:
+                    await asyncio.sleep(_BUSY_PAUSE_SECONDS)  # another process's lock: no event tells its end
+                    continue
+                if connections.is_busy(error) and not self._is_open:
+                    self._fail_waiting("closed while another process kept the database locked")
+                return error
+            except StoreUnavailable as error:
+                return error
+            else:
+                return None
+
+    def _told(self, error: BaseException) -> BaseException:
+        return self._unavailable(error) if connections.is_trouble(error) else error
+
+    async def _disconnect(self) -> None:
+        try:
+            self._short_reader.close()
+            for reader in self._readers:
+                reader.stop()
+                await reader.connection.close()
+        finally:
+            try:
+                await self._writer.close()
+            finally:
+                self._files.close()
+                self._lock.release()
+
+    def _unavailable(self, error: BaseException) -> StoreUnavailable:
+        told = connections.unavailable(self.path, error)
+        if isinstance(told, StoreBroken):
+            self._damage = str(told)
+        return told
