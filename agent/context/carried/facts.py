@@ -10,9 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from itertools import chain, islice
-from typing import Any, Final, TypeAlias
+from operator import methodcaller
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
@@ -28,7 +29,10 @@ MAX_LINES = 12
 MAX_SHAPES = 2
 """A shape of results and arguments that comes up more often is noise."""
 MIN_LINE_TOKENS = 8
-SPEAKERS: Final = ("person", "assistant", "call", "result", "document")
+MAX_KNOWN_LINES = 1_024
+"""Lines whose traits are cached: those of a record come again in the next one."""
+SPEAKERS: Final = {"person": 0, "assistant": 1, "call": 2, "result": 3, "document": 3}
+"""Kinds of speakers; the lines of a lower rank stay before others."""
 _FIRST_MACHINE = 2
 """First rank of texts that programs make."""
 _REACH = 60
@@ -60,7 +64,7 @@ _UNIT = re.compile(
     re.IGNORECASE,
 )
 _VALUE = re.compile(r"[0-9/][\w.:,+/@-]*")
-_HEX = "abcdefABCDEF"
+_without_hex = methodcaller("rstrip", "abcdefABCDEF")
 _Patterns: TypeAlias = Sequence[tuple[str, re.Pattern[str]]]
 
 
@@ -79,56 +83,91 @@ class Fact:
         return f"- [{recall_id(self.id)} {self.speaker}] {self.text}"
 
 
+class _Line(NamedTuple):
+    """A fact, and the traits that it is chosen by."""
+
+    fact: Fact
+    is_weighty: bool
+    """A word in it says that it matters."""
+    size: int
+    shape: tuple[str, str]
+    values: frozenset[str]
+
+
+@lru_cache(maxsize=MAX_KNOWN_LINES)
+def known_line(row_id: int, speaker: str, text: str) -> _Line:
+    """The line as a fact; cached, whoever asks."""
+    fact = Fact(id=row_id, speaker=speaker, text=text)
+    return _Line(
+        fact=fact,
+        is_weighty=_holds(text, weighty_words(text)),
+        size=estimated_text_tokens(fact.line) + 1,
+        shape=(speaker, _shape(text)),
+        values=frozenset(identifiers(text)),
+    )
+
+
 @dataclass(slots=True)
 class _Text:
-    """A text of a row, from which lines are quoted, or a fact of the earlier record; what was found is kept."""
+    """A text of a row, from which lines are quoted, or a line of the earlier record; what was found is kept."""
 
     id: int
     speaker: str
     raw: str
     is_safe: bool = False
     """True: there is no secret in it."""
-    known: Fact | None = None
-    _words: Collection[str] | None = None
     _shapes: Sequence[str] | None = None
-    _facts: "tuple[Sequence[str], Sequence[_Found]] | None" = None
+    _rare: Sequence[str] = ()
+    _words: Collection[str] | None = None
+    _lines: Sequence[_Line] | None = None
+
+    @classmethod
+    def earlier(cls, fact: Fact) -> "_Text":
+        """A line of the earlier record."""
+        line = known_line(fact.id, fact.speaker, fact.text)
+        words = (fact.text,) if line.is_weighty else ()
+        return cls(fact.id, fact.speaker, fact.text, is_safe=True, _shapes=(), _words=words, _lines=(line,))
 
     @property
     def rank(self) -> int:
-        """0 for people, then answers, arguments, and at last results and documents."""
-        return min(3, SPEAKERS.index(self.speaker.partition(" ")[0]))
+        return SPEAKERS[self.speaker.partition(" ")[0]]
 
     def hold(self, safe: str) -> None:
         """Holds no secret any more."""
         if safe != self.raw[:ROW_CHARACTERS]:
-            self._words = self._shapes = self._facts = None
+            self._shapes, self._rare, self._words, self._lines = None, (), None, None
         self.raw, self.is_safe = safe, True
-
-    @property
-    def words(self) -> Collection[str]:
-        """Words that say that it matters, one of which is in each of its facts that does."""
-        if self._words is None:
-            self._words = weighty_words(self.raw[:ROW_CHARACTERS])
-        return self._words
 
     @property
     def shapes(self) -> Sequence[str]:
         """The shapes of its lines, if a program made it."""
         if self._shapes is None:
-            is_noisy = self.known is None and self.rank >= _FIRST_MACHINE
-            self._shapes = _shape(self.raw[:ROW_CHARACTERS]).splitlines() if is_noisy else ()
+            self._shapes = _shape(self.raw[:ROW_CHARACTERS]).splitlines() if self.rank >= _FIRST_MACHINE else ()
         return self._shapes
 
-    def facts(self, often: Counter[str]) -> "Sequence[_Found]":
-        lines = self.raw[:ROW_CHARACTERS].splitlines() if self.shapes else ()
-        rare = [
-            line for line, shape in zip(lines, self.shapes, strict=False) if "#" in shape and often[shape] <= MAX_SHAPES
-        ]
-        if self._facts is None or self._facts[0] != rare:
-            quoted = self._rare(rare) if self.rank >= _FIRST_MACHINE else self._spoken()
-            found = (Fact(id=self.id, speaker=self.speaker, text=line) for line in islice(quoted, MAX_LINES))
-            self._facts = rare, [_Found(fact, self) for fact in (found if self.known is None else [self.known])]
-        return self._facts[1]
+    def sift(self, often: Counter[str]) -> None:
+        """Look no more at lines of shapes that come up often, or have no number."""
+        if self.shapes:
+            lines = zip(self.raw[:ROW_CHARACTERS].splitlines(), self.shapes, strict=False)
+            rare = [line for line, shape in lines if "#" in shape and often[shape] <= MAX_SHAPES]
+            if rare != self._rare:
+                self._rare, self._words, self._lines = rare, None, None
+
+    @property
+    def words(self) -> Collection[str]:
+        """Words that say that it matters, one of which is in each of its lines that does."""
+        if self._words is None:
+            text = "\n".join(self._rare) if self.rank >= _FIRST_MACHINE else self.raw[:ROW_CHARACTERS]
+            self._words = weighty_words(text)
+        return self._words
+
+    @property
+    def lines(self) -> Sequence[_Line]:
+        """The lines that are facts."""
+        if self._lines is None:
+            quoted = self._quoted() if self.rank >= _FIRST_MACHINE else self._spoken()
+            self._lines = [known_line(self.id, self.speaker, line) for line in islice(quoted, MAX_LINES)]
+        return self._lines
 
     def _spoken(self) -> Iterator[str]:
         text = self.raw[:ROW_CHARACTERS]
@@ -137,34 +176,10 @@ class _Text:
             for start, end in sentences(text):
                 yield from _quoted(text[start:end].strip(), words, patterns)
 
-    def _rare(self, lines: Sequence[str]) -> Iterator[str]:
+    def _quoted(self) -> Iterator[str]:
         patterns = _patterns(self.raw[:ROW_CHARACTERS], _UNQUOTED)
-        for line in lines:
+        for line in self._rare:
             yield from _quoted(line.strip(), (), patterns)
-
-
-class _Found:
-    """A fact, and what it is chosen by, as far as anybody has asked for it."""
-
-    def __init__(self, fact: Fact, text: _Text) -> None:
-        self.fact = fact
-        self.source = text
-
-    @cached_property
-    def is_weighty(self) -> bool:
-        return _holds(self.fact.text, self.source.words)
-
-    @cached_property
-    def size(self) -> int:
-        return estimated_text_tokens(self.fact.line) + 1
-
-    @cached_property
-    def shape(self) -> tuple[str, str]:
-        return self.fact.speaker, _shape(self.fact.text)
-
-    @cached_property
-    def values(self) -> frozenset[str]:
-        return frozenset(identifiers(self.fact.text))
 
 
 def facts_of(
@@ -174,8 +189,7 @@ def facts_of(
     if limit < MIN_LINE_TOKENS:
         return ()
     texts: list[list[_Text]] = [[], [], [], []]
-    known = (_Text(fact.id, fact.speaker, fact.text, is_safe=True, known=fact) for fact in earlier)
-    for text in chain(known, *(_texts(row, is_shared=is_shared) for row in rows)):
+    for text in chain(map(_Text.earlier, earlier), *(_texts(row, is_shared=is_shared) for row in rows)):
         texts[text.rank].append(text)
     while True:
         chosen = _Choice(limit)
@@ -188,18 +202,20 @@ def facts_of(
             return tuple(sorted(chosen.kept, key=lambda fact: fact.id))
 
 
-def _best_first(texts: Sequence[_Text]) -> Iterator[_Found]:
-    """Facts of one rank: those that say that they matter, then the others, each from the newest on.
+def _best_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
+    """Lines of one rank: those that say that they matter, then the others, each from the newest on.
 
     Where no word says so, no more is read than there is room for.
     """
     often = Counter(chain.from_iterable(text.shapes for text in texts))
     newest = sorted(texts, key=lambda text: text.id, reverse=True)
     for text in newest:
-        if text.words:
-            yield from (found for found in text.facts(often) if found.is_weighty)
-    for text in newest:
-        yield from (found for found in text.facts(often) if not found.is_weighty)
+        text.sift(often)
+    for is_weighty in (True, False):
+        for text in newest:
+            for line in text.lines if text.words or not is_weighty else ():
+                if line.is_weighty == is_weighty:
+                    yield line, text
 
 
 class _Choice:
@@ -207,7 +223,7 @@ class _Choice:
 
     def __init__(self, limit: int) -> None:
         self._room = limit
-        self._later: list[_Found] = []
+        self._later: list[tuple[_Line, _Text]] = []
         self._shapes: set[tuple[str, str]] = set()
         self._known: set[str] = set()
         self._sources: dict[int, _Text] = {}
@@ -217,33 +233,33 @@ class _Choice:
     def is_full(self) -> bool:
         return self._room < MIN_LINE_TOKENS
 
-    def add(self, facts: Iterable[_Found]) -> None:
+    def add(self, lines: Iterable[tuple[_Line, _Text]]) -> None:
         """Take facts of one rank as long as there is room."""
-        for found in facts:
+        for line, text in lines:
             if self.is_full:
                 return
-            if found.shape in self._shapes or (found.values and found.values <= self._known):
-                self._later.append(found)
-            elif self._take(found):
-                self._shapes.add(found.shape)
-                self._known |= found.values
+            if line.shape in self._shapes or (line.values and line.values <= self._known):
+                self._later.append((line, text))
+            elif self._take(line, text):
+                self._shapes.add(line.shape)
+                self._known |= line.values
 
     def fill(self) -> None:
         """Take what was put back."""
         texts = {fact.text for fact in self.kept}
-        for found in self._later:
+        for line, text in self._later:
             if self.is_full:
                 return
-            if found.fact.text not in texts and self._take(found):
-                texts.add(found.fact.text)
+            if line.fact.text not in texts and self._take(line, text):
+                texts.add(line.fact.text)
 
-    def _take(self, found: _Found) -> bool:
-        if found.size > self._room:
+    def _take(self, line: _Line, text: _Text) -> bool:
+        if line.size > self._room:
             return False
-        self._room -= found.size
-        self.kept.append(found.fact)
-        if not found.source.is_safe:
-            self._sources[id(found.source)] = found.source
+        self._room -= line.size
+        self.kept.append(line.fact)
+        if not text.is_safe:
+            self._sources[id(text)] = text
         return True
 
     def is_safe(self, redact: Redact) -> bool:
@@ -295,7 +311,7 @@ def _leaves(name: str, value: Any) -> Iterator[str]:  # `Any` because that is wh
 def _shape(text: str) -> str:
     """The text with its digits, hexadecimal numbers and paths replaced."""
     *pieces, last = _VALUE.sub("#", text).split("#")
-    return "#".join([*(piece.rstrip(_HEX) for piece in pieces), last])
+    return "#".join([*map(_without_hex, pieces), last])
 
 
 # ---- lines

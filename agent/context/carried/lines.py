@@ -8,7 +8,7 @@ from hermes_state.redaction import seam
 ROW_CHARACTERS = 20_000
 """Characters of one message that are looked at."""
 _REACH_CHARACTERS = 4_000
-UNSEEN = re.compile(
+_UNSEEN = re.compile(
     r"[\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]+"
 )
 
@@ -21,7 +21,12 @@ def bounded(text: str, redact: Redact) -> str:
     return clean(text, redact)[:ROW_CHARACTERS]
 
 
+def without_unseen(text: str) -> str:
+    """The text with a space for each run of characters that nobody sees."""
+    return _UNSEEN.sub(" ", text) if "  " in text or not text.isprintable() else text
+
+
 def one_line(text: str, limit: int) -> str:
     """The text on one line of so many characters at most. It has no secrets any more: half of one is one, too."""
-    line = UNSEEN.sub(" ", text[: limit * 4]).strip()
+    line = without_unseen(text[: limit * 4]).strip()
     return line if len(line) <= limit and len(text) <= limit * 4 else f"{line[: limit - 1]}…"

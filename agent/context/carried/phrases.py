@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from agent.context.carried.lines import UNSEEN
+from agent.context.carried.lines import without_unseen
 
 _SENTENCE_END = re.compile(r"[\n.!?\u061f\u3002\uff01\uff1f](?:(?<![.!?\u061f])\n*|\n+|\s+)")
 """From a sentence's last character on; Chinese and Japanese put no space behind it."""
@@ -19,6 +19,7 @@ _SCRIPTS = tuple(
     for span in ("\u0370-\u05ff", "\u0600-\u06ff", "\u3040-\u30ff", "\u3400-\u9fff", "\uac00-\ud7a3")
 )
 """Beyond Latin; for words in others than a text's own nobody has to look."""
+_BEYOND_LATIN = re.compile("[\u0370-\u06ff\u3040-\ud7a3]")
 _VOWEL_MARK = re.compile("[\u064b-\u0652]")
 
 
@@ -101,10 +102,7 @@ def hinted(text: str) -> Hinted:
 
 def weighty_words(text: str) -> Collection[str]:
     """Words in lower case by which a text says that it matters, those that stand in it on one line."""
-    lower = text.lower().replace("\n", " ")
-    if "  " in lower or not lower.isprintable():
-        lower = UNSEEN.sub(" ", lower)
-    return _weighty(_scripts(text)).within(lower)
+    return _weighty(_scripts(text)).within(without_unseen(text.lower().replace("\n", " ")))
 
 
 @cache
@@ -130,6 +128,8 @@ def _scripts(text: str) -> int:
     """0 for ASCII; else 1, and a bit for each of `_SCRIPTS` that the text has characters of."""
     if text.isascii():
         return 0
+    if _BEYOND_LATIN.search(text) is None:
+        return 1
     return 1 + sum(2 << bit for bit, script in enumerate(_SCRIPTS) if script.search(text) is not None)
 
 

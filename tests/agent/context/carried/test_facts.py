@@ -23,3 +23,12 @@ def test_a_shape_that_comes_up_often_in_results_is_noise_and_a_rare_line_is_not(
     beats = "\n".join(f"heartbeat {number} ok in 3{number:03} ms" for number in range(50))
     found = facts(result("c1", f"{beats}\nthe release is build 77120 of the harbour branch"))
     assert [fact.text for fact in found] == ["the release is build 77120 of the harbour branch"]
+
+
+def test_a_secret_in_one_line_of_a_result_leaves_the_other_lines_as_they_are() -> None:
+    text = f"the release is build 77120 of the harbour branch\nlogin with {SECRET} on host db-0417"
+    found = facts(result("c1", text))
+    assert [fact.text for fact in found] == [
+        "the release is build 77120 of the harbour branch",
+        "login with [REDACTED] on host db-0417",
+    ]
