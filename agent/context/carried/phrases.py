@@ -40,6 +40,11 @@ class Language:
         return self._expression("take_back")
 
     @cached_property
+    def either(self) -> re.Pattern[str]:
+        """Sentences of the one kind or the other: most with a hint are neither, and this is one search for both."""
+        return self._expression("rule", "take_back")
+
+    @cached_property
     def teller(self) -> re.Pattern[str]:
         """Beginnings of sentences that tell something."""
         return re.compile(rf"\W*{_whole(self._table['teller'])}")
@@ -49,8 +54,9 @@ class Language:
         """Sentences that hold once, or tell what others have said."""
         return re.compile(_whole(self._table["once"]) + "|" + self._table["reported"])
 
-    def _expression(self, name: str) -> re.Pattern[str]:
-        found = [one for line in self._table[name].strip().splitlines() for one in _alternatives(line)]
+    def _expression(self, *names: str) -> re.Pattern[str]:
+        lines = [line for name in names for line in self._table[name].strip().splitlines()]
+        found = [one for line in lines for one in _alternatives(line)]
         groups = []
         for beginning in ("{start}", r"\b", ""):  # looked for once at each place, not once for each alternative
             behind = [one.removeprefix(beginning) for one in found if one.startswith(beginning)]

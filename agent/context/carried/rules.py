@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2s
 from itertools import islice, pairwise
 from typing import Final, Literal, TypeAlias
@@ -80,19 +81,23 @@ def rules_in_force(
     `head`: rows that stay in view in front of them; a rule that stands there is not listed, but what takes it back is.
     """
     listed = {_key(rule): rule for rule in earlier}
-    visible = [rule for row in head for _, rule in _said(row, redact, is_shared=is_shared)]
+
+    @cache
+    def visible() -> Sequence[Rule]:
+        return [rule for row in head for _, rule in _said(row, redact, is_shared=is_shared)]
+
     for row in rows:
         dropped = dropped_rule(row)
         if dropped is not None:
             for key in [key for key, rule in listed.items() if rule.id == dropped]:
                 del listed[key]
-            if any(rule.id == dropped for rule in visible):
+            if any(rule.id == dropped for rule in visible()):
                 listed[row.id, ""] = Rule(id=row.id, text=one_line(row.text or "", SENTENCE_CHARACTERS))
         for kinds, rule in _said(row, redact, is_shared=is_shared):
             if kinds[0] == "take_back":
-                own = [one for one in (*listed.values(), *visible) if one.owner == rule.owner]
+                own = [one for one in (*listed.values(), *visible()) if one.owner == rule.owner]
                 taken, is_near = _taken_back(rule.text, own)
-                if taken is not None and taken not in visible:
+                if taken is not None and taken not in visible():
                     del listed[_key(taken)]
                     continue
                 if "rule" not in kinds and not is_near:
@@ -157,9 +162,13 @@ def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str
 
 def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
     """The kinds that a sentence may be of, likelier first; none for what is told, asked, or wished for once."""
-    lower = _TAG.sub("", plain(sentence).strip())
+    lower = plain(sentence).strip()
+    if lower.endswith(("?", "\uff1f")):
+        lower = _TAG.sub("", lower)
     kinds: list[Kind] = []
     for language in found:
+        if language.either.search(lower) is None:
+            continue
         if language.take_back.search(lower) is not None:
             kinds.insert(0, "take_back")
         rule = language.rule.search(lower)
