@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterable, Iterator
 from datetime import tzinfo
+from functools import cached_property
 from itertools import islice
 
 import structlog
@@ -32,7 +33,7 @@ _GROUPED = re.compile(r"[,.' \u00a0\u202f](?<=\d.)(?=\d{3})")
 
 def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
     """True when sections hold nothing: a few words that come again in each, or, where much was said, the same ones."""
-    words = {text: len(_WORD.findall(text)) for text in sections}
+    words = {text: sum(1 for _ in islice(_WORD.finditer(text), MIN_SECTION_WORDS)) for text in sections}
     if _has_many_identifiers(rows):
         return sum(count not in range(1, MIN_SECTION_WORDS) for count in words.values()) < min(MIN_SECTIONS, wanted)
     is_same = len(words) < len(sections)
@@ -70,19 +71,25 @@ class _Source:
 
     def __init__(self, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> None:
         said_texts = (record or "", moment(now, zone), *_all_of(rows, zone))
-        self._texts = [piece.casefold() for piece in _pieces(said_texts)]
-        self._plain: list[str] | None = None
+        self._pieces = [*_pieces(said_texts)]
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        return [piece.casefold() for piece in self._pieces]
+
+    @cached_property
+    def _plain(self) -> list[str]:
+        return [_GROUPED.sub("", text) for text in self._texts]
 
     def holds(self, identifier: str) -> bool:
         """True for what was said, for its parts, and for what is no more than a few letters or digits."""
-        token = identifier.strip('`"“”„«»「」($€£¥+.,: ').casefold()
+        written = identifier.strip('`"“”„«»「」($€£¥+.,: ')
+        token = written.casefold()
         digits = sum(map(str.isdigit, token))
         if (digits < 4 and not (digits and len(token) > 3)) and not re.search(r"[/@]", token):
             return True
-        if _is_in(token, self._texts):
+        if _is_in(written, self._pieces) or _is_in(token, self._texts):
             return True
-        if self._plain is None:
-            self._plain = [_GROUPED.sub("", text) for text in self._texts]
         parts = [part for part in _PART.findall(token) if any(map(str.isdigit, part))]
         return _is_in(_GROUPED.sub("", token), self._plain) or (
             len(parts) > 1 and "/" not in token[:1] and all(_is_in(part, self._texts) for part in parts)
