@@ -106,9 +106,9 @@ class OfferRegistry:
         self, conversation: ConversationRef, session_id: SessionId, threshold: Tokens
     ) -> tuple[tuple[Tool, ...], bool]:
         """The tools of a session's offer that there are, and whether all that may come are there."""
-        names = await self._store.read(load_offer, session_id)
+        names = await self._store.read_short(load_offer, session_id)
         if names is None:
-            uses = await self._store.read(count_tool_uses, conversation.chat_id)
+            uses = await self._store.read_short(count_tool_uses, conversation.chat_id)
             offered = offer(self.usable(conversation.chat, conversation.chat_kind), uses, threshold)
             names = await self._store.write(keep_offer, session_id, [tool.name for tool in offered])
         found = [self.registry.get(name) for name in names]

@@ -2,12 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
 
 from hermes_state.engines.sqlite import connections
 from hermes_state.store.writer import Store
-from tests.gateway.helpers import MemoryAdapter, eventually, serving
+from tests.gateway.helpers import DIRECT, MemoryAdapter, eventually, serving
 
 
 class StatementLog:
@@ -83,3 +84,13 @@ async def test_a_plain_turn_is_three_transactions_and_reads_on_no_thread(store: 
     assert len(log.commits()) == 3, log.commits()
     assert log.reads == []
     assert log.short_reads.count("BEGIN") == 2, "its view, and whether anything waits behind it"
+
+
+async def test_a_new_conversation_reads_on_no_thread(store: Store, tmp_path: Path) -> None:
+    other = replace(DIRECT, chat_ref="2")
+    async with serving(store, tmp_path, adapter=MemoryAdapter(has_previews=False)) as gateway:
+        assert await gateway.ask("one") == "echo: one"  # what is known of the model is loaded
+        async with counting(store) as log:
+            await gateway.say("two", chat=other)
+            await eventually(lambda: gateway.adapter.texts(other) == ["echo: two"], "the answer")
+        assert log.reads == []
