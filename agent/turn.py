@@ -192,7 +192,9 @@ class Agent:
         A cancelled run may leave one write in the store's queue, so whoever takes a turn up again in the same process
         awaits a write of their own first, such as `journal.note_resumed`.
         """
-        view = await self._view(turn.conversation, model, None if prompt is None else prompt.view)
+        view = await self._view(turn.conversation, model, prompt)
+        if prompt is not None and prompt.request.system == view.session.system_prompt:
+            prompt = replace(prompt, view=view)  # which differs by what was stored just now, and is not measured again
         rounds = await self._rounds_so_far(turn, view)
         state = _RunState(turn=turn, model=model, on_text=on_text, rounds=rounds)
         step = open_calls(view.transcript, turn.id)
@@ -249,13 +251,18 @@ class Agent:
         has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
         return await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
 
-    async def _view(self, conversation: ConversationRef, model: ModelHandle, known: View | None = None) -> View:
-        """The conversation's view; a session's system prompt is assembled the first time it is looked at."""
-        view = known or await self._views.load(conversation.lineage_id)
+    async def _view(
+        self, conversation: ConversationRef, model: ModelHandle, measured: MeasuredPrompt | None = None
+    ) -> View:
+        """The conversation's view; a session's system prompt is kept from when it is assembled first."""
+        view = await self._views.load(conversation.lineage_id) if measured is None else measured.view
         if view.session.system_prompt is not None:
             return view
-        prompt = await self.prompts.system_for(conversation, model.limits.threshold)
-        stored = await self._store.write(sessions.set_system_prompt, view.session.id, prompt)
+        if measured is None:
+            system = await self.prompts.system_for(conversation, model.limits.threshold)
+        else:
+            system = measured.request.system
+        stored = await self._store.write(sessions.set_system_prompt, view.session.id, system)
         return replace(view, session=msgspec.structs.replace(view.session, system_prompt=stored))
 
     async def _after_tools(self, turn: RunningTurn, model: ModelHandle) -> View:

@@ -2,16 +2,21 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ContextSettings
+from agent.memory.sections import SectionReader
+from agent.memory.skills import SkillCatalog
 from agent.model.protocols.chat_completions import ChatCompletionsModel
+from agent.prompt import PromptBuilder
 from agent.tool_calls import OUTCOME_UNKNOWN
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
-from agent.turn import CUT_OFF, ROUNDS_USED_UP
+from agent.turn import CUT_OFF, ROUNDS_USED_UP, Agent
 from hermes_state import journal
 from hermes_state.errors import ContextOverflow, ReplyMalformed, StoreUnavailable, ToolError
 from hermes_state.inbox import InboxMode
@@ -19,9 +24,9 @@ from hermes_state.journal import ModelAnswer
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.transcripts import load_view
 from hermes_state.turns import RunningTurn, TurnMoved
-from hermes_state.values import Message, MessageRole, ModelCall, Tokens, ToolCall, ToolEffect
+from hermes_state.values import ChatKey, Message, MessageRole, ModelCall, Tokens, ToolCall, ToolEffect
 from tests.agent.conftest import Chat, Sink, settings
-from tests.agents import SingleModelAgent, TurnSettings
+from tests.agents import SingleModelAgent, TurnSettings, handle_of
 from tests.clients import client_of
 from tests.fakes.fake_llm import LLM
 from tests.hermes_state.helpers import one_batch
@@ -98,6 +103,29 @@ async def test_the_system_prompt_is_made_once_and_leads_every_request(
     assert two[: len(one)] == one
     stored = (await chat.store.read(load_view, second.lineage_id)).session.system_prompt
     assert stored == one[0]["content"]
+
+
+async def test_a_prompt_that_hygiene_has_measured_is_not_put_together_again(
+    chat: Chat, model: ChatCompletionsModel, llm: LLM, tmp_path: Path
+) -> None:
+    looks: list[str] = []
+
+    def is_on(name: str, _: ChatKey) -> bool:
+        looks.append(name)
+        return False
+
+    files = SectionReader(home=tmp_path, notes=None, skills=SkillCatalog(path=tmp_path), is_on=is_on)
+    prompts = PromptBuilder(tools=ToolRegistry(()), files=files)
+    agent = Agent(store=chat.store, prompts=prompts, clock=chat.clock, pending=CompressionRegistry())
+    handle = handle_of(client_of(model, chat.store, chat.clock), settings(), chat.store, chat.clock)
+    turn = await chat.start("one")
+    measured = await agent.context.measure(turn.conversation, handle)
+    await agent.run(turn, Sink().show, handle, measured)
+    assert looks == ["skill"]
+    [request] = llm.requests.rows
+    stored = (await chat.store.read(load_view, turn.lineage_id)).session.system_prompt
+    assert request["body"]["messages"][0]["content"] == measured.request.system == stored
+    await agent.close()
 
 
 async def test_tools_run_and_their_results_are_rows(chat: Chat, shop: Workshop) -> None:
