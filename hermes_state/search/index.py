@@ -41,12 +41,12 @@ _BLOCK = f"""SELECT min(id) FROM (
   FROM (SELECT id, length(coalesce(text, '')) + length(coalesce(body, '')) AS length FROM messages
     WHERE indexed = 1 AND id < ? ORDER BY id DESC LIMIT {BLOCK_ROWS}))
 WHERE characters <= {BLOCK_CHARACTERS} OR place = 1"""
-# Purpose: rows without an entry, and entries without a row, or whose sizes (of up to 200,000 words, and 3) are damaged.
+# Purpose: rows without an entry, and entries without a row, or with damaged sizes (of up to 200,000 words, and 3 or 4).
 _STRAY = f"""SELECT (SELECT count(*) FROM messages m WHERE m.indexed = 1 AND NOT EXISTS (
     SELECT 1 FROM {SERVING}_docsize d WHERE d.id = m.id))
   + (SELECT count(*) FROM {SERVING}_docsize d WHERE NOT EXISTS (
-    SELECT 1 FROM messages m WHERE m.id = d.id AND m.indexed = 1) OR NOT (hex(d.sz) GLOB '[0-7]?03'
-      OR hex(d.sz) GLOB '[89A-F]?[0-7]?03' OR hex(d.sz) GLOB '[89A-F]?[89A-F]?[0-7]?03'))"""
+    SELECT 1 FROM messages m WHERE m.id = d.id AND m.indexed = 1) OR NOT (hex(d.sz) GLOB '[0-7]?0[34]'
+      OR hex(d.sz) GLOB '[89A-F]?[0-7]?0[34]' OR hex(d.sz) GLOB '[89A-F]?[89A-F]?[0-7]?0[34]'))"""
 # Purpose: the newest rows, and others spread over all.
 _SAMPLE = f"""SELECT id, substr(fts_row(text, body), 1, {_SAMPLED_CHARACTERS + 1}) FROM messages WHERE indexed = 1
 AND (id > :top - {SAMPLED_ROWS // 2} OR id % (1 + :top / {SAMPLED_ROWS // 2}) = 0) LIMIT {SAMPLED_ROWS}"""

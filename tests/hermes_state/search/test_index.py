@@ -139,6 +139,14 @@ async def test_a_sound_index_is_left_alone(store: Store, is_new: bool) -> None:
     assert await store.read(lambda db: db.execute("SELECT * FROM sqlite_schema").fetchall()) == before
 
 
+async def test_a_result_of_an_earlier_search_is_no_fault(store: Store) -> None:
+    """Its scope has one word more than others."""
+    row_id = (await fill(store))[0]
+    named = "UPDATE messages SET tool_name = 'history_search' WHERE id = ?"
+    await store.write(lambda db: db.execute(named, (row_id,)))
+    assert find_fault(store.path) is None
+
+
 async def test_an_index_that_fails_is_mended_while_the_store_is_open(store: Store) -> None:
     await fill(store)
     keeping = asyncio.create_task(keep_index(store))
