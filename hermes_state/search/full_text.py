@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias, Unpack
 
 import msgspec
 
-from hermes_state.search.query import LETTER, Query, Term, fold, one_line, parse_query
+from hermes_state.search.query import LETTER, Expression, Query, Term, fold, one_line, parse_query
 from hermes_state.search.ranking import MatchReader, SearchFilter
 from hermes_state.sessions import LINEAGE_KEY
 from hermes_state.store.searched import searched_text
@@ -92,7 +92,7 @@ def search(
 def ranked(matches: MatchReader, parsed: Query, order: Order, limit: int) -> list[tuple[int, float]]:
     """Ids and scores of those that a query asks for."""
 
-    def found(expression: str, terms: Sequence[Term], limit: int) -> dict[int, float]:
+    def found(expression: Expression, terms: Sequence[Term], limit: int) -> dict[int, float]:
         return dict(matches.best(expression, terms, limit) if order == "best" else matches.newest(expression, limit))
 
     hits = _pasted(matches.db, parsed, found, limit)
@@ -110,13 +110,16 @@ def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: 
 
 
 def _pasted(
-    db: Connection, parsed: Query, found: Callable[[str, Sequence[Term], int], dict[int, float]], limit: int
+    db: Connection,
+    parsed: Query,
+    found: Callable[[Expression, Sequence[Term], int], dict[int, float]],
+    limit: int,
 ) -> dict[int, float]:
     """Rows with all words of the query side by side. One of them may be excluded (`red -door`), unless its dash stands
     there, too (`find . -name foo`)."""
     if parsed.whole is None:
         return {}
-    hits = found(parsed.whole.expression, [parsed.whole], max(limit, COMPARED_HITS) if parsed.has_exclusions else limit)
+    hits = found(parsed.whole, [parsed.whole], max(limit, COMPARED_HITS) if parsed.has_exclusions else limit)
     if parsed.has_exclusions:
         text_of = f"SELECT substr(fts_row(text, body), 1, {INDEXED_CHARACTERS}) FROM messages WHERE id = ?"
         texts = {row_id: one_line(scalar(db, str, text_of, (row_id,))) for row_id in hits}

@@ -51,7 +51,8 @@ def search_in_other_words(
     # The rarest word may be the wrong one to keep, so half of the room is for messages with any other rare word.
     rare = [*near, *(word for word in reversed(known) if counts[word] <= RARE_ROWS)]
     asked = [found for words in (kept, *rare) if (found := parse_query(words)) is not None]
-    first, *others = [matches.best(one.expression or "", one.terms, limit) for one in asked] or [[]]
+    best = [matches.best(one.expression, one.terms, limit) for one in asked if one.expression is not None]
+    first, *others = best or [[]]
     further = dict([*first[: limit // 2], *itertools.chain(*others), *first])
     terms = dict.fromkeys(term for one in asked for term in one.wanted)
     return load_found(matches, [*further.items()][:limit], [*terms]), tuple(term.text for term in terms)

@@ -1,7 +1,7 @@
-"""Query parser: what a person typed, as an expression that FTS5 always understands.
+"""Query parser: what a person typed, as a tree that can be written for a search index (`search.fts5`).
 
-FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so nothing of the text reaches it unquoted. Kept are
-`"a phrase"`, `prefix*`, `-without`, parentheses, and `AND`, `OR`, `NOT` in capitals; what makes no sense is dropped.
+Kept are `"a phrase"`, `prefix*`, `-without`, parentheses, and `AND`, `OR`, `NOT` in capitals; what makes no sense is
+dropped.
 
 What people paste looks like that, too (`find . -name foo`, `IS NOT NULL`). So a query is also looked for as a whole,
 its words side by side, and options of commands (`--rm`, `-rf`) exclude nothing.
@@ -12,8 +12,10 @@ import unicodedata
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
+from typing import TypeAlias
 
-from hermes_state.store.segment import CJK, EMOJI, phrase, segment_query
+from hermes_state.store.segment import CJK, EMOJI, ends_in_half_a_pair, segment_query
 
 MAX_CHARACTERS = 2_000
 """Characters of a query that count: a pasted word of a megabyte keeps the index busy for seconds, without a stop."""
@@ -56,16 +58,17 @@ def fold(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A word or phrase of a query: its FTS5 expression, and what a match contains."""
+    """A word or phrase of a query, as it was typed."""
 
-    expression: str
     text: str
+    is_prefix: bool
+    """Its last word may go on in a match."""
 
     @property
-    def tokens(self) -> list[str]:
-        """FTS5 expressions of its words."""
-        tokens = [f'"{token}"' for token in _WORDS.findall(segment_query(self.text))]
-        return [*tokens[:-1], tokens[-1] + "*"] if tokens and self.expression.endswith("*") else tokens
+    def words(self) -> list["Term"]:
+        """Its words, as the index cuts them, each a term."""
+        *words, last = _WORDS.findall(segment_query(self.text)) or [""]
+        return [*(Term(word, False) for word in words), Term(last, self.is_prefix)] if last else []
 
     def pattern(self, words: int | None = None, edge: str = _IN_WORD) -> str | None:
         """Pattern of its first `words` words in folded text, if it has any, with no `edge` beside them.
@@ -77,15 +80,40 @@ class Term:
             return None
         first, *others = map(re.escape, pieces)
         begin = f"(?<!{edge}{first})" if edge and re.match(_IN_WORD, pieces[0]) else ""
-        is_open = not edge or self.expression.endswith("*") or not re.match(_IN_WORD, pieces[-1][-1])
+        is_open = not edge or self.is_prefix or not re.match(_IN_WORD, pieces[-1][-1])
         return first + begin + "".join(_BETWEEN + piece for piece in others) + ("" if is_open else f"(?!{edge})")
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
-    """A parsed query: its FTS5 expression, and what a match contains."""
+class AllOf:
+    """All of the parts, two at least, stand in a match."""
 
-    expression: str | None
+    parts: tuple["Expression", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """At least one of the parts, two at least, stands in a match."""
+
+    parts: tuple["Expression", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """What is wanted stands in a match, and what is excluded does not."""
+
+    wanted: "Expression"
+    excluded: "Expression"
+
+
+Expression: TypeAlias = Term | AllOf | AnyOf | Without
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A parsed query: its expression, and what a match contains."""
+
+    expression: Expression | None
     """None when nothing but exclusions is left."""
     wanted: tuple[Term, ...]
     terms: tuple[Term, ...]
@@ -116,8 +144,8 @@ def parse_query(text: str) -> Query | None:
     if expression is None and not has_words:
         return None
     text = " ".join(words)
-    whole = Term(phrase(text), text) if has_words else None
-    wanted = wanted or [Term(phrase(word), word) for word in words]
+    whole = _made(text) if has_words else None
+    wanted = wanted or [_made(word) for word in words]
     parts = () if is_exact else tuple(dict.fromkeys(part for term in terms for part in _parts(term)))
     return Query(expression, tuple(wanted), terms, whole, one_line(text), has_exclusions, parts)
 
@@ -125,7 +153,7 @@ def parse_query(text: str) -> Query | None:
 def _parts(term: Term) -> list[str]:
     if _CJK_RUN.search(term.text):
         return segment_query(term.text).split()
-    return [term.text + "*" * term.expression.endswith("*")]
+    return [term.text + "*" * term.is_prefix]
 
 
 def one_line(text: str) -> str:
@@ -158,9 +186,11 @@ def _word(word: str) -> Iterator[str | Term]:
 
 def _term(text: str, *, is_prefix: bool) -> Iterator[Term]:
     if _has_token(text):
-        expression = phrase(text)
-        star = "*" if is_prefix and not expression.endswith("*") else ""
-        yield Term(expression + star, text)
+        yield _made(text, is_prefix=is_prefix)
+
+
+def _made(text: str, *, is_prefix: bool = False) -> Term:
+    return Term(text, is_prefix or ends_in_half_a_pair(text))
 
 
 def _has_token(text: str) -> bool:
@@ -184,37 +214,36 @@ def _limited(items: Iterator[str | Term]) -> deque[str | Term]:
 # any = all { OR all } ;  all = { [NOT] (term | "(" any ")") | AND }
 
 
-def _any(items: deque[str | Term], wanted: list[Term], depth: int = 0) -> str | None:
+def _any(items: deque[str | Term], wanted: list[Term], depth: int = 0) -> Expression | None:
     """Expression of what stands in front of `items`, which is taken away; `wanted` gets the terms of a match."""
     parts = [_all(items, wanted, depth)]
     while items and items[0] == "OR":
         items.popleft()
         parts.append(_all(items, wanted, depth))
-    return _joined(" OR ", [part for part in parts if part])
+    return _joined(AnyOf, [part for part in parts if part is not None])
 
 
-def _all(items: deque[str | Term], wanted: list[Term], depth: int) -> str | None:
-    included: list[str] = []
-    excluded: list[str] = []
+def _all(items: deque[str | Term], wanted: list[Term], depth: int) -> Expression | None:
+    included: list[Expression] = []
+    excluded: list[Expression] = []
     is_negated = False
     while items and items[0] != "OR" and not (items[0] == ")" and depth):
         item = items.popleft()
         if item == "NOT":
             is_negated = True
         elif item != "AND" and item != ")":
-            if part := _operand(item, items, [] if is_negated else wanted, depth):
+            part = _operand(item, items, [] if is_negated else wanted, depth)
+            if part is not None:
                 (excluded if is_negated else included).append(part)
             is_negated = False
-    expression = _joined(" AND ", included)
-    for part in excluded if expression else ():
-        expression = f"({expression} NOT {part})"
-    return expression
+    expression = _joined(AllOf, included)
+    return reduce(Without, excluded, expression) if expression is not None else None
 
 
-def _operand(item: str | Term, items: deque[str | Term], wanted: list[Term], depth: int) -> str | None:
+def _operand(item: str | Term, items: deque[str | Term], wanted: list[Term], depth: int) -> Expression | None:
     if isinstance(item, Term):
         wanted.append(item)
-        return item.expression
+        return item
     if depth >= MAX_DEPTH:
         return None
     expression = _any(items, wanted, depth + 1)
@@ -223,5 +252,5 @@ def _operand(item: str | Term, items: deque[str | Term], wanted: list[Term], dep
     return expression
 
 
-def _joined(operator: str, parts: list[str]) -> str | None:
-    return f"({operator.join(parts)})" if len(parts) > 1 else next(iter(parts), None)
+def _joined(junction: type[AllOf] | type[AnyOf], parts: list[Expression]) -> Expression | None:
+    return junction(tuple(parts)) if len(parts) > 1 else next(iter(parts), None)

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import TypedDict, Unpack
 
+from hermes_state.search.fts5 import match_text
 from hermes_state.search.index import load_totals, serving_index, sizes_of
-from hermes_state.search.query import Term, fold
+from hermes_state.search.query import Expression, Term, fold
 from hermes_state.store.searched import REPEATS
 from hermes_state.store.sql import Connection, scalar, scalar_or_none
 from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
@@ -88,19 +89,19 @@ class MatchReader:
         self._newest = scalar(db, int, "SELECT coalesce(max(id), 0) FROM messages")
         self._rows_with = cache(self._estimate)
 
-    def count(self, expression: str, limit: int) -> int:
+    def count(self, expression: Expression, limit: int) -> int:
         """Number of matches, at most `limit`."""
         return scalar(self.db, int, _COUNT.format(self.index), self._parameters(expression, limit))
 
-    def newest(self, expression: str, limit: int) -> list[tuple[int, float]]:
+    def newest(self, expression: Expression, limit: int) -> list[tuple[int, float]]:
         """Ids of the newest matches; of those before `since`, too."""
         return self.db.execute(_NEWEST.format(self.index), self._parameters(expression, limit)).fetchall()
 
-    def _parameters(self, expression: str, limit: int) -> dict[str, int | str | None]:
-        match = " AND ".join([f"text:({expression}){self._excluded}", *self._scopes])
+    def _parameters(self, expression: Expression, limit: int) -> dict[str, int | str | None]:
+        match = " AND ".join([f"text:({match_text(expression)}){self._excluded}", *self._scopes])
         return {"match": match, "limit": limit, **self.bounds}
 
-    def best(self, expression: str, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
+    def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
         """Ids and scores of the best of the newest matches; `expression` asks for `terms`."""
         asks_for_common = sum(map(self._frequency, terms)) > COMMON_ROWS
         ranked = COUNTED_HITS if asks_for_common and self._scopes else RANKED_HITS
@@ -131,8 +132,8 @@ class MatchReader:
     def _frequency(self, term: Term, places: int = 1) -> float:
         """Number of messages with the rarest word of a term: SQLite looks at all of them to count it."""
         least = float(self._newest)
-        for token in term.tokens or [term.expression]:
-            least = min(least, self._rows_with(f"text:{token}", places))
+        for word in term.words or [term]:
+            least = min(least, self._rows_with(f"text:{match_text(word)}", places))
             if places == 1 and least <= COMMON_ROWS:
                 break  # it is not common, however rare it may be
         return least

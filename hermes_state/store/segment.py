@@ -43,13 +43,13 @@ def segment_query(text: str) -> str:
 
 
 def phrase(text: str) -> str:
-    """One FTS5 phrase, quoted, that matches where `text` stands in an indexed row.
+    """One FTS5 phrase, quoted, of what stands in an indexed row for `text`."""
+    return '"' + segment_query(text.rstrip()).replace('"', '""') + '"'
 
-    A single CJK character at the end becomes a prefix term, because the index holds it as the first half of a pair.
-    """
-    text = text.rstrip()
-    quoted = '"' + segment_query(text).replace('"', '""') + '"'
-    return quoted + "*" if _LONE_CJK_AT_END.search(text) else quoted
+
+def ends_in_half_a_pair(text: str) -> bool:
+    """True for a single CJK character at the end, whose word goes on where another one follows."""
+    return _LONE_CJK_AT_END.search(text.rstrip()) is not None
 
 
 def _rewrite(text: str, *, is_query: bool) -> str:

@@ -17,8 +17,9 @@ from agent.tools.registry import ToolContext
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.search import ranking
+from hermes_state.search.fts5 import match_text
 from hermes_state.search.full_text import search
-from hermes_state.search.query import parse_query
+from hermes_state.search.query import Expression, parse_query
 from hermes_state.values import LineageId, MessageRole
 from tests.e2e.test_months import MONTHS, answer_of, calls_of, message_of
 from tests.e2e.with_tools import REGISTER
@@ -89,11 +90,11 @@ def _is_asked(word: str) -> bool:
 def ids_of_before(db: sqlite3.Connection, query: str, lineage_id: LineageId | None) -> list[int]:
     parsed = parse_query(query)
     assert parsed is not None
-    expressions = [parsed.whole.expression] if parsed.whole is not None else []
     found: dict[int, None] = {}
-    for expression in (*expressions, parsed.expression):
+    asked: list[Expression | None] = [parsed.whole, parsed.expression]
+    for expression in filter(None, asked):
         scope = f' AND scope:"l{lineage_id}"' if lineage_id is not None else ""
-        found |= {row_id: None for (row_id,) in db.execute(_BM25, (f"text:({expression}){scope}",))}
+        found |= {row_id: None for (row_id,) in db.execute(_BM25, (f"text:({match_text(expression)}){scope}",))}
     return list(found)[:10]
 
 

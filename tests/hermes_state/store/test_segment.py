@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.search.fts5 import match_text
 from hermes_state.search.query import MAX_TERMS, parse_query
-from hermes_state.store.segment import INDEXED_CHARACTERS, phrase, segment
+from hermes_state.store.segment import INDEXED_CHARACTERS, segment
 from tests.sampling import examples
 
 CJK = "修改数据库你好こんにちはカタカナ한국어ｱｲｳ々〇𠀋𰻞"
@@ -34,7 +35,8 @@ def found(db: sqlite3.Connection, query: str) -> set[int]:
     parsed = parse_query(query)
     if parsed is None:
         return set()
-    match = f'text:({parsed.expression}) AND scope:"c1"'
+    assert parsed.expression is not None
+    match = f'text:({match_text(parsed.expression)}) AND scope:"c1"'
     return {row[0] - 1 for row in db.execute("SELECT rowid FROM messages_fts WHERE messages_fts MATCH ?", (match,))}
 
 
@@ -61,7 +63,10 @@ def test_only_the_start_of_a_long_row_is_indexed() -> None:
 
 
 def test_a_lone_cjk_character_is_looked_for_as_a_prefix() -> None:
-    assert phrase("库") == '" 库 "*'
+    parsed = parse_query("库")
+    assert parsed is not None
+    assert parsed.expression is not None
+    assert match_text(parsed.expression) == '" 库 "*'
 
 
 @pytest.mark.parametrize(
