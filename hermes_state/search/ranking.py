@@ -19,14 +19,15 @@ from hermes_state.store.sql import Connection, scalar, scalar_or_none
 from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
 
 RANKED_HITS = 1_000
-"""Newest matches that SQLite ranks: ranking every match of a common word takes a second per million rows."""
+"""Newest matches that are ranked: ranking every match of a common word takes a second per million rows."""
 
 COMMON_ROWS = 200_000
 """Matches in the whole index that SQLite may count, in about 8 ms; more of a term, and it is common."""
 
 COUNTED_HITS, COUNTED_CHARACTERS, COUNTED_TERMS = 200, 4_000, 8
-"""Where something is common: newest matches in one scope that are ranked (they lie apart, and reading them takes time),
-beginnings of their texts in which terms are counted (the rest is taken to be like them), and terms, the rarest."""
+"""Where something is common: newest matches of a single word in one scope that are ranked (they lie apart: a thousand
+take three times as long), beginnings of texts in which terms are counted (the rest is taken to be like them), and
+terms, the rarest."""
 
 SAMPLED_HITS, SAMPLED_PLACES = 100, 4
 """Matches from which the number of all is estimated, and places from which they are taken for a weight."""
@@ -46,7 +47,8 @@ ORDER BY rank, id DESC LIMIT :limit
 _COUNTED = """
 WITH hit AS MATERIALIZED (
   SELECT rowid AS id FROM {0} WHERE {0} MATCH :match AND rowid < :before ORDER BY rowid DESC LIMIT :ranked)
-SELECT m.id, fts_row(m.text, m.body), CAST(coalesce(d.sz, '') AS BLOB)
+SELECT m.id, CASE WHEN m.body IS NULL THEN coalesce(m.text, '') ELSE fts_row(m.text, m.body) END,
+  CAST(coalesce(d.sz, '') AS BLOB)
 FROM hit JOIN messages m ON m.id = hit.id JOIN {0}_docsize d ON d.id = hit.id
 WHERE :since IS NULL OR m.created_at >= :since
 """
@@ -104,7 +106,8 @@ class MatchReader:
     def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
         """Ids and scores of the best of the newest matches; `expression` asks for `terms`."""
         asks_for_common = sum(map(self._frequency, terms)) > COMMON_ROWS
-        ranked = COUNTED_HITS if asks_for_common and self._scopes else RANKED_HITS
+        is_one_word = len(terms) == 1 and len(terms[0].words) == 1
+        ranked = COUNTED_HITS if is_one_word and asks_for_common and self._scopes else RANKED_HITS
         parameters = {"ranked": ranked, **self._parameters(expression, limit)}
         if not asks_for_common and sum(map(self._rows_with, self._scopes)) <= COMMON_ROWS:
             return self.db.execute(_RANKED.format(self.index), parameters).fetchall()
@@ -115,13 +118,15 @@ class MatchReader:
         count, *words = load_totals(self.db, self.index)
         average = max(1.0, sum(words) / max(1, count))
         known = [(self._weight(term, count) if len(terms) > 1 else 1.0, term.pattern() or "(?!)") for term in terms]
-        counted = [(weight, re.compile(pattern)) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)]
+        counted = [(weight, re.compile(pattern).findall) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)]
+        norms: dict[bytes, float] = {}  # most rows are about as long as others
         for row_id, text, sizes in rows:
-            folded = fold(text[:COUNTED_CHARACTERS])
-            norm = _K1 * (1 - _B + _B * sum(sizes_of(sizes)) / average)
+            if (norm := norms.get(sizes)) is None:
+                norm = norms[sizes] = _K1 * (1 - _B + _B * sum(sizes_of(sizes)) / average)
+            folded, share = fold(text[:COUNTED_CHARACTERS]), max(1.0, len(text) / COUNTED_CHARACTERS)
             score = 0.0
-            for weight, pattern in counted:
-                found = len(pattern.findall(folded)) * max(1.0, len(text) / COUNTED_CHARACTERS)
+            for weight, find in counted:
+                found = len(find(folded)) * share
                 score += weight * found * (_K1 + 1) / (found + norm)
             yield row_id, score
 

@@ -23,6 +23,7 @@ from hermes_state.search.query import Expression, parse_query
 from hermes_state.values import LineageId, MessageRole
 from tests.e2e.test_months import MONTHS, answer_of, calls_of, message_of
 from tests.e2e.with_tools import REGISTER
+from tests.hermes_state.rows import migrated
 from tests.hermes_state.search.test_full_text import say, start
 from tests.sampling import every
 
@@ -113,6 +114,29 @@ def test_a_common_word_changes_little(db: sqlite3.Connection, monkeypatch: pytes
             worse.append((kind, query, kept, before, now))
     assert not worse
     assert len(asked) == 200
+
+
+COMMON = ["the", "of", "and", "to", "a", "in", "is", "it", "you", "that", "he", "was"]
+
+
+@pytest.mark.parametrize("kind", ["side by side", "anywhere"])
+def test_several_common_words_keep_their_order_in_a_long_chat(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Most of its rows have them, and the best are not the newest."""
+    chosen = random.Random(2)
+    with migrated() as db:
+        sessions = [start(db, chat) for chat in "ab"]
+        db.execute("BEGIN")
+        for number in range(3_000):
+            said = chosen.choices([*COMMON, "boat", "harbour"], range(14, 0, -1), k=chosen.randint(20, 60))
+            say(db, sessions[number % 2], " ".join(said))
+        db.execute("COMMIT")
+        monkeypatch.setattr(ranking, "COMMON_ROWS", 0)
+        pairs = list(itertools.combinations(COMMON, 2))
+        for words in every(6, pairs):
+            query = " ".join(words) if kind == "side by side" else f"{words[0]} AND {words[1]} -xylophonist"
+            before = ids_of_before(db, query, sessions[0].lineage_id)
+            now = [hit.message_id for hit in search(db, query, lineage_id=sessions[0].lineage_id)][:10]
+            assert len(set(before) & set(now)) >= len(before) - 2, query
 
 
 NARROW = (
