@@ -14,6 +14,7 @@ from agent.tools.offers import OfferRegistry, ReadyCall
 from agent.tools.registry import Tool, ToolContext, ToolReply, failed
 from hermes_state import journal
 from hermes_state.errors import HermesError, ToolError
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
@@ -140,6 +141,7 @@ class ToolCallRunner:
         await self.store.write(_end_round, turn_id, self.budget, tools, input_window, self.clock.now())
 
 
+@locks(turn="turn_id")
 def _end_round(
     db: Connection,
     turn_id: TurnId,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, insert_row, scalars, select, select_one
 from hermes_state.values import AttachmentId, ChatId, MessageId, Millis, SentFile
 
@@ -46,6 +47,7 @@ def keep(folder: Path, fetched: Path, name: str, mime: str | None) -> StoredFile
     return StoredFile(sha256=sha256, path=f"{sha256[:2]}/{sha256}", name=name, mime=mime, size_bytes=size)
 
 
+@locks(chat="chat_id")
 def insert(
     db: Connection, chat_id: ChatId, file: StoredFile, now: Millis, message_id: MessageId | None = None
 ) -> AttachmentId:
@@ -86,6 +88,7 @@ def load_surplus(db: Connection, max_bytes: int) -> list[str]:
     return scalars(db, str, _SURPLUS, (max_bytes,))
 
 
+@locks(EVERYTHING)
 def forget(db: Connection, paths: list[str]) -> None:
     """Forget files whose bytes were removed; the messages that showed them stay."""
     db.executemany("DELETE FROM attachments WHERE path = ?", [(path,) for path in paths])

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import msgspec
 
 from hermes_state.sessions import IS_SUBAGENT
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, columns, scalar, select, select_one
 from hermes_state.values import (
     ChatId,
@@ -46,6 +47,7 @@ _FIND = f"""SELECT {_COLUMNS} FROM chats
 WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ? AND user_ref = ?"""
 
 
+@locks(chat="key")
 def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis) -> ChatId:
     """The id of the chat `key`, which is created when it was not known."""
     known = find_chat(db, key)
@@ -99,6 +101,7 @@ def load_chat(db: Connection, chat_id: ChatId) -> Chat:
     return chat
 
 
+@locks(EVERYTHING)
 def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref: str, now: Millis) -> list[ChatId]:
     """Follow a chat to the id that the platform gave it, with all its threads and per-person chats.
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, columns, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import (
     ChatId,
@@ -174,6 +175,7 @@ def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
     return scalar(db, bool, query, (inbox_id,))
 
 
+@locks(inbox="inbox_id")
 def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) -> bool:
     """Settle a row that is still open; False when it was settled before, so that a replay is a no-op."""
     return settle_where(db, state, now, "id = ? AND state IN ('new','claimed')", inbox_id) == 1
@@ -202,6 +204,7 @@ def queue_late_steers(db: Connection, chat_id: ChatId) -> int:
     return db.execute(query, (chat_id,)).rowcount
 
 
+@locks(EVERYTHING)
 def queue_steers(db: Connection, may_steer: Callable[[UserRef], bool]) -> int:
     """Let waiting steers of people who may not steer any more wait like any message; returns how many.
 
@@ -303,6 +306,7 @@ WHERE (length(excluded.seen_ref), excluded.seen_ref) > (length(cursors.seen_ref)
 """
 
 
+@locks(chat="cursor")
 def advance_cursor(db: Connection, cursor: Cursor | None) -> None:
     """Move a channel's cursor forward, never back; None: the event that brought it has none."""
     if cursor is not None:

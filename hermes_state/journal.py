@@ -22,6 +22,7 @@ from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.models import ledger
 from hermes_state.outbox import OutboxKind, OutboxRow, Reply
 from hermes_state.sessions import end_session, ensure_active, load_tip
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, insert_row, scalar_or_none, scalars
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append_to_tip, load_message, show_instead
@@ -214,6 +215,7 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
 # ---- steps ------------------------------------------------------------------------------------------------------
 
 
+@locks(turn="turn_id")
 def append_calls(db: Connection, turn_id: TurnId, answer: ModelAnswer, now: Millis) -> Message:
     """Store a model answer that calls tools, with its place in the ledger. Raises `TurnMoved`."""
     return _append_answer(db, require_running(db, turn_id), answer, answer.text or None, now)
@@ -243,6 +245,7 @@ def _assistant_row(turn: RunningTurn, text: str | None, body: MessageBody) -> Ne
     return NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=text, body=body, turn_id=turn.id)
 
 
+@locks(turn="turn_id")
 def start_tools(
     db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis
 ) -> None:
@@ -251,6 +254,7 @@ def start_tools(
     tool_runs.begin(db, turn_id, call_message_id, calls, now)
 
 
+@locks(turn="turn_id")
 def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> Message:
     """Store the result of one call: the run's state and the tool row. Raises `TurnMoved`."""
     return _store_result(db, require_running(db, turn_id), result, now)
@@ -274,6 +278,7 @@ def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Mi
     return stored
 
 
+@locks(turn="turn_id")
 def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
     """Remember the placeholder that shows the turn's unfinished answer, so that a resumed turn reuses it.
 
@@ -309,6 +314,7 @@ RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTI
 """
 
 
+@locks(chat="turn.chat_id")
 def finish_turn(
     db: Connection, turn: RunningTurn, answer: ModelAnswer, now: Millis, parts: Sequence[OutboundPart] = ()
 ) -> tuple[MessageId, OutboxRow | None]:
@@ -340,6 +346,7 @@ def finish_turn(
 _NEWEST_TEXT = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND seq > 0 ORDER BY id DESC LIMIT 1"
 
 
+@locks(turn="turn_id")
 def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, now: Millis, *, notice: str) -> bool:
     """End a turn that a person stopped, keeping what was done; False when it had ended by itself.
 
@@ -364,6 +371,7 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
     return True
 
 
+@locks(turn="turn_id")
 def fail_turn(db: Connection, turn_id: TurnId, error: str, sentence: str, now: Millis) -> bool:
     """End a turn that cannot go on and owe its people a sentence; False when it had ended already.
 
@@ -439,6 +447,7 @@ def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now:
 # ---- reading ----------------------------------------------------------------------------------------------------
 
 
+@locks(turn="turn_id")
 def note_resumed(db: Connection, turn_id: TurnId, is_restart: bool) -> RunningTurn:
     """Note that work on an open turn begins again; a restart of the process counts. Raises `TurnMoved`."""
     db.execute("UPDATE turns SET restarts = restarts + ? WHERE id = ?", (int(is_restart), turn_id))

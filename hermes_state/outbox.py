@@ -11,6 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, scalar_or_none, scalars, select, select_one
 from hermes_state.values import (
     Button,
@@ -122,6 +123,7 @@ ORDER BY next_at > 0, (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.ded
 """
 
 
+@locks(chat="reply.chat_id")
 def enqueue(db: Connection, reply: Reply, now: Millis, parts: Sequence[OutboundPart] = ()) -> OutboxRow | None:
     """Store a reply; None when the same `dedupe_key` was stored before.
 
@@ -162,6 +164,7 @@ def load_chats_owed(db: Connection) -> list[ChatId]:
     return scalars(db, ChatId, f"SELECT DISTINCT chat_id FROM outbox WHERE {OPEN}")
 
 
+@locks(EVERYTHING)
 def mark_interrupted(db: Connection) -> int:
     """Mark what a restart has interrupted: its outcome is unknown. Returns how many rows."""
     return db.execute("UPDATE outbox SET state = 'ambiguous' WHERE state = 'sending'").rowcount
@@ -174,6 +177,7 @@ UPDATE outbox SET state = 'sending', attempts = attempts + 1, first_tried_at = c
 """
 
 
+@locks(outbox="row_id")
 def begin_send(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, now: Millis) -> OutboxRow | None:
     """Commit that a send begins; None where the row was settled meanwhile, and nothing is to be sent.
 
@@ -198,6 +202,7 @@ RETURNING chat_id, message_id, part,
 _SHOWN = "INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id, ref) DO NOTHING"
 
 
+@locks(outbox="row_id")
 def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
     """Settle a row that the platform has, and remember which transcript row it shows; True when more is owed."""
     chat_id, message_id, part, is_owed = db.execute(_SENT, (ref, now, row_id)).fetchone() or (None, None, 0, 0)
@@ -206,6 +211,7 @@ def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
     return bool(is_owed)
 
 
+@locks(outbox="row_id")
 def mark_retry(db: Connection, row_id: OutboxId, is_ambiguous: bool, error: str, next_at: Millis) -> None:
     """Note a failed attempt; `next_at` is when the next one is due. There is none where the row was settled meanwhile.
 
@@ -216,6 +222,7 @@ def mark_retry(db: Connection, row_id: OutboxId, is_ambiguous: bool, error: str,
     db.execute(query, (state, error, next_at, row_id))
 
 
+@locks(outbox="row_id")
 def mark_dead(db: Connection, row_id: OutboxId, error: str, now: Millis) -> None:
     """Give up a row that can never be delivered (a dead letter). The payload stays for the operator."""
     db.execute("UPDATE outbox SET state = 'dead', error = ?, settled_at = ? WHERE id = ?", (error, now, row_id))

@@ -11,6 +11,7 @@ import secrets
 import msgspec
 
 from hermes_state.errors import LineageMoved, LookupReason, LookupRejected, SessionNotFound
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, columns, insert_row, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import ChatId, EndReason, LineageId, MessageId, Millis, ReasoningEffort, SessionId
 
@@ -163,6 +164,7 @@ def start_subagent_session(db: Connection, chat_id: ChatId, call_message_id: Mes
     return lineage_id
 
 
+@locks(chat="chat_id")
 def start_session(db: Connection, chat_id: ChatId, now: Millis) -> Session:
     """Start a lineage of its own and make it the chat's active one."""
     query = "INSERT INTO sessions (key, chat_id, lineage_id, started_at) VALUES (?, ?, 0, ?)"
@@ -235,6 +237,7 @@ def find_sessions(db: Connection, key_prefix: str, chat_id: ChatId | None, limit
     return select(db, Session, query, (key_prefix, key_prefix + "~", chat_id, chat_id, limit))
 
 
+@locks(session="session_id")
 def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
     """Store a session's system prompt unless it has one; returns the stored one."""
     db.execute("UPDATE sessions SET system_prompt = ? WHERE id = ? AND system_prompt IS NULL", (text, session_id))
@@ -243,6 +246,7 @@ def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
     return stored
 
 
+@locks(session="session_id")
 def set_context_state(db: Connection, session_id: SessionId, state: str) -> None:
     """Keep what the context engine remembers of a conversation; no change of the view."""
     db.execute("UPDATE sessions SET context_state = ? WHERE id = ?", (state, session_id))
@@ -337,6 +341,7 @@ ORDER BY s.last_human_at LIMIT ?
 """
 
 
+@locks(EVERYTHING)
 def expire_idle(db: Connection, before: Millis, limit: int, now: Millis) -> list[SessionId]:
     """End sessions whose last human message is older than `before`; the next message starts anew."""
     idle = scalars(db, SessionId, _IDLE, (before, limit))

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar, scalar_or_none
 from hermes_state.values import ChatId, Image, MessageId, Millis, SessionId, ToolCall, TurnId
 
@@ -67,6 +68,7 @@ def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, T
     return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
 
 
+@locks(session="session_id")
 def keep_offer(db: Connection, session_id: SessionId, names: Sequence[str]) -> list[str]:
     """Keep the names of the tools that a session is offered, unless it has some; returns those that are kept."""
     encoded = msgspec.json.encode(list(names)).decode()

@@ -32,6 +32,7 @@ MODULES = (
     "hermes_state.redaction",
     "hermes_state.search",
     "hermes_state.store",
+    "hermes_state.store.locks",
     "hermes_state.store.sql",
     "hermes_state.text",
     "hermes_state.values",

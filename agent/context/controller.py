@@ -44,6 +44,7 @@ from hermes_state.aio import cancel_all
 from hermes_state.compressions import Layer, count_compressions, note_verdict, plan_undo
 from hermes_state.errors import ContextOverflow, StoreUnavailable
 from hermes_state.models.ledger import largest_answered_prompt
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View, load_session_view
@@ -232,6 +233,7 @@ class ContextController:
         state = state_of(prompt.view.session.context_state).asked_by_hand()
         return await self._prepare(job, state=state)
 
+    @locks(chat="result.job.conversation.chat_id")
     def settle(self, db: Connection, result: CompressionResult, now: Millis) -> CompressionOutcome:
         """Commit what was prepared, inside the caller's transaction."""
         outcome, events = commit_compression(db, result, now)
@@ -305,6 +307,7 @@ class ContextController:
         events = [BlockedEvent(tokens=tokens, threshold=self._threshold(prompt))] if is_news else []
         await self.store.write(self.record_verdict, prompt, judged, events, self.clock.now())
 
+    @locks(session="prompt.view.session.id")
     def record_verdict(
         self, db: Connection, prompt: MeasuredPrompt, judged: ContextState, events: Sequence[ContextEvent], now: Millis
     ) -> None:

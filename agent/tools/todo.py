@@ -8,6 +8,7 @@ import msgspec
 
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.errors import ToolError
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.tools.todos import OPEN_STATES, TodoRow, TodoState, load_todos, put_todos
@@ -69,6 +70,7 @@ def todo_tool(clock: Clock) -> Tool:
     )
 
 
+@locks(lineage="lineage_id")
 def _change(
     db: Connection, lineage_id: LineageId, *, changes: Sequence[_TodoItem], is_whole: bool, now: Millis
 ) -> list[TodoRow]:

@@ -12,6 +12,7 @@ from hermes_state.admin.pairings import Pairing, UserRole
 from hermes_state.chats import ensure_chat
 from hermes_state.errors import CommandError, PairingNotFound
 from hermes_state.outbox import Reply
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
 from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis, UserRef
 
@@ -35,6 +36,7 @@ WELCOME = {
 }
 
 
+@locks("pairings", chat="message.chat cursor")
 def offer_pairing(
     db: Connection, message: InboundMessage, code: str, config: PairingConfig, cursor: Cursor | None, now: Millis
 ) -> ChatId | None:
@@ -51,6 +53,7 @@ def offer_pairing(
     return None
 
 
+@locks(EVERYTHING)
 def approve_pairing(
     db: Connection, code: str, role: UserRole, decided_by: str, now: Millis
 ) -> tuple[Pairing, ChatId | None]:
@@ -69,6 +72,7 @@ def approve_pairing(
     return pairing, chat_id
 
 
+@locks(EVERYTHING)
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
     """Take access away, also from what waits to join a running turn. Raises `CommandError`."""
     try:
@@ -104,6 +108,7 @@ def _offer_key(code: str) -> str:
     return f"pairing:{pairings.hash_code(code)[:16]}"
 
 
+@locks(chat="key cursor")
 def refuse(
     db: Connection,
     message: InboundMessage,

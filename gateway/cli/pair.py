@@ -15,6 +15,7 @@ from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.pairings import Pairing, UserRole
 from hermes_state.engines.sqlite.store import SqliteStore
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
 from hermes_state.values import Millis, SystemClock, UserRef
 
@@ -77,6 +78,6 @@ def _decide(request: str, args: dict[str, str], decide: Callable[[Connection, Mi
 async def _at_rest(database: Path, decide: Callable[[Connection, Millis], Pairing]) -> Pairing:
     store = await SqliteStore.open(database)
     try:
-        return await store.write(decide, SystemClock().now())
+        return await store.write(locks(EVERYTHING)(decide), SystemClock().now())
     finally:
         await store.close()

@@ -8,6 +8,7 @@ from gateway.commands.registry import Apply, CommandReply, CommandRequest, Comma
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import Pairing, PairingState, UserRole
 from hermes_state.errors import CommandError
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
 from hermes_state.values import Millis, UserRef
 
@@ -50,11 +51,13 @@ async def pair(request: CommandRequest) -> CommandResult:
     return CommandResult(apply=apply, after=request.context.access.load)
 
 
+@locks(EVERYTHING)
 def _approve(code: str, role: UserRole, decided_by: str, db: Connection, now: Millis) -> CommandReply:
     pairing, chat_id = approve_pairing(db, code, role, decided_by, now)
     return CommandReply(markdown=f"{_named(pairing)} has access now, with the role {role}.", other_chat=chat_id)
 
 
+@locks(EVERYTHING)
 def _revoke(person: UserRef, decided_by: str, db: Connection, now: Millis) -> str:
     return f"{_named(revoke_pairing(db, person, decided_by, now))} has no access any more."
 

@@ -58,7 +58,8 @@ class CommandReply:
 Apply: TypeAlias = Callable[[Connection, Millis], "CommandReply | str | RunningTurn"]
 """Effect of a command inside its transaction. A `CommandError` undoes it and is told to the chat.
 
-A returned turn was opened by the command and is bound to its inbox row; it is run next.
+A returned turn was opened by the command and is bound to its inbox row; it is run next. The command's chat is locked;
+what else it touches it declares, see `store.locks`.
 """
 
 

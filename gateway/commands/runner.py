@@ -24,6 +24,7 @@ from hermes_state.aio import Backoff, cancel_all, track
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, nested
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, InboundMessage, InboxId, Millis
@@ -152,6 +153,7 @@ class CommandRunner:
             return say(CRASH_SENTENCE)
 
 
+@locks(inbox="row.id", chat="row.chat_id", calls="apply")
 def _carry_out(
     db: Connection, row: InboxRow, chat: Chat, apply: Apply, now: Millis
 ) -> CommandReply | RunningTurn | None:

@@ -12,6 +12,7 @@ from hermes_state.chats import ensure_chat, find_chat, find_chats_at
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.turns import RunningTurn, find_open_turn, find_turn
 from hermes_state.values import (
@@ -75,6 +76,7 @@ class StoredEvent:
     """Turn that was started with it."""
 
 
+@locks(chat="events.key events.cursor cursors")
 def admit_all(
     db: Connection, events: Sequence[AcceptedEvent], cursors: Iterable[Cursor], now: Millis
 ) -> list[StoredEvent]:
@@ -86,6 +88,7 @@ def admit_all(
     return [admit(db, event if chats[event.key] == 1 else replace(event, may_start=False), now) for event in events]
 
 
+@locks(chat="event.key event.cursor")
 def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
     """Store an event once; with it its acknowledgement and the channel's cursor, or its turn in an idle chat."""
     message = event.message
@@ -192,6 +195,7 @@ def _reply(event: AcceptedEvent, chat_id: ChatId, dedupe_key: str, markdown: str
     return Reply(chat_id=chat_id, markdown=markdown, dedupe_key=dedupe_key, reply_to=reply_to)
 
 
+@locks(chat="key cursor")
 def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | None, now: Millis) -> ChatId | None:
     """Take over an edit: into the waiting row, or as a notice for the next turn. None: it is nothing to us.
 
@@ -218,6 +222,7 @@ def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | N
     return chat.id
 
 
+@locks(chat="deletion.chat cursor")
 def apply_deletion(db: Connection, deletion: DeletionEvent, cursor: Cursor | None, now: Millis) -> int:
     """Withdraw a message that still waits; returns how many rows that were."""
     inbox.advance_cursor(db, cursor)

@@ -30,6 +30,7 @@ from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_open
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import (
@@ -285,6 +286,7 @@ async def _wait_until_ready(adapter: PlatformAdapter) -> None:
         await asyncio.sleep(READY_PAUSE_SECONDS)  # nothing tells when the service is back
 
 
+@locks(inbox="row.id", chat="row.chat_id")
 def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all: bool, now: Millis) -> None:
     """Tell the sender; a message that held nothing of use is settled with it."""
     if is_all:

@@ -28,6 +28,7 @@ from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.journal import InboxMoved, PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, find_open_turn
@@ -354,12 +355,14 @@ class LaneRegistry:
             del self._lanes[chat_id]
 
 
+@locks(inbox="rows.id", chat="rows.chat_id")
 def _turn_away(db: Connection, rows: Sequence[InboxRow], now: Millis) -> None:
     for row in rows:
         dedupe_key = f"turned-away:{row.chat_id}:{row.sender_ref}:{now}"
         _refuse(db, row, InboxState.DROPPED, TURNED_AWAY, dedupe_key, now)
 
 
+@locks(inbox="row.id", chat="row.chat_id")
 def _refuse(db: Connection, row: InboxRow, state: InboxState, sentence: str, dedupe_key: str, now: Millis) -> None:
     """Settle a row that gets no turn, and tell its sender, except of a notice."""
     if inbox.settle(db, row.id, state, now) and row.kind is not InboxKind.NOTICE:
@@ -368,6 +371,7 @@ def _refuse(db: Connection, row: InboxRow, state: InboxState, sentence: str, ded
         outbox.enqueue(db, reply, now)
 
 
+@locks(inbox="inbox_ids", chat="chat_id")
 def _start_turn(
     db: Connection,
     chat_id: ChatId,

@@ -30,6 +30,7 @@ from hermes_state.aio import make_way, own_cancellation
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import ModelAnswer
 from hermes_state.outbox import OutboxRow, Reply
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnMoved
@@ -188,6 +189,7 @@ class TurnRunner:
         self.delivery.wake(turn.chat_id)
 
 
+@locks(chat="turn.chat_id")
 def _finish_turn(
     db: Connection,
     turn: RunningTurn,
@@ -203,6 +205,7 @@ def _finish_turn(
     return first_send
 
 
+@locks(chat="turn.chat_id")
 def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis) -> None:
     """Forget a choice that is gone, and say so in the same transaction, so that it is said once."""
     if turn.chosen_model is not None and sessions.forget_model(db, turn.lineage_id, turn.chosen_model):

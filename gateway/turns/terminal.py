@@ -9,6 +9,7 @@ from hermes_state import inbox, outbox
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.text import shortened
@@ -29,6 +30,7 @@ async def tell_background_end(
         deliver(ended.context.chat_id)
 
 
+@locks(chat="ended.context.chat_id")
 def _write_background_end(db: Connection, ended: BackgroundCommand, now: Millis) -> bool:
     """Returns False where the conversation is not open any more: the next one has never heard of the command.
 

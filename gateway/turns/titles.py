@@ -21,6 +21,7 @@ from gateway.models.selection import Runtime
 from hermes_state import sessions
 from hermes_state.errors import HermesError, ReplyMalformed
 from hermes_state.models import ledger
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_beginning
@@ -127,6 +128,7 @@ def _load_untitled(db: Connection, lineage_id: LineageId) -> Transcript | None:
     return load_beginning(db, lineage_id, ROWS_READ)
 
 
+@locks(lineage="lineage_id")
 def _keep(db: Connection, lineage_id: LineageId, title: str, call: ModelCall, now: Millis) -> bool:
     """Pay for a title and give it to its conversation, unless people have named it meanwhile."""
     ledger.record(db, None, lineage_id, call, now)

@@ -29,6 +29,7 @@ from hermes_state.errors import (
 )
 from hermes_state.inbox import InboxRow
 from hermes_state.models import ledger
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCall
@@ -98,6 +99,7 @@ class TranscriptionHandler:
         return self._clients[-1]
 
 
+@locks(inbox="row.id", chat="row.chat_id")
 def _keep(
     db: Connection, row: InboxRow, recording: IncomingAttachment, text: str, call: ModelCall, now: Millis
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from hermes_state.engines.sqlite.connections import unavailable
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.search.index import serving_index
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, scalar
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
@@ -64,6 +65,7 @@ async def maintain(store: SqliteStore) -> tuple[int, int]:
     return await asyncio.to_thread(checkpoint, store.path)
 
 
+@locks(EVERYTHING)
 def merge_index(db: Connection) -> bool:
     """Merge a few pages of the search index; True when there may be more to merge."""
     before, index = scalar(db, int, _CHANGES), serving_index(db)
@@ -71,6 +73,7 @@ def merge_index(db: Connection) -> bool:
     return scalar(db, int, _CHANGES) - before >= 2  # documented: fewer changes mean that nothing was left to do
 
 
+@locks(EVERYTHING)
 def refresh_statistics(db: Connection) -> None:
     """Let SQLite look again at tables that have grown much; it samples some hundred rows of each index."""
     db.execute("PRAGMA analysis_limit = 400")
@@ -95,7 +98,12 @@ def checkpoint(path: Path) -> tuple[int, int]:
 async def _in_slices(store: Store, query: str, before: Millis) -> int:
     total = 0
     while True:
-        removed = await store.write(lambda db: db.execute(query, (before, SLICE_ROWS)).rowcount)
+        removed = await store.write(_remove_slice, query, before)
         total += removed
         if removed < SLICE_ROWS:
             return total
+
+
+@locks(EVERYTHING)
+def _remove_slice(db: Connection, query: str, before: Millis) -> int:
+    return db.execute(query, (before, SLICE_ROWS)).rowcount

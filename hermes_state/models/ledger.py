@@ -6,6 +6,7 @@ Money is in millionths of a US dollar. A call whose price is not known counts am
 import msgspec
 
 from hermes_state.sessions import load_tip
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar, scalar_or_none, select, select_one
 from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCall, SessionId, TurnId
 
@@ -22,6 +23,7 @@ ADD_USAGE = """input_tokens = input_tokens + ?, output_tokens = output_tokens + 
 """Assignments that add a call to the totals of a session, with `usage_of` the call."""
 
 
+@locks(turn="turn_id", lineage="lineage_id", chat="chat_id")
 def record(
     db: Connection,
     turn_id: TurnId | None,

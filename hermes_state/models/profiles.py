@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar_or_none, select_one
 from hermes_state.values import Millis, Tokens
 
@@ -119,6 +120,7 @@ def load_image_limits(db: Connection, route: str, model: str) -> LearnedImageLim
     return LearnedImageLimits()
 
 
+@locks("profiles")
 def save_image_limits(db: Connection, route: str, model: str, learned: LearnedImageLimits, now: Millis) -> None:
     """Store what was learned of images, in place of what was before."""
     _save(db, route, model, now, image_facts=msgspec.json.encode(learned).decode())
@@ -133,12 +135,14 @@ def load_profile(db: Connection, route: str, model: str) -> ModelProfile:
     return found or ModelProfile()
 
 
+@locks("profiles")
 def save_offer(db: Connection, route: str, model: str, offer: OfferedSize) -> None:
     """Store the sizes that the provider states, in place of earlier ones."""
     sizes = {"offered_context": offer.context_length, "offered_output": offer.max_output_tokens}
     _save(db, route, model, offer.at, **sizes, offered_at=offer.at)
 
 
+@locks("profiles")
 def save_calibration(db: Connection, route: str, model: str, calibration: Calibration, now: Millis) -> None:
     """Store a calibration; the learned window stays."""
     _save(db, route, model, now, calibration=msgspec.json.encode(calibration).decode())
@@ -149,11 +153,13 @@ def load_output_cap(db: Connection, route: str, model: str, now: Millis) -> int 
     return scalar_or_none(db, int, _LOAD_OUTPUT_CAP, (route, model, now - MAX_LIMIT_AGE_MS, now))
 
 
+@locks("profiles")
 def learn_output_cap(db: Connection, route: str, model: str, cap: int, now: Millis) -> None:
     """Store an output limit that the provider stated when it refused a higher one."""
     _save(db, route, model, now, learned_output=cap, learned_output_at=now)
 
 
+@locks("profiles")
 def learn_context(
     db: Connection, route: str, model: str, stated: Tokens, beside: Tokens, now: Millis, *, is_of_input: bool = False
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.index import SERVING, index_triggers, is_index_trouble
 from hermes_state.engines.sqlite.migrate import VERSION_NOTE, define_index, drop_index_triggers
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.segment import INDEXED_CHARACTERS, SEGMENT_VERSION, phrase
 from hermes_state.store.sql import Connection, scalar, scalar_or_none
@@ -126,6 +127,7 @@ def _misfit(db: Connection) -> str | None:
     return None
 
 
+@locks(EVERYTHING)
 def begin_index(db: Connection, *, keeps_old: bool) -> None:
     """Begin to make a new index; without `keeps_old` the one that served is removed."""
     for index in (MAKING,) if keeps_old else (MAKING, SERVING):
@@ -140,6 +142,7 @@ def is_being_made(db: Connection) -> bool:
     return load_note(db, _MADE_NOTE) == str(SEGMENT_VERSION) and _is_kept_up(db, MAKING)
 
 
+@locks(EVERYTHING)
 def extend_index(db: Connection) -> bool:
     """Take the next block of messages into the index in the making; True when that was all, and it serves now."""
     floor = int(load_note(db, _FLOOR_NOTE) or 0)

@@ -14,6 +14,7 @@ import msgspec
 from hermes_state import outbox
 from hermes_state.journal import pause_turn, unpause_turn
 from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, columns, insert_row, scalar_or_none, scalars, select
 from hermes_state.values import Button, ChatId, LineageId, MessageId, Millis, TurnId, UserRef
 
@@ -85,6 +86,7 @@ FROM approvals a JOIN turns t ON t.id = a.turn_id WHERE a.state = 'pending' AND 
 """
 
 
+@locks(turn="turn_id")
 def ask(
     db: Connection,
     turn_id: TurnId,
@@ -139,6 +141,7 @@ def decide(
         unpause_turn(db, approval.turn_id)
 
 
+@locks(EVERYTHING)
 def expire_pending(db: Connection, now: Millis) -> list[ChatId]:
     """Answer no to what was asked too long ago; returns the chats whose turns go on."""
     late = select(db, PendingApproval, f"{_PENDING} AND a.expires_at <= ? ORDER BY a.id", (now,))

@@ -15,6 +15,7 @@ from hermes_state import inbox, outbox
 from hermes_state.chats import load_chat
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, columns, insert_row, scalar, select, select_one
 from hermes_state.values import ChatId, InputKind, Millis, UserRef
 
@@ -122,6 +123,7 @@ def next_due(db: Connection, now: Millis) -> Millis | None:
     return Millis(0) if fired_at is not None and fired_at > now else next_at
 
 
+@locks(EVERYTHING)
 def fire_due(db: Connection, plan: Callable[[ScheduleRow], FiringPlan], now: Millis) -> list[ChatId]:
     """Let what is due come, as `plan` says of each; returns the chats in which something was due, none twice."""
     chats: dict[ChatId, None] = {}

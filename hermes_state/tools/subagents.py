@@ -7,6 +7,7 @@ and goes on with it, or reads its report. `hermes_state.journal` stores the step
 import msgspec
 
 from hermes_state.sessions import start_subagent_session
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, insert_row, select_one
 from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.turns import RunningTurn, require_running
@@ -34,6 +35,7 @@ VALUES (?, ?, 'running', ?, ?, ?, ?, ?)
 """
 
 
+@locks(turn="parent_id")
 def open_subagent(
     db: Connection, parent_id: TurnId, call_message_id: MessageId, tool_call_id: str, task: str, now: Millis
 ) -> RunningTurn | SubagentReport:

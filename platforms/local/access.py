@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from yarl import URL
 
+from hermes_state.store.locks import locks
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
@@ -182,6 +183,7 @@ def _load(db: Connection) -> list[SignedInBrowser]:
     return [browser for browser in stored if browser.agent is not None]
 
 
+@locks("notes")
 def _add(db: Connection, browser: SignedInBrowser) -> list[SignedInBrowser]:
     """Keep a new browser, and the newest of those that still count."""
     oldest = browser.since - COOKIE_SECONDS * 1000
@@ -189,6 +191,7 @@ def _add(db: Connection, browser: SignedInBrowser) -> list[SignedInBrowser]:
     return _save(db, [*kept[1 - MAX_BROWSERS :], browser])
 
 
+@locks("notes")
 def _remove(db: Connection, browser_id: str | None) -> list[SignedInBrowser]:
     return _save(db, [one for one in _load(db) if browser_id is not None and one.id != browser_id])
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
+from hermes_state.store.locks import locks
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.sql import Connection
 from hermes_state.values import Millis
@@ -138,6 +139,7 @@ class ChatRegistry(dict[str, LiveChat]):
             chat.stream.close()
 
 
+@locks("notes")
 def save_recent(db: Connection, entries: Mapping[str, Sequence[Entry]]) -> None:
     """Store those recent entries of each chat that no transcript has, instead of what was stored before."""
     kept: dict[str, list[Entry]] = {}

@@ -20,6 +20,7 @@ from hermes_state import attachments, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError
 from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar_or_none
 from hermes_state.turns import TurnMoved, require_running
 from hermes_state.values import ChatId, ChatKey, Clock, MessageId, Millis, ToolEffect
@@ -90,6 +91,7 @@ def _keep(workspace: WorkspaceHandle, parts: PathParts, folder: Path, limit: int
             target.unlink(missing_ok=True)
 
 
+@locks(chat="context.chat_id")
 def _owe(db: Connection, context: ToolContext, file: StoredFile, caption: str, now: Millis) -> bool:
     """Owe a file to the chat; False where the turn has sent the same already. Raises `TurnMoved`."""
     require_running(db, context.turn_id)

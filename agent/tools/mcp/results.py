@@ -13,6 +13,7 @@ from typing import Any, Final
 from agent.tools.registry import ToolContext, ToolOutput
 from hermes_state import attachments
 from hermes_state.attachments import StoredFile
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.text import printable, well_formed
 from hermes_state.values import ChatId, Clock, Image, Millis
@@ -97,6 +98,7 @@ class ImageStore:
                 target.unlink(missing_ok=True)
 
 
+@locks(chat="chat_id")
 def _insert(db: Connection, chat_id: ChatId, files: Sequence[StoredFile], now: Millis) -> tuple[Image, ...]:
     return tuple(
         Image(attachment_id=attachments.insert(db, chat_id, file, now), mime=file.mime or "", path=file.path)

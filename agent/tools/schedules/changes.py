@@ -7,6 +7,7 @@ from zoneinfo import ZoneInfo
 
 from agent.tools.schedules.times import is_local, known_zone, next_occurrence, normalised, parse_crontab
 from hermes_state.errors import ToolError
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, shortened
 from hermes_state.tools import schedules
@@ -58,6 +59,7 @@ def new_schedule(
     )
 
 
+@locks(chat="schedule.chat_id")
 def add(db: Connection, schedule: NewSchedule, max_per_chat: int) -> str:
     """Store a schedule and say when it comes. Raises `ToolError` in a chat that has as many as it may."""
     if schedules.count_schedules(db, schedule.chat_id) >= max_per_chat:

@@ -9,6 +9,7 @@ from agent.tools.registry import Tool, ToolContext
 from agent.tools.schedules.changes import ScheduleSettings, add, change, find, listed, new_schedule, upcoming
 from agent.tools.schedules.times import is_local, normalised
 from hermes_state.errors import ToolError
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.tools.schedules import NewSchedule, load_schedules
 from hermes_state.transcripts import load_sender_name
@@ -96,6 +97,7 @@ def _spec(arguments: Mapping[str, Any]) -> str:
     return given[0]
 
 
+@locks(chat="context.chat_id")
 def _change(arguments: Mapping[str, Any], context: ToolContext, is_in_charge: bool, db: Connection, now: Millis) -> str:
     row = find(db, context.chat_id, arguments["id"], context.started_by, is_in_charge=is_in_charge)
     return change(db, row, arguments["action"], now)

@@ -1,0 +1,138 @@
+"""Locks of a transaction: which chats each function that writes may touch, declared beside it.
+
+An engine with several writers takes them before a batch begins, so that two transactions of one chat never run side
+by side; SQLite, which has one writer, ignores them. A chat is locked with all that share its place: threads apart,
+people of `sessions.groups: per_user` together, for a deletion does not tell whose chat it is about.
+
+>>> @locks(turn="turn_id")
+... def close(db, turn_id): ...
+>>> locks_of(close, 7)
+LockKeys(rows=frozenset({('turn', 7)}), names=frozenset())
+
+A function without a declaration locks everything.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, TypeVar
+
+from hermes_state.values import ChatKey, Cursor
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])  # whatever a function takes beside its connection
+
+EVERYTHING = "everything"
+"""Name of the lock that keeps out every other transaction."""
+ROW_KINDS = ("chat", "session", "lineage", "turn", "inbox", "outbox")
+"""Kinds of ids that lead to a chat; of rows that wait or are owed, to another one after `move_chat`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockKeys:
+    """What one transaction, or a batch of them, must lock before it begins."""
+
+    rows: frozenset[tuple[str, int]] = frozenset()
+    """Rows whose chats are locked, by kind and id."""
+    names: frozenset[str] = frozenset()
+    """Chats by their keys, known or not yet, and whatever else has a lock of its own."""
+
+    def __or__(self, other: "LockKeys") -> "LockKeys":
+        return LockKeys(self.rows | other.rows, self.names | other.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Parameter of a function whose value leads to a chat, or is called inside the transaction."""
+
+    kind: str
+    index: int
+    name: str
+    attributes: tuple[str, ...]
+
+    def value_in(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        return args[self.index] if self.index < len(args) else kwargs.get(self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a function has declared."""
+
+    names: frozenset[str]
+    parameters: tuple[Parameter, ...]
+    inner: Parameter | None
+
+
+_ATTRIBUTE = "declared_locks"
+
+
+def locks(*names: str, calls: str = "", **paths: str) -> Callable[[Fn], Fn]:
+    """Declare what a function locks: locks by name, and chats by paths from its parameters to ids of `ROW_KINDS`.
+
+    `chat` may also lead to a `ChatKey`, or to the `Cursor` of a channel. Spaces part several paths; a sequence stands
+    for each of its items, None for nothing. `calls`: a function that is called inside; what that has declared is added.
+    """
+    assert paths.keys() <= set(ROW_KINDS), paths
+
+    def declare(fn: Fn) -> Fn:
+        assert isinstance(fn, FunctionType), "declarations stand at functions"
+        taken = fn.__code__.co_varnames[: fn.__code__.co_argcount + fn.__code__.co_kwonlyargcount]
+
+        def parameter(kind: str, path: str) -> Parameter:
+            name, *attributes = path.split(".")
+            return Parameter(kind, taken.index(name), name, tuple(attributes))
+
+        found = tuple(parameter(kind, path) for kind, words in paths.items() for path in words.split())
+        setattr(fn, _ATTRIBUTE, Declaration(frozenset(names), found, parameter("", calls) if calls else None))
+        return fn
+
+    return declare
+
+
+def declaration_of(fn: Callable[..., Any]) -> Declaration | None:
+    """What a function has declared; `fn` may be bound or partial."""
+    return getattr(fn.func if isinstance(fn, partial) else fn, _ATTRIBUTE, None)  # a method has its function's
+
+
+def locks_of(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> LockKeys:
+    """What the call `fn(db, *args, **kwargs)` locks; `fn` may be bound or partial."""
+    declared = declaration_of(fn)
+    if declared is None:
+        return LockKeys(names=frozenset({EVERYTHING}))
+    given = (None, *args)
+    if isinstance(fn, partial):
+        given, kwargs, fn = (*fn.args, *given), fn.keywords | kwargs, fn.func
+    if isinstance(fn, MethodType):
+        given = (fn.__self__, *given)
+    rows, names = set[tuple[str, int]](), set(declared.names)
+    for parameter in declared.parameters:
+        for value in _reached(parameter.value_in(given, kwargs), parameter.attributes):
+            if isinstance(value, int):
+                rows.add((parameter.kind, value))
+            else:
+                names.add(_name_of(value))
+    keys = LockKeys(frozenset(rows), frozenset(names))
+    inner = declared.inner.value_in(given, kwargs) if declared.inner is not None else None
+    return keys | locks_of(inner) if callable(inner) and declaration_of(inner) is not None else keys
+
+
+def place_of(key: ChatKey) -> str:
+    """Name of the lock that a chat shares with the chats of other people in its place."""
+    return f"chat/{key.platform}/{key.account}/{key.chat_ref}/{key.thread_ref}"
+
+
+def _reached(value: Any, attributes: tuple[str, ...]) -> Iterator[object]:  # Any: whatever functions are given
+    if isinstance(value, Iterable):
+        for one in value:
+            yield from _reached(one, attributes)
+    elif value is not None and attributes:
+        yield from _reached(getattr(value, attributes[0]), attributes[1:])
+    elif value is not None:
+        yield value
+
+
+def _name_of(value: object) -> str:
+    if isinstance(value, Cursor):
+        return f"cursor/{value.platform}/{value.account}/{value.channel_ref}"
+    assert isinstance(value, ChatKey), f"{type(value).__name__} leads to no chat"
+    return place_of(value)
