@@ -1,0 +1,196 @@
+"""Locks of batches at a real server: who waits for whom, and in which order they are taken."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from random import Random
+from typing import Any
+
+import pytest
+
+from hermes_state.engines.postgres.locks import LOCK, begin, lock_parameters
+from hermes_state.store.locks import EVERYTHING, LockKeys, place_of
+from hermes_state.values import ChatKey
+from tests.postgres import PROGRAMS, running_server
+
+psycopg = pytest.importorskip("psycopg")
+pytestmark = pytest.mark.skipif(PROGRAMS is None, reason="PostgreSQL is not installed")
+
+ALL = LockKeys(names=frozenset({EVERYTHING}))
+CHATS = 20
+SCHEMA = f"""
+CREATE TABLE chats (id bigint PRIMARY KEY, platform text, account text, chat_ref text, thread_ref text, user_ref text);
+INSERT INTO chats SELECT n, 'telegram', 'bot', (-n)::text, '', '' FROM generate_series(1, {CHATS}) n;
+CREATE TABLE sessions (id bigint PRIMARY KEY, chat_id bigint, lineage_id bigint);
+INSERT INTO sessions SELECT 100 + n, 1 + n % {CHATS}, 100 + n % {CHATS} FROM generate_series(0, {2 * CHATS - 1}) n;
+CREATE TABLE turns (id bigint PRIMARY KEY, chat_id bigint);
+INSERT INTO turns SELECT 200 + n, n FROM generate_series(1, {CHATS}) n;
+CREATE TABLE inbox AS TABLE turns;
+CREATE TABLE outbox AS TABLE turns;
+"""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with running_server() as address:
+        with psycopg.connect(address) as db:
+            db.execute(SCHEMA)
+        yield address
+
+
+class Batch:
+    """A connection that begins batches; what waits runs on a thread of its own."""
+
+    def __init__(self, address: str) -> None:
+        self.db: Any = psycopg.connect(address, autocommit=True)
+        self.pid = self.db.info.backend_pid
+        self._thread: threading.Thread | None = None
+
+    def take(self, keys: LockKeys) -> None:
+        self.db.execute(begin(keys))
+        if (parameters := lock_parameters(keys)) is not None:
+            self.db.execute(LOCK, parameters)
+
+    def start(self, keys: LockKeys) -> None:
+        self._thread = threading.Thread(target=self.take, args=(keys,))
+        self._thread.start()
+
+    def join(self) -> None:
+        assert self._thread is not None
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def end(self) -> None:
+        self.db.execute("COMMIT")
+
+
+@pytest.fixture
+def batches(address: str) -> Iterator[list[Batch]]:
+    with ExitStack() as stack:
+        found = [Batch(address) for _ in range(3)]
+        for batch in found:
+            stack.callback(batch.db.close)
+        yield found
+
+
+def rows(*found: tuple[str, int]) -> LockKeys:
+    return LockKeys(rows=frozenset(found))
+
+
+def key_of(chat: int) -> ChatKey:
+    return ChatKey(platform="telegram", account="bot", chat_ref=str(-chat))
+
+
+def held(observer: Batch, batch: Batch) -> set[tuple[int, bool]]:
+    """Keys of the locks that a batch has (True) or waits for, apart from that of everything."""
+    query = """SELECT (classid::bigint << 32) + objid::bigint, granted FROM pg_locks
+    WHERE locktype = 'advisory' AND objsubid = 1 AND pid = %s"""
+    return set(observer.db.execute(query, (batch.pid,)).fetchall())
+
+
+def waits(observer: Batch, batch: Batch) -> bool:
+    """True as soon as a batch waits for a lock; False if it does not within two seconds."""
+    query = "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND pid = %s)"
+    deadline = threading.Event()
+    timer = threading.Timer(2, deadline.set)
+    timer.start()
+    try:
+        while not deadline.is_set():
+            if observer.db.execute(query, (batch.pid,)).fetchone() == (True,):
+                return True
+        return False
+    finally:
+        timer.cancel()
+
+
+@pytest.mark.parametrize("row", [("session", 100), ("session", 120), ("lineage", 100), ("turn", 201), ("inbox", 201)])
+def test_rows_of_a_chat_and_its_key_are_one_lock(batches: list[Batch], row: tuple[str, int]) -> None:
+    one, other, observer = batches
+    one.take(rows(("chat", 1)))
+    other.start(rows(row))
+    assert waits(observer, other)
+    one.end()
+    other.join()
+    before = held(observer, other)
+    other.end()
+    other.take(LockKeys(names=frozenset({place_of(key_of(1))})))  # as of a chat that is not stored yet
+    assert held(observer, other) == before
+
+
+def test_batches_of_different_chats_run_side_by_side(batches: list[Batch]) -> None:
+    one, other, observer = batches
+    one.take(rows(("chat", 1), ("turn", 202)) | LockKeys(names=frozenset({"notes"})))
+    other.take(rows(("chat", 3)) | LockKeys(names=frozenset({"profiles"})))
+    assert len(held(observer, one)) == 3
+    assert len(held(observer, other)) == 2
+
+
+def test_locks_are_taken_in_ascending_order(batches: list[Batch]) -> None:
+    one, other, observer = batches
+    everyone = rows(*(("chat", chat) for chat in range(1, CHATS + 1)))
+    one.take(everyone)
+    # A lock as a signed number: the view has it in two halves without a sign.
+    keys = sorted(key - (1 << 64) if key >= 1 << 63 else key for key in _unsigned(held(observer, one)))
+    one.end()
+    one.db.execute("BEGIN")
+    one.db.execute("SELECT pg_advisory_xact_lock(%s)", (keys[CHATS // 2],))
+    other.start(everyone)
+    assert waits(observer, other)
+    taken = {key - (1 << 64) if key >= 1 << 63 else key for key in _unsigned(held(observer, other))}
+    assert taken == set(keys[: CHATS // 2 + 1])
+    one.end()
+    other.join()
+
+
+def _unsigned(found: set[tuple[int, bool]]) -> set[int]:
+    return {key % (1 << 64) for key, _ in found}
+
+
+def test_everything_waits_for_all_and_keeps_all_out(batches: list[Batch]) -> None:
+    one, other, observer = batches
+    one.take(rows())  # it touches no chat
+    other.start(ALL)
+    assert waits(observer, other)
+    one.end()
+    other.join()
+    one.start(rows())
+    assert waits(observer, one)
+    other.end()
+    one.join()
+
+
+def test_who_waits_behind_a_move_locks_the_chat_that_a_row_is_in_by_then(batches: list[Batch]) -> None:
+    one, other, observer = batches
+    one.take(ALL)
+    one.db.execute("UPDATE outbox SET chat_id = 9 WHERE id = 208")
+    other.start(rows(("outbox", 208)))
+    assert waits(observer, other)
+    one.end()
+    other.join()
+    one.take(rows(("chat", 8)))  # nobody has that one
+    one.end()
+    one.start(rows(("chat", 9)))
+    assert waits(observer, one)
+    other.end()
+    one.join()
+
+
+def test_batches_that_lock_the_same_chats_never_wait_for_each_other_in_a_circle(address: str) -> None:
+    taken: list[int] = []
+
+    def work(seed: int) -> None:
+        random, batch = Random(seed), Batch(address)
+        with batch.db:
+            for _ in range(150):
+                chats = frozenset(("turn", 200 + random.randint(1, CHATS)) for _ in range(8))
+                names = frozenset(place_of(key_of(random.randint(1, CHATS))) for _ in range(3))
+                batch.take(ALL if random.random() < 0.05 else LockKeys(chats, names))
+                batch.end()
+        taken.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == [0, 1, 2, 3]  # one whose batch was broken off is missing
