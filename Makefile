@@ -12,9 +12,9 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CODE := gateway platforms agent hermes_state tests bench examples
 ARGS ?=
 # Extras that were asked for once are kept up to date with everything else.
-EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-mcp)
+EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-mcp)
 
-.PHONY: help install setup run anthropic mcp test test-browser check fmt lint type unit bench quality figures walk catalog crash months protocols fuzz lock clean
+.PHONY: help install setup run anthropic cluster mcp test test-browser check fmt lint type unit bench quality figures walk catalog crash months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,6 +36,11 @@ $(VENV)/.installed-anthropic: $(VENV)/.installed requirements-anthropic.txt
 	@$(PIP_INSTALL) --require-hashes -r requirements-anthropic.txt
 	@touch $@
 
+$(VENV)/.installed-cluster: $(VENV)/.installed requirements-cluster.txt
+	@echo "installing the PostgreSQL driver"
+	@$(PIP_INSTALL) --require-hashes -r requirements-cluster.txt
+	@touch $@
+
 $(VENV)/.installed-mcp: $(VENV)/.installed requirements-mcp.txt
 	@echo "installing the MCP SDK"
 	@$(PIP_INSTALL) --require-hashes -r requirements-mcp.txt
@@ -52,6 +57,8 @@ install: $(VENV)/.installed $(EXTRAS) ## make .venv with what a server needs; wi
 setup: $(VENV)/.installed-dev ## make .venv with everything for development
 
 anthropic: $(VENV)/.installed-anthropic ## add the SDK that `model.protocol: anthropic` needs
+
+cluster: $(VENV)/.installed-cluster ## add the driver that `store.url: postgresql://…` needs
 
 mcp: $(VENV)/.installed-mcp ## add the SDK that `mcp.servers` needs
 
@@ -125,6 +132,7 @@ lock: ## write the requirements files anew (needs uv)
 	@command -v uv >/dev/null || { echo "uv is needed to resolve the requirements: pipx install uv" >&2; exit 1; }
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements.txt pyproject.toml requirements-build.in
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-anthropic.txt requirements-anthropic.in
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-cluster.txt requirements-cluster.in
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-mcp.txt requirements-mcp.in
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-dev.txt requirements-dev.in
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-bench.txt requirements-bench.in
