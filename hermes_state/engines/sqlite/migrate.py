@@ -4,19 +4,23 @@ Migrations are the numbered files in `migrations/`, applied in order and never t
 that also moves `user_version`, so a file is at one version or the next, whenever the power goes.
 """
 
-import hashlib
-import re
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from collections.abc import Sequence
 from pathlib import Path
 
 from hermes_state.engines.sqlite.backup import copy_into
 from hermes_state.engines.sqlite.index import SERVING, index_triggers
-from hermes_state.errors import DatabaseRejected, StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
+from hermes_state.errors import StoreUnavailable
+from hermes_state.store.meta import save_note
+from hermes_state.store.migrations import (
+    Migration,
+    check_applied,
+    newer_version,
+    note_applied,
+    read_migrations,
+    statements,
+)
 from hermes_state.store.segment import SEGMENT_VERSION
 from hermes_state.store.sql import Connection, scalar
 
@@ -25,32 +29,11 @@ APPLICATION_ID = 0x48475759
 
 VERSION_NOTE = "segment_version"  # of the index that serves
 _INDEX = Path(__file__).with_name("index.sql").read_text("utf-8")  # while there are files to be had
-_COMMENT = re.compile(r"--[^\n]*")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Migration:
-    """One numbered file of SQL. It runs with foreign keys unenforced and is checked as a whole before its commit."""
-
-    number: int
-    name: str
-    sql: str
-
-    @property
-    def checksum(self) -> str:
-        """Hash of what the file does: comments and spacing may be improved after it shipped."""
-        return hashlib.sha256(" ".join(_COMMENT.sub("", self.sql).split()).encode()).hexdigest()
 
 
 def shipped_migrations() -> tuple[Migration, ...]:
     """The migrations that come with this version, in order."""
-    folder = resources.files(__package__).joinpath("migrations")
-    files = (file for file in folder.iterdir() if file.name.endswith(".sql"))
-    read = (Migration(number=int(file.name[:4]), name=file.name, sql=file.read_text("utf-8")) for file in files)
-    found = sorted(read, key=lambda migration: migration.number)
-    if [m.number for m in found] != list(range(1, len(found) + 1)):
-        raise StoreUnavailable(f"migrations are not numbered without gaps: {[m.name for m in found]}")
-    return tuple(found)
+    return read_migrations(__package__, first=1)
 
 
 def newest_schema() -> int:
@@ -70,12 +53,9 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
     migrations = shipped_migrations() if migrations is None else migrations
     version = scalar(db, int, "PRAGMA user_version")
     if version > len(migrations):
-        raise DatabaseRejected(
-            f"{path} was written by a newer version of hermes-gateway (schema {version}, this one knows "
-            f"{len(migrations)}): install that version, or start with a backup"
-        )
+        raise newer_version(str(path), version, len(migrations))
     if version:
-        _check_applied(db, path, migrations[:version])
+        check_applied(db, str(path), migrations[:version])
     pending = migrations[version:]
     if version and pending:
         copy = path.parent / "backups" / f"{path.stem}-schema{version}-{time.strftime('%Y%m%d-%H%M%S')}.db"
@@ -102,23 +82,8 @@ def drop_index_triggers(db: Connection, index: str) -> None:
         db.execute(f"DROP TRIGGER {name}")
 
 
-def statements(sql: str) -> Iterator[str]:
-    """The single statements of `sql`; a trigger with its body is one statement.
-
-    SQLite's own script call would commit the open transaction first, so files are split and run one by one.
-    """
-    statement = ""
-    *pieces, rest = sql.split(";")
-    for piece in pieces:
-        statement += piece + ";"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
-    if _COMMENT.sub("", statement + rest).strip():
-        raise StoreUnavailable(f"unfinished SQL statement: {(statement + rest).strip()[:80]}")
-
-
 def _apply(db: sqlite3.Connection, migration: Migration) -> None:
+    """Run a migration with foreign keys unenforced, and check them as a whole before its commit."""
     db.execute("PRAGMA foreign_keys = OFF")  # for table rebuilds; ignored once a transaction is open
     try:
         db.execute("BEGIN IMMEDIATE")
@@ -126,19 +91,10 @@ def _apply(db: sqlite3.Connection, migration: Migration) -> None:
             db.execute(statement)
         if broken := db.execute("PRAGMA foreign_key_check").fetchone():
             raise StoreUnavailable(f"{migration.name} leaves rows of {broken[0]} that point nowhere; nothing changed")
-        save_note(db, f"migration:{migration.number:04d}", migration.checksum)
+        note_applied(db, migration)
         db.execute(f"PRAGMA user_version = {migration.number:d}")
         db.execute("COMMIT")
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")
         db.execute("PRAGMA foreign_keys = ON")
-
-
-def _check_applied(db: sqlite3.Connection, path: Path, applied: Sequence[Migration]) -> None:
-    for migration in applied:
-        if load_note(db, f"migration:{migration.number:04d}") != migration.checksum:
-            raise DatabaseRejected(
-                f"{path} was made with another {migration.name} than the one of this version (an unreleased build?): "
-                "move the file away, or run the version that made it"
-            )

@@ -1,0 +1,79 @@
+"""Migrations as both engines have them: numbered files of SQL, applied in order and never taken back."""
+
+import hashlib
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from hermes_state.errors import DatabaseRejected, StoreUnavailable
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import Connection
+
+_COMMENT = re.compile(r"--[^\n]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Migration:
+    """One numbered file of SQL."""
+
+    number: int
+    name: str
+    sql: str
+
+    @property
+    def checksum(self) -> str:
+        """Hash of what the file does: comments and spacing may be improved after it shipped."""
+        return hashlib.sha256(" ".join(_COMMENT.sub("", self.sql).split()).encode()).hexdigest()
+
+
+def read_migrations(package: str, first: int) -> tuple[Migration, ...]:
+    """The files in the folder `migrations` of `package`, numbered from `first` without gaps."""
+    folder = resources.files(package).joinpath("migrations")
+    files = (file for file in folder.iterdir() if file.name.endswith(".sql"))
+    read = (Migration(number=int(file.name[:4]), name=file.name, sql=file.read_text("utf-8")) for file in files)
+    found = sorted(read, key=lambda migration: migration.number)
+    if [m.number for m in found] != list(range(first, first + len(found))):
+        raise StoreUnavailable(f"migrations are not numbered without gaps: {[m.name for m in found]}")
+    return tuple(found)
+
+
+def statements(sql: str) -> Iterator[str]:
+    """The single statements of `sql`; a trigger with its body, as SQLite has it, is one statement.
+
+    Calls that run a whole script commit the open transaction first, or take no prepared statements, so files are split
+    and run one by one.
+    """
+    statement = ""
+    *pieces, rest = sql.split(";")
+    for piece in pieces:
+        statement += piece + ";"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if _COMMENT.sub("", statement + rest).strip():
+        raise StoreUnavailable(f"unfinished SQL statement: {(statement + rest).strip()[:80]}")
+
+
+def note_applied(db: Connection, migration: Migration) -> None:
+    """Keep the checksum of a migration, in its own transaction."""
+    save_note(db, f"migration:{migration.number:04d}", migration.checksum)
+
+
+def check_applied(db: Connection, name: str, applied: Sequence[Migration]) -> None:
+    """Raise `DatabaseRejected` if the database called `name` was made by other migrations than these."""
+    for migration in applied:
+        if load_note(db, f"migration:{migration.number:04d}") != migration.checksum:
+            raise DatabaseRejected(
+                f"{name} was made with another {migration.name} than the one of this version (an unreleased build?): "
+                "put it aside and start with another database, or run the version that made it"
+            )
+
+
+def newer_version(name: str, version: int, newest: int) -> DatabaseRejected:
+    """The error for a database called `name` whose schema is newer than this version of the gateway."""
+    return DatabaseRejected(
+        f"{name} was written by a newer version of hermes-gateway (schema {version}, this one knows {newest}): "
+        "install that version, or start with a backup"
+    )
