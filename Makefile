@@ -14,7 +14,7 @@ ARGS ?=
 # Extras that were asked for once are kept up to date with everything else.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-mcp)
 
-.PHONY: help install setup run anthropic cluster mcp test test-browser check fmt lint type unit bench quality figures walk catalog crash months protocols fuzz lock clean
+.PHONY: help install setup run anthropic cluster mcp test test-browser test-cluster check fmt lint type unit bench quality figures walk catalog crash months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -66,18 +66,22 @@ run: $(VENV)/.installed $(EXTRAS) ## start the gateway; ARGS="--help" shows its 
 	@exec $(BIN)/hermes-gateway run $(ARGS)
 
 # Bytecode is written whatever the environment says: workers read each other's, and the next run reads this one's.
-test test-browser crash months protocols fuzz: export PYTHONDONTWRITEBYTECODE :=
+test test-browser test-cluster crash months protocols fuzz: export PYTHONDONTWRITEBYTECODE :=
 
 # Five workers, on two processors too: half of what a test takes is waiting.
 test: setup ## every test that needs no browser; ARGS="-k name" picks some
-	@echo "Not in this run: browser tests (make test-browser), every kill point (make crash), whole months of a chat"
-	@echo "(make months), everything over each of the three protocols (make protocols), most random cases and whole tables"
-	@echo "of faults (make fuzz); samples of the last four are in this run."
-	@$(BIN)/python -m pytest -n 5 --dist worksteal -m "not browser and not crash and not months" $(ARGS)
+	@echo "Not in this run: browser tests (make test-browser), PostgreSQL (make test-cluster), every kill point (make crash),"
+	@echo "whole months of a chat (make months), everything over each of the three protocols (make protocols), most random"
+	@echo "cases and whole tables of faults (make fuzz); samples of the last four are in this run."
+	@$(BIN)/python -m pytest -n 5 --dist worksteal -m "not browser and not cluster and not crash and not months" $(ARGS)
 
 test-browser: setup ## the web chat in a headless Chromium
 	@command -v chromedriver >/dev/null || { echo "chromedriver is needed; on Debian: apt install chromium chromium-driver" >&2; exit 1; }
 	@$(BIN)/python -m pytest -m browser $(ARGS)
+
+test-cluster: setup ## everything that needs PostgreSQL, on a server of its own
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
+	@$(BIN)/python -m pytest -n 3 --dist worksteal -m cluster $(ARGS)
 
 crash: setup ## every kill point, one by one; takes long
 	@$(BIN)/python -m pytest -m crash $(ARGS)
@@ -88,7 +92,7 @@ months: setup ## 400 turns of one chat, on each platform, in three windows, with
 protocols: setup ## the end-to-end tests, sampled kills and weeks included, over the other two protocols, on asyncio's loop
 	@failed=; for protocol in responses anthropic; do \
 		HERMES_EVENT_LOOP=asyncio $(BIN)/python -m pytest -n 3 --dist worksteal --protocol $$protocol \
-			-m "not browser and not crash and not months" tests/e2e tests/crash \
+			-m "not browser and not cluster and not crash and not months" tests/e2e tests/crash \
 			tests/agent/model/test_provider_errors.py tests/agent/images/test_refusals.py $(ARGS) || failed="$$failed $$protocol"; \
 	done; test -z "$$failed" || { echo "failed over:$$failed" >&2; exit 1; }
 

@@ -16,10 +16,13 @@ from tests.databases import open_store
 from tests.e2e.protocols import pytest_addoption
 from tests.fakes.llm_http import FINDINGS
 from tests.fakes.llm_legality import untidy
+from tests.postgres import postgres, postgres_url
 from tests.sampling import sample  # registers the profiles of Hypothesis before a test module asks for one
 
 __all__ = [
     "every_message_list_is_legal",
+    "postgres",
+    "postgres_url",
     "pytest_addoption",
     "pytest_configure",
     "pytest_configure_node",

@@ -100,7 +100,20 @@ def test_the_exit_codes_are_documented() -> None:
 
 def test_every_target_of_make_that_is_mentioned_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*## ", read("Makefile"), re.MULTILINE))
-    wanted = {"setup", "install", "run", "test", "test-browser", "check", "fmt", "lint", "type", "bench", "crash"}
+    wanted = {
+        "setup",
+        "install",
+        "run",
+        "test",
+        "test-browser",
+        "test-cluster",
+        "check",
+        "fmt",
+        "lint",
+        "type",
+        "bench",
+        "crash",
+    }
     assert wanted <= targets
     for name in [*PAGE_NAMES, ".ci/run", ".pre-commit-config.yaml"]:
         for target in re.findall(r"(?:^ *|`|&& |entry: )make ([a-z][a-z-]*)", read(name), re.MULTILINE):
