@@ -23,7 +23,7 @@ HermesError
 │   ├── SessionNotFound · LineageMoved
 │   ├── LookupRejected        a name or id that people gave names nothing, or too much; `reason` says which
 │   ├── PairingNotFound       no code or person of this kind is paired
-│   └── DatabaseRejected      the file is not ours to open: another program's, or a newer version's
+│   └── DatabaseRejected      the database is not ours to open: another program's, or a newer version's
 └── CommandError       its text is safe to show in the chat
 """
 
@@ -277,7 +277,7 @@ class LineageMoved(StateError):
 
 
 class DatabaseRejected(StateError):
-    """The file is not a database of hermes-gateway, or a newer version wrote it."""
+    """The database is not one of hermes-gateway, a newer version wrote it, or its server cannot hold one."""
 
 
 class CommandError(HermesError):

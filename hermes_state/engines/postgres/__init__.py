@@ -1,1 +1,1 @@
-"""PostgreSQL as the engine of the store: several writers side by side, on several machines."""
+"""PostgreSQL: the engine for a gateway of several nodes."""

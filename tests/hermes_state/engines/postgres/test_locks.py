@@ -11,10 +11,10 @@ import pytest
 from hermes_state.engines.postgres.locks import LOCK, begin, lock_parameters
 from hermes_state.store.locks import EVERYTHING, LockKeys, place_of
 from hermes_state.values import ChatKey
-from tests.postgres import PROGRAMS, running_server
+from tests.postgres import Postgres
 
 psycopg = pytest.importorskip("psycopg")
-pytestmark = pytest.mark.skipif(PROGRAMS is None, reason="PostgreSQL is not installed")
+pytestmark = pytest.mark.cluster
 
 ALL = LockKeys(names=frozenset({EVERYTHING}))
 CHATS = 20
@@ -31,8 +31,8 @@ CREATE TABLE outbox AS TABLE turns;
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with running_server() as address:
+def address(postgres: Postgres) -> Iterator[str]:
+    with postgres.database() as address:
         with psycopg.connect(address) as db:
             db.execute(SCHEMA)
         yield address

@@ -1,0 +1,164 @@
+"""Migrations of PostgreSQL: bring a database to the schema that this version was written for.
+
+Each migration is a transaction that begins with an advisory lock and then looks how far the database is: nodes that
+start at once wait for one another, and the first of them does the work.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import psycopg
+
+from hermes_state.errors import DatabaseRejected, StoreUnavailable
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.migrations import (
+    Migration,
+    check_applied,
+    newer_version,
+    note_applied,
+    read_migrations,
+    statements,
+)
+from hermes_state.store.sql import Connection, scalars, select
+
+FIRST = 13
+"""Number of the first migration: before it there was no PostgreSQL."""
+
+LOCK_SECONDS = 60.0
+"""Longest wait for another node's migration, or for a table that a migration changes."""
+
+_LOCK = "SELECT pg_advisory_xact_lock(1212634969, 0)"  # HGWY; keys of two integers are a space of their own
+_MARK, _OURS = "application", "hermes-gateway"
+_VERSION = "schema_version"
+
+_SERVER = """
+SELECT current_database() AS database, current_user AS role, current_schema() AS schema,
+  CAST(current_setting('server_version_num') AS bigint) AS version, current_setting('server_encoding') AS encoding,
+  current_setting('transaction_read_only') = 'on' AS is_read_only,
+  coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) AS may_create"""
+
+_TABLES = """
+SELECT relname FROM pg_class
+WHERE pg_table_is_visible(oid) AND relkind IN ('r', 'p', 'v', 'm', 'f') AND relpersistence <> 't'
+  AND relnamespace <> (SELECT oid FROM pg_namespace WHERE nspname = 'pg_catalog')
+  AND NOT EXISTS (SELECT 1 FROM pg_depend WHERE classid = CAST('pg_class' AS regclass)
+    AND objid = pg_class.oid AND deptype = 'e')  -- an extension's
+ORDER BY relname"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """What a connection is connected to, and what its role may do there."""
+
+    database: str
+    role: str
+    schema: str | None
+    """Where new tables go; None where the search path leads to no schema."""
+    version: int
+    """Such as 150018 for 15.18."""
+    encoding: str
+    is_read_only: bool
+    may_create: bool
+
+    @property
+    def name(self) -> str:
+        """Name of the database in sentences."""
+        return f"the PostgreSQL database {self.database}"
+
+
+def shipped_migrations() -> tuple[Migration, ...]:
+    """The migrations that come with this version, in order."""
+    return read_migrations("hermes_state.engines.postgres", FIRST)
+
+
+def migrate(db: Connection, migrations: Sequence[Migration] | None = None, lock_seconds: float = LOCK_SECONDS) -> None:
+    """Apply to the database of `db`, a connection in no transaction, every migration that it has not seen.
+
+    Raises `DatabaseRejected` if the database or its server is none that we can use, `StoreUnavailable` if it cannot be
+    written now, and whatever PostgreSQL says about a migration that fails. Each leaves the database as it was, or at
+    the version before that migration.
+    """
+    migrations = shipped_migrations() if migrations is None else migrations
+    while _apply_next(db, migrations, lock_seconds):
+        pass
+
+
+def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: float) -> bool:
+    """Apply the first migration that the database has not seen; true if there are more."""
+    db.execute("BEGIN")
+    try:
+        db.execute(f"SET LOCAL lock_timeout = {int(lock_seconds * 1000)}")
+        db.execute(_LOCK)
+        (server,) = select(db, Server, _SERVER)
+        check_server(server)
+        version = _version(db, server, migrations)
+        pending = [migration for migration in migrations if migration.number > version]
+        if pending:
+            _check_may_create(server)
+            _apply(db, pending[0])
+            db.execute("COMMIT")
+        return len(pending) > 1
+    except psycopg.errors.LockNotAvailable as error:
+        raise StoreUnavailable(
+            f"the database was not migrated: for {lock_seconds:g} seconds another node, or a query, kept it locked"
+        ) from error
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def check_server(server: Server) -> None:
+    """Raise `DatabaseRejected` unless the server can hold the schema and every text that people write.
+
+    `StoreUnavailable` where nothing can be written.
+    """
+    if server.version < 140000:
+        release = f"{server.version // 10000}.{server.version % 10000}"
+        raise DatabaseRejected(f"PostgreSQL 14 or newer is needed, the server of {server.database} has {release}")
+    if server.encoding != "UTF8":
+        raise DatabaseRejected(
+            f"{server.name} has the encoding {server.encoding}: make one with ENCODING 'UTF8' TEMPLATE template0"
+        )
+    if server.is_read_only:
+        raise StoreUnavailable(f"{server.name} is read-only (a replica?): name the server that takes writes")
+
+
+def _version(db: Connection, server: Server, migrations: Sequence[Migration]) -> int:
+    """Schema version of the database, 0 of an empty one; raises `DatabaseRejected` for one that is not ours."""
+    tables = scalars(db, str, _TABLES)
+    if not tables:
+        return 0
+    if "meta" not in tables or not _is_ours(db, server):
+        shown = ", ".join(tables[:3]) + (", …" if len(tables) > 3 else "")
+        raise DatabaseRejected(f"{server.name} belongs to another program (it holds {shown}): choose an empty one")
+    version = int(load_note(db, _VERSION) or 0)
+    if version > migrations[-1].number:
+        raise newer_version(server.name, version, migrations[-1].number)
+    check_applied(db, server.name, [migration for migration in migrations if migration.number <= version])
+    return version
+
+
+def _is_ours(db: Connection, server: Server) -> bool:
+    try:
+        return load_note(db, _MARK) == _OURS
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise DatabaseRejected(f"the role {server.role} may not read the tables of {server.name}") from error
+    except psycopg.errors.UndefinedColumn:
+        return False
+
+
+def _check_may_create(server: Server) -> None:
+    if not server.may_create:
+        where = f"schema {server.schema}" if server.schema else "any schema of its search path"
+        raise DatabaseRejected(
+            f"the role {server.role} may not create tables in {where} of {server.name}: grant it CREATE there, "
+            "or make it the owner"
+        )
+
+
+def _apply(db: Connection, migration: Migration) -> None:
+    for statement in statements(migration.sql):
+        db.execute(statement)
+    note_applied(db, migration)
+    save_note(db, _MARK, _OURS)
+    save_note(db, _VERSION, str(migration.number))
