@@ -1,6 +1,7 @@
 """Chats: where people talk, which session each one is in, and its history through all its sessions."""
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 
 import msgspec
@@ -162,8 +163,8 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     """Its delivery is not finished."""
     is_undone: bool
     """The model does not see it any more."""
-    files: str | None
-    """Names of its attachments, one a line."""
+    files: tuple[str, ...] = ()
+    """Names of its attachments."""
 
 
 # Purpose: the sessions of a chat that people spoke in, newest first.
@@ -178,9 +179,13 @@ SELECT m.id, m.lineage_id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_c
   (SELECT t.started_at FROM turns t WHERE t.id = m.turn_id AND m.origin = 'human') AS taken_up_at,
   (SELECT p.ref FROM platform_messages p WHERE p.message_id = m.id ORDER BY p.part LIMIT 1) AS ref,
   EXISTS (SELECT 1 FROM outbox o WHERE o.message_id = m.id AND o.state IN ('pending','sending','ambiguous')) AS is_owed,
-  EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL) AS is_undone,
-  (SELECT group_concat(a.name, char(10)) FROM attachments a WHERE a.message_id = m.id) AS files
+  EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL) AS is_undone
 FROM messages m WHERE m.session_id = ? AND m.seq > 0 AND m.id < ? ORDER BY m.seq DESC LIMIT ?
+"""
+# Purpose: the names of files in a part of one session.
+_FILES = """
+SELECT m.id, a.name FROM messages m JOIN attachments a ON a.message_id = m.id
+WHERE m.session_id = ? AND m.seq > 0 AND m.id BETWEEN ? AND ? ORDER BY a.id
 """
 
 
@@ -191,8 +196,17 @@ def load_history(db: Connection, chat_id: ChatId, limit: int, before: int | None
     for (session_id,) in db.execute(_SESSIONS, (chat_id,)):  # read as far as needed, there may be many
         if len(rows) >= limit:
             break
-        rows += select(db, HistoryRow, _HISTORY, (session_id, bound, limit - len(rows)))
+        found = select(db, HistoryRow, _HISTORY, (session_id, bound, limit - len(rows)))
+        rows += _with_files(db, session_id, found) if found else []
     return sorted(rows, key=lambda row: row.id)
+
+
+def _with_files(db: Connection, session_id: int, rows: Sequence[HistoryRow]) -> Iterator[HistoryRow]:
+    """The rows of one session, newest first, with the names of their files."""
+    names = defaultdict[int, list[str]](list)
+    for message_id, name in db.execute(_FILES, (session_id, rows[-1].id, rows[0].id)):
+        names[message_id].append(name)
+    return (msgspec.structs.replace(row, files=tuple(names[row.id])) for row in rows)
 
 
 def known_refs(db: Connection, chat_id: ChatId, refs: Iterable[str]) -> frozenset[str]:

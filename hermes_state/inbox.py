@@ -242,7 +242,8 @@ _TEXT = "coalesce({1}.text, CASE {0}.payload WHEN '' THEN '' ELSE json_extract({
 # Purpose: the inbox row of a platform message, the human row it became, and the newest notice of an edit of it.
 _FIND_EDITED = f"""
 SELECT i.id AS inbox_id, i.state, i.kind, i.sender_ref, m.lineage_id,
-  CASE WHEN n.id IS NULL THEN {_TEXT.format("i", "m")} ELSE substr({_TEXT.format("n", "t")}, :prefix + 1) END AS text,
+  CASE WHEN n.id IS NULL THEN {_TEXT.format("i", "m")}
+    ELSE substr({_TEXT.format("n", "t")}, CAST(:prefix + 1 AS integer)) END AS text,
   CASE n.state WHEN 'new' THEN n.id END AS waiting_notice
 FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id
 LEFT JOIN inbox n ON n.id = (SELECT max(e.id) FROM inbox e

@@ -82,6 +82,7 @@ _CONTEXT_ROWS = f"""SELECT {_COLUMNS} FROM session_context c JOIN messages m ON 
 WHERE c.session_id = ? ORDER BY c.pos"""
 # Purpose: what was said in the session itself.
 _OWN_ROWS = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq >= ? ORDER BY m.seq LIMIT ?"
+_NO_LIMIT = 2**62
 _EDITS = "SELECT message_id, replacement_id FROM view_edits WHERE session_id = ?"
 
 
@@ -131,7 +132,7 @@ def load_view(db: Connection, lineage_id: LineageId) -> View:
 def load_session_view(db: Connection, session_id: SessionId) -> Transcript:
     """The rows the model sees of one session."""
     stored = db.execute(_CONTEXT_ROWS, (session_id,)).fetchall()
-    stored += db.execute(_OWN_ROWS, (session_id, 1, -1)).fetchall()
+    stored += db.execute(_OWN_ROWS, (session_id, 1, _NO_LIMIT)).fetchall()
     return edited(db, session_id, _messages(stored))
 
 
@@ -154,7 +155,7 @@ def load_own_rows(
     db: Connection, session_id: SessionId, since_seq: int, limit: int | None = None, behind: Transcript = ()
 ) -> Transcript:
     """Messages of a session from `since_seq` on, at most `limit`, without its view edits; `behind` rows to join."""
-    rows = db.execute(_OWN_ROWS, (session_id, since_seq, -1 if limit is None else limit)).fetchall()
+    rows = db.execute(_OWN_ROWS, (session_id, since_seq, _NO_LIMIT if limit is None else limit)).fetchall()
     return _messages(rows, behind)
 
 

@@ -142,7 +142,7 @@ def load_lineage_sessions(db: Connection, place: LookupResult | None, limit: int
     Of a conversation also those that its sub-agents began with.
     """
     if place is None:
-        return _load_sessions(db, ":value", 1, limit)
+        return _load_sessions(db, "1 = :value", 1, limit)
     if place.session is None:
         return _load_sessions(db, "s.chat_id = :value", place.chat_id, limit)
     called = "s.parent_session_id IN (SELECT id FROM sessions WHERE lineage_id = :value)"

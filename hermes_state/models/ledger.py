@@ -214,5 +214,5 @@ def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) ->
     within = "" if chat_id is None else "AND chat_id = ?"
     at = f"created_at / {QUARTER_MILLIS} * {QUARTER_MILLIS}"
     query = f"""SELECT {at} AS at, chat_id, model, purpose, {_SUMS.format("spent.")} FROM model_calls
-    WHERE created_at >= ? {within} GROUP BY 1, 2, 3, 4 ORDER BY 1"""
+    WHERE created_at >= ? {within} GROUP BY 1, 2, 3, 4 ORDER BY 1, coalesce(chat_id, 0), 3, 4"""
     return select(db, UsageRow, query, (since,) if chat_id is None else (since, chat_id))

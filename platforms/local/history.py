@@ -128,7 +128,7 @@ def _entries(
             kind=kind,
             at=row.created_at,
             text=row.text or "",
-            files=tuple(row.files.split("\n")) if row.files else (),
+            files=row.files,
             is_undone=row.is_undone,
             was_interrupted=body.was_interrupted,
             not_before=not_before,
