@@ -68,6 +68,10 @@ run: $(VENV)/.installed $(EXTRAS) ## start the gateway; ARGS="--help" shows its 
 # Bytecode is written whatever the environment says: workers read each other's, and the next run reads this one's.
 test test-browser test-cluster crash months protocols fuzz: export PYTHONDONTWRITEBYTECODE :=
 
+# Tests of the store's functions that run over PostgreSQL, too; the others look into SQLite's files.
+ON_POSTGRES := tests/hermes_state -m "not cluster" --ignore=tests/hermes_state/engines --ignore=tests/hermes_state/search \
+	--ignore=tests/hermes_state/admin/test_repair.py --ignore=tests/hermes_state/admin/test_overview.py
+
 # Five workers, on two processors too: half of what a test takes is waiting.
 test: setup ## every test that needs no browser; ARGS="-k name" picks some
 	@echo "Not in this run: browser tests (make test-browser), PostgreSQL (make test-cluster), every kill point (make crash),"
@@ -82,6 +86,7 @@ test-browser: setup ## the web chat in a headless Chromium
 test-cluster: setup ## everything that needs PostgreSQL, on a server of its own
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
 	@$(BIN)/python -m pytest -n 3 --dist worksteal -m cluster $(ARGS)
+	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 3 --dist worksteal $(ON_POSTGRES) $(ARGS)
 
 crash: setup ## every kill point, one by one; takes long
 	@$(BIN)/python -m pytest -m crash $(ARGS)

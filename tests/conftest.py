@@ -12,7 +12,7 @@ import structlog
 from gateway.process import loop_factory
 from hermes_state.store.writer import Store
 from tests.crash.seed import pytest_configure, pytest_configure_node, pytest_report_header
-from tests.databases import open_store
+from tests.databases import IS_POSTGRES, drop_databases, open_store
 from tests.e2e.protocols import pytest_addoption
 from tests.fakes.llm_http import FINDINGS
 from tests.fakes.llm_legality import untidy
@@ -63,6 +63,15 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
         yield opened
     finally:
         await opened.close()
+
+
+if IS_POSTGRES:
+
+    @pytest.fixture(autouse=True)
+    def databases_end_with_their_test() -> Iterator[None]:
+        """Drop what a test opened as files; a database takes eight megabytes."""
+        yield
+        drop_databases()
 
 
 @pytest.fixture(autouse=True)

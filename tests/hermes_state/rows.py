@@ -12,6 +12,7 @@ from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.journal import ModelAnswer
+from hermes_state.store.sql import Connection
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import load_view
 from hermes_state.turns import RunningTurn
@@ -31,6 +32,7 @@ from hermes_state.values import (
     ToolCall,
     UserRef,
 )
+from tests.databases import IS_POSTGRES, fresh_connection
 
 START = Millis(1_767_225_600_000)  # 2026-01-01 00:00 UTC
 ANN = UserRef("telegram:1")
@@ -47,8 +49,12 @@ _numbers = itertools.count(1)
 
 
 @contextlib.contextmanager
-def migrated() -> Iterator[sqlite3.Connection]:
-    """A fresh database in memory with the shipped schema and enforced references."""
+def migrated() -> Iterator[Connection]:
+    """A fresh database with the shipped schema and enforced references; SQLite's is in memory."""
+    if IS_POSTGRES:
+        with fresh_connection() as db:
+            yield db
+        return
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         register_functions(db)
         migrate(db, Path("memory.db"))
@@ -60,12 +66,12 @@ def key_of(chat_ref: str = "42", **changes: str) -> ChatKey:
     return ChatKey(platform="telegram", account="telegram", chat_ref=chat_ref, **changes)
 
 
-def make_chat(db: sqlite3.Connection, chat_ref: str = "42", kind: ChatKind = ChatKind.DIRECT) -> ChatId:
+def make_chat(db: Connection, chat_ref: str = "42", kind: ChatKind = ChatKind.DIRECT) -> ChatId:
     return ensure_chat(db, key_of(chat_ref), kind, None, START)
 
 
 def receive(
-    db: sqlite3.Connection,
+    db: Connection,
     chat_id: ChatId,
     text: str,
     *,
@@ -98,59 +104,57 @@ def receive(
     return stored
 
 
-def start(db: sqlite3.Connection, chat_id: ChatId, *texts: str, sender: UserRef = ANN, at: int = START) -> RunningTurn:
+def start(db: Connection, chat_id: ChatId, *texts: str, sender: UserRef = ANN, at: int = START) -> RunningTurn:
     """Receive `texts` and start their turn."""
     ids = [receive(db, chat_id, text, sender=sender, at=at) for text in texts]
     return journal.start_turn(db, chat_id, ids, {}, Millis(at))
 
 
-def finish(db: sqlite3.Connection, turn: RunningTurn, text: str, *, at: int = START, tokens: int = 100) -> MessageId:
+def finish(db: Connection, turn: RunningTurn, text: str, *, at: int = START, tokens: int = 100) -> MessageId:
     """End a turn with an answer."""
     answer = ModelAnswer(text=text, call=CALL, reported_prompt_tokens=tokens)
     return journal.finish_turn(db, turn, answer, Millis(at))[0]
 
 
-def exchange(db: sqlite3.Connection, chat_id: ChatId, question: str, answer: str, *, at: int = START) -> RunningTurn:
+def exchange(db: Connection, chat_id: ChatId, question: str, answer: str, *, at: int = START) -> RunningTurn:
     """A whole turn."""
     turn = start(db, chat_id, question, at=at)
     finish(db, turn, answer, at=at)
     return turn
 
 
-def call_tools(db: sqlite3.Connection, turn: RunningTurn, *ids: str, text: str = "") -> Message:
+def call_tools(db: Connection, turn: RunningTurn, *ids: str, text: str = "") -> Message:
     """The model answers with one call per id; none is begun."""
     calls = tuple(ToolCall(id=one, name="look", arguments="{}") for one in ids)
     step = ModelAnswer(text=text, calls=calls, call=CALL, reported_prompt_tokens=50)
     return journal.append_calls(db, turn.id, step, START)
 
 
-def answer_call(
-    db: sqlite3.Connection, turn: RunningTurn, asked: Message, call_id: str, text: str = "found"
-) -> Message:
+def answer_call(db: Connection, turn: RunningTurn, asked: Message, call_id: str, text: str = "found") -> Message:
     """A tool result."""
     call = next(call for call in asked.body.calls if call.id == call_id)
     result = ToolResult(call_message_id=asked.id, call=call, text=text, state=ToolRunState.DONE)
     return journal.finish_tool(db, turn.id, result, START)
 
 
-def seen(db: sqlite3.Connection, lineage_id: LineageId) -> list[str]:
+def seen(db: Connection, lineage_id: LineageId) -> list[str]:
     """The texts that the model sees."""
     return [row.text or "" for row in load_view(db, lineage_id).transcript]
 
 
-def replies(db: sqlite3.Connection, chat_id: ChatId) -> list[tuple[str, str]]:
+def replies(db: Connection, chat_id: ChatId) -> list[tuple[str, str]]:
     """Kind and payload of everything the chat was ever owed."""
     query = "SELECT kind, payload FROM outbox WHERE chat_id = ? ORDER BY id"
     return db.execute(query, (chat_id,)).fetchall()
 
 
-def states(db: sqlite3.Connection, chat_id: ChatId) -> list[str]:
+def states(db: Connection, chat_id: ChatId) -> list[str]:
     """The states of a chat's inbox rows, in order."""
     return [row[0] for row in db.execute("SELECT state FROM inbox WHERE chat_id = ? ORDER BY id", (chat_id,))]
 
 
 def replace_row(
-    db: sqlite3.Connection,
+    db: Connection,
     session_id: SessionId,
     message_id: MessageId,
     replacement_id: MessageId,
@@ -159,7 +163,9 @@ def replace_row(
 ) -> None:
     """Show the model `replacement_id` where it saw `message_id`, as databases of every version may hold it."""
     db.execute(
-        """INSERT OR REPLACE INTO view_edits SELECT :session, coalesce((SELECT message_id FROM view_edits
-        WHERE session_id = :session AND replacement_id = :old), :old), :new, :reason, :now""",
+        """INSERT INTO view_edits SELECT :session, coalesce((SELECT message_id FROM view_edits
+        WHERE session_id = :session AND replacement_id = :old), :old), :new, :reason, :now WHERE true
+        ON CONFLICT (session_id, message_id) DO UPDATE SET replacement_id = excluded.replacement_id,
+          reason = excluded.reason, created_at = excluded.created_at""",
         {"session": session_id, "old": message_id, "new": replacement_id, "reason": reason, "now": now},
     )

@@ -18,6 +18,7 @@ from hermes_state.values import (
     Millis,
     Quote,
 )
+from tests.databases import sqlite_only
 from tests.hermes_state.rows import ANN, BOB, START, exchange, finish, make_chat, migrated, receive, start, states
 from tests.sampling import examples
 
@@ -223,6 +224,7 @@ def test_cursors_of_channels_and_accounts_are_apart(db: sqlite3.Connection) -> N
     assert inbox.load_cursors(db, "discord", "a") == {"1": "5", "2": "6"}
 
 
+@sqlite_only
 def test_what_a_chat_has_settled_costs_its_next_message_nothing(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     plans: list[str] = []

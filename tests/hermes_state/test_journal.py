@@ -23,6 +23,7 @@ from hermes_state.values import (
     Quote,
     ToolCall,
 )
+from tests.databases import REJECTED
 from tests.hermes_state.rows import (
     ANN,
     BOB,
@@ -86,7 +87,7 @@ def test_a_row_starts_one_turn_only(db: sqlite3.Connection) -> None:
 def test_a_chat_has_one_open_turn(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     start(db, chat, "one")
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(REJECTED):
         start(db, chat, "two")
 
 
@@ -344,7 +345,7 @@ def test_a_retry_binds_its_command_and_settles_it_with_the_answer(db: sqlite3.Co
     exchange(db, chat, "q", "a")
     command = receive(db, chat, "/retry", kind=InboxKind.COMMAND)
     turn = journal.start_retry(db, command, chat, ANN, START)
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(REJECTED):
         journal.start_retry(db, command, chat, ANN, START)
     finish(db, turn, "better")
     assert states(db, chat) == ["done", "done"]

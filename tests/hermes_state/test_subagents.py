@@ -35,6 +35,7 @@ from hermes_state.values import (
     SessionKind,
     TurnState,
 )
+from tests.databases import REJECTED, sqlite_only
 from tests.hermes_state.helpers import opened
 from tests.hermes_state.rows import (
     CALL,
@@ -126,7 +127,7 @@ def test_the_chats_turn_is_the_parent_and_it_blocks_another_one(db: sqlite3.Conn
     assert find_open_turn(db, chat) == turn
     assert inbox.load_chats_with_waiting(db) == [chat]
     assert load_overview(db).open_turns == 1
-    with pytest.raises(sqlite3.IntegrityError):
+    with pytest.raises(REJECTED):
         start(db, chat, "at the same time")
 
 
@@ -247,6 +248,7 @@ def test_their_calls_count_to_the_parents_turn_and_conversation(db: sqlite3.Conn
 # ---- the tables
 
 
+@sqlite_only
 def test_every_question_for_a_chats_turn_uses_the_index_of_open_ones(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     exchange(db, chat, "one", "two")
@@ -268,6 +270,7 @@ def test_every_question_for_a_chats_turn_uses_the_index_of_open_ones(db: sqlite3
     assert all("turns_open" in plan for plan in plans), plans
 
 
+@sqlite_only
 def test_the_subagents_of_a_turn_and_of_a_call_are_found_by_an_index(db: sqlite3.Connection) -> None:
     for where, index in (
         ("parent_turn_id = 1 AND state = 'running'", "turns_parent"),
@@ -293,7 +296,7 @@ def test_open_turns_survive_the_migration_and_stay_one_for_a_chat(tmp_path: Path
         migrate(db, path, migrations)
         after = db.execute("SELECT * FROM turns").fetchall()
         assert after == [(*row, None, None, None) for row in before]
-        with pytest.raises(sqlite3.IntegrityError):
+        with pytest.raises(REJECTED):
             start(db, chat, "another")
 
 

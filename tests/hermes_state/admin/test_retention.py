@@ -6,6 +6,7 @@ from hermes_state.admin.retention import SLICE_ROWS, checkpoint, maintain, merge
 from hermes_state.store.meta import save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
+from tests.databases import sqlite_only
 
 MAX_AGE_MILLIS = 30 * 24 * 3_600_000
 NOW = Millis(10 * MAX_AGE_MILLIS)
@@ -17,13 +18,13 @@ def add_chat(db: sqlite3.Connection) -> None:
     db.execute("INSERT INTO chats VALUES (1, 'local', 'local', 'a', '', '', 'local', NULL, '{}', NULL, 0, 0)")
 
 
-def add_inbox(db: sqlite3.Connection, key: str, state: str, settled_at: int | None) -> int | None:
+def add_inbox(db: sqlite3.Connection, key: str, state: str, settled_at: int | None) -> int:
     return db.execute(
         """INSERT INTO inbox (platform, account, event_ref, chat_id, kind, sender_ref, sender_name, message_ref,
           payload, state, sent_at, received_at, settled_at)
-        VALUES ('local', 'local', ?, 1, 'message', 'local:a', 'A', ?, '', ?, 0, 0, ?)""",
+        VALUES ('local', 'local', ?, 1, 'message', 'local:a', 'A', ?, '', ?, 0, 0, ?) RETURNING id""",
         (key, key, state, settled_at),
-    ).lastrowid
+    ).fetchone()[0]
 
 
 def add_outbox(db: sqlite3.Connection, key: str, state: str, settled_at: int | None) -> None:
@@ -96,6 +97,7 @@ async def test_many_rows_go_in_slices(store: Store) -> None:
     assert await store.read(keys, "inbox", "event_ref") == set()
 
 
+@sqlite_only
 async def test_tending_copies_the_log_and_merges_the_index(store: Store) -> None:
     def say(db: sqlite3.Connection, number: int) -> None:
         db.execute(
@@ -118,6 +120,7 @@ async def test_tending_copies_the_log_and_merges_the_index(store: Store) -> None
     await store.write(lambda db: db.execute(check))
 
 
+@sqlite_only
 async def test_a_checkpoint_waits_for_no_reader_and_says_what_is_held_back(store: Store) -> None:
     entered, release = threading.Event(), threading.Event()
 

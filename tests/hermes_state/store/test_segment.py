@@ -33,10 +33,10 @@ def index(*texts: str) -> sqlite3.Connection:
 
 def found(db: sqlite3.Connection, query: str) -> set[int]:
     parsed = parse_query(query)
-    if parsed is None:
+    expression = None if parsed is None else parsed.expression or parsed.whole
+    if expression is None:
         return set()
-    assert parsed.expression is not None
-    match = f'text:({match_text(parsed.expression)}) AND scope:"c1"'
+    match = f'text:({match_text(expression)}) AND scope:"c1"'
     return {row[0] - 1 for row in db.execute("SELECT rowid FROM messages_fts WHERE messages_fts MATCH ?", (match,))}
 
 

@@ -300,3 +300,7 @@ ALTER TABLE chats ADD CONSTRAINT chats_active_session_id_fkey
   FOREIGN KEY (active_session_id) REFERENCES sessions(id) DEFERRABLE INITIALLY DEFERRED;
 ALTER TABLE turns ADD CONSTRAINT turns_call_message_id_fkey
   FOREIGN KEY (call_message_id) REFERENCES messages(id) ON DELETE CASCADE;
+
+-- SQLite's function of this name, for texts that both engines understand.
+CREATE FUNCTION json_extract(document text, path text) RETURNS text IMMUTABLE STRICT LANGUAGE sql
+  AS 'SELECT jsonb_path_query_first(CAST(document AS jsonb), CAST(path AS jsonpath)) #>> ''{}''';

@@ -1,0 +1,196 @@
+"""The store in a PostgreSQL database: writers side by side, whose batches lock their chats first."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from hermes_state.engines.postgres.connection import PostgresConnection
+from hermes_state.engines.postgres.locks import LOCK, begin, lock_parameters
+from hermes_state.engines.postgres.migrate import migrate
+from hermes_state.errors import LockUnavailable, StoreUnavailable
+from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
+from hermes_state.store.locks import locks_of
+from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.writer import Store
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+REPEATS = 10
+"""Times that a batch is run again which PostgreSQL broke off for another transaction's sake."""
+
+_ONE_GATEWAY = "SELECT pg_try_advisory_lock(1212634969, 1)"  # HGWY; keys of two integers are a space of their own
+_REPEATABLE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+
+
+def _begin(db: PostgresConnection, batch: Sequence[WriteRequest]) -> None:
+    keys = reduce(or_, (locks_of(write.fn, *write.args, **write.kwargs) for write in batch))
+    db.execute(begin(keys))
+    if (parameters := lock_parameters(keys)) is not None:
+        db.raw.execute(LOCK, parameters)
+
+
+RULES = TransactionRules(
+    begin=_begin,
+    ends_batch=lambda error: isinstance(error, psycopg.OperationalError | psycopg.InterfaceError),
+    failure=psycopg.Error,
+    rejection=psycopg.IntegrityError,
+)
+
+
+class _Session:
+    """A connection on a thread of its own, made anew when it was lost."""
+
+    def __init__(self, url: str, prepare: Callable[[PostgresConnection], None] | None = None) -> None:
+        self.pending = 0
+        self._url, self._prepare = url, prepare
+        self._thread = ThreadPoolExecutor(1, "postgres")
+        self._db: PostgresConnection | None = None
+
+    async def run(self, fn: Callable[Concatenate[PostgresConnection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `fn(db, ...)` as one job on the connection's thread."""
+        self.pending += 1
+        try:
+            job = asyncio.get_running_loop().run_in_executor(self._thread, lambda: fn(self._connect(), *args, **kwargs))
+            return await job
+        finally:
+            self.pending -= 1
+
+    def _connect(self) -> PostgresConnection:
+        if self._db is None or self._db.raw.closed:
+            db = PostgresConnection.open(self._url)
+            try:
+                if self._prepare is not None:
+                    self._prepare(db)
+            except BaseException:
+                db.close()
+                raise
+            self._db = db
+        return self._db
+
+    async def close(self, *, breaks_off: bool = False) -> None:
+        """Close the connection once its thread has nothing left to do; `breaks_off` what runs now."""
+        if breaks_off and self.pending and self._db is not None:
+            with suppress(psycopg.Error):
+                await asyncio.to_thread(self._db.raw.cancel_safe, timeout=5.0)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
+        self._thread.shutdown()
+
+    def _disconnect(self) -> None:
+        if self._db is not None:
+            self._db.close()
+
+
+class PostgresStore(Store):
+    """The database of one gateway on a PostgreSQL server. `open` it, and `close` it whatever happens.
+
+    A connection that is lost is made anew for the next transaction. What was in one then is `StoreUnavailable`, also
+    where the server had stored it and only the answer did not come back: keys in the rows make a second try safe.
+    """
+
+    def __init__(self, url: str, writers: list[_Session], readers: list[_Session]) -> None:
+        super().__init__(name_of(url), len(writers))
+        self.url = url
+        self._writers, self._readers = writers, readers
+        self._lost: str | None = None
+
+    @classmethod
+    async def open(cls, url: str, *, writers: int = 2, readers: int = 2) -> Self:
+        """Open the database at `url`, a `postgresql://` address, and bring it to the newest schema.
+
+        Raises `LockUnavailable` if another gateway has it open, `DatabaseRejected` for one that is not ours (nothing
+        is touched then), or `StoreUnavailable`.
+        """
+        sessions = [_Session(url, _be_the_only_one if number == 0 else None) for number in range(writers + readers)]
+        try:
+            await sessions[0].run(migrate)
+            return cls(url, sessions[:writers], sessions[writers:])
+        except BaseException as error:
+            for session in sessions:
+                await session.close()
+            if isinstance(error, psycopg.Error):
+                raise unavailable(url, error) from error
+            raise
+
+    async def read_within(
+        self, seconds: float, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        if not self._is_open:
+            raise StoreUnavailable(f"{self.name}: the store is closed")
+        reader = min(self._readers, key=lambda one: one.pending)
+        try:
+            return await reader.run(_read, seconds, lambda db: fn(db, *args, **kwargs))
+        except psycopg.Error as error:
+            if (told := self._told(error)) is error:
+                raise
+            raise told from error
+
+    async def back_up(self, target: Path) -> int:
+        raise StoreUnavailable(f"{self.name}: backups of PostgreSQL are made with pg_dump, not by the gateway")
+
+    def check_files(self) -> None:
+        """Nothing: the files are the server's."""
+
+    @property
+    def trouble(self) -> str | None:
+        return self._lost
+
+    async def _run(self, writer: int, batch: list[WriteRequest]) -> Exception | None:
+        for repeat in range(REPEATS + 1):
+            try:
+                await self._writers[writer].run(run_batch, batch, RULES)
+            except _REPEATABLE as error:
+                if repeat == REPEATS:
+                    return error
+            except (psycopg.Error, StoreUnavailable, LockUnavailable) as error:
+                self._lost = str(self._told(error))
+                return error
+            else:
+                self._lost = None
+                break
+        return None
+
+    def _told(self, error: BaseException) -> BaseException:
+        return unavailable(self.url, error) if RULES.ends_batch(error) else error
+
+    async def _disconnect(self) -> None:
+        for session in self._readers:
+            await session.close(breaks_off=True)
+        for session in self._writers:
+            await session.close()
+
+
+def name_of(url: str) -> str:
+    """The database in sentences, without the address's password."""
+    parts = conninfo_to_dict(url)
+    return f"PostgreSQL database {parts.get('dbname', '')} at {parts.get('host', 'this machine')}"
+
+
+def unavailable(url: str, error: BaseException) -> StoreUnavailable:
+    """The error that a caller gets for trouble with the server."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return StoreUnavailable(f"{name_of(url)}: {lines[0]}")
+
+
+def _be_the_only_one(db: PostgresConnection) -> None:
+    """Hold the lock of the database's only gateway for as long as the connection lives; raises `LockUnavailable`."""
+    if not scalar(db, bool, _ONE_GATEWAY):
+        raise LockUnavailable("the database is in use by another gateway", holder="another gateway")
+
+
+def _read(db: PostgresConnection, seconds: float, call: Callable[[Connection], T]) -> T:
+    milliseconds = max(1, int(seconds * 1000))
+    db.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = {milliseconds}")
+    try:
+        return call(db)
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")

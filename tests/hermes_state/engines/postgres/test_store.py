@@ -1,0 +1,173 @@
+"""The store on a PostgreSQL server: what is acknowledged is stored, and trouble reaches the caller as one sentence."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+
+from hermes_state.engines.postgres.store import PostgresStore
+from hermes_state.errors import LockUnavailable, StoreUnavailable
+from hermes_state.store.locks import locks
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import Connection, scalar
+from tests.postgres import PASSWORD, Postgres
+
+pytestmark = pytest.mark.cluster
+
+_END_OTHERS = """SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = '{}' AND application_name = 'hermes-gateway'"""
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    opened = await PostgresStore.open(postgres_url, readers=1)
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+def count_notes(db: Connection) -> int:
+    return scalar(db, int, "SELECT count(*) FROM meta WHERE key LIKE 'n%'")
+
+
+async def test_what_was_written_is_read_and_survives_a_close(store: PostgresStore) -> None:
+    await store.write(save_note, "n", "1")
+    assert await store.read(load_note, "n") == "1"
+    await store.close()
+    again = await PostgresStore.open(store.url)
+    try:
+        assert await again.read_short(load_note, "n") == "1"
+    finally:
+        await again.close()
+
+
+async def test_of_many_writes_at_once_each_has_its_result_and_a_failing_one_takes_back_its_own(
+    store: PostgresStore,
+) -> None:
+    def fail(db: Connection, key: str) -> None:
+        save_note(db, key, "half")
+        raise ValueError(key)
+
+    def reject(db: Connection, key: str) -> None:
+        save_note(db, key, "half")
+        db.execute("INSERT INTO meta (key, value) VALUES (?, NULL)", (key,))
+
+    def write(number: int) -> asyncio.Future[None]:
+        fn = {3: fail, 4: reject}.get(number)
+        done = store.write(fn, f"n{number}") if fn else store.write(save_note, f"n{number}", "whole")
+        return asyncio.ensure_future(done)
+
+    outcomes = await asyncio.gather(*map(write, range(300)), return_exceptions=True)
+    assert [type(one) for one in outcomes if one is not None] == [ValueError, psycopg.errors.NotNullViolation]
+    assert await store.read(count_notes) == 298
+
+
+async def test_a_constraint_that_is_checked_at_the_commit_hits_its_own_function_only(store: PostgresStore) -> None:
+    def lead_nowhere(db: Connection) -> None:
+        db.execute(
+            "INSERT INTO chats (platform, account, chat_ref, kind, active_session_id, created_at, updated_at) "
+            "VALUES ('local', 'local', 'a', 'local', 999, 0, 0)"
+        )
+
+    writes = [store.write(save_note, "n1", ""), store.write(lead_nowhere), store.write(save_note, "n2", "")]
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(one) for one in outcomes] == [type(None), psycopg.errors.ForeignKeyViolation, type(None)]
+    assert await store.read(count_notes) == 2
+
+
+async def test_writers_that_lock_each_other_out_are_run_again(store: PostgresStore) -> None:
+    both, begun = asyncio.Barrier(2), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    runs: list[str] = []
+
+    def cross(db: Connection, first: str, second: str) -> None:
+        runs.append(first)
+        loop.call_soon_threadsafe(begun.set)
+        save_note(db, first, "")
+        if len(runs) < 3:  # the third run is the one that was broken off
+            asyncio.run_coroutine_threadsafe(both.wait(), loop).result(10)
+        save_note(db, second, "")
+
+    @locks("one")
+    def one(db: Connection) -> None:
+        cross(db, "n1", "n2")
+
+    @locks("two")
+    def two(db: Connection) -> None:
+        cross(db, "n2", "n1")
+
+    first = asyncio.ensure_future(store.write(one))
+    await begun.wait()  # otherwise they would share a batch
+    await asyncio.gather(first, store.write(two))
+    assert len(runs) == 3
+    assert await store.read(count_notes) == 2
+
+
+async def test_a_lost_connection_is_said_and_made_anew(postgres_url: str, postgres: Postgres) -> None:
+    store = await PostgresStore.open(postgres_url, writers=1, readers=1)
+    try:
+        await store.write(save_note, "n1", "")
+        await store.read(count_notes)
+        postgres.run(_END_OTHERS.format(store.url.rpartition("/")[2]))
+        with pytest.raises(StoreUnavailable, match=r"PostgreSQL database \w+ at 127\.0\.0\.1"):
+            await store.write(save_note, "n2", "")
+        assert store.trouble is not None
+        assert PASSWORD not in store.trouble
+        await store.write_with_retry(save_note, "n2", "")
+        assert store.trouble is None
+        with pytest.raises(StoreUnavailable):
+            await store.read(count_notes)
+        assert await store.read(count_notes) == 2
+    finally:
+        await store.close()
+
+
+async def test_a_read_that_takes_too_long_ends(store: PostgresStore) -> None:
+    with pytest.raises(StoreUnavailable, match="statement timeout"):
+        await store.read_within(0.05, lambda db: db.execute("SELECT pg_sleep(20)").fetchall())
+    assert await store.read(count_notes) == 0
+
+
+async def test_reads_change_nothing_and_see_one_moment(store: PostgresStore) -> None:
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        await store.read(save_note, "n", "")
+    assert await store.read(count_notes) == 0
+
+
+async def test_a_second_gateway_is_refused(store: PostgresStore) -> None:
+    with pytest.raises(LockUnavailable, match="another gateway"):
+        await PostgresStore.open(store.url)
+    await store.write(save_note, "n", "")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (("test_", "missing_"), "does not exist"),
+        ((PASSWORD, "wrong-password"), "password authentication failed"),
+        (("127.0.0.1:", "127.0.0.1:1"), "127.0.0.1"),
+    ],
+)
+async def test_a_server_that_lets_nobody_in_is_one_sentence_without_the_password(
+    postgres_url: str, change: tuple[str, str], complaint: str
+) -> None:
+    with pytest.raises(StoreUnavailable, match=complaint) as caught:
+        await PostgresStore.open(postgres_url.replace(*change))
+    assert "\n" not in str(caught.value)
+    assert PASSWORD not in str(caught.value)
+    assert "wrong-password" not in str(caught.value)
+
+
+async def test_a_close_ends_what_is_read_and_stores_what_waits(store: PostgresStore) -> None:
+    reading = asyncio.ensure_future(store.read_within(60, lambda db: db.execute("SELECT pg_sleep(60)").fetchall()))
+    await asyncio.sleep(0)
+    writing = asyncio.ensure_future(store.write(save_note, "n", ""))
+    await asyncio.sleep(0)
+    await store.close()
+    await writing
+    with pytest.raises(StoreUnavailable):
+        await reading
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await store.write(save_note, "n", "")
