@@ -165,7 +165,8 @@ class MonthModel:
         functions = [(call["id"], call["function"]) for call in self.script["calls"] if self.step == 0]
         calls = tuple(ToolCall(id=one, name=call["name"], arguments=call["arguments"]) for one, call in functions)
         text = "" if calls else self.script["answer"]
-        written = tokens(text) + sum(tokens(call.arguments) for call in calls)
+        reply = {"role": "assistant", "content": text, "tool_calls": self.script["calls"] if calls else ()}
+        written = tokens(piece_of(reply))
         whole, cached = record.meter.call(pieces, written)
         self.step += 1
         await asyncio.sleep(ANSWER_SECONDS)
