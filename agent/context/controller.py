@@ -456,7 +456,7 @@ class ContextController:
     def _job(
         self, prompt: MeasuredPrompt, layer: Layer, *, focus: str | None = None, keep_turns: int | None = None
     ) -> CompressionJob:
-        limits, model = prompt.limits, prompt.model
+        limits, model, lineage_id = prompt.limits, prompt.model, prompt.conversation.lineage_id
         return CompressionJob(
             conversation=prompt.conversation,
             view=prompt.view,
@@ -467,7 +467,7 @@ class ContextController:
             focus=focus,
             keep_turns=keep_turns,
             tokens_before=prompt.estimated,
-            must_shrink=limits.is_urgent(prompt.estimated),
+            must_shrink=limits.is_urgent(prompt.estimated, is_pending=self.pending.is_pending(lineage_id)),
             model=model.info,
             estimator=model.profile.estimator,
             routes=model.routes_within(limits.context_length),

@@ -100,9 +100,9 @@ class Limits:
     def is_over_threshold(self, prompt: EstimatedTokens | ReportedTokens) -> bool:
         return prompt >= self.threshold
 
-    def is_urgent(self, prompt: EstimatedTokens | ReportedTokens) -> bool:
-        """There is no room to go on without compressing."""
-        return prompt >= self.urgent
+    def is_urgent(self, prompt: EstimatedTokens | ReportedTokens, *, is_pending: bool = False) -> bool:
+        """There is no room to go on without compressing. `is_pending`: a compression is under way."""
+        return prompt >= (self.input_window if is_pending else self.urgent)
 
 
 @lru_cache(maxsize=1_024)  # asked for several times in every turn, for a few windows

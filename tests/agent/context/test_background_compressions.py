@@ -126,7 +126,7 @@ async def test_without_room_the_summary_that_is_on_its_way_is_waited_for(
     turn = await begun(chat, agent, llm)
     if refused:
         llm.add_scripts([{"has_tools": True, "error": {"kind": "413"}}])
-    following = await chat.start("and then?" if refused else LINES * 14)
+    following = await chat.start("and then?" if refused else LINES * 16)
     running = asyncio.create_task(answer(chat, agent, following))
     await asyncio.wait_for(waits.wait(), 10)
     assert not running.done()
@@ -135,6 +135,19 @@ async def test_without_room_the_summary_that_is_on_its_way_is_waited_for(
     found = await look(chat, turn.lineage_id)
     assert found.compressions[0] == ("preflight", "compressed", "model")
     assert asked_for_summaries(llm) == found.depth == 1
+    await agent.close()
+
+
+async def test_a_turn_goes_on_beside_the_summary_that_is_on_its_way_as_long_as_it_fits_into_the_input_window(
+    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+) -> None:
+    agent = started(chat, medium)
+    turn = await begun(chat, agent, llm)
+    following = await chat.start(LINES * 12)
+    prompt = await asyncio.wait_for(agent.check(following), 10)
+    assert prompt.limits.urgent <= prompt.estimated < prompt.limits.input_window
+    await chat.finish(following, await asyncio.wait_for(agent.run(following, Sink(), prompt), 10))
+    assert (await look(chat, turn.lineage_id)).depth == 0
     await agent.close()
 
 
