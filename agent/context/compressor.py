@@ -172,7 +172,7 @@ class Compressor:
         if isinstance(plan, SkipReason):
             return job.not_needed(plan)
         target = job.limits.summary_tokens(plan.content_tokens)
-        handoff = target + _FRAME_TOKENS + estimated_text_tokens(plan.carried.behind(""))
+        handoff = target + _FRAME_TOKENS + job.estimator.text(plan.carried.behind(""))
         return CompressionPreview(
             head=plan.cut.head_end,
             middle=len(plan.rows),
@@ -210,6 +210,7 @@ class Compressor:
         record = None if previous is None else previous.text
         text, earlier = parted(record)
         limits = job.limits
+        facts_limit = min(limits.facts, (content - _MIN_CONTENT) // FACTS_DIVISOR)
         return _Plan(
             cut=cut,
             rows=middle,
@@ -221,7 +222,7 @@ class Compressor:
                 rows[: cut.head_end],
                 whole,
                 rules_limit=limits.rules,
-                facts_limit=min(limits.facts, (content - _MIN_CONTENT) // FACTS_DIVISOR),
+                facts_limit=job.estimator.unscaled(facts_limit),
                 redact=self._redact,
                 is_shared=job.request.style.is_shared,
             ),

@@ -54,6 +54,10 @@ class Estimator:
         """One text, as this model would count it."""
         return self._scaled(Size(estimated_text_tokens(text), 0))
 
+    def unscaled(self, tokens: int) -> int:
+        """So many tokens of text as this model counts them, as `estimated_text_tokens` does."""
+        return int(tokens / self._calibration.scale)
+
     def rows(self, rows: Iterable[Message], style: WireSettings) -> EstimatedTokens:
         """Rows as they stand on the wire, without what precedes them."""
         return self._scaled(self.rows_size(rows, style))

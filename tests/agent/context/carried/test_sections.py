@@ -6,14 +6,23 @@ import pytest
 
 from agent.context.carried.sections import Carried, parted
 from agent.context.commit import settle_undo
+from agent.context.compressor import Compressor
 from agent.context.cuts import handoff_in
-from agent.context.job import Compressed
+from agent.context.estimate import Estimator
+from agent.context.job import Compressed, PreparedCompression
+from agent.context.limits import LimitSettings, limits_of
+from agent.context.state import ContextState
 from agent.handoff import parse_handoff
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.turn import Answer
+from hermes_state.models.profiles import Calibration
+from hermes_state.redaction import redact
+from hermes_state.transcripts import NewMessage
 from hermes_state.values import LineageId, Origin
-from tests.agent.conftest import Chat, Sink
+from tests.agent.conftest import Chat, FixedClock, Sink
 from tests.agent.context.contexts import UNPAID, WORDS, agent_of, look, summary_of
+from tests.agent.context.rows import answer, human
+from tests.agent.engines.test_plugin_engine import job
 from tests.agents import SingleModelAgent
 from tests.fakes.fake_llm import LLM
 
@@ -124,3 +133,15 @@ async def test_a_fact_of_an_argument_stands_in_the_next_prompt(
     await agent.run(await chat.start("what is the code?"), Sink())
     prompt = str(llm.requests.rows[-1]["body"]["messages"])
     assert "call dump] text: 青岛 door code 48213" in prompt
+
+
+@pytest.mark.parametrize("scale", [0.7, 1.0, 1.4])
+async def test_the_room_of_facts_is_counted_as_the_model_counts(scale: float) -> None:
+    estimator, limits = Estimator(Calibration(scale=scale)), limits_of(32_768, 8_192, LimitSettings())
+    rows = [one for at in range(400) for one in (human(f"The lease of Bake{at} is OPS-{10_000 + at}."), answer(WORDS))]
+    given = job(tuple(rows), tokens=30_000, must_shrink=True, limits=limits, estimator=estimator)
+    result, _ = await Compressor(redact=redact, clock=FixedClock()).prepare(given, ContextState())
+    assert isinstance(result, PreparedCompression)
+    record = next(item.text for item in result.context if isinstance(item, NewMessage))
+    lines = "\n".join(line for line in (record or "").splitlines() if " person] " in line)
+    assert limits.facts * 0.85 <= estimator.text(lines) <= limits.facts
