@@ -80,7 +80,8 @@ class Bench:
     records: dict[tuple[object, ...], Record] = field(default_factory=dict)
     figures: dict[tuple[object, ...], Mapping[str, float]] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
-    system: str = ""
+    systems: dict[int, str] = field(default_factory=dict)
+    """System prompts, with the tools that fit, by window."""
 
     def run(
         self,
@@ -106,7 +107,7 @@ class Bench:
         for domain, key in keys.items():
             if key not in self.records:
                 self.records[key] = virtual(play(script_of(domain, window, density, shape), domain))
-                self.system = self.records[key].pieces[0]
+                self.systems[window] = self.records[key].pieces[0]
         return [self.records[key] for key in keys.values()]
 
     def other(self, policy: str, window: int, density: float) -> list[Mapping[str, float]] | None:
@@ -117,7 +118,7 @@ class Bench:
                 if policy not in REMEDIES:
                     return None
                 script = script_of(domain, window, density)
-                self.figures[key] = simulate(script, self.system, window, REMEDIES[policy])
+                self.figures[key] = simulate(script, self.systems[window], window, REMEDIES[policy])
         return [self.figures[key] for key in keys.values()]
 
     def ask_peer(self) -> None:
@@ -128,7 +129,7 @@ class Bench:
         keys = [
             (domain, window, density) for window in self.windows for density in (USUAL, DENSE) for domain in DOMAINS
         ]
-        jobs = [{"month": script_of(*key), "system": self.system, "window": key[1]} for key in keys]
+        jobs = [{"month": script_of(*key), "system": self.systems[key[1]], "window": key[1]} for key in keys]
         with tempfile.TemporaryDirectory(prefix="peer-quality-") as folder:
             path = Path(folder) / "months.json"
             path.write_text(json.dumps(jobs), encoding="utf-8")
