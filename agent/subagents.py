@@ -28,6 +28,8 @@ from hermes_state.aio import Backoff
 from hermes_state.errors import ModelError, SpendingCapExceeded, StoreBroken, StoreUnavailable, ToolError
 from hermes_state.journal import ModelAnswer
 from hermes_state.redaction import redact
+from hermes_state.store.locks import locks
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.tools.subagents import open_subagent
 from hermes_state.turns import RunningTurn, TurnMoved
@@ -184,7 +186,7 @@ class SubagentRunner:
         text, tokens = answer.text or NO_REPORT, answer.reported_prompt_tokens
         final = ModelAnswer(text=text, call=answer.call, reported_prompt_tokens=tokens)
         try:
-            await self.store.write_with_retry(journal.finish_turn, turn, final, self.clock.now())
+            await self.store.write_with_retry(_store_report, turn, final, self.clock)
         except TurnMoved:  # it was stopped meanwhile: only its cost is kept
             await model.client.ledger.record(Payer.of(turn.conversation), answer.call)
             raise
@@ -196,3 +198,9 @@ class SubagentRunner:
         sentence = f"the sub-agent has no report: {reason}"
         await self.store.write_with_retry(journal.fail_turn, turn.id, kind, sentence, self.clock.now())
         return ToolError(sentence)
+
+
+@locks(chat="turn.chat_id")
+def _store_report(db: Connection, turn: RunningTurn, final: ModelAnswer, clock: Clock) -> None:
+    """The end of a sub-agent. Of now however long it was tried: else the day's costs would miss it."""
+    journal.finish_turn(db, turn, final, clock.now())

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from datetime import UTC
 from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, Final
@@ -23,7 +24,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from agent.model.base import ChatModel, ModelRequest, Payer
-from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings
+from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, day_start
 from agent.model.catalog import Price
 from agent.model.client import ModelClient
 from agent.model.http import EndpointSettings
@@ -47,6 +48,7 @@ from hermes_state.values import (
     ChatKey,
     ChatKind,
     MicroUsd,
+    Millis,
     ModelCall,
     SystemClock,
     Tokens,
@@ -68,7 +70,7 @@ LAG_BAR = 50.0
 """Milliseconds, of all moments but each hundredth."""
 
 EARLIER_CALLS = 2_000
-"""In the ledger of the conversation, all of them today."""
+"""In the ledger of the conversation, spread over today."""
 _PRICE = Price(input=1.0, output=4.0, cache_read=0.1, cache_write=1.25)
 _LIMIT = MicroUsd(10**12)
 
@@ -218,8 +220,9 @@ def _with_earlier_calls(db: Connection) -> Payer:
     call = ModelCall(
         purpose="turn", route="bench", model="bench", outcome="ok", usage=usage, took_ms=900, cost=MicroUsd(1_400)
     )
-    for _ in range(EARLIER_CALLS):
-        ledger.record(db, None, session.lineage_id, call, now)
+    day = day_start(now, UTC)
+    for number in range(EARLIER_CALLS):
+        ledger.record(db, None, session.lineage_id, call, Millis(day + (now - day) * number // EARLIER_CALLS))
     return Payer(chat_id=chat_id, lineage_id=session.lineage_id)
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime, time, tzinfo
 from agent.model.base import Payer
 from hermes_state.errors import PriceNotFound, SpendingCapExceeded
 from hermes_state.models import ledger, profiles
-from hermes_state.models.ledger import cost_after, cost_of_chat, cost_of_conversation
+from hermes_state.models.ledger import cost_around, cost_of_chat, cost_of_conversation
 from hermes_state.store.writer import Store
 from hermes_state.text import dollars
 from hermes_state.values import Clock, MicroUsd, Millis, ModelCall
@@ -43,25 +43,29 @@ def midnight(day: date, zone: tzinfo | None) -> Millis:
     return Millis(round(datetime.combine(day, time.min, zone).timestamp() * 1_000))
 
 
+SETTLED_MILLIS = 10 * 60_000
+"""Age from which on the calls of a time are all in the ledger: far beyond the longest that a write is tried."""
+
+
 class DailyUsage:
-    """Spending of the whole gateway today: kept, so that no row of the ledger is read twice."""
+    """Spending of the whole gateway today: what is settled is added up once, and the last minutes at every look."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._since = Millis(0)
-        self._newest = 0
+        self._until = Millis(0)  # the calls ahead of it are in `_cost`
         self._cost = MicroUsd(0)
 
-    async def cost(self, since: Millis) -> MicroUsd:
+    async def cost(self, since: Millis, now: Millis) -> MicroUsd:
         """Cost of all calls since the day's beginning."""
-        if since != self._since:
-            self._since, self._newest, self._cost = since, 0, MicroUsd(0)
-        known, newest = self._cost, self._newest
-        more, newest = await self._store.read(cost_after, since, newest)
-        total = MicroUsd(known + more)
-        if since == self._since and newest >= self._newest:  # else somebody has looked further meanwhile
-            self._newest, self._cost = newest, total
-        return total
+        if since != self._since or now < self._until:  # a new day, or a clock that was set back
+            self._since, self._until, self._cost = since, since, MicroUsd(0)
+        begun, known = self._until, self._cost
+        until = Millis(max(begun, now - SETTLED_MILLIS))
+        settled, recent = await self._store.read(cost_around, begun, until)
+        if since == self._since and until > self._until:  # else somebody has looked further meanwhile
+            self._until, self._cost = until, MicroUsd(known + settled)
+        return MicroUsd(known + settled + recent)
 
 
 class SpendingCaps:
@@ -76,7 +80,8 @@ class SpendingCaps:
     async def check(self, payer: Payer) -> None:
         """Raises `SpendingCapExceeded` for the first cap that is used up."""
         limits = self._limits
-        since = day_start(self._clock.now(), limits.zone)
+        now = self._clock.now()
+        since = day_start(now, limits.zone)
         if limits.conversation is not None and payer.lineage_id is not None:
             spent = await self._store.read(cost_of_conversation, payer.lineage_id)
             _check_cap("costs.conversation_cap", spent, limits.conversation)
@@ -84,7 +89,7 @@ class SpendingCaps:
             spent = await self._store.read(cost_of_chat, payer.chat_id, since)
             _check_cap("costs.chat_daily_cap", spent, limits.chat_daily)
         if limits.daily is not None:
-            _check_cap("costs.daily_cap", await self._day.cost(since), limits.daily)
+            _check_cap("costs.daily_cap", await self._day.cost(since, now), limits.daily)
 
 
 def _check_cap(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:

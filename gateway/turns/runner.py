@@ -120,12 +120,12 @@ class TurnRunner:
         finally:
             await self._close(preview, turn, done)
         final = self._final(turn, done, tells_pressure=config.notices.pressure)
-        pressure, now = done.answer.pressure, self.clock.now()
+        pressure, clock = done.answer.pressure, self.clock
         try:
             await self.delivery.store_and_send(
                 turn,
                 final.markdown or final.text,
-                lambda parts: self.store.write_with_retry(_finish_turn, turn, final, pressure, now, parts),
+                lambda parts: self.store.write_with_retry(_finish_turn, turn, final, pressure, clock, parts),
             )
         except TurnMoved:  # the turn was stopped meanwhile: only its cost is kept
             await StoreLedger(self.store, self.clock).record(Payer.of(turn.conversation), final.call)
@@ -195,11 +195,14 @@ def _finish_turn(
     turn: RunningTurn,
     final: ModelAnswer,
     pressure: PressureEvent | None,
-    now: Millis,
+    clock: Clock,
     parts: Sequence[OutboundPart],
 ) -> OutboxRow | None:
-    """The end of a turn, with what its people know from then on; returns the reply if it is to be sent now."""
-    _, first_send = journal.finish_turn(db, turn, final, now, parts)
+    """The end of a turn, with what its people know from then on; returns the reply if it is to be sent now.
+
+    `clock`, not a time: tried again for an hour, it is still of now, so that the day's costs do not miss it.
+    """
+    _, first_send = journal.finish_turn(db, turn, final, clock.now(), parts)
     if pressure is not None:
         note_pressure(db, pressure)
     return first_send

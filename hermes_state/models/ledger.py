@@ -180,16 +180,21 @@ def cost_of_chat(db: Connection, chat_id: ChatId, since: Millis) -> MicroUsd:
     return scalar(db, MicroUsd, query, (chat_id, since))
 
 
-def cost_after(db: Connection, since: Millis, call_id: int) -> tuple[MicroUsd, int]:
-    """Cost of the calls since then that were recorded after the call `call_id`, and the newest call there is.
+# Purpose: what the calls since a moment cost, those ahead of another one and those from it on.
+_COST_AROUND = """
+SELECT coalesce(sum(CASE WHEN created_at < ? THEN cost_microusd END), 0),
+  coalesce(sum(CASE WHEN created_at >= ? THEN cost_microusd END), 0)
+FROM model_calls WHERE created_at >= ?
+"""
 
-    With the newest call of its last answer, a caller that asks again and again reads each row once.
+
+def cost_around(db: Connection, since: Millis, until: Millis) -> tuple[MicroUsd, MicroUsd]:
+    """Cost of the calls since then and ahead of `until`, and of those from `until` on.
+
+    By time, not by id: where several write, a call may appear behind one with a higher id.
     """
-    newest = scalar(db, int, "SELECT coalesce(max(id), 0) FROM model_calls")
-    query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE created_at >= ?"
-    if call_id:  # else by time: the first look of a day must not read the whole ledger
-        query = f"{query} AND id > ?"
-    return scalar(db, MicroUsd, query, (since, call_id) if call_id else (since,)), newest
+    older, newer = db.execute(_COST_AROUND, (until, until, since)).fetchone()
+    return MicroUsd(int(older)), MicroUsd(int(newer))
 
 
 # ---- insights ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from hermes_state import outbox
 from hermes_state.aio import Backoff
@@ -13,7 +14,7 @@ from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, SystemClock
 from tests.gateway.helpers import DIRECT, MemoryAdapter, TestGateway, eventually, hanging, serving
-from tests.hermes_state.helpers import locked_by_another_process
+from tests.hermes_state.helpers import locked_by_another_process, set_max_pages
 
 DAY_MS = 86_400_000
 JUMPS = pytest.mark.parametrize("jump", [-DAY_MS, DAY_MS], ids=["back", "forward"])
@@ -163,3 +164,21 @@ async def test_a_conversation_begun_before_the_clock_was_set_back_stays_the_olde
         assert [row.text for row in history if row.role == "user"] in (["older", "newer"], ["newer", "older"])
         newest_first = await store.read(lambda db: load_history(db, chat, 2))
         assert {row.text for row in newest_first} == {"newer", "echo: newer"}
+
+
+async def test_an_answer_that_waited_long_for_a_full_disk_costs_the_day_on_which_it_is_stored(
+    store: Store, tmp_path: Path
+) -> None:
+    clock = TurnedClock()
+    async with serving(store, tmp_path, clock=clock) as gateway:
+        hang = await hanging(gateway)
+        await store.write(set_max_pages, 0)
+        with capture_logs() as logs:
+            hang.text = "x" * 200_000
+            hang.release()
+            await eventually(lambda: any(log["event"] == "store.write_delayed" for log in logs), "the disk is full")
+        clock.offset = DAY_MS
+        await store.write(set_max_pages, None)
+        await gateway.replies(1)
+        [(at,)] = await gateway.rows("SELECT created_at FROM model_calls")
+        assert at >= clock.now() - DAY_MS // 2

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from agent.model.base import Payer
-from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, day_start
+from agent.model.caps import SETTLED_MILLIS, DailyUsage, SpendingCaps, SpendingCapSettings, day_start
 from gateway.cli import app
 from gateway.operator.render import WIDTH, insights_block, insights_notes, money, today_lines, usage_lines
 from gateway.operator.spending import (
@@ -105,9 +105,9 @@ async def test_a_daily_cap_opens_again_at_midnight(store: Store) -> None:
     clock = Hands(START + HOUR)
     caps = SpendingCaps(store, SpendingCapSettings(daily=MicroUsd(500_000), zone=BERLIN), DailyUsage(store), clock)
     await caps.check(Payer())
-    await spend(store, START)
+    await spend(store, clock.time)
     await caps.check(Payer())
-    await spend(store, START)
+    await spend(store, clock.time)
     with pytest.raises(SpendingCapExceeded) as refused:
         await caps.check(Payer())
     assert (refused.value.cap, refused.value.spent, refused.value.limit) == ("costs.daily_cap", 500_000, 500_000)
@@ -119,12 +119,46 @@ async def test_a_daily_cap_opens_again_at_midnight(store: Store) -> None:
 
 
 async def test_sums_of_a_day_are_right_however_many_look_at_the_same_time(store: Store) -> None:
-    day = DailyUsage(store)
+    day, since = DailyUsage(store), Millis(START)
     for number in range(1, 9):
-        looks = [day.cost(Millis(START)) for _ in range(4)]
-        await asyncio.gather(*looks, spend(store, START), *[day.cost(Millis(START)) for _ in range(4)])
-        assert await day.cost(Millis(START)) == number * 250_000
-    assert await DailyUsage(store).cost(Millis(START + 1)) == 0
+        now = Millis(START + number * HOUR)
+        looks = [day.cost(since, now) for _ in range(4)]
+        await asyncio.gather(*looks, spend(store, now), *[day.cost(since, now) for _ in range(4)])
+        assert await day.cost(since, now) == number * 250_000
+    assert await DailyUsage(store).cost(Millis(now + 1), now) == 0
+
+
+async def test_a_call_that_appears_behind_one_with_a_higher_id_is_not_missed(store: Store) -> None:
+    """As where several write: ids are given in one order, and committed in another."""
+    day, since, now = DailyUsage(store), Millis(START), Millis(START + HOUR)
+
+    async def spend_as(call_id: int, at: int) -> None:
+        await spend(store, at)
+        move = "UPDATE model_calls SET id = ? WHERE id = (SELECT max(id) FROM model_calls)"
+        await store.write(lambda db: db.execute(move, (call_id,)))
+
+    await spend_as(200, now - HOUR // 2)
+    await spend_as(300, now)
+    assert await day.cost(since, now) == 500_000
+    await spend_as(100, now - 9 * 60_000)
+    assert await day.cost(since, now) == 750_000
+
+
+async def test_what_is_settled_is_added_up_once(store: Store) -> None:
+    day, since, now = DailyUsage(store), Millis(START), Millis(START + HOUR)
+    for at in (now - HOUR // 2, now - SETTLED_MILLIS, now):
+        await spend(store, at)
+    assert await day.cost(since, now) == 750_000
+    await store.write(lambda db: db.execute("DELETE FROM model_calls WHERE created_at < ?", (now - SETTLED_MILLIS,)))
+    assert await day.cost(since, now) == 750_000
+    assert await day.cost(since, Millis(now + SETTLED_MILLIS)) == 750_000
+
+
+async def test_a_clock_that_was_ahead_for_a_while_hides_no_call_of_the_day(store: Store) -> None:
+    day, since, now = DailyUsage(store), Millis(START), Millis(START + HOUR)
+    assert await day.cost(since, Millis(now + 5 * HOUR)) == 0
+    await spend(store, now)
+    assert await day.cost(since, now) == 250_000
 
 
 async def test_a_chats_cap_counts_its_own_calls_alone(store: Store) -> None:

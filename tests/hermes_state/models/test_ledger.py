@@ -9,7 +9,7 @@ import pytest
 from hermes_state.models import ledger
 from hermes_state.models.ledger import (
     TotalUsage,
-    cost_after,
+    cost_around,
     cost_of_chat,
     cost_of_conversation,
     load_by_purpose,
@@ -90,15 +90,12 @@ def test_conversations_are_apart_and_chats_are_the_sum_of_theirs(db: sqlite3.Con
     }
 
 
-def test_a_day_is_read_once_and_then_only_what_is_new(db: sqlite3.Connection) -> None:
-    assert cost_after(db, START, 0) == (0, 0)
-    ledger.record(db, None, None, PRICED, Millis(START - 1))
-    ledger.record(db, None, None, PRICED, START)
-    cost, newest = cost_after(db, START, 0)
-    assert cost == 250
-    assert cost_after(db, START, newest) == (0, newest)
-    ledger.record(db, None, None, PRICED, Millis(START + 1))
-    assert cost_after(db, START, newest) == (250, newest + 1)
+def test_costs_of_a_day_are_told_up_to_a_moment_and_from_then_on(db: sqlite3.Connection) -> None:
+    assert cost_around(db, START, START) == (0, 0)
+    for at in (START - 1, START, START + 9, START + 10):
+        ledger.record(db, None, None, PRICED, Millis(at))
+    assert cost_around(db, START, Millis(START + 10)) == (500, 250)
+    assert cost_around(db, Millis(START + 1), START) == (0, 500)
 
 
 def test_a_share_is_of_everything_that_was_read() -> None:

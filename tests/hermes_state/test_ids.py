@@ -1,0 +1,58 @@
+"""Ids are not commit order: where several write, a row may appear behind one with a higher id.
+
+Within a chat they are: whoever writes there holds its lock before the first id is given. So whoever remembers an id as
+"seen up to" has to stay within one chat, or misses rows for ever.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("hermes_state", "agent", "gateway", "platforms")
+COMPARED = re.compile(r"\b(?:\w+_)?(?:row)?id (?:<|>)=? |\bmax\((?:\w+\.)?(?:row)?id\)", re.IGNORECASE)
+"""An id that is compared with another, and the highest one of a table."""
+
+ONE_CHAT = "rows of one chat, turn or conversation"
+SQLITE = "SQLite's own full text, which one writer keeps"
+ALLOWED: Mapping[str, tuple[int, str]] = {
+    "agent/tools/budgets.py": (2, ONE_CHAT),
+    "agent/tools/files/send_file.py": (1, ONE_CHAT),
+    "gateway/commands/stop.py": (2, ONE_CHAT),
+    "gateway/turns/bursts.py": (2, ONE_CHAT),
+    "hermes_state/admin/conversations.py": (1, "pages of one run: what begins meanwhile is the next one's, by time"),
+    "hermes_state/admin/repair.py": (1, "a file at rest"),
+    "hermes_state/attachments.py": (1, "the order in which files go, nothing is remembered"),
+    "hermes_state/chats.py": (1, ONE_CHAT),
+    "hermes_state/inbox.py": (2, ONE_CHAT),
+    "hermes_state/journal.py": (1, ONE_CHAT),
+    "hermes_state/search/index.py": (6, SQLITE),
+    "hermes_state/search/ranking.py": (6, SQLITE),
+    "hermes_state/transcripts.py": (2, ONE_CHAT),
+    "hermes_state/turns.py": (1, ONE_CHAT),
+    "platforms/discord/event_queue.py": (1, "ids that Discord gives, by time"),
+}
+"""Comparisons in a file, and why they miss nothing."""
+
+
+def test_nobody_remembers_an_id_as_seen_up_to() -> None:
+    found = {
+        str(path.relative_to(ROOT)): len(COMPARED.findall(path.read_text()))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    }
+    assert {path: count for path, count in found.items() if count} == {
+        path: count for path, (count, _) in ALLOWED.items()
+    }
+
+
+@pytest.mark.parametrize("text", ["WHERE m.id > ?", "AND rowid <= :seen", "SELECT max(m.id) FROM", "if row.id < last:"])
+def test_a_comparison_is_seen(text: str) -> None:
+    assert COMPARED.search(text)
+
+
+@pytest.mark.parametrize("text", ["o.id <> outbox.id", "WHERE id = ?", "def new_id() -> int", "valid > 3"])
+def test_nothing_else_is(text: str) -> None:
+    assert not COMPARED.search(text)
