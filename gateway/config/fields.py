@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from gateway.config.files import KeyPath
 from gateway.config.settings import Config
-from gateway.config.types import field_notes
+from gateway.config.types import field_notes, passwords_in
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -48,6 +48,8 @@ def secrets_of(config: BaseModel) -> tuple[str, ...]:
 def _secrets_in(value: object) -> Iterator[str]:
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
+    elif isinstance(value, str):
+        yield from passwords_in(value)
     elif isinstance(value, BaseModel):
         yield from secrets_of(value)
     elif isinstance(value, Mapping):

@@ -124,6 +124,24 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     )
 
 
+def find_store_url(environ: Mapping[str, str]) -> str | None:
+    """Address of the database as it is configured, whatever is wrong with other settings; None for the file.
+
+    Raises `ConfigError` where it cannot be used, or the files cannot be read.
+    """
+    state = find_state(environ)
+    env_file, _ = read_env_file(state.env_file)
+    credentials, _ = _read_credentials(environ)
+    sources = (("", environ), ("credential ", credentials), (f"{state.env_file}: ", env_file))
+    file = read_yaml(state.config_file)
+    key: KeyPath = ("store", "url")
+    found = _choose(sources, file).get(key)
+    config, problems = _checked({key: found} if found is not None else {}, file)
+    if config is None:
+        raise ConfigRejected(problems, ())
+    return config.store.url
+
+
 def process_environment() -> Mapping[str, str]:
     """The environment of this process; the only place that reads it."""
     return dict(os.environ)

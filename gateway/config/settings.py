@@ -39,6 +39,7 @@ from gateway.config.types import (
     People,
     Secret,
     SocketUrl,
+    StoreUrl,
     TimeZone,
     Url,
     WebhookSecret,
@@ -261,10 +262,16 @@ class TranscriptionConfig(BaseConfig):
 class StoreConfig(BaseConfig):
     """The database."""
 
+    url: StoreUrl | None = setting(None, default_text="the file `state.db` in the state directory", restart=True)
+    """Address of a PostgreSQL database, such as `postgresql://hermes@db.example.org/hermes`; its password counts as a
+    secret."""
     synchronous: Annotated[Literal["full", "normal"], AnyCase] = setting("full", restart=True)
-    """`full`: what was acknowledged survives a power cut. `normal`: faster, may lose the last moments in one."""
+    """`full`: what was acknowledged survives a power cut. `normal`: faster, may lose the last moments in one. Of the
+    file; PostgreSQL has a setting of its own."""
     readers: int = setting(2, ge=1, le=16, unit="connections", restart=True)
     """Connections for reading."""
+    writers: int = setting(2, ge=1, le=16, unit="connections", restart=True)
+    """Connections for writing to PostgreSQL; a file has one."""
     busy_seconds: float = setting(30, ge=1, le=600, unit="seconds", restart=True)
     """Longest wait of a write while another process locks the file."""
     settled_days: int = setting(30, ge=1, le=3_650, unit="days")

@@ -3,9 +3,9 @@
 import json
 import re
 import zoneinfo
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, TypeAlias, cast
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic.config import JsonDict
@@ -152,6 +152,26 @@ def _url_like(example: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+_POSTGRES = re.compile(r"postgres(ql)?://([^\s/?#@:]*(:[^\s/?#@:]*)?@)?[^\s/?#@]*(/[^\s/?#@]*)?(\?[^\s#]*)?")
+_PASSWORD = re.compile(r"[a-z]+://[^\s/?#@:]*:([^\s/?#@]+)@|[?&](?:ssl)?password=([^\s&#]+)")
+
+
+def _store_url(value: str) -> str:
+    if _POSTGRES.fullmatch(value) is None:
+        raise ValueError(
+            "must be an address such as postgresql://hermes@db.example.org/hermes, with %40 and so on for @ and other "
+            "signs in a password; not set, the database is the file state.db in the state directory"
+        )
+    return value
+
+
+def passwords_in(address: str) -> Iterator[str]:
+    """Passwords that an address carries: as they are written there, and as they are meant."""
+    for found in _PASSWORD.finditer(address):
+        written = found[1] or found[2]
+        yield from dict.fromkeys((written, unquote(written)))
+
+
 def _host_name(value: str) -> str:
     """Name or number of a host, as it stands in an address."""
     name = value.strip().lower().removeprefix("*.").strip(".").removeprefix("[").removesuffix("]")
@@ -200,6 +220,7 @@ AnyCase = BeforeValidator(lambda value: value.strip().lower() if isinstance(valu
 Secret: TypeAlias = Annotated[SecretStr, Trimmed, AfterValidator(_key_like)]
 Url: TypeAlias = Annotated[str, Trimmed, _url_like("https://example.org")]
 Hosts: TypeAlias = Annotated[tuple[Annotated[str, AfterValidator(_host_name)], ...], BeforeValidator(listed)]
+StoreUrl: TypeAlias = Annotated[str, Trimmed, AfterValidator(_store_url)]
 SocketUrl: TypeAlias = Annotated[str, Trimmed, _url_like("wss://gateway.example.org")]
 Person: TypeAlias = Annotated[str, BeforeValidator(_user_ref)]
 People: TypeAlias = Annotated[tuple[Person, ...], BeforeValidator(listed)]

@@ -1,0 +1,69 @@
+"""The address of a database elsewhere, and that its password is seen nowhere."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config import find_store_url, load_config
+from hermes_state.errors import ConfigError
+from hermes_state.redaction import Redactor
+
+PASSWORD = "s3cret%40Word"
+
+
+def environ(home: Path, **variables: str) -> dict[str, str]:
+    return {"HOME": str(home), "HERMES_HOME": str(home / "state"), **variables}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://hermes@db.example.org/hermes",
+        f"postgres://hermes:{PASSWORD}@db.example.org:5433/hermes?sslmode=require",
+        "postgresql:///hermes?host=/run/postgresql",
+        "postgresql://one,two:5433/hermes?target_session_attrs=read-write",
+        "postgresql://hermes@[::1]:5432/hermes",
+    ],
+)
+def test_addresses_that_postgresql_knows_are_taken(tmp_path: Path, url: str) -> None:
+    assert load_config(environ(tmp_path, HERMES_STORE__URL=f" {url}\n")).config.store.url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://hermes:s3cretWord@db/hermes",
+        "/var/lib/hermes.db",
+        "host=db password=s3cretWord",
+        "postgresql://hermes:s3cretWord/more@db/hermes",
+        "postgresql://hermes:s3cretWord@more@db/hermes",
+        "postgresql://hermes:s3cretWord#@db/hermes",
+    ],
+)
+def test_any_other_address_is_refused_in_one_sentence_without_its_password(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match=r"HERMES_STORE__URL: store\.url: must be an address such as") as caught:
+        load_config(environ(tmp_path, HERMES_STORE__URL=url))
+    assert "s3cretWord" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_password_counts_as_a_secret_as_it_is_written_and_as_it_is_meant(tmp_path: Path) -> None:
+    url = f"postgresql://hermes:{PASSWORD}@db/hermes?sslpassword=of-the-key"
+    loaded = load_config(environ(tmp_path, HERMES_STORE__URL=url))
+    assert {PASSWORD, "s3cret@Word", "of-the-key"} <= set(loaded.secrets())
+    shown = Redactor(loaded.secrets())("FATAL: role hermes with s3cret@Word; asked with s3cret%40Word, of-the-key")
+    assert not any(secret in shown for secret in loaded.secrets())
+
+
+def test_an_address_without_a_password_holds_no_secret(tmp_path: Path) -> None:
+    assert load_config(environ(tmp_path, HERMES_STORE__URL="postgresql://hermes@db/hermes")).secrets() == ()
+
+
+def test_the_address_is_found_whatever_is_wrong_with_other_settings(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    text = "store: {url: 'postgresql://db/hermes', readers: -1}\nnonsense: 1\n"
+    (tmp_path / "state" / "config.yaml").write_text(text)
+    assert find_store_url(environ(tmp_path)) == "postgresql://db/hermes"
+    assert find_store_url(environ(tmp_path, HERMES_STORE__URL="postgresql://db/other")) == "postgresql://db/other"
+    with pytest.raises(ConfigError, match=r"store\.url"):
+        find_store_url(environ(tmp_path, HERMES_STORE__URL="sqlite:///file"))
