@@ -53,6 +53,7 @@ from gateway.turns.terminal import terminal_settings
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
 from hermes_state.aio import run_until
+from hermes_state.engines.opening import StoreSettings, open_store
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.redaction import Redactor
@@ -84,19 +85,17 @@ async def run_daemon(
     ours to open, `StoreUnavailable` when it cannot be opened.
     """
     prepare_home(loaded.home)
-    store = await SqliteStore.open(
-        loaded.database,
-        synchronous="NORMAL" if loaded.config.store.synchronous == "normal" else "FULL",
-        readers=loaded.config.store.readers,
-        busy_seconds=loaded.config.store.busy_seconds,
-        is_fresh=is_fresh,
+    wanted = loaded.config.store
+    settings = StoreSettings(
+        synchronous="NORMAL" if wanted.synchronous == "normal" else "FULL",
+        readers=wanted.readers,
+        writers=wanted.writers,
+        busy_seconds=wanted.busy_seconds,
     )
-    try:
+    async with open_store(loaded.database, wanted.url, settings, is_fresh=is_fresh) as store:
         daemon = _Daemon(loaded, store, environ, extra_tools, SystemClock())
         _freeze_memory()
         await daemon.run()
-    finally:
-        await store.close()
     return 0
 
 

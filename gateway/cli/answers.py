@@ -1,14 +1,15 @@
 """Answers for the command line: the daemon's, or those of the database itself while no daemon has it open."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.config import load_config, process_environment
+from gateway.config import find_store_url, load_config, process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
-from hermes_state.admin.overview import open_resting
+from hermes_state.engines.opening import open_resting
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.redaction import Redactor
 from hermes_state.store.sql import Connection
@@ -22,6 +23,21 @@ def configured_redactor() -> Redactor:
         return Redactor(load_config(process_environment()).secrets())
     except ConfigError:
         return Redactor()  # rows are shown anyway
+
+
+def configured_database() -> tuple[Path, str | None]:
+    """The database as a file and, where one is configured, as an address.
+
+    A file that is there can be read without a configuration that can.
+    """
+    environ = process_environment()
+    path = find_state(environ).database
+    try:
+        return path, find_store_url(environ)
+    except ConfigError:
+        if path.exists():
+            return path, None
+        raise
 
 
 def ask_or_read(
@@ -44,7 +60,7 @@ def ask_or_read(
     try:
         found = ask(state.control_socket, request, args, timeout_seconds=timeout_seconds)
     except DaemonNotRunningError:
-        with open_resting(state.database) as db:
+        with open_resting(*configured_database()) as db:
             if db is None and empty is None:
                 raise CommandError("There is no database yet; the first start makes it.") from None
             found = empty if db is None else read(db, request, args)

@@ -18,6 +18,7 @@ from gateway.config.types import BaseConfig
 from gateway.models.auxiliary import all_routes
 from gateway.models.call_settings import missing_keys
 from gateway.models.capacity import capacity_in, window_from
+from hermes_state.engines.opening import missing_driver
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import MARK, redact
 
@@ -38,6 +39,8 @@ def check(as_json: Json = False) -> None:
         for route in all_routes(loaded.config):
             if (missing := missing_extra(route.protocol)) is not None:
                 raise ConfigError(missing)
+        if (missing := missing_driver(loaded.config.store.url)) is not None:
+            raise ConfigError(missing)
     except ConfigError as error:
         if not as_json:
             raise

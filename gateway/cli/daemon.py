@@ -5,12 +5,14 @@ from typing import Annotated
 import msgspec
 import typer
 
+from gateway.cli.answers import configured_database
 from gateway.cli.database import repair
 from gateway.cli.output import Json, echo, print_json, show, table, tree
 from gateway.config import process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
-from hermes_state.admin.overview import load_overview, open_resting
+from hermes_state.admin.overview import load_overview
+from hermes_state.engines.opening import open_resting
 from hermes_state.errors import CommandError
 from hermes_state.imports import without
 from hermes_state.text import counted
@@ -45,7 +47,7 @@ def status(as_json: Json = False) -> None:
         answer = {"running": True, **ask(state.control_socket, "status")}
     except DaemonNotRunningError:
         answer = {"running": False, "home": str(state.home)}
-        with open_resting(state.database) as db:  # refuses when somebody holds it and does not answer
+        with open_resting(*configured_database()) as db:  # refuses when somebody holds it and does not answer
             if db is not None:
                 answer["database"] = msgspec.structs.asdict(load_overview(db))
     show(answer, tree(answer), as_json=as_json)

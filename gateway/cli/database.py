@@ -1,19 +1,21 @@
 """`hermes-gateway backup` and `doctor --repair`: copies of the database, and what is left of a damaged one."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from gateway.cli.answers import configured_database
 from gateway.cli.output import Json, show, tree
-from gateway.config import process_environment
+from gateway.config import find_store_url, process_environment
 from gateway.config.files import find_state, locate_home
 from gateway.operator.socket import DaemonNotRunningError, ask
-from hermes_state.admin.overview import open_resting
 from hermes_state.engines.sqlite.backup import copy_into
-from hermes_state.errors import CommandError
+from hermes_state.engines.sqlite.resting import open_resting_file
+from hermes_state.errors import CommandError, ConfigError
 
 _BACKUP_SECONDS = 3_700.0
 """Longest wait for the daemon's copy, in seconds: more than it takes by its own limit."""
@@ -30,7 +32,10 @@ def backup(
     try:
         size = ask(state.control_socket, "backup", {"file": str(target)}, timeout_seconds=_BACKUP_SECONDS)["bytes"]
     except DaemonNotRunningError:
-        with open_resting(state.database) as db:
+        path, url = configured_database()
+        if url is not None:
+            raise CommandError("The database is in PostgreSQL: pg_dump makes its backups.") from None
+        with open_resting_file(path) as db:
             if db is None:
                 raise CommandError("There is no database yet; the first start makes it.") from None
             db.execute("BEGIN")
@@ -48,7 +53,15 @@ def repair(*, as_json: bool) -> None:
     """Save what can be read of a damaged database into a new one, which takes its place."""
     from hermes_state.admin.repair import repair_database
 
-    path = locate_home(process_environment()) / "state.db"
+    environ = process_environment()
+    path, url = locate_home(environ) / "state.db", None
+    with suppress(ConfigError):  # of a file that is to be repaired
+        url = find_store_url(environ)
+    if url is not None:
+        raise CommandError(
+            "The database is in PostgreSQL, which repairs it when it starts. What is damaged beyond that comes from a "
+            "backup that pg_dump has made."
+        )
     report = repair_database(path)
     result = {"database": str(path), **({"sound": True} if report is None else msgspec.to_builtins(report))}
     show(result, tree(result), as_json=as_json)

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_rows, pairing_row, revoke_pairing
-from gateway.cli.answers import ask_or_read
+from gateway.cli.answers import ask_or_read, configured_database
 from gateway.cli.output import Json, show, table
 from gateway.config import process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.pairings import Pairing, UserRole
-from hermes_state.engines.sqlite.store import SqliteStore
+from hermes_state.engines.opening import open_store
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
 from hermes_state.values import Millis, SystemClock, UserRef
@@ -70,14 +70,12 @@ def _decide(request: str, args: dict[str, str], decide: Callable[[Connection, Mi
     try:
         return ask(state.control_socket, request, args)
     except DaemonNotRunningError:
-        if not state.database.exists():
+        path, url = configured_database()
+        if url is None and not path.exists():
             raise
-    return pairing_row(asyncio.run(_at_rest(state.database, decide)))
+    return pairing_row(asyncio.run(_at_rest(path, url, decide)))
 
 
-async def _at_rest(database: Path, decide: Callable[[Connection, Millis], Pairing]) -> Pairing:
-    store = await SqliteStore.open(database)
-    try:
+async def _at_rest(path: Path, url: str | None, decide: Callable[[Connection, Millis], Pairing]) -> Pairing:
+    async with open_store(path, url) as store:
         return await store.write(locks(EVERYTHING)(decide), SystemClock().now())
-    finally:
-        await store.close()

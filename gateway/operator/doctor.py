@@ -31,7 +31,7 @@ from agent.model.sizes import SizeSource
 from agent.tools.mcp.servers import missing_sdk
 from agent.tools.mcp.settings import ServerState, ServerStatus
 from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
-from gateway.config import ConfigRejected, LoadedConfig, load_config
+from gateway.config import ConfigRejected, LoadedConfig, find_store_url, load_config
 from gateway.config.files import StateDirectory, locate_home
 from gateway.config.settings import Config
 from gateway.models.auxiliary import all_routes, route_for
@@ -42,7 +42,9 @@ from gateway.models.window import fixed_prompt_tokens, load_configured_profile, 
 from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
 from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.turns.terminal import terminal_settings
-from hermes_state.admin.overview import load_overview, open_resting, quick_check
+from hermes_state.admin.overview import describe, load_overview
+from hermes_state.admin.overview import find_fault as find_database_fault
+from hermes_state.engines.opening import open_resting
 from hermes_state.engines.sqlite.connections import check_engine
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError, ToolError
 from hermes_state.search.index import find_fault, load_progress
@@ -92,14 +94,14 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
         yield from _warnings(error.warnings if isinstance(error, ConfigRejected) else ())
         yield from _home(locate_home(environ))
         if isinstance(error, ConfigRejected):  # else what lies there may not be ours
-            yield from _state(StateDirectory(home=locate_home(environ)))
+            yield from _state(StateDirectory(home=locate_home(environ)), environ)
         return
     places = sorted({source for source in loaded.sources.values() if source != "default"})
     where = f"Settings from {', '.join(places)}." if places else "Nothing is configured; defaults are in use."
     yield fine("config", where)
     yield from _warnings(loaded.warnings)
     yield from _home(loaded.home)
-    state = list(_state(loaded))
+    state = list(_state(loaded, environ))
     yield from state
     for check in (_access, _models, _settings, _extras, _servers, _costs, _files):
         yield from check(loaded)
@@ -114,12 +116,13 @@ def _warnings(warnings: Sequence[str]) -> Iterator[CheckResult]:
     return (warning("environment", text) for text in warnings)
 
 
-def _state(state: StateDirectory) -> Iterator[CheckResult]:
+def _state(state: StateDirectory, environ: Mapping[str, str]) -> Iterator[CheckResult]:
     existing = next(path for path in (state.home, *state.home.parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
     result = failed if free < MIN_DISK_BYTES else warning if free < LOW_DISK_BYTES else fine
     yield result("disk", f"{free / 1e9:.1f} GB free at {existing}.")
-    yield from _database(state)
+    with suppress(ConfigError):  # the configuration's finding has said what is wrong with the address
+        yield from _database(state, find_store_url(environ))
 
 
 def _engine() -> Iterator[CheckResult]:
@@ -158,12 +161,12 @@ def _home(home: Path) -> Iterator[CheckResult]:
         yield fine("home", f"{home} is ours and closed to others.")
 
 
-def _database(state: StateDirectory) -> Iterator[CheckResult]:
+def _database(state: StateDirectory, url: str | None) -> Iterator[CheckResult]:
     """Check the database; a running daemon does it: a second process must not read a file that it may be writing to."""
     try:
         answer = ask(state.control_socket, "doctor", timeout_seconds=60)
     except DaemonNotRunningError:
-        yield from _resting_database(state)
+        yield from _resting_database(state, url)
     except CommandError as error:
         yield failed("daemon", f"The daemon runs but could not answer: {error}")
     else:
@@ -176,17 +179,18 @@ def _database(state: StateDirectory) -> Iterator[CheckResult]:
         yield from found
 
 
-def _resting_database(state: StateDirectory) -> Iterator[CheckResult]:
+def _resting_database(state: StateDirectory, url: str | None) -> Iterator[CheckResult]:
     if (who := holder(state.lock_file)) is not None:
         yield failed("daemon", f"The database is held by {who}, which does not answer at {state.control_socket}.")
         return
     yield skipped("daemon", "The daemon is not running.")
     try:
-        with open_resting(state.database) as db:
+        with open_resting(state.database, url) as db:
             if db is not None:
                 yield check_database(db)
-                yield check_index(state.database, load_progress(db))
-            elif state.database.exists():
+                if url is None:
+                    yield check_index(state.database, load_progress(db))
+            elif url is not None or state.database.exists():
                 text = "The database is still empty: a start failed before it had made the tables. "
                 yield skipped("database", f"{text}The next start makes them.")
             else:
@@ -196,14 +200,13 @@ def _resting_database(state: StateDirectory) -> Iterator[CheckResult]:
 
 
 def check_database(db: Connection) -> CheckResult:
-    """Check integrity and size of the database; the daemon answers `doctor` with this, from one of its readers."""
-    verdict = quick_check(db)
-    if verdict != "ok":
-        return failed("database", f"The database is damaged: {verdict}")
+    """Check the database and its size; the daemon answers `doctor` with this, from one of its readers."""
+    if (fault := find_database_fault(db)) is not None:
+        return failed("database", fault)
     seen = load_overview(db)
     return fine(
         "database",
-        f"The database is sound: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
+        f"{describe(db)}: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
         f"{seen.messages} messages, {seen.waiting} waiting, {seen.undelivered} undelivered.",
     )
 
@@ -247,7 +250,10 @@ def _context(loaded: LoadedConfig, done: Sequence[CheckResult]) -> Iterator[Chec
     if any(result.check == "context" for result in done):
         return
     profile = None
-    with suppress(HermesError), open_resting(loaded.database) as db:  # another finding says what is wrong with it
+    with (
+        suppress(HermesError),
+        open_resting(loaded.database, loaded.config.store.url) as db,
+    ):  # another finding says what is wrong with it
         profile = load_configured_profile(db, loaded.config) if db is not None else None
     name = engine.name if engine is not None else None
     yield check_context(loaded.config, *window_of(loaded.config, profile), engine=name)

@@ -61,6 +61,11 @@ class Server:
     may_create: bool
 
     @property
+    def release(self) -> str:
+        """Version as people write it: `15.18`."""
+        return f"{self.version // 10000}.{self.version % 10000}"
+
+    @property
     def name(self) -> str:
         """Name of the database in sentences."""
         return f"the PostgreSQL database {self.database}"
@@ -83,13 +88,33 @@ def migrate(db: Connection, migrations: Sequence[Migration] | None = None, lock_
         pass
 
 
+def load_server(db: Connection) -> Server:
+    """The server that `db` is connected to."""
+    (server,) = select(db, Server, _SERVER)
+    return server
+
+
+def load_version(db: Connection) -> int:
+    """Schema version of the database, 0 of an empty one; changes nothing.
+
+    Raises `DatabaseRejected` and `StoreUnavailable` as `migrate` does, also where it has something to do that it may
+    not.
+    """
+    server, migrations = load_server(db), shipped_migrations()
+    check_server(server)
+    version = _version(db, server, migrations)
+    if version < migrations[-1].number:
+        _check_may_create(server)
+    return version
+
+
 def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: float) -> bool:
     """Apply the first migration that the database has not seen; true if there are more."""
     db.execute("BEGIN")
     try:
         db.execute(f"SET LOCAL lock_timeout = {int(lock_seconds * 1000)}")
         db.execute(_LOCK)
-        (server,) = select(db, Server, _SERVER)
+        server = load_server(db)
         check_server(server)
         version = _version(db, server, migrations)
         pending = [migration for migration in migrations if migration.number > version]
@@ -113,8 +138,9 @@ def check_server(server: Server) -> None:
     `StoreUnavailable` where nothing can be written.
     """
     if server.version < 140000:
-        release = f"{server.version // 10000}.{server.version % 10000}"
-        raise DatabaseRejected(f"PostgreSQL 14 or newer is needed, the server of {server.database} has {release}")
+        raise DatabaseRejected(
+            f"PostgreSQL 14 or newer is needed, the server of {server.database} has {server.release}"
+        )
     if server.encoding != "UTF8":
         raise DatabaseRejected(
             f"{server.name} has the encoding {server.encoding}: make one with ENCODING 'UTF8' TEMPLATE template0"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.admin.overview import open_resting
 from hermes_state.admin.retention import checkpoint
+from hermes_state.engines.opening import open_resting
 from hermes_state.engines.sqlite.presence import marker_of
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import DatabaseRejected, StoreBroken, StoreUnavailable

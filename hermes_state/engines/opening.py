@@ -1,0 +1,115 @@
+"""Opening the database, whichever engine has it: a file, or a PostgreSQL database where there is an address.
+
+PostgreSQL's driver is an extra. It is imported only here, and only where an address is configured: that takes a
+quarter of a second.
+"""
+
+import importlib.util
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hermes_state.engines.sqlite.connections import Synchronous
+from hermes_state.engines.sqlite.resting import open_resting_file
+from hermes_state.engines.sqlite.store import SqliteStore
+from hermes_state.errors import ConfigError, DatabaseRejected
+from hermes_state.store.lock import FileLock
+from hermes_state.store.meta import load_note
+from hermes_state.store.sql import Connection
+from hermes_state.store.writer import Store
+
+COPY_NOTE = "copied_from"
+"""Note in a database that `hermes_state.admin.copy` has not finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """How a database is opened; each engine takes what it knows."""
+
+    synchronous: Synchronous = "FULL"
+    readers: int = 2
+    writers: int = 2
+    busy_seconds: float = 30.0
+
+
+def missing_driver(url: str | None) -> str | None:
+    """Advice how to install what an address needs; None if nothing is missing. Imports nothing."""
+    if url is None or importlib.util.find_spec("psycopg") is not None:
+        return None
+    return (
+        "store.url needs PostgreSQL's driver, which is not installed: run `make cluster` in a clone, or "
+        "`pip install 'hermes-gateway[cluster]'` where the gateway is installed as a package"
+    )
+
+
+@asynccontextmanager
+async def open_store(
+    path: Path, url: str | None = None, settings: StoreSettings | None = None, *, is_fresh: bool = False
+) -> AsyncIterator[Store]:
+    """The open database at `url`, else in the file `path`; it is made or migrated first, and closed at the end.
+
+    `path` names the state directory, too: only one process has it. `is_fresh`: an empty file may be made where there
+    was one before.
+
+    Raises `ConfigError` for an address that cannot be used, and what `open` of the engine's store raises.
+    """
+    settings = settings or StoreSettings()
+    with ExitStack() as held:
+        if url is None:
+            store: Store = await SqliteStore.open(
+                path,
+                synchronous=settings.synchronous,
+                readers=settings.readers,
+                busy_seconds=settings.busy_seconds,
+                is_fresh=is_fresh,
+            )
+        else:
+            _check_address(url)
+            from hermes_state.engines.postgres.store import PostgresStore
+
+            with suppress(OSError):  # the lock says what is wrong
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = path.with_name(path.name + ".lock")
+            held.enter_context(FileLock.acquire(lock, what=f"the state directory {path.parent}"))
+            store = await PostgresStore.open(url, writers=settings.writers, readers=settings.readers)
+        try:
+            if await store.read(load_note, COPY_NOTE) is not None:
+                raise DatabaseRejected(
+                    f"{store.name} is an unfinished copy: finish it with `hermes-gateway store copy`"
+                )
+            yield store
+        finally:
+            await store.close()
+
+
+@contextmanager
+def open_resting(path: Path, url: str | None = None) -> Iterator[Connection | None]:
+    """A connection that only reads, to a database that no daemon of ours answers for; None where there is none yet.
+
+    Raises what `open_resting_file` and `open_resting_database` raise, and `ConfigError` as `open_store` does.
+    """
+    if url is None:
+        with open_resting_file(path) as file:
+            yield file
+        return
+    _check_address(url)
+    from hermes_state.engines.postgres.resting import open_resting_database
+
+    with open_resting_database(url) as database:
+        yield database
+
+
+def _check_address(url: str) -> None:
+    if (missing := missing_driver(url)) is not None:
+        raise ConfigError(missing)
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        conninfo_to_dict(url)
+    except ProgrammingError:  # its words may have the password in them
+        raise ConfigError(
+            "store.url is no address that PostgreSQL's library can read: one of its parameters is unknown, or a % in "
+            "it begins no code such as %40 for @"
+        ) from None

@@ -1,0 +1,126 @@
+"""Commands over a database in PostgreSQL, while no daemon runs."""
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.access.pairing import offer_pairing
+from gateway.cli import app
+from gateway.config.settings import PairingConfig
+from hermes_state.engines.opening import COPY_NOTE, open_store
+from hermes_state.errors import DatabaseRejected, LockUnavailable
+from hermes_state.store.meta import save_note
+from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
+from tests.postgres import PASSWORD, Postgres, connect
+
+pytestmark = pytest.mark.cluster
+
+CODE = "K7QM4XPA"
+
+Run: TypeAlias = Callable[..., Result]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"HOME": str(tmp_path), "HERMES_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"]}
+
+
+@pytest.fixture
+def run(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in this process with a database's address; it never shows its password."""
+    for name in [name for name in os.environ if name.startswith("HERMES_")]:
+        monkeypatch.delenv(name)
+
+    def runner(url: str, *words: str) -> Result:
+        result = CliRunner().invoke(app, list(words), env={**environ, "HERMES_STORE__URL": url})
+        assert PASSWORD not in f"{result.output}{result.exception}"
+        return result
+
+    return runner
+
+
+def test_doctor_tells_server_encoding_role_schema_and_size(run: Run, postgres_url: str) -> None:
+    text = run(postgres_url, "doctor").output
+    assert "UTF8) for hermes: " in text
+    assert "schema 13, 0 chats, 0 messages" in text
+
+
+def test_what_is_wrong_with_the_database_is_one_sentence_of_doctors(run: Run, postgres: Postgres) -> None:
+    with postgres.database() as url:
+        assert "The next start makes them." in run(url, "doctor").output
+        wrong = url.replace(PASSWORD, "not-the-password")
+        assert "password authentication failed" in run(wrong, "doctor").output
+        with connect(url) as db:
+            db.execute("CREATE TABLE theirs (id bigint)")
+        assert "belongs to another program (it holds theirs)" in run(url, "doctor").output
+    assert "does not exist" in run(url, "doctor").output
+    with postgres.database("ENCODING 'SQL_ASCII' TEMPLATE template0") as ascii_url:
+        assert "has the encoding SQL_ASCII" in run(ascii_url, "doctor").output
+    with postgres.database(owner="postgres") as foreign:
+        assert "may not create tables" in run(foreign, "doctor").output
+
+
+def test_a_role_that_may_only_read_is_found_by_doctor(run: Run, postgres: Postgres) -> None:
+    with postgres.fresh_database() as url:
+        name = url.rpartition("/")[2]
+        postgres.run("ALTER TABLE messages OWNER TO postgres", "GRANT SELECT ON messages TO hermes", database=name)
+        assert "The role hermes may not read and write every table, such as messages" in run(url, "doctor").output
+
+
+def test_an_address_that_the_library_cannot_read_is_a_configuration_error(run: Run) -> None:
+    result = run(f"postgresql://hermes:{PASSWORD}%zz@db/hermes", "status")
+    assert "no address that PostgreSQL's library can read" in str(result.exception)
+
+
+def test_status_and_lists_read_the_database_itself(run: Run, postgres_url: str) -> None:
+    status = run(postgres_url, "status")
+    assert status.exit_code == 3
+    assert "messages" in status.output
+    assert "Nobody waits" in run(postgres_url, "pair", "list").output
+
+
+async def test_a_person_is_let_in_while_nothing_runs(run: Run, postgres_url: str, tmp_path: Path) -> None:
+    message = InboundMessage(
+        event_ref="7:1",
+        chat=ChatKey(platform="telegram", account="telegram", chat_ref="42"),
+        chat_kind=ChatKind.DIRECT,
+        sender=Sender(platform="telegram", id="42", name="Ada"),
+        text="let me in",
+        message_ref="1",
+        sent_at=Millis(0),
+        is_addressed=True,
+    )
+    async with open_store(tmp_path / "home/state.db", postgres_url) as store:
+        await store.write(offer_pairing, message, CODE, PairingConfig(), None, SystemClock().now())
+    done = await asyncio.to_thread(run, postgres_url, "pair", "approve", CODE)
+    assert "Ada (telegram:42) may write now, as user." in done.output
+    done = await asyncio.to_thread(run, postgres_url, "pair", "revoke", "telegram:42")
+    assert "no access any more" in done.output
+
+
+def test_backup_and_repair_are_postgresqls(run: Run, postgres_url: str, tmp_path: Path) -> None:
+    backup, repair = (run(postgres_url, *words) for words in (("backup", "copy.db"), ("doctor", "--repair")))
+    assert "pg_dump" in str(backup.exception)
+    assert "PostgreSQL, which repairs it" in str(repair.exception)
+    assert not list(tmp_path.rglob("*.db"))
+
+
+async def test_one_process_has_a_state_directory_whatever_its_database_is(postgres_url: str, tmp_path: Path) -> None:
+    async with open_store(tmp_path / "state.db"):
+        with pytest.raises(LockUnavailable, match="the state directory"):
+            async with open_store(tmp_path / "state.db", postgres_url):
+                pass
+
+
+async def test_an_unfinished_copy_is_not_opened(postgres_url: str, tmp_path: Path) -> None:
+    for url in (None, postgres_url):
+        async with open_store(tmp_path / "state.db", url) as store:
+            await store.write(save_note, COPY_NOTE, "somewhere")
+        with pytest.raises(DatabaseRejected, match="unfinished copy"):
+            async with open_store(tmp_path / "state.db", url):
+                pass
