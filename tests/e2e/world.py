@@ -9,7 +9,7 @@ import socket
 import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from aiohttp import web
 
 from gateway.config import load_config
 from gateway.process import lock_folder, token_locks
+from hermes_state.engines.postgres.connection import PostgresConnection
+from tests.databases import IS_POSTGRES, fresh_address
 from tests.e2e.protocols import ANTHROPIC, ModelProtocol
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Control, Server
@@ -152,6 +154,8 @@ class World:
         self._stack = AsyncExitStack()
         self._commands = itertools.count(1)
         self.environ: dict[str, str] = {}
+        self.address: str | None = None
+        """Of the database, where it is none in the gateway's home."""
 
     async def open(self, *, telegram: bool = True, discord: bool = False, program: Program = run_gateway) -> None:
         session = await self._stack.enter_async_context(aiohttp.ClientSession())
@@ -174,6 +178,9 @@ class World:
                 "HERMES_DISCORD__API_URL": self.dc.url,
                 "HERMES_DISCORD__GATEWAY_URL": gateway_url,
             }
+        if IS_POSTGRES:
+            self.address = self._stack.enter_context(fresh_address())
+            environ["HERMES_STORE__URL"] = self.address
         self.environ = environ
         self.gateway = Gateway(environ, self._folder / "gateway.log", program)
 
@@ -281,11 +288,11 @@ class World:
 
     def query(self, sql: str, *args: object) -> list[tuple[Any, ...]]:
         """Read the database of a gateway that may be running."""
-        db = sqlite3.connect(f"file:{self.home / 'state.db'}?mode=ro", uri=True)
-        try:
+        if self.address is not None:
+            with closing(PostgresConnection.open(self.address)) as database:
+                return database.execute(sql, args).fetchall()
+        with closing(sqlite3.connect(f"file:{self.home / 'state.db'}?mode=ro", uri=True)) as db:
             return db.execute(sql, args).fetchall()
-        finally:
-            db.close()
 
 
 @asynccontextmanager

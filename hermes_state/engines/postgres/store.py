@@ -18,7 +18,7 @@ from hermes_state.engines.postgres.migrate import migrate
 from hermes_state.errors import LockUnavailable, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.locks import locks_of
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 
 P = ParamSpec("P")
@@ -27,7 +27,10 @@ T = TypeVar("T")
 REPEATS = 10
 """Times that a batch is run again which PostgreSQL broke off for another transaction's sake."""
 
-_ONE_GATEWAY = "SELECT pg_try_advisory_lock(1212634969, 1)"  # HGWY; keys of two integers are a space of their own
+TAKEOVER_SECONDS = 5.0
+"""Time in which the server notices that a gateway was killed, which held the lock of the only one."""
+
+_ONE_GATEWAY = "SELECT pg_advisory_lock(1212634969, 1)"  # HGWY; keys of two integers are a space of their own
 _REPEATABLE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
 
@@ -150,7 +153,10 @@ class PostgresStore(Store):
             except _REPEATABLE as error:
                 if repeat == REPEATS:
                     return error
-            except (psycopg.Error, StoreUnavailable, LockUnavailable) as error:
+            except LockUnavailable as error:  # another gateway came while this one had no connection
+                self._lost = str(error)
+                return StoreUnavailable(self._lost)
+            except (psycopg.Error, StoreUnavailable) as error:
                 self._lost = str(self._told(error))
                 return error
             else:
@@ -182,8 +188,12 @@ def unavailable(url: str, error: BaseException) -> StoreUnavailable:
 
 def _be_the_only_one(db: PostgresConnection) -> None:
     """Hold the lock of the database's only gateway for as long as the connection lives; raises `LockUnavailable`."""
-    if not scalar(db, bool, _ONE_GATEWAY):
-        raise LockUnavailable("the database is in use by another gateway", holder="another gateway")
+    db.execute(f"SET lock_timeout = {int(TAKEOVER_SECONDS * 1000)}")
+    try:
+        db.execute(_ONE_GATEWAY)
+    except psycopg.errors.LockNotAvailable as error:
+        raise LockUnavailable("the database is in use by another gateway", holder="another gateway") from error
+    db.execute("SET lock_timeout = 0")
 
 
 def _read(db: PostgresConnection, seconds: float, call: Callable[[Connection], T]) -> T:

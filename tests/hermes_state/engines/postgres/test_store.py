@@ -124,6 +124,25 @@ async def test_a_lost_connection_is_said_and_made_anew(postgres_url: str, postgr
         await store.close()
 
 
+async def test_a_gateway_that_another_one_has_followed_stores_nothing_more(
+    postgres_url: str, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_state.engines.postgres.store.TAKEOVER_SECONDS", 0.1)
+    first = await PostgresStore.open(postgres_url, writers=1, readers=1)
+    postgres.run(_END_OTHERS.format(first.url.rpartition("/")[2]))
+    second = await PostgresStore.open(postgres_url)
+    try:
+        for _ in range(2):  # the loss of the connection is noticed with the first
+            with pytest.raises(StoreUnavailable):
+                await first.write(save_note, "n", "")
+        assert first.trouble is not None
+        assert "another gateway" in first.trouble
+        assert await second.read(count_notes) == 0
+    finally:
+        await first.close()
+        await second.close()
+
+
 async def test_a_read_that_takes_too_long_ends(store: PostgresStore) -> None:
     with pytest.raises(StoreUnavailable, match="statement timeout"):
         await store.read_within(0.05, lambda db: db.execute("SELECT pg_sleep(20)").fetchall())
@@ -136,7 +155,8 @@ async def test_reads_change_nothing_and_see_one_moment(store: PostgresStore) -> 
     assert await store.read(count_notes) == 0
 
 
-async def test_a_second_gateway_is_refused(store: PostgresStore) -> None:
+async def test_a_second_gateway_is_refused(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hermes_state.engines.postgres.store.TAKEOVER_SECONDS", 0.1)
     with pytest.raises(LockUnavailable, match="another gateway"):
         await PostgresStore.open(store.url)
     await store.write(save_note, "n", "")
