@@ -1,12 +1,64 @@
-"""Writer of FTS5's query language: the MATCH text of a query's tree.
+"""Matches in SQLite's index: FTS5's query language, and ranking by bm25 at a price that does not grow with the index.
 
-FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so no word reaches it unquoted.
+FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so no word reaches it unquoted. Its own `bm25`
+counts the matches of every term and scope in the whole index, to learn how much each of them weighs. Where one of them
+is common, that is estimated from some matches, and the terms are counted in the texts.
 """
 
-from typing import assert_never
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cache
+from typing import Unpack, assert_never
 
+from hermes_state.engines.sqlite.index import SERVING
+from hermes_state.search.index import load_totals, serving_index, sizes_of
 from hermes_state.search.query import AllOf, AnyOf, Expression, Term, Without
+from hermes_state.search.ranking import RANKED_HITS, MatchReader, SearchFilter, best_of, scored, weight
+from hermes_state.store.searched import REPEATS
 from hermes_state.store.segment import phrase
+from hermes_state.store.sql import Connection, scalar, scalars
+
+COMMON_ROWS = 200_000
+"""Matches in the whole index that SQLite may count, in about 8 ms; more of a term, and it is common."""
+
+COUNTED_HITS = 200
+"""Newest matches of a single common word in one scope that are ranked: they lie apart, a thousand take three times as
+long."""
+
+SAMPLED_HITS, SAMPLED_PLACES = 100, 4
+"""Matches from which the number of all is estimated, and places from which they are taken for a weight."""
+
+# Purpose: the best of the newest matches. (`rowid IN (SELECT ...)` would rank every match, once per row.)
+_RANKED = """
+WITH hit AS MATERIALIZED (
+  SELECT rowid AS id, bm25({0}, 1.0, 0.0) AS rank FROM {0} WHERE {0} MATCH :match AND rowid < :before
+  ORDER BY rowid DESC LIMIT :ranked)
+SELECT id, coalesce(-rank, 0.0) FROM hit
+WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since
+ORDER BY rank, id DESC LIMIT :limit
+"""
+# Purpose: the newest matches with what bm25 needs of each.
+_COUNTED = """
+WITH hit AS MATERIALIZED (
+  SELECT rowid AS id FROM {0} WHERE {0} MATCH :match AND rowid < :before ORDER BY rowid DESC LIMIT :ranked)
+SELECT m.id, CASE WHEN m.body IS NULL THEN coalesce(m.text, '') ELSE fts_row(m.text, m.body) END,
+  CAST(coalesce(d.sz, '') AS BLOB)
+FROM hit JOIN messages m ON m.id = hit.id JOIN {0}_docsize d ON d.id = hit.id
+WHERE :since IS NULL OR m.created_at >= :since
+"""
+# Purpose: how close together the newest matches up to a message are.
+_SAMPLE = f"""
+SELECT count(*), min(id), max(id) FROM (
+  SELECT rowid AS id FROM {{0}} WHERE {{0}} MATCH ? AND rowid <= ? ORDER BY rowid DESC LIMIT {SAMPLED_HITS})
+"""
+# Purpose: the newest matches.
+_NEWEST = "SELECT rowid AS id, 0.0 FROM {0} WHERE {0} MATCH :match AND rowid < :before ORDER BY rowid DESC LIMIT :limit"
+# Purpose: their number. (Ids grow with time: a limit may come before `since`.)
+_COUNT = f"""SELECT count(*) FROM ({_NEWEST}) hit
+WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since"""
+# Purpose: words of the index, of whatever chat: those that begin alike, which are close together, and single ones.
+_KNOWN = """SELECT term FROM messages_terms WHERE term >= :head AND term < :head || char(0x10ffff)
+UNION ALL SELECT value FROM json_each(:others) WHERE EXISTS (SELECT 1 FROM messages_terms WHERE term = value)"""
 
 
 def match_text(expression: Expression) -> str:
@@ -26,3 +78,76 @@ def match_text(expression: Expression) -> str:
             return f"({match_text(wanted)} NOT {match_text(excluded)})"
         case _:
             assert_never(expression)
+
+
+class Fts5Matches(MatchReader):
+    """Matches in the index that serves."""
+
+    def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
+        super().__init__(db, **filters)
+        self._index = serving_index(db)
+        self._scopes = [f'scope:"{scope}"' for scope in self.scopes]
+        self._newest = scalar(db, int, "SELECT coalesce(max(id), 0) FROM messages")
+        self._rows_with = cache(self._estimate)
+
+    def count(self, expression: Expression, limit: int) -> int:
+        return scalar(self.db, int, _COUNT.format(self._index), self._parameters(expression, limit))
+
+    def newest(self, expression: Expression, limit: int) -> list[tuple[int, float]]:
+        return self.db.execute(_NEWEST.format(self._index), self._parameters(expression, limit)).fetchall()
+
+    def _parameters(self, expression: Expression, limit: int) -> dict[str, int | str | None]:
+        excluded = f' NOT scope:"{REPEATS}"' if self.leaves_out_repeats else ""
+        match = " AND ".join([f"text:({match_text(expression)}){excluded}", *self._scopes])
+        return {"match": match, "limit": limit, "before": self.before, "since": self.since}
+
+    def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
+        asks_for_common = sum(map(self._frequency, terms)) > COMMON_ROWS
+        is_one_word = len(terms) == 1 and len(terms[0].words) == 1
+        ranked = COUNTED_HITS if is_one_word and asks_for_common and self._scopes else RANKED_HITS
+        parameters = {"ranked": ranked, **self._parameters(expression, limit)}
+        if not asks_for_common and sum(map(self._rows_with, self._scopes)) <= COMMON_ROWS:
+            return self.db.execute(_RANKED.format(self._index), parameters).fetchall()
+        rows = self.db.execute(_COUNTED.format(self._index), parameters)
+        return best_of(self._scored(rows, terms), limit)
+
+    def _scored(self, rows: Iterable[tuple[int, str, bytes]], terms: Sequence[Term]) -> Iterator[tuple[int, float]]:
+        count, *words = load_totals(self.db, self._index)
+        average = max(1.0, sum(words) / max(1, count))
+        length = cache(lambda sizes: sum(sizes_of(sizes)) / average)  # most rows are about as long as others
+        sized = ((row_id, text, len(text), length(sizes)) for row_id, text, sizes in rows)
+        return scored(sized, {term: self._weight(term, count) if len(terms) > 1 else 1.0 for term in terms})
+
+    def known_words(self, words: Collection[str], head: str) -> list[str]:
+        if self._index != SERVING:  # the one whose words there is a table of
+            return []
+        others = json.dumps(sorted(word for word in words if not word.startswith(head)))
+        known = scalars(self.db, str, _KNOWN, {"head": head, "others": others})
+        return [word for word in known if word in words]
+
+    def _weight(self, term: Term, count: int) -> float:
+        return weight(self._frequency(term, SAMPLED_PLACES), count)
+
+    def _frequency(self, term: Term, places: int = 1) -> float:
+        """Number of messages with the rarest word of a term: SQLite looks at all of them to count it."""
+        least = float(self._newest)
+        for word in term.words or [term]:
+            least = min(least, self._rows_with(f"text:{match_text(word)}", places))
+            if places == 1 and least <= COMMON_ROWS:
+                break  # it is not common, however rare it may be
+        return least
+
+    def _estimate(self, match: str, places: int = 1) -> float:
+        """Number of messages that match, counted if they are few; nothing in an index where nothing is common."""
+        if self._newest <= COMMON_ROWS:
+            return 0
+        sampled: list[float] = []
+        for place in range(places, 0, -1):
+            top = self._newest * place // places
+            rows, oldest, newest = self.db.execute(_SAMPLE.format(self._index), (match, top)).fetchone()
+            if rows < SAMPLED_HITS and place == places:
+                return float(rows)
+            if rows == SAMPLED_HITS:
+                rows *= newest / (newest - oldest + 1)  # as if all of them were as close together
+            sampled.append(rows * self._newest / top)
+        return sum(sampled) / places

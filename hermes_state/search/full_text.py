@@ -12,12 +12,13 @@ from typing import Literal, TypeAlias, Unpack
 
 import msgspec
 
+from hermes_state.search.fts5 import Fts5Matches
 from hermes_state.search.query import LETTER, Expression, Query, Term, fold, one_line, parse_query
 from hermes_state.search.ranking import MatchReader, SearchFilter
 from hermes_state.sessions import LINEAGE_KEY
-from hermes_state.store.searched import searched_text
+from hermes_state.store.searched import fts_row, searched_text
 from hermes_state.store.segment import INDEXED_CHARACTERS
-from hermes_state.store.sql import Connection, columns, scalar, select
+from hermes_state.store.sql import Connection, columns, select
 from hermes_state.values import (
     ChatId,
     ChatKey,
@@ -47,13 +48,8 @@ _COLUMNS = f"""m.id AS message_id, m.session_id, s.key AS session_key, m.lineage
 m.created_at, coalesce(m.text, '') AS text, m.body"""
 _NAMES = "JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id"
 
-# Purpose: what is shown of hits, pairs of an id and a score. (Ids grow with time: a limit may come before `since`.)
-_HITS = f"""
-SELECT {_COLUMNS}, json_extract(hit.value, '$[1]') AS score
-FROM json_each(:hits) hit JOIN messages m ON m.id = json_extract(hit.value, '$[0]') {_NAMES}
-WHERE :since IS NULL OR m.created_at >= :since
-ORDER BY hit.key
-"""
+# Purpose: what is shown of hits. (Ids grow with time: a limit may come before `since`.)
+_HITS = f"SELECT {_COLUMNS} FROM messages m {_NAMES} WHERE m.created_at >= ? AND m.id IN ({{}})"
 
 
 class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +68,7 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     sender_name: str | None
     created_at: Millis
     text: str
-    score: float
+    score: float = 0.0
     body: MessageBody | None = None
     snippet: str = ""
     """One line of about `SNIPPET_CHARACTERS` where most of the words stand, with `…` where it was cut."""
@@ -85,8 +81,13 @@ def search(
 
     Run it with a time limit of its own (`store.read_within(1.0, search, ...)`): a query can be made to be slow.
     """
-    parsed, matches = parse_query(query), MatchReader(db, **filters)
+    parsed, matches = parse_query(query), match_reader(db, **filters)
     return [] if parsed is None else load_found(matches, ranked(matches, parsed, order, limit), parsed.wanted)
+
+
+def match_reader(db: Connection, **filters: Unpack[SearchFilter]) -> MatchReader:
+    """Matches in the index of the connection's engine."""
+    return Fts5Matches(db, **filters)
 
 
 def ranked(matches: MatchReader, parsed: Query, order: Order, limit: int) -> list[tuple[int, float]]:
@@ -105,8 +106,15 @@ def ranked(matches: MatchReader, parsed: Query, order: Order, limit: int) -> lis
 
 def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: Sequence[Term]) -> list[FoundMessage]:
     """The rows of hits, with snippets of where the wanted terms stand."""
-    rows = select(matches.db, FoundMessage, _HITS, {"hits": msgspec.json.encode(hits).decode(), **matches.bounds})
-    return [msgspec.structs.replace(row, snippet=_snippet(searched_text(row.text, row.body), wanted)) for row in rows]
+    scores = dict(hits)
+    query, parameters = _HITS.format(", ".join("?" * len(scores))), (matches.since or 0, *scores)
+    rows = {int(row.message_id): row for row in select(matches.db, FoundMessage, query, parameters)} if scores else {}
+    return [_shown(rows[message_id], score, wanted) for message_id, score in scores.items() if message_id in rows]
+
+
+def _shown(row: FoundMessage, score: float, wanted: Sequence[Term]) -> FoundMessage:
+    snippet = _snippet(searched_text(row.text, row.body), wanted)
+    return msgspec.structs.replace(row, score=score, snippet=snippet)
 
 
 def _pasted(
@@ -121,9 +129,9 @@ def _pasted(
         return {}
     hits = found(parsed.whole, [parsed.whole], max(limit, COMPARED_HITS) if parsed.has_exclusions else limit)
     if parsed.has_exclusions:
-        text_of = f"SELECT substr(fts_row(text, body), 1, {INDEXED_CHARACTERS}) FROM messages WHERE id = ?"
-        texts = {row_id: one_line(scalar(db, str, text_of, (row_id,))) for row_id in hits}
-        hits = {row_id: score for row_id, score in hits.items() if parsed.text in texts[row_id]}
+        columns_of = "SELECT text, body FROM messages WHERE id = ?"
+        texts = {row_id: fts_row(*db.execute(columns_of, (row_id,)).fetchone()) for row_id in hits}
+        hits = {row_id: hits[row_id] for row_id in hits if parsed.text in one_line(texts[row_id][:INDEXED_CHARACTERS])}
     return hits
 
 

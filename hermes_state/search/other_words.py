@@ -1,16 +1,14 @@
 """Search for what was said in other words than those asked for: fewer of them, or ones that are spelt nearly alike."""
 
 import itertools
-import json
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Unpack
 
-from hermes_state.engines.sqlite.index import SERVING
-from hermes_state.search.full_text import FoundMessage, load_found, ranked
+from hermes_state.search.full_text import FoundMessage, load_found, match_reader, ranked
 from hermes_state.search.query import fold, parse_query
 from hermes_state.search.ranking import MatchReader, SearchFilter
-from hermes_state.store.sql import Connection, scalars
+from hermes_state.store.sql import Connection
 
 COMPARED_ROWS = 1_000
 """Matches of a word that are counted at most, to tell which is the commonest: about a millisecond."""
@@ -24,10 +22,6 @@ MIN_LETTERS, MAX_LETTERS = 5, 32
 MAX_MISSPELT, MAX_NEAR_WORDS = 3, 4
 """Words of a query for which others are looked for, in 15 to 40 ms each, and how many may stand for one."""
 
-# Purpose: words of the index, of whatever chat: those that begin alike, which are close together, and single ones.
-_STANDING = """SELECT term FROM messages_terms WHERE term >= :head AND term < :head || char(0x10ffff)
-UNION ALL SELECT value FROM json_each(:others) WHERE EXISTS (SELECT 1 FROM messages_terms WHERE term = value)"""
-
 
 def search_in_other_words(
     db: Connection, query: str, *, limit: int = 20, **filters: Unpack[SearchFilter]
@@ -37,7 +31,7 @@ def search_in_other_words(
     The commonest word is left out, then the next, until something is found. Those that differ in one letter stand for a
     word that is unknown where it is looked for, and are left out before the others.
     """
-    parsed, matches = parse_query(query), MatchReader(db, **filters)
+    parsed, matches = parse_query(query), match_reader(db, **filters)
     hits = ranked(matches, parsed, "best", limit) if parsed is not None else []
     if parsed is None or hits or not parsed.words:
         return load_found(matches, hits, parsed.wanted if parsed is not None else ()), ()
@@ -67,14 +61,10 @@ def _near_words(matches: MatchReader, words: list[str]) -> list[str]:
     """The known words that some others may have meant. The index has those of all chats, so each is looked up."""
     folded = {word: fold(word).strip(".,:;!?'") for word in words}
     misspelt = [word for word in words if folded[word].isalpha() and MIN_LETTERS <= len(folded[word]) <= MAX_LETTERS]
-    if matches.index != SERVING:  # the one whose words there is a table of
-        return []
     near: list[str] = []
     for word in misspelt[:MAX_MISSPELT]:
         variants, head = set(_variants(folded[word])), folded[word][: (len(folded[word]) + 1) // 2]
-        others = json.dumps(sorted(variant for variant in variants if not variant.startswith(head)))
-        standing = scalars(matches.db, str, _STANDING, {"head": head, "others": others})
-        if found := [other for other in standing if other in variants and _count(matches, other, 1)]:
+        if found := [other for other in matches.known_words(variants, head) if _count(matches, other, 1)]:
             near.append(f"({' OR '.join(found[:MAX_NEAR_WORDS])})")
     return near
 

@@ -1,25 +1,21 @@
 """Ranking of common words, held against SQLite's own over what is said in the months of the end-to-end tests."""
 
 import asyncio
-import contextlib
 import itertools
 import random
 import re
-import sqlite3
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from agent.tools.registry import ToolContext
-from hermes_state.engines.sqlite.connections import register_functions
-from hermes_state.engines.sqlite.migrate import migrate
-from hermes_state.search import ranking
+from hermes_state.search import fts5
 from hermes_state.search.fts5 import match_text
 from hermes_state.search.full_text import search
 from hermes_state.search.query import Expression, parse_query
+from hermes_state.store.sql import Connection
 from hermes_state.values import LineageId, MessageRole
 from tests.e2e.test_months import MONTHS, answer_of, calls_of, message_of
 from tests.e2e.with_tools import REGISTER
@@ -39,11 +35,9 @@ SELECT id FROM hit ORDER BY rank, id DESC LIMIT 20
 
 
 @pytest.fixture(scope="module")
-def db() -> Iterator[sqlite3.Connection]:
+def db() -> Iterator[Connection]:
     """Three months, each a chat of its own."""
-    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        register_functions(connection)
-        migrate(connection, Path("memory"))
+    with migrated() as connection:
         connection.execute("BEGIN")
         for month in MONTHS:
             session = start(connection, month.model)
@@ -59,7 +53,7 @@ def db() -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def queries(db: sqlite3.Connection) -> list[tuple[str, str]]:
+def queries(db: Connection) -> list[tuple[str, str]]:
     """Queries of each kind, in words of messages that are spread over the months."""
     chosen = random.Random(1)
     rows = [text for (text,) in db.execute("SELECT text FROM messages ORDER BY id")]
@@ -88,7 +82,7 @@ def _is_asked(word: str) -> bool:
     return parse_query(word) is not None
 
 
-def ids_of_before(db: sqlite3.Connection, query: str, lineage_id: LineageId | None) -> list[int]:
+def ids_of_before(db: Connection, query: str, lineage_id: LineageId | None) -> list[int]:
     parsed = parse_query(query)
     assert parsed is not None
     found: dict[int, None] = {}
@@ -101,9 +95,9 @@ def ids_of_before(db: sqlite3.Connection, query: str, lineage_id: LineageId | No
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("narrow", [False, True])
-def test_a_common_word_changes_little(db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, narrow: bool) -> None:
+def test_a_common_word_changes_little(db: Connection, monkeypatch: pytest.MonkeyPatch, narrow: bool) -> None:
     asked = queries(db)
-    monkeypatch.setattr(ranking, "COMMON_ROWS", 0)
+    monkeypatch.setattr(fts5, "COMMON_ROWS", 0)
     lineage_id = LineageId(1) if narrow else None
     worse = []
     for kind, query in every(3, asked):
@@ -130,7 +124,7 @@ def test_several_common_words_keep_their_order_in_a_long_chat(monkeypatch: pytes
             said = chosen.choices([*COMMON, "boat", "harbour"], range(14, 0, -1), k=chosen.randint(20, 60))
             say(db, sessions[number % 2], " ".join(said))
         db.execute("COMMIT")
-        monkeypatch.setattr(ranking, "COMMON_ROWS", 0)
+        monkeypatch.setattr(fts5, "COMMON_ROWS", 0)
         pairs = list(itertools.combinations(COMMON, 2))
         for words in every(6, pairs):
             query = " ".join(words) if kind == "side by side" else f"{words[0]} AND {words[1]} -xylophonist"
@@ -152,10 +146,10 @@ NARROW = (
 @pytest.mark.parametrize("narrow", NARROW, ids=str)
 @pytest.mark.parametrize("query", ["costs", "costs OR 登记簿里", "costs -looked", "har*", "港"])
 def test_filters_hold_where_a_word_is_common(
-    db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, query: str, narrow: dict[str, Any]
+    db: Connection, monkeypatch: pytest.MonkeyPatch, query: str, narrow: dict[str, Any]
 ) -> None:
     before = search(db, query, **narrow)
-    monkeypatch.setattr(ranking, "COMMON_ROWS", 0)
+    monkeypatch.setattr(fts5, "COMMON_ROWS", 0)
     now = search(db, query, **narrow)
     assert [hit.message_id for hit in now] == [hit.message_id for hit in before]
     assert all(hit.score > 0 for hit in now)
@@ -174,10 +168,10 @@ def test_filters_hold_where_a_word_is_common(
     ],
 )
 def test_sqlite_counts_nothing_common(
-    db: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, query: str, narrow: dict[str, Any]
+    db: Connection, monkeypatch: pytest.MonkeyPatch, query: str, narrow: dict[str, Any]
 ) -> None:
     """It would look at every match in the whole index."""
-    monkeypatch.setattr(ranking, "COMMON_ROWS", 300)
+    monkeypatch.setattr(fts5, "COMMON_ROWS", 300)
     statements: list[str] = []
     db.set_trace_callback(statements.append)
     search(db, "TURN-0100")
