@@ -5,12 +5,14 @@ its context references by position, then its own rows by `seq`, with `view_edits
 or replaced by another). Undo and retry only ever write view edits.
 """
 
+import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 
+from hermes_state.engines.postgres.words import row_vector, with_words
 from hermes_state.errors import SessionNotFound
 from hermes_state.sessions import Session, load_tip
 from hermes_state.store.sql import Connection, columns, scalar_or_none, scalars
@@ -76,6 +78,7 @@ INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, 
   turn_id, inbox_id, tool_call_id, tool_name, replaces_id, indexed, created_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {columns(Message, "messages")}
 """
+_INSERT_WITH_WORDS = with_words(_INSERT)
 _COLUMNS = columns(Message, "m")
 # Purpose: the rows a continuation starts from.
 _CONTEXT_ROWS = f"""SELECT {_COLUMNS} FROM session_context c JOIN messages m ON m.id = c.message_id
@@ -115,12 +118,19 @@ def _insert(
     if taken is None:
         raise SessionNotFound(f"no session {values[-1]}")
     body = None if new.body == EMPTY_BODY else _encode_body(new.body).decode()
+    owner_id, chat_id, lineage_id, seq = taken
+    is_indexed = seq > 0
     parameters = (
-        *(*taken, new.role, new.origin, new.text, body),
+        *(owner_id, chat_id, lineage_id, seq, new.role, new.origin, new.text, body),
         *(new.sender_ref, new.sender_name, new.turn_id, new.inbox_id, new.tool_call_id, new.tool_name),
-        *(replaces, int(taken[-1] > 0), now),
+        *(replaces, int(is_indexed), now),
     )
-    return _messages([db.execute(_INSERT, parameters).fetchone()])[0]
+    if is_indexed and not isinstance(db, sqlite3.Connection):  # whose triggers fill its index
+        words = row_vector(new.text, body, chat_id, lineage_id, new.role, new.tool_name)
+        stored = db.execute(_INSERT_WITH_WORDS, (*parameters, words)).fetchone()
+    else:
+        stored = db.execute(_INSERT, parameters).fetchone()
+    return _messages([stored])[0]
 
 
 def load_view(db: Connection, lineage_id: LineageId) -> View:

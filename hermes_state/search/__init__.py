@@ -1,7 +1,7 @@
 """Full-text search over everything that was said, whatever a person types.
 
 `search` looks into the index, best matches or newest first, in everything, one chat or one conversation; `parse_query`
-makes a tree of a person's words, `fts5.match_text` writes it for SQLite, and `store.segment` cuts text for the index.
+makes a tree of a person's words, which `fts5` and `tsquery` write for their engines, and `store.segment` cuts text.
 
 >>> [term.text for term in parse_query('red -door "blue house"').wanted]
 ['red', 'blue house']

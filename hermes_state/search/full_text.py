@@ -5,6 +5,7 @@ Rows that were made only for a view are not indexed, so what was said is found o
 
 import heapq
 import re
+import sqlite3
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -15,6 +16,7 @@ import msgspec
 from hermes_state.search.fts5 import Fts5Matches
 from hermes_state.search.query import LETTER, Expression, Query, Term, fold, one_line, parse_query
 from hermes_state.search.ranking import MatchReader, SearchFilter
+from hermes_state.search.tsquery import TsMatches
 from hermes_state.sessions import LINEAGE_KEY
 from hermes_state.store.searched import fts_row, searched_text
 from hermes_state.store.segment import INDEXED_CHARACTERS
@@ -87,7 +89,7 @@ def search(
 
 def match_reader(db: Connection, **filters: Unpack[SearchFilter]) -> MatchReader:
     """Matches in the index of the connection's engine."""
-    return Fts5Matches(db, **filters)
+    return Fts5Matches(db, **filters) if isinstance(db, sqlite3.Connection) else TsMatches(db, **filters)
 
 
 def ranked(matches: MatchReader, parsed: Query, order: Order, limit: int) -> list[tuple[int, float]]:

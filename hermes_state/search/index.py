@@ -64,7 +64,12 @@ def is_current(db: Connection) -> bool:
 
 
 def load_progress(db: Connection) -> int | None:
-    """Share of the messages that the index in the making holds, in percent; None when none is being made."""
+    """Share of the messages that the index in the making holds, in percent; None when none is being made.
+
+    PostgreSQL's is never made anew: a message and its words are stored together.
+    """
+    if not isinstance(db, sqlite3.Connection):
+        return None
     floor = load_note(db, _FLOOR_NOTE)
     if floor is None or not _is_kept_up(db, MAKING):
         return None if index_triggers(db, SERVING) else 0

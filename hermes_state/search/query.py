@@ -1,4 +1,4 @@
-"""Query parser: what a person typed, as a tree that can be written for a search index (`search.fts5`).
+"""Query parser: what a person typed, as a tree that `fts5` and `tsquery` write for their index.
 
 Kept are `"a phrase"`, `prefix*`, `-without`, parentheses, and `AND`, `OR`, `NOT` in capitals; what makes no sense is
 dropped.

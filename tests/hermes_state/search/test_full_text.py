@@ -1,34 +1,29 @@
-import contextlib
-import sqlite3
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state.chats import ensure_chat
-from hermes_state.engines.sqlite.connections import register_functions
-from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.search.full_text import SNIPPET_CHARACTERS, FoundMessage, search
 from hermes_state.search.query import parse_query
 from hermes_state.search.ranking import RANKED_HITS
 from hermes_state.sessions import Session, ensure_active
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, append_view_row
 from hermes_state.values import ChatKey, ChatKind, MessageId, MessageRole, Millis, Origin
+from tests.hermes_state.rows import migrated
 from tests.sampling import examples
 
 
-def start(db: sqlite3.Connection, chat_ref: str) -> Session:
+def start(db: Connection, chat_ref: str) -> Session:
     key = ChatKey(platform="local", account="local", chat_ref=chat_ref)
     return ensure_active(db, ensure_chat(db, key, ChatKind.LOCAL, None, Millis(0)), Millis(0))
 
 
-def say(
-    db: sqlite3.Connection, session: Session, text: str, *, at: int = 0, role: MessageRole = MessageRole.USER
-) -> MessageId:
+def say(db: Connection, session: Session, text: str, *, at: int = 0, role: MessageRole = MessageRole.USER) -> MessageId:
     origin = Origin.HUMAN if role is MessageRole.USER else Origin.ASSISTANT
     return append(db, session.id, NewMessage(role=role, origin=origin, text=text), Millis(at))
 
@@ -91,7 +86,7 @@ async def test_the_better_match_comes_first(store: Store) -> None:
 
 
 async def test_only_the_newest_matches_are_ranked(store: Store) -> None:
-    def fill(db: sqlite3.Connection) -> None:
+    def fill(db: Connection) -> None:
         session = start(db, "a")
         say(db, session, "door door door")
         for _ in range(RANKED_HITS):
@@ -202,16 +197,22 @@ _WORDS = st.text(alphabet="abcdefg数据库한국🎉_.- ", min_size=1, max_size
 
 
 @pytest.fixture(scope="module")
-def db() -> Iterator[sqlite3.Connection]:
-    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        register_functions(connection)
-        migrate(connection, Path("memory"))
+def db() -> Iterator[Connection]:
+    with migrated() as connection:
         yield connection
+
+
+@pytest.fixture
+def transaction(db: Connection) -> Iterator[Connection]:
+    """The database of the module, which forgets what the test has written."""
+    db.execute("BEGIN")
+    yield db
+    db.execute("ROLLBACK")
 
 
 @examples(60)
 @given(rows=st.lists(_WORDS.filter(lambda text: parse_query(f'"{text}"') is not None), min_size=1, max_size=15))
-def test_every_stored_text_is_found_by_its_own_words(db: sqlite3.Connection, rows: list[str]) -> None:
+def test_every_stored_text_is_found_by_its_own_words(db: Connection, rows: list[str]) -> None:
     db.execute("BEGIN")
     session = start(db, "a")
     ids = {say(db, session, text): text for text in rows}
@@ -257,13 +258,14 @@ COMMANDS = (
 
 @pytest.mark.parametrize("around", ["{}", "I ran `{}` and it hung", "first\n  $ {}\nthen this"])
 @pytest.mark.parametrize("command", COMMANDS)
-async def test_a_pasted_command_finds_its_own_row_first(store: Store, command: str, around: str) -> None:
-    session = await store.write(start, "a")
-    own = await store.write(say, session, around.format(command))
+def test_a_pasted_command_finds_its_own_row_first(transaction: Connection, command: str, around: str) -> None:
+    db = transaction
+    session = start(db, "a")
+    own = say(db, session, around.format(command))
     for piece in (*command.split(), "rm and docker", "name foo", "a or b"):
-        await store.write(say, session, f"{piece} " * 5)
-    assert (await store.read(search, command))[0].message_id == own
-    assert own in {hit.message_id for hit in await store.read(search, command, order="newest")}
+        say(db, session, f"{piece} " * 5)
+    assert search(db, command)[0].message_id == own
+    assert own in {hit.message_id for hit in search(db, command, order="newest")}
 
 
 async def test_words_side_by_side_come_before_rows_that_match_better(store: Store) -> None:
@@ -313,7 +315,7 @@ _TYPED = st.lists(
 
 @examples(80)
 @given(typed=_TYPED.filter(lambda text: (parsed := parse_query(text)) is not None and parsed.whole is not None))
-def test_whatever_is_pasted_is_among_the_first_hits(db: sqlite3.Connection, typed: str) -> None:
+def test_whatever_is_pasted_is_among_the_first_hits(db: Connection, typed: str) -> None:
     db.execute("BEGIN")
     session = start(db, "a")
     own = say(db, session, f"once {typed} and more")

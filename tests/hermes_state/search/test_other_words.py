@@ -1,21 +1,17 @@
 """Searches that find what was said in other words: some of the words asked for, then words that are spelt nearly so."""
 
-import contextlib
-import sqlite3
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from hermes_state import journal
-from hermes_state.engines.sqlite.connections import register_functions
-from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.search.other_words import search_in_other_words
 from hermes_state.sessions import Session
+from hermes_state.store.sql import Connection
 from hermes_state.transcripts import NewMessage, append
 from hermes_state.turns import RunningTurn
 from hermes_state.values import MessageRole, Millis, Origin, TurnId
-from tests.hermes_state.rows import CALL, make_chat, receive
+from tests.hermes_state.rows import CALL, make_chat, migrated, receive
 from tests.hermes_state.search.test_full_text import say, start
 
 SAID = (
@@ -29,22 +25,20 @@ SAID = (
 
 
 @pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        register_functions(connection)
-        migrate(connection, Path("memory"))
+def db() -> Iterator[Connection]:
+    with migrated() as connection:
         yield connection
 
 
 @pytest.fixture
-def session(db: sqlite3.Connection) -> Session:
+def session(db: Connection) -> Session:
     made = start(db, "a")
     for number, text in enumerate(SAID):
         say(db, made, text, at=number)
     return made
 
 
-def asked(db: sqlite3.Connection, session: Session, query: str, **narrow: object) -> tuple[list[str], tuple[str, ...]]:
+def asked(db: Connection, session: Session, query: str, **narrow: object) -> tuple[list[str], tuple[str, ...]]:
     hits, words = search_in_other_words(
         db,
         query,
@@ -54,7 +48,7 @@ def asked(db: sqlite3.Connection, session: Session, query: str, **narrow: object
     return [hit.text for hit in hits], words
 
 
-def test_a_row_with_all_words_is_found_as_ever(db: sqlite3.Connection, session: Session) -> None:
+def test_a_row_with_all_words_is_found_as_ever(db: Connection, session: Session) -> None:
     assert asked(db, session, "staging database") == ([SAID[0]], ())
 
 
@@ -70,7 +64,7 @@ def test_a_row_with_all_words_is_found_as_ever(db: sqlite3.Connection, session: 
     ],
 )
 def test_the_commonest_words_are_left_out_until_something_is_found(
-    db: sqlite3.Connection, session: Session, query: str, found: list[str], words: tuple[str, ...]
+    db: Connection, session: Session, query: str, found: list[str], words: tuple[str, ...]
 ) -> None:
     texts, named = asked(db, session, query)
     assert texts[0] in found
@@ -91,7 +85,7 @@ def test_the_commonest_words_are_left_out_until_something_is_found(
     ],
 )
 def test_a_word_that_is_spelt_nearly_so_is_found(
-    db: sqlite3.Connection, session: Session, query: str, text: str, word: str
+    db: Connection, session: Session, query: str, text: str, word: str
 ) -> None:
     texts, words = asked(db, session, query)
     assert texts[0] == text
@@ -101,7 +95,7 @@ def test_a_word_that_is_spelt_nearly_so_is_found(
 @pytest.mark.parametrize(
     "query", ["hots", "prot", "5434", "54333", "a1b2c", "zzzzzzzz", "x" * 2_000, "数居库", "😀😀😀😀😀"]
 )
-def test_short_words_and_numbers_are_taken_as_they_are(db: sqlite3.Connection, session: Session, query: str) -> None:
+def test_short_words_and_numbers_are_taken_as_they_are(db: Connection, session: Session, query: str) -> None:
     assert asked(db, session, query) == ([], ())
 
 
@@ -118,13 +112,13 @@ def test_short_words_and_numbers_are_taken_as_they_are(db: sqlite3.Connection, s
         "",
     ],
 )
-def test_who_asks_exactly_is_answered_exactly(db: sqlite3.Connection, session: Session, query: str) -> None:
+def test_who_asks_exactly_is_answered_exactly(db: Connection, session: Session, query: str) -> None:
     texts, words = asked(db, session, query)
     assert words == ()
     assert texts == ([SAID[2]] if query == "staging -database" else [])
 
 
-def test_filters_hold_in_every_step(db: sqlite3.Connection, session: Session) -> None:
+def test_filters_hold_in_every_step(db: Connection, session: Session) -> None:
     assert asked(db, session, "staging configration", role=MessageRole.ASSISTANT) == ([], ())
     assert asked(db, session, "configration", role=MessageRole.ASSISTANT) == ([], ())
     assert asked(db, session, "configration", since=Millis(4)) == ([], ())
@@ -132,7 +126,7 @@ def test_filters_hold_in_every_step(db: sqlite3.Connection, session: Session) ->
     assert asked(db, session, "staging repository unheard", since=Millis(3)) == ([SAID[3]], ("repository",))
 
 
-def test_a_word_that_only_other_chats_know_is_neither_found_nor_named(db: sqlite3.Connection, session: Session) -> None:
+def test_a_word_that_only_other_chats_know_is_neither_found_nor_named(db: Connection, session: Session) -> None:
     other = start(db, "b")
     for text in ("the codename is Zanzibar", "gatewai", "zebra", "stagin"):
         say(db, other, text)
@@ -144,7 +138,7 @@ def test_a_word_that_only_other_chats_know_is_neither_found_nor_named(db: sqlite
     assert asked(db, other, "Zanzibat")[1] == ("zanzibar",)
 
 
-def test_what_is_being_answered_is_no_hit(db: sqlite3.Connection) -> None:
+def test_what_is_being_answered_is_no_hit(db: Connection) -> None:
     chat_id = make_chat(db)
     first = journal.start_turn(db, chat_id, [receive(db, chat_id, "the gate code is 4711")], {}, Millis(0))
     assert asked_for(db, first, "gate code") == []
@@ -153,16 +147,16 @@ def test_what_is_being_answered_is_no_hit(db: sqlite3.Connection) -> None:
     assert asked_for(db, second, "gate code") == ["the gate code is 4711"]
 
 
-def asked_for(db: sqlite3.Connection, turn: RunningTurn, query: str) -> list[str]:
+def asked_for(db: Connection, turn: RunningTurn, query: str) -> list[str]:
     hits, _ = search_in_other_words(db, query, lineage_id=turn.lineage_id, turn_id=turn.id)
     return [hit.text for hit in hits]
 
 
-def finish(db: sqlite3.Connection, turn: RunningTurn) -> None:
+def finish(db: Connection, turn: RunningTurn) -> None:
     journal.finish_turn(db, turn, journal.ModelAnswer(text="noted", call=CALL, reported_prompt_tokens=None), Millis(1))
 
 
-def test_results_of_earlier_searches_are_no_hits(db: sqlite3.Connection, session: Session) -> None:
+def test_results_of_earlier_searches_are_no_hits(db: Connection, session: Session) -> None:
     echo = NewMessage(
         role=MessageRole.TOOL,
         origin=Origin.TOOL,

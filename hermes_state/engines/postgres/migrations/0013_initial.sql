@@ -113,6 +113,12 @@ CREATE INDEX messages_replaces ON messages(replaces_id) WHERE replaces_id IS NOT
 CREATE INDEX messages_turn ON messages(turn_id) WHERE turn_id IS NOT NULL;
 CREATE INDEX messages_lineage ON messages(lineage_id, id);
 
+CREATE TABLE message_words (                                           -- full text, as engines/postgres/words.py spells it
+  message_id bigint PRIMARY KEY REFERENCES messages(id) ON DELETE CASCADE, words tsvector NOT NULL
+);
+CREATE INDEX message_words_words ON message_words USING gin(words) WITH (fastupdate = off);  -- on: 0.2 ms less a message,
+                                                                       -- and now and then one takes 100 ms
+
 CREATE TABLE platform_messages (
   chat_id bigint NOT NULL REFERENCES chats(id) ON DELETE CASCADE, ref text COLLATE "C" NOT NULL,
   message_id bigint NOT NULL REFERENCES messages(id) ON DELETE CASCADE, part bigint NOT NULL DEFAULT 0,

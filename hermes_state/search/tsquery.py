@@ -1,0 +1,123 @@
+"""Matches in PostgreSQL's index: its query language, and which of two ways finds the newest of them.
+
+An index of words (GIN) has all matches or none, so a common word is looked for from the newest message back, and a
+rare one in the index. Which it is the newest messages tell: the planner takes any word that it has no figures of for
+one of a thousand messages, and would look through all of them for one that nobody ever said.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Unpack, assert_never
+
+from hermes_state.engines.postgres.words import mark, tokens
+from hermes_state.search.query import AllOf, AnyOf, Expression, Term, Without
+from hermes_state.search.ranking import (
+    COUNTED_CHARACTERS,
+    RANKED_HITS,
+    MatchReader,
+    SearchFilter,
+    best_of,
+    scored,
+    weight,
+)
+from hermes_state.store.searched import REPEATS, fts_row
+from hermes_state.store.sql import Connection, scalar
+
+RECENT_ROWS = 2_000
+"""Newest messages that are looked through first, in about 2 ms."""
+
+COUNTED_HITS = 300
+"""Newest matches that are ranked, by words counted in their texts: to fetch and to fold a text takes 20 µs."""
+
+LOOKED_UP_COST = 5
+"""How much longer a match takes in the index than a message that is looked through."""
+
+# Purpose: the newest matches among the newest messages. (IS TRUE keeps the index out of it.)
+_RECENT = """
+SELECT message_id, 0.0 FROM message_words
+WHERE (words @@ CAST(? AS tsquery)) IS TRUE AND message_id < ? AND message_id > ? ORDER BY message_id DESC LIMIT ?"""
+# Purpose: the newest of all matches, by the index. (MATERIALIZED keeps the limit out of how they are found.)
+_LOOKED_UP = """
+WITH hit AS MATERIALIZED (SELECT message_id FROM message_words WHERE words @@ CAST(? AS tsquery))
+SELECT message_id, 0.0 FROM hit WHERE message_id < ? ORDER BY message_id DESC LIMIT ?"""
+# Purpose: how many of some messages are not older than this.
+_SINCE = "SELECT count(*) FROM messages WHERE id = ANY(CAST(? AS bigint[])) AND created_at >= ?"
+# Purpose: what bm25 needs of some messages.
+_COUNTED = f"""
+SELECT id, left(text, {COUNTED_CHARACTERS}), body, coalesce(length(text), 0) + coalesce(length(body), 0) FROM messages
+WHERE id = ANY(CAST(? AS bigint[])) AND created_at >= ?"""
+# Purpose: which of some words the newest messages with any of them have.
+_KNOWN = """
+SELECT DISTINCT lexeme FROM (SELECT words FROM message_words WHERE message_id = ANY(CAST(? AS bigint[]))) AS hit,
+  unnest(words) WHERE lexeme = ANY(CAST(? AS text[]))"""
+
+
+def query_text(expression: Expression) -> str | None:
+    """The expression as a `tsquery`; None for one that no row can match, such as a letter that the tokenizer drops.
+
+    >>> query_text(Without(Term("red", is_prefix=True), Term("blue house", is_prefix=False)))
+    "('red':* & !('blue'<->'house'))"
+    """
+    match expression:
+        case Term(text, is_prefix):
+            words = [f"'{word}'" for word in tokens(text, is_query=True)]
+            return f"({'<->'.join(words)}{':*' * is_prefix})" if words else None
+        case AllOf(parts):
+            texts = [query_text(part) for part in parts]
+            return None if None in texts else f"({' & '.join(filter(None, texts))})"
+        case AnyOf(parts):
+            return f"({' | '.join(texts)})" if (texts := [*filter(None, map(query_text, parts))]) else None
+        case Without(wanted, excluded):
+            kept, left_out = query_text(wanted), query_text(excluded)
+            return kept if kept is None or left_out is None else f"({kept} & !{left_out})"
+        case _:
+            assert_never(expression)
+
+
+class TsMatches(MatchReader):
+    """Matches in the words of messages."""
+
+    def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
+        super().__init__(db, **filters)
+        self._top = min(self.before, scalar(db, int, "SELECT coalesce(max(message_id), 0) + 1 FROM message_words"))
+        left_out = [f"!'{mark(REPEATS)}'"] if self.leaves_out_repeats else []
+        self._scope = "".join(f" & {scope}" for scope in [*left_out, *(f"'{mark(scope)}'" for scope in self.scopes)])
+
+    def count(self, expression: Expression, limit: int) -> int:
+        ids = [row_id for row_id, _ in self.newest(expression, limit)]
+        return len(ids) if self.since is None else scalar(self.db, int, _SINCE, (ids, self.since))
+
+    def newest(self, expression: Expression, limit: int) -> list[tuple[int, float]]:
+        query = query_text(expression)
+        return [] if query is None else self._newest(query + self._scope, limit)
+
+    def _newest(self, query: str, limit: int) -> list[tuple[int, float]]:
+        """Look further and further back, until that takes longer than all matches are expected to take in the index."""
+        span = RECENT_ROWS
+        while True:
+            rows = self._recent(query, span, limit)
+            if len(rows) == limit or span >= self._top:
+                return rows
+            needed = 2 * limit * span // max(1, len(rows))
+            if needed > LOOKED_UP_COST * self._top * len(rows) / span:
+                return self.db.execute(_LOOKED_UP, (query, self._top, limit)).fetchall()
+            span = needed
+
+    def _recent(self, query: str, span: int, limit: int) -> list[tuple[int, float]]:
+        return self.db.execute(_RECENT, (query, self._top, self._top - span - 1, limit)).fetchall()
+
+    def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
+        ids = [row_id for row_id, _ in self.newest(expression, COUNTED_HITS)]
+        rows = self.db.execute(_COUNTED, (ids, self.since or 0)).fetchall()
+        average = max(1.0, sum(characters for *_, characters in rows) / max(1, len(rows)))
+        sized = ((row_id, fts_row(text, body), size, size / average) for row_id, text, body, size in rows)
+        return best_of(scored(sized, {term: self._weight(term) if len(terms) > 1 else 1.0 for term in terms}), limit)
+
+    def _weight(self, term: Term) -> float:
+        query = query_text(term)
+        return weight(len(self._recent(query, RECENT_ROWS, RECENT_ROWS)) if query is not None else 0, RECENT_ROWS)
+
+    def known_words(self, words: Collection[str], head: str) -> list[str]:
+        any_of = "|".join(f"'{word}'" for word in words)
+        ids = [row_id for row_id, _ in self._newest(f"({any_of}){self._scope}", RANKED_HITS)]
+        known = self.db.execute(_KNOWN, (ids, list(words))).fetchall()
+        return sorted((word for (word,) in known), key=lambda word: (not word.startswith(head), word))
