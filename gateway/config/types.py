@@ -156,7 +156,8 @@ _POSTGRES = re.compile(r"postgres(ql)?://([^\s/?#@:]*(:[^\s/?#@:]*)?@)?[^\s/?#@]
 _PASSWORD = re.compile(r"[a-z]+://[^\s/?#@:]*:([^\s/?#@]+)@|[?&](?:ssl)?password=([^\s&#]+)")
 
 
-def _store_url(value: str) -> str:
+def checked_store_url(value: str) -> str:
+    """The address of a PostgreSQL database, as it is. Raises `ValueError` for any other."""
     if _POSTGRES.fullmatch(value) is None:
         raise ValueError(
             "must be an address such as postgresql://hermes@db.example.org/hermes, with %40 and so on for @ and other "
@@ -220,7 +221,7 @@ AnyCase = BeforeValidator(lambda value: value.strip().lower() if isinstance(valu
 Secret: TypeAlias = Annotated[SecretStr, Trimmed, AfterValidator(_key_like)]
 Url: TypeAlias = Annotated[str, Trimmed, _url_like("https://example.org")]
 Hosts: TypeAlias = Annotated[tuple[Annotated[str, AfterValidator(_host_name)], ...], BeforeValidator(listed)]
-StoreUrl: TypeAlias = Annotated[str, Trimmed, AfterValidator(_store_url)]
+StoreUrl: TypeAlias = Annotated[str, Trimmed, AfterValidator(checked_store_url)]
 SocketUrl: TypeAlias = Annotated[str, Trimmed, _url_like("wss://gateway.example.org")]
 Person: TypeAlias = Annotated[str, BeforeValidator(_user_ref)]
 People: TypeAlias = Annotated[tuple[Person, ...], BeforeValidator(listed)]

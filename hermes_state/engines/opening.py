@@ -6,17 +6,20 @@ quarter of a second.
 
 import importlib.util
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from hermes_state.engines.sqlite import copying as sqlite_copying
 from hermes_state.engines.sqlite.connections import Synchronous
+from hermes_state.engines.sqlite.presence import has_content
 from hermes_state.engines.sqlite.resting import open_resting_file
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, DatabaseRejected
 from hermes_state.store.lock import FileLock
 from hermes_state.store.meta import load_note
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, scalar
 from hermes_state.store.writer import Store
 
 COPY_NOTE = "copied_from"
@@ -49,8 +52,8 @@ async def open_store(
 ) -> AsyncIterator[Store]:
     """The open database at `url`, else in the file `path`; it is made or migrated first, and closed at the end.
 
-    `path` names the state directory, too: only one process has it. `is_fresh`: an empty file may be made where there
-    was one before.
+    `path` names the state directory, too: only one process has it. `is_fresh`: an empty database may be made where
+    there was one before.
 
     Raises `ConfigError` for an address that cannot be used, and what `open` of the engine's store raises.
     """
@@ -78,9 +81,18 @@ async def open_store(
                 raise DatabaseRejected(
                     f"{store.name} is an unfinished copy: finish it with `hermes-gateway store copy`"
                 )
+            if url is not None and not is_fresh and has_content(path) and not await store.read(_has_chats):
+                raise DatabaseRejected(
+                    f"{store.name} is empty, and there is {path}: `hermes-gateway store copy` moves it there before "
+                    "store.url is set, or begin anew with `hermes-gateway run --fresh`"
+                )
             yield store
         finally:
             await store.close()
+
+
+def _has_chats(db: Connection) -> bool:
+    return scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM chats)")
 
 
 @contextmanager
@@ -98,6 +110,35 @@ def open_resting(path: Path, url: str | None = None) -> Iterator[Connection | No
 
     with open_resting_database(url) as database:
         yield database
+
+
+@contextmanager
+def open_ends(source: Path | str, target: Path | str) -> Iterator[tuple[Connection, Connection]]:
+    """Connections to the two ends of a copy, each a file or an address, which this process alone has open meanwhile.
+
+    Raises `LockUnavailable` where a gateway has one of them open, `DatabaseRejected` for one that cannot be an end of
+    a copy, and `StoreUnavailable`.
+    """
+    with _end(source, "source") as read, _end(target, "target") as written:
+        yield read, written
+
+
+def _end(place: Path | str, kind: Literal["source", "target"]) -> AbstractContextManager[Connection]:
+    if isinstance(place, Path):
+        return sqlite_copying.open_source(place) if kind == "source" else sqlite_copying.open_target(place)
+    _check_address(place)
+    from hermes_state.engines.postgres import copying as postgres_copying
+
+    return postgres_copying.open_source(place) if kind == "source" else postgres_copying.open_target(place)
+
+
+def name_of(place: Path | str) -> str:
+    """A database in sentences: its file, or its address without a password."""
+    if isinstance(place, Path):
+        return str(place.resolve())
+    from hermes_state.engines.postgres.store import name_of as name_of_address
+
+    return name_of_address(place)
 
 
 def _check_address(url: str) -> None:

@@ -112,7 +112,7 @@ class PostgresStore(Store):
         Raises `LockUnavailable` if another gateway has it open, `DatabaseRejected` for one that is not ours (nothing
         is touched then), or `StoreUnavailable`.
         """
-        sessions = [_Session(url, _be_the_only_one if number == 0 else None) for number in range(writers + readers)]
+        sessions = [_Session(url, be_the_only_one if number == 0 else None) for number in range(writers + readers)]
         try:
             await sessions[0].run(migrate)
             return cls(url, sessions[:writers], sessions[writers:])
@@ -186,7 +186,7 @@ def unavailable(url: str, error: BaseException) -> StoreUnavailable:
     return StoreUnavailable(f"{name_of(url)}: {lines[0]}")
 
 
-def _be_the_only_one(db: PostgresConnection) -> None:
+def be_the_only_one(db: PostgresConnection) -> None:
     """Hold the lock of the database's only gateway for as long as the connection lives; raises `LockUnavailable`."""
     db.execute(f"SET lock_timeout = {int(TAKEOVER_SECONDS * 1000)}")
     try:

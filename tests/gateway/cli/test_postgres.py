@@ -1,6 +1,7 @@
 """Commands over a database in PostgreSQL, while no daemon runs."""
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,8 +15,9 @@ from gateway.cli import app
 from gateway.config.settings import PairingConfig
 from hermes_state.engines.opening import COPY_NOTE, open_store
 from hermes_state.errors import DatabaseRejected, LockUnavailable
-from hermes_state.store.meta import save_note
+from hermes_state.store.meta import load_note, save_note
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
+from tests.hermes_state.rows import make_chat
 from tests.postgres import PASSWORD, Postgres, connect
 
 pytestmark = pytest.mark.cluster
@@ -36,8 +38,8 @@ def run(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Run:
     for name in [name for name in os.environ if name.startswith("HERMES_")]:
         monkeypatch.delenv(name)
 
-    def runner(url: str, *words: str) -> Result:
-        result = CliRunner().invoke(app, list(words), env={**environ, "HERMES_STORE__URL": url})
+    def runner(url: str, *words: str, **variables: str) -> Result:
+        result = CliRunner().invoke(app, list(words), env={**environ, "HERMES_STORE__URL": url, **variables})
         assert PASSWORD not in f"{result.output}{result.exception}"
         return result
 
@@ -110,6 +112,34 @@ def test_backup_and_repair_are_postgresqls(run: Run, postgres_url: str, tmp_path
     assert not list(tmp_path.rglob("*.db"))
 
 
+async def test_a_gateway_moves_to_postgresql_and_back(
+    run: Run, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_store(tmp_path / "home/state.db") as store:
+        await store.write(save_note, "greeting", "hello")
+    with postgres.database() as url:
+        without = url.replace(f":{PASSWORD}", "")
+        refused = await asyncio.to_thread(run, "", "store", "copy", "--to", url)
+        assert "leave the password out of --to" in str(refused.exception)
+        monkeypatch.setenv("PGPASSWORD", PASSWORD)  # which the library reads from the environment itself
+        there = await asyncio.to_thread(run, "", "store", "copy", "--to", without)
+        assert "meta: 1 of 1 rows" in there.stderr
+        assert there.stdout.startswith("TABLE ")
+        assert "1 row, all the same as in the source." in there.stdout
+        again = await asyncio.to_thread(run, "", "store", "copy", "--to", without)
+        assert "not empty" in str(again.exception)
+        back = await asyncio.to_thread(run, url, "store", "copy", "--to", str(tmp_path / "back.db"), "--json")
+        tables = {one["table"]: one["rows"] for one in json.loads(back.stdout)}
+        assert tables["meta"] == 1
+    async with open_store(tmp_path / "back.db") as store:
+        assert await store.read(load_note, "greeting") == "hello"
+
+
+def test_a_target_that_is_no_address_is_refused(run: Run, tmp_path: Path) -> None:
+    assert "must be an address such as" in str(run("", "store", "copy", "--to", "mysql://db/hermes").exception)
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_one_process_has_a_state_directory_whatever_its_database_is(postgres_url: str, tmp_path: Path) -> None:
     async with open_store(tmp_path / "state.db"):
         with pytest.raises(LockUnavailable, match="the state directory"):
@@ -118,9 +148,21 @@ async def test_one_process_has_a_state_directory_whatever_its_database_is(postgr
 
 
 async def test_an_unfinished_copy_is_not_opened(postgres_url: str, tmp_path: Path) -> None:
-    for url in (None, postgres_url):
-        async with open_store(tmp_path / "state.db", url) as store:
+    for path, url in ((tmp_path / "state.db", None), (tmp_path / "home" / "state.db", postgres_url)):
+        async with open_store(path, url) as store:
             await store.write(save_note, COPY_NOTE, "somewhere")
         with pytest.raises(DatabaseRejected, match="unfinished copy"):
-            async with open_store(tmp_path / "state.db", url):
+            async with open_store(path, url):
                 pass
+
+
+async def test_a_copy_that_was_forgotten_is_no_beginning_anew(postgres_url: str, tmp_path: Path) -> None:
+    async with open_store(tmp_path / "state.db"):
+        pass
+    with pytest.raises(DatabaseRejected, match=r"is empty, and there is .*state\.db: `hermes-gateway store copy`"):
+        async with open_store(tmp_path / "state.db", postgres_url):
+            pass
+    async with open_store(tmp_path / "state.db", postgres_url, is_fresh=True) as store:
+        await store.write(make_chat)
+    async with open_store(tmp_path / "state.db", postgres_url):
+        pass

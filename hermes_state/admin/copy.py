@@ -1,0 +1,232 @@
+"""Copy of a whole database into an empty one, of the same engine or the other.
+
+Rows go table by table in slices, in the order of their keys, each slice a transaction: what was interrupted is gone on
+with by counting the rows that are there. A note in the target says what it is a copy of until all is compared, and no
+gateway opens a database with that note. The source is only read. Both belong to this process alone meanwhile.
+"""
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
+
+from hermes_state.engines.opening import COPY_NOTE
+from hermes_state.engines.sqlite import copying as sqlite_copying
+from hermes_state.errors import DatabaseRejected, StoreBroken
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import Connection, scalar
+
+SLICE_ROWS = 500
+"""Rows in one transaction: few enough to be held in memory with the longest texts."""
+
+TABLES: Final = {
+    "meta": ("key",),
+    "chats": ("id",),
+    "sessions": ("id",),
+    "turns": ("id",),
+    "inbox": ("id",),
+    "messages": ("id",),
+    "platform_messages": ("chat_id", "ref"),
+    "session_context": ("session_id", "pos"),
+    "view_edits": ("session_id", "message_id"),
+    "tool_runs": ("id",),
+    "tool_offers": ("session_id",),
+    "approvals": ("id",),
+    "tool_grants": ("id",),
+    "model_calls": ("id",),
+    "compressions": ("id",),
+    "outbox": ("id",),
+    "cursors": ("platform", "account", "channel_ref"),
+    "attachments": ("id",),
+    "model_profiles": ("route", "model"),
+    "pairings": ("code_hash",),
+    "todos": ("lineage_id", "id"),
+    "schedules": ("id",),
+}
+"""Every table with the columns of its key; those that others refer to come first."""
+
+FORWARD: Final = {"chats": "active_session_id", "turns": "call_message_id"}
+"""Columns that refer to rows of a later table: they are filled when those are there."""
+
+# Notes that belong to an engine: its mark, versions and checksums, its index, and that of a copy.
+_ENGINES_OWN = f"""key IN ('application', 'schema_version', '{COPY_NOTE}')
+  OR substr(key, 1, 10) = 'migration:' OR substr(key, 1, 7) = 'search_' OR substr(key, 1, 8) = 'segment_'"""
+_WHERE = {"meta": f"NOT ({_ENGINES_OWN})"}
+
+_Row: TypeAlias = Sequence[Any]  # Any: whatever the columns hold
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Told of a table, the rows of it that are copied and those that there are, after each slice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiedTable:
+    """A table that is the same on both sides."""
+
+    table: str
+    rows: int
+    checksum: str
+    """Hash of all its values, in the order of their keys."""
+    replaced: int
+    """Texts in which NUL characters, which PostgreSQL cannot hold, became U+FFFD."""
+
+
+class _CopyEngine(Protocol):
+    """The module of an engine that knows what is its own in a copy."""
+
+    def load_sequences(self, db: Connection, /) -> dict[str, int]: ...
+    def set_sequences(self, db: Connection, highest: dict[str, int], /) -> None: ...
+    def make_search_index(self, db: Connection, /) -> None: ...
+
+
+def copy_database(source: Connection, target: Connection, name: str, progress: Progress) -> list[CopiedTable]:
+    """Copy every row of `source`, called `name`, into `target`, or go on with it; compare both at the end.
+
+    Both have the newest schema and nobody else writes to them. Raises `DatabaseRejected`, and changes nothing, for a
+    target with rows that are not of this copy; `StoreBroken` if the sides differ in the end.
+    """
+    _begin(source, target, name)
+    for table in TABLES:
+        _copy_table(source, target, table, progress)
+    for table, column in FORWARD.items():
+        _fill_forward(source, target, table, column)
+    with _transaction(target):
+        _engine_of(target).set_sequences(target, _highest_ids(source))
+    compared = [_compared(source, target, table) for table in TABLES]
+    _engine_of(target).make_search_index(target)
+    with _transaction(target):
+        target.execute("DELETE FROM meta WHERE key = ?", (COPY_NOTE,))
+    return compared
+
+
+def _begin(source: Connection, target: Connection, name: str) -> None:
+    """Note in the target what it is going to be a copy of, unless it says so."""
+    counts = [_count(source, table) for table in TABLES]
+    origin = f"{name}, {hashlib.sha256(repr((counts, _highest_ids(source))).encode()).hexdigest()[:16]}"
+    begun = load_note(target, COPY_NOTE)
+    if begun is not None and begun != origin:
+        raise DatabaseRejected(
+            f"the target holds an unfinished copy of {begun.rpartition(',')[0]} as it was then: name an empty one"
+        )
+    if begun is None:
+        if filled := [table for table in TABLES if _count(target, table)]:
+            raise DatabaseRejected(f"the target is not empty (it has rows in {filled[0]}): name an empty database")
+        with _transaction(target):
+            save_note(target, COPY_NOTE, origin)
+
+
+def _copy_table(source: Connection, target: Connection, table: str, progress: Progress) -> None:
+    """Copy the rows that are missing."""
+    columns, keys = _columns(source, table), TABLES[table]
+    done, total = _count(target, table), _count(source, table)
+    after: _Row | None = None
+    if done:
+        query = f"SELECT {', '.join(keys)} FROM {table}{_where(table)} ORDER BY {', '.join(keys)} LIMIT 1 OFFSET ?"
+        after = source.execute(query, (done - 1,)).fetchone()
+    insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+    later = columns.index(FORWARD[table]) if table in FORWARD else None
+    for rows in _slices(source, table, columns, after):
+        with _transaction(target):
+            target.executemany(insert, [_blanked(_without_nul(row), later) for row in rows])
+        done += len(rows)
+        progress(table, done, total)
+
+
+def _fill_forward(source: Connection, target: Connection, table: str, column: str) -> None:
+    """Fill a column that refers to a later table; what is filled already is filled once more."""
+    update = f"UPDATE {table} SET {column} = ? WHERE id = ?"
+    for rows in _slices(source, table, (column, "id")):
+        with _transaction(target):
+            target.executemany(update, [row for row in rows if row[0] is not None])
+
+
+def _compared(source: Connection, target: Connection, table: str) -> CopiedTable:
+    columns = _columns(source, table)
+    read, found = (_read_through(db, table, columns) for db in (source, target))
+    if (found.rows, found.checksum) != (read.rows, read.checksum):
+        raise StoreBroken(
+            f"the copy differs from its source in {table} ({found.rows} rows of {read.rows}); the source was written "
+            "to since the copy was begun: begin again with an empty target"
+        )
+    return read
+
+
+def _read_through(db: Connection, table: str, columns: Sequence[str]) -> CopiedTable:
+    count, replaced, digest = 0, 0, hashlib.sha256()
+    for rows in _slices(db, table, columns):
+        count += len(rows)
+        for row in rows:
+            replaced += sum(isinstance(value, str) and "\0" in value for value in row)
+            digest.update(msgspec.msgpack.encode(_without_nul(row)))
+    return CopiedTable(table=table, rows=count, checksum=digest.hexdigest(), replaced=replaced)
+
+
+def _slices(
+    db: Connection, table: str, columns: Sequence[str], after: _Row | None = None
+) -> Iterator[list[tuple[Any, ...]]]:
+    """The rows of a table behind the key `after`, in the order of their keys."""
+    keys = TABLES[table]
+    wanted = f"SELECT {', '.join((*keys, *columns))} FROM {table}"
+    order = f" ORDER BY {', '.join(keys)} LIMIT {SLICE_ROWS}"
+    behind = f"({', '.join(keys)}) > ({', '.join('?' * len(keys))})"
+    while True:
+        query = wanted + _where(table, behind if after is not None else "") + order
+        found = db.execute(query, tuple(after or ())).fetchall()
+        if not found:
+            return
+        yield [tuple(row[len(keys) :]) for row in found]
+        after = found[-1][: len(keys)]
+
+
+def _where(table: str, condition: str = "") -> str:
+    parts = [part for part in (_WHERE.get(table), condition) if part]
+    return f" WHERE {' AND '.join(parts)}" if parts else ""
+
+
+def _count(db: Connection, table: str) -> int:
+    return scalar(db, int, f"SELECT count(*) FROM {table}{_where(table)}")
+
+
+def _columns(db: Connection, table: str) -> tuple[str, ...]:
+    return tuple(column[0] for column in db.execute(f"SELECT * FROM {table} LIMIT 0").description)
+
+
+def _highest_ids(db: Connection) -> dict[str, int]:
+    """The highest id that each table has ever given, as far as its engine knows."""
+    given = _engine_of(db).load_sequences(db)
+    tables = [table for table, keys in TABLES.items() if keys == ("id",)]
+    highest = {table: scalar(db, int, f"SELECT coalesce(max(id), 0) FROM {table}") for table in tables}
+    return {table: max(given.get(table, 0), last) for table, last in highest.items()}
+
+
+def _without_nul(row: _Row) -> tuple[Any, ...]:
+    return tuple(
+        value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) and "\0" in value else value
+        for value in row
+    )
+
+
+def _blanked(row: tuple[Any, ...], index: int | None) -> tuple[Any, ...]:
+    return row if index is None else (*row[:index], None, *row[index + 1 :])
+
+
+@contextmanager
+def _transaction(db: Connection) -> Iterator[None]:
+    db.execute("BEGIN")
+    try:
+        yield
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+
+
+def _engine_of(db: Connection) -> _CopyEngine:
+    if isinstance(db, sqlite3.Connection):
+        return sqlite_copying
+    from hermes_state.engines.postgres import copying as postgres_copying  # its driver is an extra
+
+    return postgres_copying

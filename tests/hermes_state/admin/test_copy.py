@@ -1,0 +1,240 @@
+"""Copies of a whole database: every row of every table, over interruptions, from either engine to the other."""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from hermes_state import journal
+from hermes_state.admin.copy import FORWARD, TABLES, CopiedTable, copy_database
+from hermes_state.compressions import CompressionRow, SplitPlan, split, undo_compression
+from hermes_state.compressions import plan_undo as plan
+from hermes_state.engines.opening import COPY_NOTE, name_of, open_ends, open_resting, open_store
+from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken
+from hermes_state.store.meta import save_note
+from hermes_state.store.sql import Connection
+from hermes_state.tools.subagents import open_subagent
+from hermes_state.transcripts import NewMessage, load_view
+from hermes_state.values import MessageRole, Origin
+from tests.databases import open_store as open_file
+from tests.hermes_state.helpers import file_states, opened
+from tests.hermes_state.rows import START, call_tools, exchange, make_chat, migrated, receive, replace_row, start
+from tests.postgres import Postgres
+
+Place: TypeAlias = Path | str
+
+_OTHERS = """
+INSERT INTO platform_messages VALUES (1, 'p1', 1, 0);
+INSERT INTO tool_offers VALUES (1, '["look"]');
+INSERT INTO approvals (turn_id, call_message_id, tool_call_id, tool_name, shape, asked_at, expires_at)
+  SELECT turn_id, id, 'b', 'look', '{}', 1, 2 FROM messages WHERE role = 'assistant' AND turn_id IS NOT NULL LIMIT 1;
+INSERT INTO tool_grants VALUES (7, 1, 0, 'look', '{}', 'telegram:1', 1);
+INSERT INTO cursors VALUES ('discord', 'discord', '9', '10'), ('discord', 'Discord', '9', '11');
+INSERT INTO attachments VALUES (3, 1, 1, 'ab', 'ab/cd', 'ä.txt', NULL, 4, 5);
+INSERT INTO model_profiles (route, model, calibration, updated_at) VALUES ('r', 'm', '{}', 1);
+INSERT INTO pairings (code_hash, platform, user_ref, display_name, state, expires_at, created_at)
+  VALUES ('00', 'telegram', 'telegram:9', '名前 🙂', 'pending', 1, 1);
+INSERT INTO todos VALUES (1, 1, 'first', 'pending', 1), (1, 2, 'second', 'done', 1);
+INSERT INTO schedules (chat_id, creator_ref, creator_name, spec, zone, text, next_at, created_at)
+  VALUES (1, 'telegram:1', 'Ann', '0 8 * * *', 'UTC', 'wake', 9007199254740993, 1);
+"""
+
+
+def fill(db: sqlite3.Connection) -> None:
+    """Rows in every table, most by the functions of the store; messages for several slices."""
+    chat = make_chat(db)
+    for number in range(300):
+        turn = exchange(db, chat, f"question {number}", f"answer {number}")
+    view = load_view(db, turn.lineage_id)
+    handoff = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff")
+    compression = SplitPlan(parent=view.session, context=(1, handoff), row=CompressionRow(layer="manual"))
+    replace_row(db, view.session.id, view.transcript[3].id, view.transcript[1].id, "edit", START)
+    split(db, compression, START)
+    undo = plan(db, turn.lineage_id)
+    assert undo is not None
+    undo_compression(db, undo, START)
+    turn = start(db, chat, "hand it on")
+    asked = call_tools(db, turn, "a")
+    journal.start_tools(db, turn.id, asked.id, asked.body.calls, START)
+    open_subagent(db, turn.id, asked.id, "a", "a task", START)
+    receive(db, chat, "waits")
+    db.execute("DELETE FROM inbox WHERE id = ?", (receive(db, chat, "is gone, and its id never comes again"),))
+    for number in range(600):
+        save_note(db, f"n{number}", "x")
+    for statement in _OTHERS.split(";\n"):
+        db.execute(statement)
+    assert all(db.execute(f"SELECT 1 FROM {table}").fetchone() for table in TABLES)
+
+
+@pytest.fixture
+async def source(tmp_path: Path) -> Path:
+    store = await open_file(tmp_path / "source" / "state.db")
+    await store.write(fill)
+    await store.close()
+    return store.path
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.cluster)])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """An end without a database yet."""
+    if request.param == "sqlite":
+        yield tmp_path / "target" / "copy.db"
+    else:
+        server: Postgres = request.getfixturevalue("postgres")
+        with server.database() as url:
+            yield url
+
+
+class Interrupted(Exception):
+    pass
+
+
+def copied(source: Place, target: Place, stops_in: str = "") -> list[CopiedTable]:
+    """Copy, up to the first rows of a table that are copied in this run."""
+
+    def progress(table: str, _done: int, _total: int) -> None:
+        if table == stops_in:
+            raise Interrupted
+
+    with open_ends(source, target) as (read, written):
+        return copy_database(read, written, name_of(source), progress)
+
+
+@contextlib.contextmanager
+def resting(place: Place) -> Iterator[Connection]:
+    path, url = (place, None) if isinstance(place, Path) else (Path("unused"), place)
+    with open_resting(path, url) as db:
+        assert db is not None
+        yield db
+
+
+def content(place: Place) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row with its columns by name, but for what is the engine's own."""
+    found = {}
+    with resting(place) as db:
+        for table, keys in TABLES.items():
+            cursor = db.execute(f"SELECT * FROM {table} ORDER BY {', '.join(keys)}")
+            names = [column[0] for column in cursor.description]
+            order = sorted(range(len(names)), key=lambda index: names[index])
+            found[table] = [tuple((names[index], row[index]) for index in order) for row in cursor.fetchall()]
+    found["meta"] = [row for row in found["meta"] if row[0][1].startswith("n") or row[0][1] == COPY_NOTE]
+    return found
+
+
+def test_every_row_arrives_and_comes_back_as_it_was(source: Path, target: Place, tmp_path: Path) -> None:
+    before = content(source)
+    tables = copied(source, target)
+    assert [one.table for one in tables] == list(TABLES)
+    assert {one.table: one.rows for one in tables if one.table != "meta"} == {
+        table: len(rows) for table, rows in before.items() if table != "meta"
+    }
+    assert content(target) == before
+    assert copied(target, tmp_path / "back.db") == tables
+    assert content(tmp_path / "back.db") == before
+    with opened(source) as first, opened(tmp_path / "back.db") as last:
+        given = [db.execute("SELECT * FROM sqlite_sequence ORDER BY name").fetchall() for db in (first, last)]
+    assert given[0] == given[1]
+
+
+async def test_a_copy_is_worked_in_and_gives_no_id_twice(source: Path, target: Place, tmp_path: Path) -> None:
+    copied(source, target)
+    path, url = (target, None) if isinstance(target, Path) else (tmp_path / "home" / "state.db", target)
+    async with open_store(path, url) as store:
+        highest = await store.read(lambda db: db.execute("SELECT max(id) FROM inbox").fetchone()[0])
+        assert await store.write(receive, await store.write(make_chat), "hello") == highest + 2
+
+
+def test_an_interrupted_copy_is_gone_on_with_wherever_that_was(source: Path, target: Place) -> None:
+    for table in TABLES:
+        with pytest.raises(Interrupted):
+            copied(source, target, stops_in=table)
+    copied(source, target)
+    assert content(target) == content(source)
+
+
+async def test_no_gateway_opens_a_copy_that_is_not_finished(source: Path, target: Place, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        copied(source, target, stops_in="messages")
+    path, url = (target, None) if isinstance(target, Path) else (tmp_path / "home" / "state.db", target)
+    with pytest.raises(DatabaseRejected, match="unfinished copy"):
+        async with open_store(path, url):
+            pass
+
+
+def test_a_target_with_rows_of_its_own_is_refused_and_stays_as_it_is(source: Path, target: Place) -> None:
+    copied(source, target)
+    before = content(target)
+    with pytest.raises(DatabaseRejected, match="not empty"):
+        copied(source, target)
+    assert content(target) == before
+
+
+def test_a_copy_of_another_state_is_not_gone_on_with(source: Path, target: Place) -> None:
+    with pytest.raises(Interrupted):
+        copied(source, target, stops_in="messages")
+    before = content(target)
+    with opened(source) as db:
+        save_note(db, "later", "x")
+    with pytest.raises(DatabaseRejected, match=r"unfinished copy of .* as it was then"):
+        copied(source, target)
+    assert content(target) == before
+
+
+def test_a_row_that_was_changed_meanwhile_is_found_in_the_end(source: Path, target: Place) -> None:
+    with pytest.raises(Interrupted):
+        copied(source, target, stops_in="schedules")
+    with opened(source) as db:
+        register_functions(db)
+        db.execute("UPDATE messages SET text = 'other' WHERE id = 7")
+    with pytest.raises(StoreBroken, match="differs from its source in messages"):
+        copied(source, target)
+
+
+def test_nul_characters_are_replaced_and_counted(source: Path, target: Place) -> None:
+    with opened(source) as db:
+        register_functions(db)
+        db.execute("UPDATE messages SET text = ? WHERE id IN (1, 4)", ("one\0two\0",))
+    with pytest.raises(Interrupted):
+        copied(source, target, stops_in="messages")
+    assert {one.table: one.replaced for one in copied(source, target) if one.replaced} == {"messages": 2}
+    with resting(target) as db:
+        assert db.execute("SELECT text FROM messages WHERE id = 4").fetchone() == ("one�two�",)
+
+
+async def test_nobody_else_has_either_end_open(source: Path, target: Place, tmp_path: Path) -> None:
+    before = file_states(source.parent)
+    path, url = (target, None) if isinstance(target, Path) else (tmp_path / "home" / "state.db", target)
+    async with open_store(path, url):
+        with pytest.raises(LockUnavailable):
+            copied(source, target)
+        with pytest.raises(LockUnavailable):
+            copied(target, tmp_path / "other.db")
+    assert {name: state for name, state in file_states(source.parent).items() if name in before}.keys() == before.keys()
+    assert not (tmp_path / "other.db").exists()
+
+
+def test_a_source_that_is_not_there_or_older_is_refused(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(DatabaseRejected, match="there is no database"):
+        copied(tmp_path / "none.db", tmp_path / "copy.db")
+    with opened(source) as db:
+        db.execute("PRAGMA user_version = 12")
+    with pytest.raises(DatabaseRejected, match="schema 12"):
+        copied(source, tmp_path / "copy.db")
+    assert not (tmp_path / "copy.db").exists()
+
+
+def test_every_table_is_copied_and_refers_to_those_before_it() -> None:
+    with migrated() as db:
+        names = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+        assert {name for name in names if not name.startswith(("sqlite_", "messages_"))} == set(TABLES)
+        order = list(TABLES)
+        for table, keys in TABLES.items():
+            primary = [row[1] for row in db.execute(f"PRAGMA table_info({table})") if row[5]]
+            assert set(keys) == set(primary), table
+            for row in db.execute(f"PRAGMA foreign_key_list({table})"):
+                is_before = order.index(row[2]) <= order.index(table)
+                assert is_before != (FORWARD.get(table) == row[3]), (table, row[3])
