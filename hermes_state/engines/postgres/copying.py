@@ -9,8 +9,11 @@ import psycopg
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.migrate import load_version, migrate, shipped_migrations
 from hermes_state.engines.postgres.store import be_the_only_one, name_of, unavailable
+from hermes_state.engines.postgres.words import store_words
 from hermes_state.errors import DatabaseRejected
 from hermes_state.store.sql import Connection
+
+_SLICE_ROWS = 500
 
 
 @contextmanager
@@ -71,4 +74,9 @@ def set_sequences(db: Connection, highest: dict[str, int]) -> None:
 
 def make_search_index(db: Connection) -> None:
     """Make the search index of the messages that were copied; may be called again after it was interrupted."""
+    last: int | None = 0
+    while last is not None:
+        db.execute("BEGIN")  # one that fails ends with the connection
+        last = store_words(db, last, _SLICE_ROWS)
+        db.execute("COMMIT")
     db.execute("ANALYZE")

@@ -15,6 +15,7 @@ from hermes_state.compressions import plan_undo as plan
 from hermes_state.engines.opening import COPY_NOTE, name_of, open_ends, open_resting, open_store
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken
+from hermes_state.search.full_text import search
 from hermes_state.store.meta import save_note
 from hermes_state.store.sql import Connection
 from hermes_state.tools.subagents import open_subagent
@@ -138,6 +139,14 @@ def test_every_row_arrives_and_comes_back_as_it_was(source: Path, target: Place,
     with opened(source) as first, opened(tmp_path / "back.db") as last:
         given = [db.execute("SELECT * FROM sqlite_sequence ORDER BY name").fetchall() for db in (first, last)]
     assert given[0] == given[1]
+
+
+def test_what_was_said_is_found_in_a_copy(source: Path, target: Place) -> None:
+    copied(source, target)
+    with resting(source) as here, resting(target) as there:
+        for words in ("question", '"answer 299"'):
+            found = [[hit.message_id for hit in search(db, words, order="newest")] for db in (here, there)]
+            assert found[0] == found[1] != []
 
 
 async def test_a_copy_is_worked_in_and_gives_no_id_twice(source: Path, target: Place, tmp_path: Path) -> None:
