@@ -28,7 +28,7 @@ RECENT_ROWS = 2_000
 COUNTED_HITS = 300
 """Newest matches that are ranked, by words counted in their texts: to fetch and to fold a text takes 20 µs."""
 
-LOOKED_UP_COST = 5
+LOOKED_UP_COST = 10
 """How much longer a match takes in the index than a message that is looked through."""
 
 # Purpose: the newest matches among the newest messages. (IS TRUE keeps the index out of it.)
@@ -99,11 +99,14 @@ class TsMatches(MatchReader):
                 return rows
             needed = 2 * limit * span // max(1, len(rows))
             if needed > LOOKED_UP_COST * self._top * len(rows) / span:
-                return self.db.execute(_LOOKED_UP, (query, self._top, limit)).fetchall()
+                return self._looked_up(query, limit)
             span = needed
 
     def _recent(self, query: str, span: int, limit: int) -> list[tuple[int, float]]:
         return self.db.execute(_RECENT, (query, self._top, self._top - span - 1, limit)).fetchall()
+
+    def _looked_up(self, query: str, limit: int) -> list[tuple[int, float]]:
+        return self.db.execute(_LOOKED_UP, (query, self._top, limit)).fetchall()
 
     def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
         ids = [row_id for row_id, _ in self.newest(expression, COUNTED_HITS)]
@@ -118,6 +121,6 @@ class TsMatches(MatchReader):
 
     def known_words(self, words: Collection[str], head: str) -> list[str]:
         any_of = "|".join(f"'{word}'" for word in words)
-        ids = [row_id for row_id, _ in self._newest(f"({any_of}){self._scope}", RANKED_HITS)]
+        ids = [row_id for row_id, _ in self._looked_up(f"({any_of}){self._scope}", RANKED_HITS)]
         known = self.db.execute(_KNOWN, (ids, list(words))).fetchall()
         return sorted((word for (word,) in known), key=lambda word: (not word.startswith(head), word))
