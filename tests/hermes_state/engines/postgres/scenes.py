@@ -1,0 +1,485 @@
+"""States of a small database, and the functions that may write in them at the same moment.
+
+Each function stands with the locks that the product takes for it: its own declaration, or that of the transaction which
+the gateway or the agent hands to the store.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from gateway.access.pairing import approve_pairing, offer_pairing, revoke_pairing
+from gateway.commands.people import _approve
+from gateway.commands.runner import _carry_out
+from gateway.config.settings import PairingConfig
+from gateway.inbound.admission import AcceptedEvent, admit, apply_deletion, apply_edit
+from gateway.turns.lanes import _refuse, _start_turn
+from gateway.turns.titles import _keep
+from gateway.turns.transcription import _keep as _keep_transcript
+from hermes_state import inbox, journal, outbox, sessions, tool_runs
+from hermes_state.admin import pairings
+from hermes_state.admin.pairings import UserRole
+from hermes_state.chats import ensure_chat, load_chat, move_chat
+from hermes_state.compressions import CompressionRow, SplitPlan, plan_undo, split, undo_compression
+from hermes_state.inbox import InboxKind, InboxMode, InboxRow, InboxState
+from hermes_state.journal import ModelAnswer
+from hermes_state.models import ledger
+from hermes_state.outbox import Reply
+from hermes_state.store.batch import WriteRequest
+from hermes_state.store.locks import locks
+from hermes_state.store.sql import Connection
+from hermes_state.tool_runs import ToolResult, ToolRunState
+from hermes_state.tools import approvals, subagents
+from hermes_state.tools.approvals import ApprovalRequest, ApprovalState
+from hermes_state.transcripts import NewMessage, hide, load_view
+from hermes_state.values import (
+    AttachmentKind,
+    ChatId,
+    ChatKey,
+    ChatKind,
+    Cursor,
+    DeletionEvent,
+    EditEvent,
+    InboundMessage,
+    IncomingAttachment,
+    MessageRole,
+    Millis,
+    Origin,
+    OutboundPart,
+    Sender,
+    ToolCall,
+    TurnId,
+)
+from tests.hermes_state.engines.postgres.interleaving import write
+from tests.hermes_state.rows import ANN, BOB, CALL, START, call_tools, exchange, key_of, make_chat, receive, start
+
+Writer: TypeAlias = Callable[[Any, Millis], WriteRequest]
+"""Makes a call in a state at a moment."""
+
+ANSWER = ModelAnswer(text="done", call=CALL, reported_prompt_tokens=90)
+STEP = ModelAnswer(
+    text="looking", call=CALL, reported_prompt_tokens=80, calls=(ToolCall(id="c3", name="look", arguments="{}"),)
+)
+PART = OutboundPart(text="done", plain="done")
+HANDOFF = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="what came before")
+RECORDING = IncomingAttachment(kind=AttachmentKind.VOICE, file_ref="f", name="voice.ogg")
+ADA = Sender(platform="telegram", id="1", name="Ada")
+CHAT = key_of()
+GROUP = key_of("77")
+LATER = Millis(START + 3_600_000)
+
+
+@locks(turn="turn_id")
+def join_steers(db: Connection, turn_id: TurnId, now: Millis) -> int:
+    """As `tool_calls._end_round` does, without results that take their room."""
+    return journal.join_steers(db, turn_id, now)
+
+
+@locks(chat="chat_id", calls="apply")
+def command(db: Connection, chat_id: ChatId, apply: Callable[..., object], now: Millis) -> object:
+    """What a command does in its chat; its row, which would make the chat busy, is not stored."""
+    return apply(db, now=now)
+
+
+def in_chat(fn: Callable[..., object], *args: object, **kwargs: object) -> Callable[..., object]:
+    """`fn` as what a command does."""
+    return lambda db, now: fn(db, *args, **kwargs, now=now)
+
+
+def say(text: str, ref: str, *, sender: Sender = ADA, key: ChatKey = CHAT, **options: Any) -> AcceptedEvent:
+    """A message that has been let in."""
+    message = InboundMessage(
+        event_ref=f"9:{ref}",
+        chat=replace(key, user_ref=""),
+        chat_kind=ChatKind.GROUP if key.user_ref else ChatKind.DIRECT,
+        sender=sender,
+        text=text,
+        message_ref=ref,
+        sent_at=START,
+        is_addressed=True,
+    )
+    seen = Cursor(platform="telegram", account="telegram", channel_ref="42", seen_ref="77")
+    defaults = {"kind": InboxKind.MESSAGE, "mode": InboxMode.QUEUE, "max_waiting": 3, "cursor": seen}
+    return AcceptedEvent(message=message, key=key, text=text, **(defaults | options))
+
+
+def edit(ref: str, sender: Sender = ADA) -> EditEvent:
+    return EditEvent(
+        event_ref=f"9:edit:{ref}", chat=CHAT, sender=sender, text="changed", message_ref=ref, sent_at=START
+    )
+
+
+def deletion(ref: str, key: ChatKey = CHAT) -> DeletionEvent:
+    return DeletionEvent(event_ref=f"9:gone:{ref}", chat=key, message_ref=ref, sent_at=START)
+
+
+def plan_of(db: Connection, chat_id: ChatId) -> SplitPlan:
+    """A compression of all that the chat's conversation shows."""
+    active = sessions.load_active(db, chat_id)
+    assert active is not None
+    view = load_view(db, active.lineage_id)
+    return SplitPlan(parent=view.session, context=[view.transcript[0].id, HANDOFF], row=CompressionRow(layer="in_loop"))
+
+
+def conversations(db: Connection) -> tuple[ChatId, str]:
+    """A chat with an earlier conversation and another one; returns the key of the earlier."""
+    chat_id = make_chat(db)
+    exchange(db, chat_id, "one", "two")
+    earlier = sessions.load_active(db, chat_id)
+    assert earlier is not None
+    sessions.reset(db, chat_id, Millis(START + 1_000))
+    exchange(db, chat_id, "three", "four")
+    return chat_id, earlier.key
+
+
+def stop_all(db: Connection, chat_id: ChatId, turn_id: TurnId, before: inbox.InboxId, now: Millis) -> str:
+    """What `/stop all` does."""
+    outbox.stop_delivery(db, chat_id, None, before, now)
+    stopped = journal.stop_turn(db, turn_id, "so far", "stopped", now, notice="Stopped.")
+    return f"{stopped} {inbox.drop_waiting(db, chat_id, None, now)}"
+
+
+# ---- a chat in the middle of a turn -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Busy:
+    chat_id: ChatId
+    earlier: str
+    turn: Any
+    asked: Any
+    waiting: InboxRow
+    stop: InboxRow
+    owed: Any
+    plan: SplitPlan
+    chat: Any
+
+
+def busy(db: Connection) -> Busy:
+    """A turn whose tools run, with a steer, a message and a command that wait, and a reply that is owed."""
+    chat_id, earlier = conversations(db)
+    turn = start(db, chat_id, "what now?")
+    asked = call_tools(db, turn, "c1", "c2")
+    journal.start_tools(db, turn.id, asked.id, asked.body.calls[:1], START)
+    receive(db, chat_id, "hurry", mode=InboxMode.STEER, sender=BOB, ref="hurry")
+    waiting = inbox.load(db, receive(db, chat_id, "later", ref="later"))
+    stop = inbox.load(db, receive(db, chat_id, "/stop all", kind=InboxKind.COMMAND, ref="stop"))
+    assert waiting is not None
+    assert stop is not None
+    return Busy(
+        chat_id=chat_id,
+        earlier=earlier,
+        turn=turn,
+        asked=asked,
+        waiting=waiting,
+        stop=stop,
+        owed=outbox.load_open(db, chat_id)[-1],
+        plan=plan_of(db, chat_id),
+        chat=load_chat(db, chat_id),
+    )
+
+
+def _result(s: Busy) -> ToolResult:
+    return ToolResult(
+        call_message_id=s.asked.id,
+        call=s.asked.body.calls[0],
+        text="found",
+        state=ToolRunState.DONE,
+        preview=lambda message_id: "short",
+    )
+
+
+BUSY: Mapping[str, Writer] = {
+    "append_calls": lambda s, now: write(journal.append_calls, s.turn.id, STEP, now),
+    "start_tools": lambda s, now: write(journal.start_tools, s.turn.id, s.asked.id, s.asked.body.calls, now),
+    "finish_tool": lambda s, now: write(journal.finish_tool, s.turn.id, _result(s), now),
+    "join_steers": lambda s, now: write(join_steers, s.turn.id, now),
+    "note_preview": lambda s, now: write(journal.note_preview, s.turn.id, "shown"),
+    "note_resumed": lambda s, now: write(journal.note_resumed, s.turn.id, True),
+    "finish_turn": lambda s, now: write(journal.finish_turn, s.turn, ANSWER, now, [PART]),
+    "stop_turn": lambda s, now: write(journal.stop_turn, s.turn.id, "so far", "stopped", now, notice="Stopped."),
+    "fail_turn": lambda s, now: write(journal.fail_turn, s.turn.id, "ModelTimeout", "It failed.", now),
+    "open_subagent": lambda s, now: write(subagents.open_subagent, s.turn.id, s.asked.id, "c2", "look", now),
+    "record": lambda s, now: write(ledger.record, s.turn.id, s.turn.lineage_id, CALL, now),
+    "start_turn": lambda s, now: write(_start_turn, s.chat_id, [s.waiting.id], {}, now),
+    "admit": lambda s, now: write(admit, say("more", "more", queued_notice="I have it."), now),
+    "admit/steer": lambda s, now: write(admit, say("also", "also", steers=s.turn.id, steered_notice="Joins."), now),
+    "apply_edit": lambda s, now: write(apply_edit, edit("later"), CHAT, None, now),
+    "apply_edit/notice": lambda s, now: write(
+        apply_edit, edit("hurry", Sender(platform="telegram", id="2", name="Bob")), key_of(), None, now
+    ),
+    "apply_deletion": lambda s, now: write(apply_deletion, deletion("later"), None, now),
+    "refuse": lambda s, now: write(_refuse, s.waiting, InboxState.DEAD, "No.", f"no:{s.waiting.id}", now),
+    "settle": lambda s, now: write(inbox.settle, s.waiting.id, InboxState.DONE, now),
+    "queue_steers": lambda s, now: write(inbox.queue_steers, lambda ref: ref != BOB),
+    "save_transcript": lambda s, now: write(_keep_transcript, s.waiting, RECORDING, "spoken", CALL, now),
+    "stop_all": lambda s, now: write(
+        _carry_out, s.stop, s.chat, in_chat(stop_all, s.chat_id, s.turn.id, s.stop.id), now
+    ),
+    "reset": lambda s, now: write(command, s.chat_id, in_chat(sessions.reset, s.chat_id), now),
+    "resume": lambda s, now: write(command, s.chat_id, in_chat(sessions.resume, s.chat_id, s.earlier), now),
+    "split": lambda s, now: write(command, s.chat_id, in_chat(split, s.plan), now),
+    "set_context_state": lambda s, now: write(sessions.set_context_state, s.plan.parent.id, f"{{{now}}}"),
+    "keep_offer": lambda s, now: write(tool_runs.keep_offer, s.plan.parent.id, [f"look{now}"]),
+    "give_title": lambda s, now: write(_keep, s.turn.lineage_id, f"Title {now}", CALL, now),
+    "ensure_chat": lambda s, now: write(ensure_chat, CHAT, ChatKind.DIRECT, f"Chat {now}", now),
+    "move_chat": lambda s, now: write(move_chat, "telegram", "telegram", "42", "-42", now),
+    "begin_send": lambda s, now: write(outbox.begin_send, s.owed.id, [PART, PART], now),
+    "mark_sent": lambda s, now: write(outbox.mark_sent, s.owed.id, "r77", now),
+    "mark_retry": lambda s, now: write(outbox.mark_retry, s.owed.id, True, "cut off", LATER),
+    "mark_dead": lambda s, now: write(outbox.mark_dead, s.owed.id, "gone", now),
+    "mark_interrupted": lambda s, now: write(outbox.mark_interrupted),
+    "enqueue": lambda s, now: write(
+        outbox.enqueue, Reply(chat_id=s.chat_id, markdown="hi", dedupe_key=f"turn:{s.turn.id}"), now
+    ),
+}
+
+
+# ---- a chat that rests --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idle:
+    chat_id: ChatId
+    earlier: str
+    lineage_id: Any
+    waiting: list[Any]
+    newest: Any
+    plan: SplitPlan
+    undo: Any
+
+
+def quiet(db: Connection) -> Idle:
+    """A conversation that was compressed once, in which nothing waits; another one came before it."""
+    chat_id, earlier = conversations(db)
+    split(db, plan_of(db, chat_id), START)
+    exchange(db, chat_id, "five", "six")
+    plan = plan_of(db, chat_id)
+    return Idle(
+        chat_id=chat_id,
+        earlier=earlier,
+        lineage_id=plan.parent.lineage_id,
+        waiting=[],
+        newest=load_view(db, plan.parent.lineage_id).transcript[-1].id,
+        plan=plan,
+        undo=plan_undo(db, plan.parent.lineage_id),
+    )
+
+
+def idle(db: Connection) -> Idle:
+    """The same, with two messages that wait."""
+    rested = quiet(db)
+    ids = [receive(db, rested.chat_id, text, ref=text) for text in ("first", "second")]
+    rows = [inbox.load(db, inbox_id) for inbox_id in ids]
+    return Idle(**{**vars(rested), "waiting": rows})
+
+
+RESTING: Mapping[str, Writer] = {
+    "admit/start": lambda s, now: write(admit, say("hello", "hello", may_start=True), now),
+    "reset": lambda s, now: write(command, s.chat_id, in_chat(sessions.reset, s.chat_id), now),
+    "resume": lambda s, now: write(command, s.chat_id, in_chat(sessions.resume, s.chat_id, s.earlier), now),
+    "split": lambda s, now: write(command, s.chat_id, in_chat(split, s.plan), now),
+    "undo_compression": lambda s, now: write(command, s.chat_id, in_chat(undo_compression, s.undo), now),
+    "hide": lambda s, now: write(command, s.chat_id, in_chat(hide, s.plan.parent.id, [s.newest], "undo"), now),
+    "give_title": lambda s, now: write(_keep, s.lineage_id, f"Title {now}", CALL, now),
+    "set_system_prompt": lambda s, now: write(sessions.set_system_prompt, s.plan.parent.id, f"Be kind. {now}"),
+    "start_session": lambda s, now: write(sessions.start_session, s.chat_id, now),
+}
+QUIET = RESTING | {"expire_idle": lambda s, now: write(sessions.expire_idle, LATER, 10, now)}
+IDLE = RESTING | {
+    "start_turn": lambda s, now: write(_start_turn, s.chat_id, [row.id for row in s.waiting], {}, now),
+    "start_turn/one": lambda s, now: write(_start_turn, s.chat_id, [s.waiting[0].id], {}, now),
+    "apply_edit": lambda s, now: write(apply_edit, edit("first"), CHAT, None, now),
+    "apply_deletion": lambda s, now: write(apply_deletion, deletion("first"), None, now),
+    "save_transcript": lambda s, now: write(_keep_transcript, s.waiting[0], RECORDING, "spoken", CALL, now),
+    "settle": lambda s, now: write(inbox.settle, s.waiting[1].id, InboxState.DROPPED, now),
+    "drop_waiting": lambda s, now: write(command, s.chat_id, in_chat(inbox.drop_waiting, s.chat_id, ANN), now),
+}
+
+
+# ---- a turn that waits for a yes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    chat_id: ChatId
+    turn: Any
+    pending: list[Any]
+
+
+def asking(db: Connection) -> Asking:
+    """A turn with two questions, of a group."""
+    chat_id = make_chat(db)
+    turn = start(db, chat_id, "do it")
+    asked = call_tools(db, turn, "c1", "c2")
+    questions = [
+        ApprovalRequest(
+            tool_call_id=call.id,
+            tool_name=call.name,
+            shape="look",
+            markdown=lambda number: f"May I {number}?",
+            buttons=lambda number: (),
+        )
+        for call in asked.body.calls
+    ]
+    approvals.ask(db, turn.id, asked.id, questions, 1, START)
+    return Asking(chat_id=chat_id, turn=turn, pending=approvals.load_pending(db, chat_id))
+
+
+def decide(db: Connection, chat_id: ChatId, which: int, state: ApprovalState, now: Millis) -> int:
+    """As `/approve` does: what still waits is looked up inside the transaction."""
+    meant = [one for one in approvals.load_pending(db, chat_id) if one.id == which]
+    for one in meant:
+        approvals.decide(db, one, state, ANN, None, now)
+    return len(meant)
+
+
+def _decided(s: Asking, which: int, state: ApprovalState, now: Millis) -> WriteRequest:
+    return write(command, s.chat_id, in_chat(decide, s.chat_id, s.pending[which].id, state), now)
+
+
+ASKING: Mapping[str, Writer] = {
+    "decide/first": lambda s, now: _decided(s, 0, ApprovalState.APPROVED, now),
+    "decide/second": lambda s, now: _decided(s, 1, ApprovalState.DENIED, now),
+    "expire_pending": lambda s, now: write(approvals.expire_pending, Millis(now + LATER)),
+    "stop_turn": BUSY["stop_turn"],
+    "fail_turn": BUSY["fail_turn"],
+    "finish_turn": BUSY["finish_turn"],
+    "note_preview": BUSY["note_preview"],
+    "admit/interrupt": lambda s, now: write(admit, say("stop that", "a", busy_mode="interrupt"), now),
+    "admit/join": lambda s, now: write(admit, say("also", "b", busy_mode="steer", steered_notice="Joins."), now),
+}
+
+
+# ---- a turn with a sub-agent ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nested:
+    chat_id: ChatId
+    turn: Any
+    asked: Any
+    inner: Any
+    plan: SplitPlan
+
+
+def nested(db: Connection) -> Nested:
+    """A turn that waits for the report of a sub-agent, which is about to answer."""
+    chat_id, _ = conversations(db)
+    turn = start(db, chat_id, "find out")
+    asked = call_tools(db, turn, "c1", "c2")
+    inner = subagents.open_subagent(db, turn.id, asked.id, "c1", "look", START)
+    assert not isinstance(inner, subagents.SubagentReport)
+    call_tools(db, inner, "c9")
+    return Nested(chat_id=chat_id, turn=turn, asked=asked, inner=inner, plan=plan_of(db, chat_id))
+
+
+NESTED: Mapping[str, Writer] = {
+    "finish_turn": BUSY["finish_turn"],
+    "stop_turn": BUSY["stop_turn"],
+    "fail_turn": BUSY["fail_turn"],
+    "finish_tool": BUSY["finish_tool"],
+    "open_subagent": lambda s, now: write(subagents.open_subagent, s.turn.id, s.asked.id, "c1", "look", now),
+    "split": BUSY["split"],
+    "append_calls/inner": lambda s, now: write(journal.append_calls, s.inner.id, STEP, now),
+    "finish_turn/inner": lambda s, now: write(journal.finish_turn, s.inner, ANSWER, now),
+    "fail_turn/inner": lambda s, now: write(journal.fail_turn, s.inner.id, "ModelTimeout", "It failed.", now),
+}
+
+
+# ---- chats that share a place, and one that moves -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    chats: list[ChatId]
+    waiting: list[Any]
+    owed: Any
+
+
+def shared(db: Connection) -> Shared:
+    """A group in which each person has a chat of their own; the group has a new id, which is known by now."""
+    keys = [replace(GROUP, user_ref="1"), replace(GROUP, user_ref="2"), key_of("-77", user_ref="1")]
+    chats = [ensure_chat(db, key, ChatKind.GROUP, None, START) for key in keys]
+    exchange(db, chats[0], "one", "two")
+    waiting = [receive(db, chat_id, "again", ref=f"w{at}") for at, chat_id in enumerate(chats)]
+    return Shared(chats=chats, waiting=waiting, owed=outbox.load_open(db, chats[0])[0])
+
+
+def _started(s: Shared, which: int, now: Millis) -> WriteRequest:
+    return write(_start_turn, s.chats[which], [s.waiting[which]], {}, now)
+
+
+SHARED: Mapping[str, Writer] = {
+    "start_turn/one": lambda s, now: _started(s, 0, now),
+    "start_turn/other": lambda s, now: _started(s, 1, now),
+    "start_turn/moved": lambda s, now: _started(s, 2, now),
+    "apply_deletion": lambda s, now: write(apply_deletion, deletion("w0", GROUP), None, now),
+    "apply_deletion/other": lambda s, now: write(apply_deletion, deletion("w1", GROUP), None, now),
+    "move_chat": lambda s, now: write(move_chat, "telegram", "telegram", "77", "-77", now),
+    "admit/old": lambda s, now: write(admit, say("more", "m1", key=replace(GROUP, user_ref="1")), now),
+    "admit/new": lambda s, now: write(admit, say("more", "m2", key=key_of("-77", user_ref="1"), may_start=True), now),
+    "admit/first": lambda s, now: write(admit, say("hi", "m3", key=key_of("-77", user_ref="3"), may_start=True), now),
+    "begin_send": BUSY["begin_send"],
+    "enqueue": lambda s, now: write(outbox.enqueue, Reply(chat_id=s.chats[0], markdown="hi", dedupe_key="hi"), now),
+}
+
+
+# ---- people ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class People:
+    chat: Any
+    row: InboxRow
+
+
+def people(db: Connection) -> People:
+    """Two people who wait for access with a code, one who has it, and their chat with a steer."""
+    chat_id = make_chat(db)
+    for at, (name, code) in enumerate([("1", "CODEAAAA"), ("2", "CODEBBBB"), ("3", "CODECCCC")]):
+        person = Sender(platform="telegram", id=name, name=name)
+        offer_pairing(db, _stranger(person), code, PairingConfig(), None, Millis(START + at))
+    pairings.approve(db, "CODECCCC", UserRole.USER, "command line", START)
+    start(db, chat_id, "what now?")
+    receive(db, chat_id, "hurry", mode=InboxMode.STEER, sender=Sender(platform="telegram", id="3", name="3").ref)
+    row = inbox.load(db, receive(db, chat_id, "/pair approve", kind=InboxKind.COMMAND))
+    assert row is not None
+    return People(chat=load_chat(db, chat_id), row=row)
+
+
+def _stranger(sender: Sender) -> InboundMessage:
+    return say("hello", f"hello{sender.id}", sender=sender).message
+
+
+def _offer(number: str, code: str, config: PairingConfig, now: Millis) -> WriteRequest:
+    person = Sender(platform="telegram", id=number, name=number)
+    return write(offer_pairing, _stranger(person), code, config, None, Millis(now + 600_000))
+
+
+FULL = PairingConfig(max_pending=2)
+PEOPLE: Mapping[str, Writer] = {
+    "offer": lambda s, now: _offer("4", "CODEDDDD", PairingConfig(), now),
+    "offer/again": lambda s, now: _offer("4", "CODEEEEE", PairingConfig(), now),
+    "offer/known": lambda s, now: _offer("1", "CODEFFFF", PairingConfig(), now),
+    "offer/full": lambda s, now: _offer("5", "CODEGGGG", FULL, now),
+    "approve": lambda s, now: write(approve_pairing, "CODEAAAA", UserRole.USER, "command line", now),
+    "approve/chat": lambda s, now: write(
+        _carry_out, s.row, s.chat, partial(_approve, "CODEAAAA", UserRole.ADMIN, "somebody"), now
+    ),
+    "revoke": lambda s, now: write(revoke_pairing, ADA.ref, "command line", now),
+    "revoke/steer": lambda s, now: write(
+        revoke_pairing, Sender(platform="telegram", id="3", name="").ref, "command line", now
+    ),
+}
+
+SCENES: Mapping[str, tuple[Callable[[Connection], Any], Mapping[str, Writer]]] = {
+    "busy": (busy, BUSY),
+    "idle": (idle, IDLE),
+    "quiet": (quiet, QUIET),
+    "asking": (asking, ASKING),
+    "nested": (nested, NESTED),
+    "shared": (shared, SHARED),
+    "people": (people, PEOPLE),
+}

@@ -1,0 +1,93 @@
+"""Functions that write, side by side: whatever one does between two statements of another, one came first.
+
+Each of an ordered pair has a transaction of its own, as the store gives it. The first is stopped before one of its
+statements until the second has ended or waits for a lock of the first, then it goes on. What both have stored and
+returned must be what they would have one behind the other, in one order or in the other.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from random import Random
+
+import pytest
+
+from hermes_state.engines.postgres.store import RULES
+from hermes_state.store.batch import TransactionRules, WriteRequest
+from hermes_state.values import Millis
+from tests.hermes_state.engines.postgres.interleaving import UNLOCKED, Arena, Outcome, opened_arena
+from tests.hermes_state.engines.postgres.scenes import SCENES
+from tests.hermes_state.rows import START
+from tests.postgres import Postgres
+from tests.sampling import crossed, sample
+
+pytestmark = [pytest.mark.cluster, pytest.mark.fuzz]
+
+FIRST, SECOND = Millis(START + 100_000), Millis(START + 200_000)
+"""Moments of the two functions, by which what they store is told apart."""
+BEGIN = 1
+"""Number of the statement that begins a transaction and takes its locks."""
+PAIRS = [(scene, *pair) for scene, (_, writers) in SCENES.items() for pair in crossed(10, writers, list(writers))]
+"""Ordered pairs, every tenth of each function; all of them under `make fuzz`."""
+STATEMENTS = sample(1, 100)
+"""Most statements of a pair before which the first function stops."""
+
+LOST = [
+    ("busy", "finish_turn", "stop_turn"),  # a turn is answered twice
+    ("busy", "stop_turn", "finish_turn"),
+    ("busy", "append_calls", "stop_turn"),  # a stopped turn goes on
+    ("busy", "finish_tool", "stop_turn"),
+    ("idle", "start_turn", "apply_edit"),  # an edit of what a turn has just read is in neither
+    ("idle", "start_turn", "apply_deletion"),
+    ("busy", "split", "append_calls"),  # a row behind the split that its child does not see
+    ("quiet", "reset", "resume"),  # two open conversations
+    ("quiet", "resume", "reset"),
+    ("people", "approve", "approve"),  # one code for two
+    ("people", "offer", "offer/again"),
+]
+"""Pairs that end as neither order does where nothing is locked."""
+
+
+@pytest.fixture(scope="module")
+def arena(postgres: Postgres) -> Iterator[Arena]:
+    with opened_arena(postgres) as opened:
+        yield opened
+
+
+class Pair:
+    """Two functions of a scene, and what comes of one behind the other."""
+
+    def __init__(self, arena: Arena, scene: str, first: str, second: str) -> None:
+        self._arena, self._name = arena, f"{scene} {first} {second}"
+        build, writers = SCENES[scene]
+        state = arena.prepare(build)
+        self._calls = partial(writers[first], state, FIRST), partial(writers[second], state, SECOND)
+        in_order, last = arena.serial(*self._made())
+        self._serial = in_order, arena.serial(*self._made(), is_swapped=True)[0]
+        self._between = range(BEGIN + 1, last + 1)
+
+    def stops(self, most: int) -> list[int]:
+        """Statements of the first function, the commit included, before which it stops."""
+        return Random(self._name).sample(self._between, min(most, len(self._between)))
+
+    def mixed(self, at: int, rules: TransactionRules = RULES) -> Outcome | None:
+        """What neither order brings about, where the second function comes before a statement of the first."""
+        found = self._arena.interleaved(*self._made(), at, rules)
+        return None if found in self._serial else found
+
+    def _made(self) -> tuple[WriteRequest, WriteRequest]:
+        first, second = self._calls
+        return first(), second()
+
+
+@pytest.mark.parametrize(("scene", "first", "second"), PAIRS)
+def test_of_two_functions_at_once_one_came_first(arena: Arena, scene: str, first: str, second: str) -> None:
+    pair = Pair(arena, scene, first, second)
+    assert {at: found for at in pair.stops(STATEMENTS) if (found := pair.mixed(at))} == {}
+
+
+@pytest.mark.parametrize(("scene", "first", "second"), LOST)
+def test_without_locks_neither_came_first(arena: Arena, scene: str, first: str, second: str) -> None:
+    pair = Pair(arena, scene, first, second)
+    at = next((at for at in pair.stops(100) if pair.mixed(at, UNLOCKED)), None)
+    assert at is not None
+    assert pair.mixed(at) is None
