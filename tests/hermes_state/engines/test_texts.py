@@ -1,0 +1,117 @@
+"""One SQL text for both engines: PostgreSQL can prepare each that the modules above the engines hold.
+
+Looked at is every literal that reads as a statement, an f-string with what the names of its module stand for. A text
+that is put together from local values is not known here: the tests that run over both engines meet it.
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from importlib import import_module
+from itertools import chain, combinations
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from psycopg.pq import ExecStatus, PGconn
+
+from hermes_state.engines.postgres.connection import PostgresConnection
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("agent", "gateway", "hermes_state", "platforms")
+ON_FILES = {
+    "hermes_state.admin.overview": "it looks at a file, which another process may have open",
+    "hermes_state.admin.repair": "it mends a file",
+    "hermes_state.admin.salvage": "it reads a damaged file",
+    "hermes_state.engines": "the engines' own",
+    "hermes_state.search": "full text is FTS5's",
+}
+"""Modules and packages that work on SQLite alone, and why."""
+NOT_SHARED = {
+    "hermes_state.admin.retention": 4,  # tending a file: its statistics, its log, and how much a transaction changed
+    "hermes_state.models.ledger": 1,  # columns of a file that an older version has left behind
+}
+"""Texts of other modules that PostgreSQL does not understand."""
+INT8 = 20  # its oid: integers are bound as bigint, everything else as a text whose type the server finds
+
+_STATEMENT = re.compile(r"\s*(SELECT|INSERT|UPDATE|DELETE|WITH|REPLACE|PRAGMA|VACUUM|ATTACH)\s")
+_PARAMETER = re.compile(r"'[^']*'|--[^\n]*|(\?|:[a-z][a-z0-9_]*)")
+
+
+def _modules() -> Iterator[str]:
+    """Modules that hold statements."""
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if not name.startswith(tuple(ON_FILES)) and any(map(_STATEMENT.match, re.split('"+', path.read_text()))):
+            yield name
+
+
+def _texts(module: ModuleType) -> Iterator[str]:
+    """The statements that stand in a module and are known without running it."""
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    whole = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in whole for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            text = node.value
+        elif isinstance(node, ast.JoinedStr) and (known := _value(node, module)) is not None:
+            text = known
+        else:
+            continue
+        if _STATEMENT.match(text) and "{" not in text:
+            yield text
+
+
+def _value(node: ast.JoinedStr, module: ModuleType) -> str | None:
+    """An f-string with the names of its module; None where a part of it is a local one, or it is no statement."""
+    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    if not _STATEMENT.match(_beginning(node.values[0], module)) or not names <= vars(module).keys():
+        return None
+    return str(eval(compile(ast.Expression(node), str(module.__file__), "eval"), vars(module)))
+
+
+def _beginning(part: ast.expr, module: ModuleType) -> str:
+    match part:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.FormattedValue(value=ast.Name(id=name)):
+            return str(vars(module).get(name))
+    return ""
+
+
+def _trouble(server: PGconn, text: str) -> str | None:
+    """What PostgreSQL has against a text, whichever of its parameters are integers; two that must be is the most."""
+    names: list[str] = []
+
+    def numbered(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return found[0]
+        if found[1] == "?" or found[1] not in names:
+            names.append(found[1])
+        return f"${len(names) if found[1] == '?' else names.index(found[1]) + 1}"
+
+    statement = _PARAMETER.sub(numbered, text).encode()
+    found = []
+    for integers in chain.from_iterable(combinations(range(len(names)), count) for count in range(3)):
+        types = [INT8 if number in integers else 0 for number in range(len(names))]
+        result = server.prepare(b"", statement, types)
+        if result.status == ExecStatus.COMMAND_OK:
+            return None
+        found.append(result.error_message.decode().splitlines()[0])
+    return found[0]
+
+
+@pytest.mark.cluster
+def test_postgresql_understands_every_text_that_is_not_the_engines_own(postgres_url: str) -> None:
+    not_shared, known, told = Counter[str](), 0, list[str]()
+    with closing(PostgresConnection.open(postgres_url)) as db:
+        for name in _modules():
+            for text in _texts(import_module(name)):
+                known += 1
+                if (trouble := _trouble(db.raw.pgconn, text)) is not None:
+                    not_shared[name] += 1
+                    told.append(f"{name}: {trouble}: {' '.join(text.split())[:80]}")
+    assert not_shared == NOT_SHARED, "\n".join(told)
+    assert known > 150, "most texts are known"
