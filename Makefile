@@ -14,7 +14,7 @@ ARGS ?=
 # Extras that were asked for once are kept up to date with everything else.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-mcp)
 
-.PHONY: help install setup run anthropic cluster mcp test test-browser test-cluster check fmt lint type unit bench quality figures walk catalog crash months protocols fuzz lock clean
+.PHONY: help install setup run anthropic cluster mcp test test-browser test-cluster check fmt lint type unit bench bench-cluster quality figures walk catalog crash months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -125,6 +125,10 @@ unit: setup ## the systemd units and the documentation against the code
 
 bench: setup ## speed and memory, beside the floor in the same run; ARGS="chats start" runs some groups
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-cluster: setup ## PostgreSQL beside SQLite, on a server of its own; ARGS=--quick takes fewer rounds
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
+	@$(BIN)/python -m bench.engines_bench $(ARGS)
 
 quality: setup ## what compressions keep, beside other policies; ARGS="--windows 32 -- facts" runs some, ARGS=costs their costs
 	@$(BIN)/python -m bench.quality $(ARGS)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ USERS = "users"
 """Pipe in the folder that the workers share: the server runs as long as somebody has it open."""
 MISSING = "PostgreSQL is not installed; on Debian: apt install postgresql"
 ROLE, PASSWORD = "hermes", "secret-of-tests"
-_SETTINGS = {
+QUICK = {
     "fsync": "off",
     "full_page_writes": "off",
     "max_connections": "200",
@@ -35,6 +35,7 @@ _SETTINGS = {
     "shared_buffers": "32MB",
     "wal_level": "minimal",
 }
+"""Settings of a server whose data nobody misses."""
 _RUNS_AS = None if os.geteuid() else "postgres"  # it refuses to be root; the package has made this user
 _LOCK, _PORT, _TEMPLATE = "lock", "port", "template"  # in the folder that the workers share
 
@@ -134,23 +135,23 @@ def postgres_url(postgres: Postgres) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def running_server(folder: Path) -> Iterator[Postgres]:
+def running_server(folder: Path, settings: Mapping[str, str] = QUICK) -> Iterator[Postgres]:
     """The server of those who name this folder, for the length of the block at least."""
     folder.mkdir(exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.mkfifo(folder / USERS)
     users = os.open(folder / USERS, os.O_RDWR)
     try:
-        yield Postgres(folder=folder, port=_ensure_running(folder))
+        yield Postgres(folder=folder, port=_ensure_running(folder, settings))
     finally:
         os.close(users)
 
 
-def _ensure_running(folder: Path) -> int:
+def _ensure_running(folder: Path, settings: Mapping[str, str]) -> int:
     """Port of the server, started by the first who asks."""
     with _locked(folder):
         if not (folder / _PORT).exists():
-            keeper = [sys.executable, __file__, str(folder)]
+            keeper = [sys.executable, __file__, str(folder), *(f"{name}={value}" for name, value in settings.items())]
             port = int(subprocess.run(keeper, stdout=subprocess.PIPE, check=True).stdout)
             Postgres(folder=folder, port=port).run(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'")
             (folder / _PORT).write_text(str(port))
@@ -170,10 +171,10 @@ def _programs() -> Path | None:
     return max(found, key=lambda path: int(path.parent.name), default=None)
 
 
-def _keep(folder: Path) -> None:
+def _keep(folder: Path, settings: Mapping[str, str]) -> None:
     """Start a server and say its port; leave a process behind that ends it when nobody holds the pipe open."""
     data = Path(tempfile.mkdtemp(prefix="hermes-postgres-"))
-    print(_start(data), flush=True)
+    print(_start(data, settings), flush=True)
     if os.fork():
         return
     os.setsid()  # whatever ends the run does not end the keeper
@@ -200,7 +201,7 @@ def _wait_for_end(folder: Path) -> None:
             return
 
 
-def _start(data: Path) -> int:
+def _start(data: Path, settings: Mapping[str, str]) -> int:
     """Make a server in the folder `data` and start it; returns its port."""
     (data / "password").write_text(PASSWORD)
     if _RUNS_AS:
@@ -211,8 +212,8 @@ def _start(data: Path) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    settings = {**_SETTINGS, "listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": data}
-    options = " ".join(f"-c {name}={value}" for name, value in settings.items())
+    private = {"listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": data}
+    options = " ".join(f"-c {name}={value}" for name, value in {**settings, **private}.items())
     _run(data, "pg_ctl", "--pgdata=data", "--log=log", f"--options={options}", "--silent", "--wait", "start")
     return port
 
@@ -234,4 +235,4 @@ def _run(folder: Path, program: str, *arguments: str, check: bool = True) -> Non
 
 
 if __name__ == "__main__":
-    _keep(Path(sys.argv[1]))
+    _keep(Path(sys.argv[1]), dict(one.split("=") for one in sys.argv[2:]))

@@ -1,0 +1,214 @@
+"""PostgreSQL beside SQLite: `python -m bench.engines_bench [--quick]`.
+
+Both keep what they acknowledge whatever happens to the machine, on the same disk. The server is one of its own with
+PostgreSQL's settings as they are delivered, on the same processors as the store: every trip to it costs both sides'
+time. The engines are measured in turns, so that other load on the machine meets both.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from bench.corpus import Corpus
+from bench.measure import Measure, table
+from bench.plain_turn import NOW, count_on_postgres, count_on_sqlite, plain_turn
+from hermes_state.chats import ensure_chat
+from hermes_state.compressions import CompressionRow, SplitPlan, split
+from hermes_state.engines.postgres.store import PostgresStore
+from hermes_state.engines.sqlite.store import SqliteStore
+from hermes_state.sessions import start_session
+from hermes_state.store.locks import locks
+from hermes_state.store.sql import Connection
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import NewMessage, append, load_view
+from hermes_state.values import (
+    ChatKey,
+    ChatKind,
+    LineageId,
+    MessageRole,
+    Origin,
+)
+from tests.postgres import Postgres, running_server
+
+CHATS = 100
+WRITERS = 4
+SPLIT_ROWS = 500
+MOST_STATEMENTS = 18
+
+
+def run(quick: bool) -> list[Measure]:
+    """Every measure, on a server that is started for it. `quick`: fewer rounds."""
+    with (
+        tempfile.TemporaryDirectory(prefix="engines-bench-", ignore_cleanup_errors=True) as folder,
+        running_server(Path(folder), {}) as server,
+    ):
+        return [*asyncio.run(_run(Path(folder), server, 3 if quick else 9)), *_statements(server)]
+
+
+async def _run(folder: Path, server: Postgres, rounds: int) -> list[Measure]:
+    async with AsyncExitStack() as stack:
+
+        async def postgres(writers: int) -> Store:
+            url = stack.enter_context(server.fresh_database())
+            return await stack.enter_async_context(_open(PostgresStore.open(url, writers=writers)))
+
+        sqlite = await stack.enter_async_context(_open(SqliteStore.open(folder / "state.db")))
+        single, several = await postgres(1), await postgres(WRITERS)
+        return [
+            await _awaited_writes(single, sqlite, rounds),
+            await _three_commits(single, sqlite, rounds),
+            *await _turn_rates(several, single, sqlite, rounds),
+            await _splits(single, sqlite, rounds),
+        ]
+
+
+@contextlib.asynccontextmanager
+async def _open(opening: Awaitable[Store]) -> AsyncIterator[Store]:
+    store = await opening
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+# --- one after the other
+
+
+async def _awaited_writes(ours: Store, theirs: Store, rounds: int) -> Measure:
+    """A row that is stored and awaited, as `make bench` measures it for SQLite alone."""
+    texts = list(Corpus().messages(200))
+    for store in (ours, theirs):
+        await store.write(_create)
+    times: dict[Store, list[float]] = {ours: [], theirs: []}
+    for _, store in itertools.product(range(rounds), times):
+        times[store] += [await _timed(store.write(_insert, text)) for text in texts]
+    return _compared("awaited write, p50", times[ours], times[theirs], 2.5)
+
+
+async def _three_commits(ours: Store, theirs: Store, rounds: int) -> Measure:
+    """A turn that nothing else waits for."""
+    times: dict[Store, list[float]] = {ours: [], theirs: []}
+    for round_, store in itertools.product(range(rounds + 1), times):
+        took = [await _timed(plain_turn(store.write, 0)) for _ in range(50)]
+        if round_:  # the first one warms up
+            times[store] += took
+    return _compared("one turn's three commits, p50", times[ours], times[theirs], 3)
+
+
+async def _splits(ours: Store, theirs: Store, rounds: int) -> Measure:
+    """A compression that keeps every row of a long view: the most that a split has to write."""
+    times: dict[Store, list[float]] = {ours: [], theirs: []}
+    lineages = {store: await store.write(_long_session) for store in times}
+    for _, store in itertools.product(range(3 * rounds), times):
+        view = await store.read(load_view, lineages[store])
+        plan = SplitPlan(
+            parent=view.session,
+            context=[row.id for row in view.transcript],
+            row=CompressionRow(layer="manual", summary_kind="deterministic"),
+        )
+        times[store].append(await _timed(store.write(_split, plan)))
+    ours_ms, theirs_ms = (statistics.median(times[store]) * 1e3 for store in times)
+    print(f"a split of {SPLIT_ROWS} rows takes SQLite {theirs_ms:.1f} ms")
+    return Measure(name=f"split of {SPLIT_ROWS} rows, p50", ours=ours_ms, unit="ms", bar=10)
+
+
+def _compared(name: str, ours: Sequence[float], theirs: Sequence[float], bar: float) -> Measure:
+    milliseconds = (statistics.median(times) * 1e3 for times in (ours, theirs))
+    return Measure(name=name, ours=next(milliseconds), yardstick=next(milliseconds), unit="ms", bar=bar)
+
+
+async def _timed(work: Awaitable[object]) -> float:
+    began = time.perf_counter()
+    await work
+    return time.perf_counter() - began
+
+
+# --- many chats
+
+
+async def _turn_rates(several: Store, single: Store, sqlite: Store, rounds: int) -> list[Measure]:
+    """Turns per second of a hundred chats, each of which has one turn after the other."""
+    rates: dict[Store, list[float]] = {several: [], single: [], sqlite: []}
+    for round_, store in itertools.product(range(rounds + 1), rates):
+        rate = await _rate(store, 3)
+        if round_:  # the first one makes the chats
+            rates[store].append(rate)
+    ours, one, file = (statistics.median(rates[store]) for store in rates)
+    print(f"turns/s of the store alone: {one:.0f} with one writer, {ours:.0f} with {WRITERS}, SQLite {file:.0f}")
+    return [
+        Measure(name=f"turns of {CHATS} chats, {WRITERS} writers", ours=ours, unit="turns/s", bar=450, at_least=True),
+        Measure(
+            name=f"turns of {CHATS} chats, {WRITERS} writers against one",
+            ours=ours,
+            yardstick=one,
+            unit="turns/s",
+            bar=1.3,
+            at_least=True,
+        ),
+    ]
+
+
+async def _rate(store: Store, turns: int) -> float:
+    async def converse(number: int) -> None:
+        for _ in range(turns):
+            await plain_turn(store.write, number)
+
+    return CHATS * turns / await _timed(asyncio.gather(*map(converse, range(CHATS))))
+
+
+# --- statements
+
+
+def _statements(server: Postgres) -> list[Measure]:
+    """What a plain turn sends to each engine, from the first BEGIN to the last COMMIT."""
+    with server.fresh_database() as url:
+        counts = {"PostgreSQL": count_on_postgres(url), "SQLite": count_on_sqlite()}
+    return [
+        Measure(name=f"statements of a plain turn, {engine}", ours=count, unit="", bar=MOST_STATEMENTS)
+        for engine, count in counts.items()
+    ]
+
+
+# --- what is written
+
+
+def _create(db: Connection) -> None:
+    db.execute("CREATE TABLE bench (id bigint, text text NOT NULL)")
+
+
+@locks("bench")
+def _insert(db: Connection, text: str) -> None:
+    db.execute("INSERT INTO bench (text) VALUES (?)", (text,))
+
+
+def _long_session(db: Connection) -> LineageId:
+    key = ChatKey(platform="local", account="local", chat_ref="long")
+    session = start_session(db, ensure_chat(db, key, ChatKind.LOCAL, None, NOW), NOW)
+    for text in Corpus().messages(SPLIT_ROWS):
+        append(db, session.id, NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text), NOW)
+    return session.lineage_id
+
+
+@locks(chat="plan.parent.chat_id")
+def _split(db: Connection, plan: SplitPlan) -> None:
+    split(db, plan, NOW)
+
+
+def main() -> None:
+    """Print the table; the exit code says whether every bar holds."""
+    parser = argparse.ArgumentParser(prog="python -m bench.engines_bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    measures = run(parser.parse_args().quick)
+    print(table(measures))
+    raise SystemExit(0 if all(measure.holds for measure in measures) else 1)
+
+
+if __name__ == "__main__":
+    main()
