@@ -13,7 +13,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from hermes_state.engines.postgres.connection import PostgresConnection
-from hermes_state.engines.postgres.locks import LOCK, begin, lock_parameters
+from hermes_state.engines.postgres.locks import PREPARE, begin
 from hermes_state.engines.postgres.migrate import migrate
 from hermes_state.errors import LockUnavailable, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
@@ -36,9 +36,10 @@ _REPEATABLE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFail
 
 def _begin(db: PostgresConnection, batch: Sequence[WriteRequest]) -> None:
     keys = reduce(or_, (locks_of(write.fn, *write.args, **write.kwargs) for write in batch))
+    if not db.has_locks:
+        db.execute(PREPARE)
+        db.has_locks = True
     db.execute(begin(keys))
-    if (parameters := lock_parameters(keys)) is not None:
-        db.raw.execute(LOCK, parameters)
 
 
 RULES = TransactionRules(

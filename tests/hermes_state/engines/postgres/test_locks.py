@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hermes_state.engines.postgres.locks import LOCK, begin, lock_parameters
+from hermes_state.engines.postgres.locks import PREPARE, begin
 from hermes_state.store.locks import EVERYTHING, LockKeys, place_of
 from hermes_state.values import ChatKey
 from tests.postgres import Postgres
@@ -43,13 +43,12 @@ class Batch:
 
     def __init__(self, address: str) -> None:
         self.db: Any = psycopg.connect(address, autocommit=True)
+        self.db.execute(PREPARE)
         self.pid = self.db.info.backend_pid
         self._thread: threading.Thread | None = None
 
     def take(self, keys: LockKeys) -> None:
         self.db.execute(begin(keys))
-        if (parameters := lock_parameters(keys)) is not None:
-            self.db.execute(LOCK, parameters)
 
     def start(self, keys: LockKeys) -> None:
         self._thread = threading.Thread(target=self.take, args=(keys,))
