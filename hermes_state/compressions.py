@@ -8,7 +8,7 @@ import msgspec
 
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, end_session, free_session_key, is_subagent, load_session, load_tip
-from hermes_state.store.sql import Connection, insert_row, scalar, scalars
+from hermes_state.store.sql import Connection, insert_row, insert_rows, scalar, scalars
 from hermes_state.transcripts import NewMessage, append_view_row, edited, load_own_rows, load_session_view
 from hermes_state.values import EndReason, LineageId, MessageId, Millis, SessionId, Transcript
 
@@ -218,5 +218,5 @@ def _write_context(db: Connection, child_id: SessionId, ids: Sequence[int], plan
     """The child starts from `ids` and what its parent holds since `planned`; returns how many rows those are."""
     behind = scalars(db, int, _ROWS_BEHIND, (planned.id, planned.next_seq - 1))
     references = [(child_id, pos, row_id) for pos, row_id in enumerate([*ids, *behind])]
-    db.executemany("INSERT INTO session_context VALUES (?, ?, ?)", references)
+    insert_rows(db, "session_context", references)
     return len(references)
