@@ -124,7 +124,7 @@ class SubagentRunner:
         self, parent: RunningTurn, model: ModelHandle, request: DelegateRequest, access: SubagentAccess
     ) -> str:
         """The report of a call's sub-agent, opened if it was not. Raises `ToolError` for one that has ended without."""
-        opened = await self.store.write(open_subagent, parent.id, *request.call, request.task, self.clock.now())
+        opened = await self.store.write(open_subagent, parent, *request.call, request.task, self.clock.now())
         if isinstance(opened, RunningTurn):
             with bound_contextvars(subagent_id=opened.id):
                 return await self._work(opened, model.subagent_model() or model, access)
@@ -196,7 +196,7 @@ class SubagentRunner:
         """End a sub-agent without a report; the error that tells its parent."""
         log.warning("subagent.failed", error=kind, detail=None if error is None else str(error))
         sentence = f"the sub-agent has no report: {reason}"
-        await self.store.write_with_retry(journal.fail_turn, turn.id, kind, sentence, self.clock.now())
+        await self.store.write_with_retry(journal.fail_turn, turn, kind, sentence, self.clock.now())
         return ToolError(sentence)
 
 

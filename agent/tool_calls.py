@@ -19,7 +19,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.tools import approvals
-from hermes_state.turns import RunningTurn
+from hermes_state.turns import RunningTurn, TurnClaim
 from hermes_state.values import (
     Clock,
     Message,
@@ -82,7 +82,7 @@ class ToolCallRunner:
         ready, refused = sorted_calls.ready, sorted_calls.refused
         if ready:
             begun = [one.call for one in ready]
-            await self.store.write(journal.start_tools, turn.id, message.id, begun, self.clock.now())
+            await self.store.write(journal.start_tools, turn, message.id, begun, self.clock.now())
         by_id = {call.id: call for call in calls}
         try:
             async with asyncio.TaskGroup() as group:
@@ -95,7 +95,7 @@ class ToolCallRunner:
             raise group_error.exceptions[0] from group_error
         if questions := [question_about(one) for one in sorted_calls.asking]:
             minutes, now = self.approval_minutes, self.clock.now()
-            await self.store.write(approvals.ask, turn.id, message.id, questions, minutes, now)
+            await self.store.write(approvals.ask, turn, message.id, questions, minutes, now)
             raise ApprovalNeededError(f"{len(questions)} calls wait for a yes")
 
     async def _sort(self, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> CallPlan:
@@ -133,26 +133,26 @@ class ToolCallRunner:
             images=reply.images,
             preview=self.budget.preview_for(tool, reply.text, window),
         )
-        await self.store.write(journal.finish_tool, context.turn_id, result, self.clock.now())
+        await self.store.write(journal.finish_tool, context.claim, result, self.clock.now())
 
-    async def end_round(self, turn_id: TurnId, input_window: Tokens) -> None:
+    async def end_round(self, claim: TurnClaim, input_window: Tokens) -> None:
         """Give the results of a round their room, and let what people said meanwhile join behind them."""
         tools = self.offers.registry.by_name
-        await self.store.write(_end_round, turn_id, self.budget, tools, input_window, self.clock.now())
+        await self.store.write(_end_round, claim, self.budget, tools, input_window, self.clock.now())
 
 
-@locks(turn="turn_id")
+@locks(turn="claim.id")
 def _end_round(
     db: Connection,
-    turn_id: TurnId,
+    claim: TurnClaim,
     budget: ResultBudget,
     tools: Mapping[str, Tool],
     input_window: Tokens,
     now: Millis,
 ) -> None:
     """The end of a round of calls: its results take their room, and what people said meanwhile joins behind them."""
-    budget.spill(db, turn_id, tools, input_window, now)
-    journal.join_steers(db, turn_id, now)
+    budget.spill(db, claim.id, tools, input_window, now)
+    journal.join_steers(db, claim, now)
 
 
 def open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[ToolCall]] | None:

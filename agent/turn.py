@@ -190,7 +190,7 @@ class Agent:
         Raises the kinds of `ModelError`, `TurnMoved` when the turn was stopped meanwhile, and `StoreUnavailable`.
         May be cancelled at any await: the rows are those of the last finished step, and running it again goes on.
         A cancelled run may leave one write in the store's queue, so whoever takes a turn up again in the same process
-        awaits a write of their own first, such as `journal.note_resumed`.
+        awaits a write of their own first, such as `journal.take_up`.
         """
         view = await self._view(turn.conversation, model, prompt)
         if prompt is not None and prompt.request.system == view.session.system_prompt:
@@ -232,7 +232,7 @@ class Agent:
             reasoning=done.reply.reasoning,
         )
         try:
-            return await self._store.write(journal.append_calls, turn.id, step, self._clock.now())
+            return await self._store.write(journal.append_calls, turn, step, self._clock.now())
         except TurnMoved:
             await model.client.ledger.record(Payer.of(turn.conversation), done.call)
             raise
@@ -267,7 +267,7 @@ class Agent:
 
     async def _after_tools(self, turn: RunningTurn, model: ModelHandle) -> View:
         """The view for the next model call: with the results, and with what people said meanwhile."""
-        await self._calls.end_round(turn.id, model.limits.input_window)
+        await self._calls.end_round(turn, model.limits.input_window)
         return await self._view(turn.conversation, model)
 
     # ---- the model

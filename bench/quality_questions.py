@@ -152,6 +152,7 @@ async def _large() -> list[Row]:
             chat_id=ChatId(1),
             lineage_id=lineage_id,
             turn_id=TurnId(0),
+            epoch=0,
             store=store,
             chat=key,
             chat_kind=ChatKind.DIRECT,

@@ -78,10 +78,10 @@ class _Bench:
     async def round(self, calls: Sequence[ToolCall]) -> float:
         """Seconds from the stored answer of a model to its stored results."""
         step = ModelAnswer(text="", call=_CALL, reported_prompt_tokens=None, calls=tuple(calls))
-        message = await self.store.write(journal.append_calls, self.turn.id, step, self.runner.clock.now())
+        message = await self.store.write(journal.append_calls, self.turn, step, self.runner.clock.now())
         began = time.perf_counter()
         await self.runner.run(self.turn, message, calls, self.context)
-        await self.runner.end_round(self.turn.id, self.context.input_window)
+        await self.runner.end_round(self.turn, self.context.input_window)
         return time.perf_counter() - began
 
 

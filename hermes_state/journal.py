@@ -9,6 +9,9 @@ the answer, settles the inbox and writes the outbox in one transaction. After a 
 
 A turn belongs to a lineage and may cross a split: rows go to whatever session is the tip. A sub-agent is a turn inside
 a turn: it has a lineage of its own, owes a report to the call that it answers, and ends at the latest with its parent.
+
+A turn has one owner: who takes it up moves its epoch, which every function that writes for it states (a fencing token),
+so that an owner who was only slow, or cut off, is refused from then on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +29,16 @@ from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, insert_row, scalar_or_none, scalars
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import EMPTY_BODY, NewMessage, append_to_tip, load_message, show_instead
-from hermes_state.turns import TICKET, RunningTurn, TurnMoved, find_subagents, find_unended, require_running
+from hermes_state.turns import (
+    TICKET,
+    RunningTurn,
+    TurnClaim,
+    TurnMoved,
+    find_subagents,
+    find_unended,
+    load_running,
+    require_running,
+)
 from hermes_state.values import (
     AttachmentId,
     ChatId,
@@ -105,7 +117,7 @@ def start_turn(
     starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0])
     turn_id = _insert_turn(db, chat_id, lineage_id, starter.sender_ref, now)
     _bind(db, turn_id, lineage_id, rows, prepared, now)
-    return require_running(db, turn_id)
+    return load_running(db, turn_id)
 
 
 # Purpose: a turn for one row, in a chat with an open conversation in which nothing else waits or runs.
@@ -131,7 +143,7 @@ def start_at_once(db: Connection, row: InboxRow, now: Millis) -> RunningTurn | N
         return None
     turn_id, lineage_id = started
     _bind(db, turn_id, lineage_id, [row], {}, now)
-    return require_running(db, turn_id)
+    return load_running(db, turn_id)
 
 
 def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: UserRef, now: Millis) -> RunningTurn:
@@ -141,19 +153,19 @@ def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: User
     claim = "UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ? AND state = 'new'"
     if db.execute(claim, (turn_id, command)).rowcount != 1:
         raise InboxMoved(f"command {command} was settled before")
-    return require_running(db, turn_id)
+    return load_running(db, turn_id)
 
 
-def join_steers(db: Connection, turn_id: TurnId, now: Millis) -> int:
+def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
     """Let waiting `steer` rows of the turn's chat join it, after what the transcript holds; returns how many.
 
-    None join a sub-agent: people steer the turn that it works for.
+    None join a sub-agent: people steer the turn that it works for. Raises `TurnMoved`.
     """
-    turn = require_running(db, turn_id)
+    turn = require_running(db, claim)
     waiting = inbox.load_waiting(db, turn.chat_id) if turn.parent is None else []
     rows = [row for row in waiting if row.mode is inbox.InboxMode.STEER]
     if rows:
-        _bind(db, turn_id, turn.lineage_id, rows, {}, now)
+        _bind(db, turn.id, turn.lineage_id, rows, {}, now)
     return len(rows)
 
 
@@ -215,10 +227,10 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
 # ---- steps ------------------------------------------------------------------------------------------------------
 
 
-@locks(turn="turn_id")
-def append_calls(db: Connection, turn_id: TurnId, answer: ModelAnswer, now: Millis) -> Message:
+@locks(turn="claim.id")
+def append_calls(db: Connection, claim: TurnClaim, answer: ModelAnswer, now: Millis) -> Message:
     """Store a model answer that calls tools, with its place in the ledger. Raises `TurnMoved`."""
-    return _append_answer(db, require_running(db, turn_id), answer, answer.text or None, now)
+    return _append_answer(db, require_running(db, claim), answer, answer.text or None, now)
 
 
 def _append_answer(db: Connection, turn: RunningTurn, answer: ModelAnswer, text: str | None, now: Millis) -> Message:
@@ -245,19 +257,19 @@ def _assistant_row(turn: RunningTurn, text: str | None, body: MessageBody) -> Ne
     return NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=text, body=body, turn_id=turn.id)
 
 
-@locks(turn="turn_id")
+@locks(turn="claim.id")
 def start_tools(
-    db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis
+    db: Connection, claim: TurnClaim, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis
 ) -> None:
     """Commit that these calls begin; a call that was begun before keeps its row. Raises `TurnMoved`."""
-    require_running(db, turn_id)
-    tool_runs.begin(db, turn_id, call_message_id, calls, now)
+    require_running(db, claim)
+    tool_runs.begin(db, claim.id, call_message_id, calls, now)
 
 
-@locks(turn="turn_id")
-def finish_tool(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> Message:
+@locks(turn="claim.id")
+def finish_tool(db: Connection, claim: TurnClaim, result: ToolResult, now: Millis) -> Message:
     """Store the result of one call: the run's state and the tool row. Raises `TurnMoved`."""
-    return _store_result(db, require_running(db, turn_id), result, now)
+    return _store_result(db, require_running(db, claim), result, now)
 
 
 def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Millis) -> Message:
@@ -278,20 +290,22 @@ def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Mi
     return stored
 
 
-@locks(turn="turn_id")
-def note_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
+@locks(turn="claim.id")
+def note_preview(db: Connection, claim: TurnClaim, ref: str) -> None:
     """Remember the placeholder that shows the turn's unfinished answer, so that a resumed turn reuses it.
 
-    A turn may be stopped while its first preview is on its way: what is owed for it then still takes its place.
+    A turn may be stopped while its first preview is on its way: what is owed for it then still takes its place. One of
+    an older epoch is not remembered.
     """
-    db.execute("UPDATE turns SET preview_ref = ? WHERE id = ?", (ref, turn_id))
-    outbox.replace_preview(db, turn_id, ref)
+    query = "UPDATE turns SET preview_ref = ? WHERE id = ? AND epoch = ?"
+    if db.execute(query, (ref, claim.id, claim.epoch)).rowcount == 1:
+        outbox.replace_preview(db, claim.id, ref)
 
 
-def pause_turn(db: Connection, turn_id: TurnId) -> RunningTurn:
+def pause_turn(db: Connection, claim: TurnClaim) -> RunningTurn:
     """Let a turn wait for a decision; it keeps its place in the chat. Raises `TurnMoved`."""
-    turn = require_running(db, turn_id)
-    db.execute("UPDATE turns SET state = 'waiting' WHERE id = ?", (turn_id,))
+    turn = require_running(db, claim)
+    db.execute("UPDATE turns SET state = 'waiting' WHERE id = ?", (turn.id,))
     return turn
 
 
@@ -306,7 +320,7 @@ def unpause_turn(db: Connection, turn_id: TurnId) -> None:
 _QUESTION = "(SELECT {} FROM inbox q WHERE q.turn_id = turns.id AND q.kind <> 'notice' ORDER BY q.id DESC LIMIT 1)"
 # Purpose: the end of a turn that is running; tells what became true of it since it began, and what its chat waits for.
 _FINISH = f"""
-UPDATE turns SET state = 'finished', ended_at = ? WHERE id = ? AND state = 'running'
+UPDATE turns SET state = 'finished', ended_at = ? WHERE id = ? AND epoch = ? AND state = 'running'
 RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTION.format(TICKET)},
   EXISTS (SELECT 1 FROM inbox l WHERE l.chat_id = turns.chat_id AND l.{inbox.WAITS} AND l.mode = 'steer'),
   EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = turns.chat_id AND o.{outbox.OPEN}),
@@ -325,9 +339,9 @@ def finish_turn(
     report.
     """
     assert not answer.calls, "what calls tools ends no turn"
-    closed = db.execute(_FINISH, (now, turn.id)).fetchone()
+    closed = db.execute(_FINISH, (now, turn.id, turn.epoch)).fetchone()
     if closed is None:
-        raise TurnMoved(f"turn {turn.id} is not running")
+        raise TurnMoved(f"turn {turn.id} does not run in epoch {turn.epoch}")
     preview_ref, question_ref, ticket, has_late_steers, is_owed, has_subagents = closed
     if has_subagents:  # the store was not there when one of them ended
         _stop_subagents(db, turn, "the turn has gone on without it", now)
@@ -346,21 +360,21 @@ def finish_turn(
 _NEWEST_TEXT = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND seq > 0 ORDER BY id DESC LIMIT 1"
 
 
-@locks(turn="turn_id")
-def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, now: Millis, *, notice: str) -> bool:
-    """End a turn that a person stopped, keeping what was done; False when it had ended by itself.
+@locks(turn="claim.id")
+def stop_turn(db: Connection, claim: TurnClaim, partial_text: str, reason: str, now: Millis, *, notice: str) -> bool:
+    """End a turn that a person stopped, keeping what was done; False when it has ended, or was taken up since.
 
     The partial answer becomes an assistant row flagged interrupted (and is what the chat keeps), open calls are
     answered with `reason`, so that the transcript stays legal. `notice` takes the place of a preview that shows nothing
     which is kept.
     """
-    turn = find_unended(db, turn_id)
+    turn = find_unended(db, claim)
     if turn is None:
         return False
     _stop_subagents(db, turn, reason, now)
     _answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
     text = partial_text.strip()
-    shown = scalar_or_none(db, str, _NEWEST_TEXT, (turn_id,)) or ""
+    shown = scalar_or_none(db, str, _NEWEST_TEXT, (turn.id,)) or ""
     if text and text != shown.strip():
         row = _assistant_row(turn, text, MessageBody(was_interrupted=True))
         message = append_to_tip(db, turn.lineage_id, row, now)
@@ -371,13 +385,13 @@ def stop_turn(db: Connection, turn_id: TurnId, partial_text: str, reason: str, n
     return True
 
 
-@locks(turn="turn_id")
-def fail_turn(db: Connection, turn_id: TurnId, error: str, sentence: str, now: Millis) -> bool:
-    """End a turn that cannot go on and owe its people a sentence; False when it had ended already.
+@locks(turn="claim.id")
+def fail_turn(db: Connection, claim: TurnClaim, error: str, sentence: str, now: Millis) -> bool:
+    """End a turn that cannot go on and owe its people a sentence; False when it has ended, or was taken up since.
 
     `error` names the kind for operators; `sentence` is for people, and of a sub-agent for whoever has called it.
     """
-    turn = find_unended(db, turn_id)
+    turn = find_unended(db, claim)
     if turn is None:
         return False
     _stop_subagents(db, turn, "the turn has failed", now)
@@ -444,11 +458,27 @@ def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now:
         inbox.queue_late_steers(db, turn.chat_id)
 
 
-# ---- reading ----------------------------------------------------------------------------------------------------
+# ---- taking up, letting go ---------------------------------------------------------------------------------------
+
+# Purpose: the next epoch of a turn, for whoever takes it up first.
+_TAKE_UP = """
+UPDATE turns SET epoch = epoch + 1, restarts = restarts + ? WHERE id = ? AND epoch = ? AND state = 'running'
+"""
 
 
-@locks(turn="turn_id")
-def note_resumed(db: Connection, turn_id: TurnId, is_restart: bool) -> RunningTurn:
-    """Note that work on an open turn begins again; a restart of the process counts. Raises `TurnMoved`."""
-    db.execute("UPDATE turns SET restarts = restarts + ? WHERE id = ?", (int(is_restart), turn_id))
-    return require_running(db, turn_id)
+@locks(turn="claim.id")
+def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> RunningTurn:
+    """Go on with an open turn, whose owner until now can write nothing more for it. Raises `TurnMoved`.
+
+    `is_restart`: the work on it has ended the process, as far as anybody knows; `let_go` takes that back.
+    """
+    if db.execute(_TAKE_UP, (int(is_restart), claim.id, claim.epoch)).rowcount != 1:
+        raise TurnMoved(f"turn {claim.id} does not run in epoch {claim.epoch}")
+    return load_running(db, claim.id)
+
+
+@locks(turn="turn_ids")
+def let_go(db: Connection, turn_ids: Sequence[TurnId]) -> None:
+    """Note that open turns are left in order, so that taking them up is no restart, be it before or after this."""
+    query = "UPDATE turns SET restarts = restarts - 1 WHERE id = ? AND state = 'running'"
+    db.executemany(query, [(turn_id,) for turn_id in turn_ids])

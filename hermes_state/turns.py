@@ -20,7 +20,15 @@ from hermes_state.values import (
 
 
 class TurnMoved(StateError):
-    """The turn is not running any more: it was stopped, or another process finished it."""
+    """The turn is not the caller's any more: it has ended or waits, or another process has taken it up."""
+
+
+class TurnClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn as its owner has taken it up: what an owner of an older epoch wants to write is refused."""
+
+    id: TurnId
+    epoch: int
+    """Fencing token: moves each time that the turn is taken up."""
 
 
 class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,10 +38,9 @@ class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
     lineage_id: LineageId
 
 
-class RunningTurn(msgspec.Struct, frozen=True, kw_only=True):
+class RunningTurn(TurnClaim, frozen=True, kw_only=True):
     """A turn that has not ended."""
 
-    id: TurnId
     chat_id: ChatId
     lineage_id: LineageId
     started_by: UserRef
@@ -75,8 +82,8 @@ class RunningTurn(msgspec.Struct, frozen=True, kw_only=True):
 TICKET = "CASE q.payload WHEN '' THEN NULL ELSE json_extract(q.payload, '$.ticket') END"
 # Purpose: a turn with the message that it answers and what its conversation has chosen.
 _TURN = f"""
-SELECT t.id, t.chat_id, t.lineage_id, t.started_by, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind, t.restarts,
-  t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting, s.chosen_model, s.reasoning_effort,
+SELECT t.id, t.epoch, t.chat_id, t.lineage_id, t.started_by, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind,
+  t.restarts, t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting, s.chosen_model, s.reasoning_effort,
   (SELECT coalesce(min(i.id), 0) FROM inbox i WHERE i.turn_id = t.id) AS first_inbox_id,
   nullif(q.message_ref, '') AS question_ref, {TICKET} AS ticket, {columns(ParentTurn, "p", "parent")},
   EXISTS (SELECT 1 FROM inbox i WHERE i.turn_id = t.id AND i.{inbox.IS_SCHEDULED}) AS is_scheduled
@@ -98,9 +105,10 @@ def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
     return select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (chat_id,))
 
 
-def find_unended(db: Connection, turn_id: TurnId) -> RunningTurn | None:
-    """A turn that runs or waits, else None."""
-    return select_one(db, RunningTurn, f"{_TURN} WHERE t.id = ? AND t.state IN ('running','waiting')", (turn_id,))
+def find_unended(db: Connection, turn: TurnClaim) -> RunningTurn | None:
+    """A turn that runs or waits and that nobody has taken up since, else None."""
+    where = "t.id = ? AND t.epoch = ? AND t.state IN ('running','waiting')"
+    return select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (turn.id, turn.epoch))
 
 
 def find_subagents(db: Connection, turn_id: TurnId) -> list[RunningTurn]:
@@ -114,9 +122,18 @@ def was_stopped(db: Connection, turn_id: TurnId) -> bool:
     return scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM turns WHERE id = ? AND state = 'stopped')", (turn_id,))
 
 
-def require_running(db: Connection, turn_id: TurnId) -> RunningTurn:
-    """A turn that is running. Raises `TurnMoved`."""
-    turn = find_turn(db, turn_id)
-    if turn is None:
-        raise TurnMoved(f"turn {turn_id} is not running")
-    return turn
+def require_running(db: Connection, turn: TurnClaim) -> RunningTurn:
+    """A turn that is running, as it is by now. Raises `TurnMoved` for an older epoch, too."""
+    where = "t.id = ? AND t.epoch = ? AND t.state = 'running'"
+    found = select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (turn.id, turn.epoch))
+    if found is None:
+        raise TurnMoved(f"turn {turn.id} does not run in epoch {turn.epoch}")
+    return found
+
+
+def load_running(db: Connection, turn_id: TurnId) -> RunningTurn:
+    """A turn that is running, in whatever epoch. Raises `TurnMoved`."""
+    found = find_turn(db, turn_id)
+    if found is None:
+        raise TurnMoved(f"turn {turn_id} does not run")
+    return found

@@ -12,7 +12,7 @@ from agent.tools.arguments import checked_arguments
 from hermes_state.errors import ToolError
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import ToolRunState
-from hermes_state.turns import RunningTurn
+from hermes_state.turns import RunningTurn, TurnClaim
 from hermes_state.values import (
     ChatId,
     ChatKey,
@@ -63,6 +63,8 @@ class ToolContext:
     chat_id: ChatId
     lineage_id: LineageId
     turn_id: TurnId
+    epoch: int
+    """Epoch in which the turn was taken up."""
     store: Store
     chat: ChatKey
     chat_kind: ChatKind
@@ -83,6 +85,11 @@ class ToolContext:
     delegate: Callable[[DelegateRequest], Awaitable[str]] | None = None
     """Has a sub-agent do a task and returns its report; raises `ToolError`. None in the turn of a sub-agent."""
 
+    @property
+    def claim(self) -> TurnClaim:
+        """The turn as it was taken up, for whoever writes for it."""
+        return TurnClaim(id=self.turn_id, epoch=self.epoch)
+
     @classmethod
     def of(
         cls, turn: RunningTurn, store: Store, input_window: Tokens = DEFAULT_INPUT_WINDOW, result_size: int = 100_000
@@ -92,6 +99,7 @@ class ToolContext:
             chat_id=turn.chat_id,
             lineage_id=turn.lineage_id,
             turn_id=turn.id,
+            epoch=turn.epoch,
             store=store,
             chat=turn.chat,
             chat_kind=turn.chat_kind,

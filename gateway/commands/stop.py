@@ -75,7 +75,7 @@ def _stop(
     if turn is not None and _is_meant(request, turn):
         _check_may_stop(request, turn.started_by, "started", "turn")
         partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else ""
-        has_stopped = journal.stop_turn(db, turn.id, partial_text, STOPPED, now, notice=STOPPED_NOTICE)
+        has_stopped = journal.stop_turn(db, turn, partial_text, STOPPED, now, notice=STOPPED_NOTICE)
     else:
         earlier = request.context.lanes.stopped_for.get(request.row.id)  # its lane has stored the end already
         has_stored_end = earlier is not None and was_stopped(db, earlier)

@@ -141,7 +141,7 @@ def _meet_question(
         return None
     may_join = event.may_join_any or turn.started_by == event.message.sender.ref
     if may_join and event.busy_mode == "interrupt":
-        journal.stop_turn(db, turn.id, "", INTERRUPTED, now, notice=STOPPED_NOTICE)
+        journal.stop_turn(db, turn, "", INTERRUPTED, now, notice=STOPPED_NOTICE)
         return event.busy_mode
     if may_join and event.busy_mode == "steer":
         inbox.let_join(db, inbox_id)

@@ -47,6 +47,8 @@ MAX_CRASHES = 3
 
 RETRY_BACKOFF = Backoff()
 
+LET_GO_SECONDS = 2.0
+"""Longest that the end of the process waits for a database that cannot be written."""
 DECISION_SECONDS = 60.0
 """Seconds in which whoever asked for a stop has to store it; after that the lane does."""
 
@@ -141,6 +143,7 @@ class Lane:
             return True
         turn, rows = await self._lanes.store.read_short(_load_work, self._chat_id)
         if turn is not None and turn.is_waiting:
+            self._is_after_restart = False
             return False  # it keeps its place; whoever decides about it wakes the lane
         if turn is not None:
             await self._resume(turn)
@@ -214,7 +217,7 @@ class Lane:
             if self._is_closing:
                 return
             # Counting is also the proof that the database takes writes again, before a model call is paid for.
-            turn = await self._lanes.store.write(journal.note_resumed, turn.id, is_restart)
+            turn = await self._lanes.store.write(journal.take_up, turn, is_restart)
             self._is_after_restart = False
             log.info("turn.resumed", turn_id=turn.id, chat=turn.chat.name, restarts=turn.restarts)
             await self._execute(turn)
@@ -324,14 +327,23 @@ class LaneRegistry:
     async def drain(self, seconds: float) -> int:
         """Let running turns finish for at most `seconds`, then cut the rest; returns how many were cut.
 
-        A turn that is cut stays open in the database and resumes at the next start.
+        A turn that is cut stays open in the database and resumes at the next start, which is no restart for it.
         """
         self._is_closing = True
         for lane in self._lanes.values():
             lane.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
-        return await cancel_all(self._tasks)
+        left = [active.turn.id for active in self.active.values()]
+        cut = await cancel_all(self._tasks)
+        if left:
+            await self._let_go(left)
+        return cut
+
+    async def _let_go(self, turn_ids: Sequence[TurnId]) -> None:
+        with suppress(StateError, TimeoutError):  # it counts as a restart then, of which a turn has some to spare
+            async with asyncio.timeout(LET_GO_SECONDS):
+                await self.store.write(journal.let_go, turn_ids)
 
     def _active_in(self, chat_id: ChatId) -> ActiveTurn | None:
         return next((active for active in self.active.values() if active.turn.chat_id == chat_id), None)

@@ -72,7 +72,7 @@ class TurnRunner:
             adapter=self.adapters.of(turn.chat),
             gate=self.gates.of(turn.chat_id),
             flood=self.gates.flood_of(turn.chat),
-            save_ref=lambda ref: self.store.write(journal.note_preview, turn.id, ref),
+            save_ref=lambda ref: self.store.write(journal.note_preview, turn, ref),
         )
 
     async def run(self, turn: RunningTurn, preview: LivePreview) -> None:
@@ -152,7 +152,7 @@ class TurnRunner:
         """Record that people stopped the turn; a no-op when it has ended meanwhile."""
         now = self.clock.now()
         stopped = await self.store.write_with_retry(
-            journal.stop_turn, turn.id, partial_text, reason, now, notice=STOPPED_NOTICE
+            journal.stop_turn, turn, partial_text, reason, now, notice=STOPPED_NOTICE
         )
         if stopped:
             log.info("turn.stopped", turn_id=turn.id, chat=turn.chat.name)
@@ -185,7 +185,7 @@ class TurnRunner:
         )
 
     async def _fail(self, turn: RunningTurn, error: str, sentence: str) -> None:
-        await self.store.write_with_retry(journal.fail_turn, turn.id, error, sentence, self.clock.now())
+        await self.store.write_with_retry(journal.fail_turn, turn, error, sentence, self.clock.now())
         self.delivery.wake(turn.chat_id)
 
 

@@ -16,6 +16,7 @@ from hermes_state.journal import pause_turn, unpause_turn
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, columns, insert_row, scalar_or_none, scalars, select
+from hermes_state.turns import TurnClaim
 from hermes_state.values import Button, ChatId, LineageId, MessageId, Millis, TurnId, UserRef
 
 
@@ -86,21 +87,21 @@ FROM approvals a JOIN turns t ON t.id = a.turn_id WHERE a.state = 'pending' AND 
 """
 
 
-@locks(turn="turn_id")
+@locks(turn="claim.id")
 def ask(
     db: Connection,
-    turn_id: TurnId,
+    claim: TurnClaim,
     call_message_id: MessageId,
     questions: Sequence[ApprovalRequest],
     minutes: float,
     now: Millis,
 ) -> None:
     """Ask about calls of a turn, which waits from now on. Raises `TurnMoved`."""
-    turn = pause_turn(db, turn_id)
+    turn = pause_turn(db, claim)
     expires_at = now + round(minutes * 60_000)
     for number, question in enumerate(questions):
         key = (question.tool_call_id, question.tool_name, question.shape)
-        approval_id = insert_row(db, int, _ASK, (turn_id, call_message_id, *key, now, expires_at))
+        approval_id = insert_row(db, int, _ASK, (turn.id, call_message_id, *key, now, expires_at))
         reply = Reply(
             chat_id=turn.chat_id,
             kind=OutboxKind.STATUS,

@@ -6,11 +6,12 @@ and goes on with it, or reads its report. `hermes_state.journal` stores the step
 
 import msgspec
 
+from hermes_state.journal import take_up
 from hermes_state.sessions import start_subagent_session
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, insert_row, select_one
 from hermes_state.transcripts import NewMessage, append_to_tip
-from hermes_state.turns import RunningTurn, require_running
+from hermes_state.turns import RunningTurn, TurnClaim, load_running, require_running
 from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId, TurnState
 
 
@@ -35,22 +36,22 @@ VALUES (?, ?, 'running', ?, ?, ?, ?, ?)
 """
 
 
-@locks(turn="parent_id")
+@locks(turn="claim.id")
 def open_subagent(
-    db: Connection, parent_id: TurnId, call_message_id: MessageId, tool_call_id: str, task: str, now: Millis
+    db: Connection, claim: TurnClaim, call_message_id: MessageId, tool_call_id: str, task: str, now: Millis
 ) -> RunningTurn | SubagentReport:
-    """The sub-agent of a call, opened with its task unless it was before; its report if it has ended.
+    """The sub-agent of a call, opened with its task or taken up; its report if it has ended.
 
-    Raises `TurnMoved` when the turn that has called it is not running any more.
+    `claim`: the turn that has called it. Raises `TurnMoved` when that is not the caller's any more.
     """
-    parent = require_running(db, parent_id)
+    parent = require_running(db, claim)
     known = select_one(db, SubagentReport, _OF_CALL, (call_message_id, tool_call_id))
     if known is not None:
-        return require_running(db, known.id) if known.state is TurnState.RUNNING else known
+        return take_up(db, load_running(db, known.id)) if known.state is TurnState.RUNNING else known
     lineage_id = start_subagent_session(db, parent.chat_id, call_message_id, now)
     call = (parent.id, call_message_id, tool_call_id)
     turn_id = insert_row(db, TurnId, _OPEN, (parent.chat_id, lineage_id, parent.started_by, now, *call))
     # Its task is to a sub-agent what the words of people are to its parent: compressions keep it as they keep those.
     said = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=task, turn_id=turn_id)
     append_to_tip(db, lineage_id, said, now)
-    return require_running(db, turn_id)
+    return load_running(db, turn_id)

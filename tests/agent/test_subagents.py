@@ -94,6 +94,7 @@ async def test_a_broken_database_is_not_waited_for(store: Store, monkeypatch: py
     runner = SubagentRunner(store=store, clock=SystemClock(), tools=ToolRegistry(), access=OpenAccess())
     turn = RunningTurn(
         id=TurnId(1),
+        epoch=1,
         chat_id=ChatId(1),
         lineage_id=LineageId(1),
         started_by=PERSON,

@@ -334,16 +334,16 @@ async def _asked(chat: Chat, *calls: ToolCall) -> tuple[RunningTurn, Message]:
     """A turn in which the model has asked for `calls`, or else for `CALLS`."""
     turn = await chat.start("go")
     step = ModelAnswer(text="", calls=calls or CALLS, call=RECORD, reported_prompt_tokens=None)
-    return turn, await chat.store.write(journal.append_calls, turn.id, step, chat.clock.now())
+    return turn, await chat.store.write(journal.append_calls, turn, step, chat.clock.now())
 
 
 async def _begin(chat: Chat, turn: RunningTurn, message: Message, *calls: ToolCall) -> None:
-    await chat.store.write(journal.start_tools, turn.id, message.id, calls, chat.clock.now())
+    await chat.store.write(journal.start_tools, turn, message.id, calls, chat.clock.now())
 
 
 async def _end(chat: Chat, turn: RunningTurn, message: Message, call: ToolCall) -> None:
     result = ToolResult(call_message_id=message.id, call=call, text="before", state=ToolRunState.DONE)
-    await chat.store.write(journal.finish_tool, turn.id, result, chat.clock.now())
+    await chat.store.write(journal.finish_tool, turn, result, chat.clock.now())
 
 
 async def test_a_call_that_never_began_is_run(chat: Chat, shop: Workshop) -> None:
@@ -399,7 +399,7 @@ async def test_cancelled_at_any_step_a_turn_goes_on_and_writes_nothing_twice(
         await asyncio.sleep(0)
     running.cancel()
     await asyncio.wait([running])
-    turn = await chat.store.write(journal.note_resumed, turn.id, True)
+    turn = await chat.store.write(journal.take_up, turn, True)
     answer = await shop.agent().run(turn, Sink())
     assert answer.text.startswith("tool said: ")
     assert [name for name, _ in shop.ran].count("write") <= 1
@@ -413,7 +413,7 @@ async def test_a_turn_that_was_stopped_meanwhile_ends_without_an_answer(chat: Ch
     shop.gate.clear()
     running = asyncio.create_task(shop.agent().run(turn, Sink()))
     await shop.entered.wait()
-    await chat.store.write(journal.stop_turn, turn.id, "", "stopped", chat.clock.now(), notice="(stopped)")
+    await chat.store.write(journal.stop_turn, turn, "", "stopped", chat.clock.now(), notice="(stopped)")
     shop.gate.set()
     with pytest.raises(TurnMoved):
         await running
@@ -425,7 +425,7 @@ async def test_a_reply_that_comes_to_a_turn_that_was_stopped_was_paid_for(chat: 
     running = asyncio.create_task(shop.agent().run(turn, Sink()))
     while not llm.requests.rows:  # noqa: ASYNC110 - the server's list has no event
         await asyncio.sleep(0.001)
-    await chat.store.write(journal.stop_turn, turn.id, "", "stopped", chat.clock.now(), notice="(stopped)")
+    await chat.store.write(journal.stop_turn, turn, "", "stopped", chat.clock.now(), notice="(stopped)")
     llm.resumed.set()
     with pytest.raises(TurnMoved):
         await running

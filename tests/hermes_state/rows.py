@@ -127,14 +127,14 @@ def call_tools(db: Connection, turn: RunningTurn, *ids: str, text: str = "") -> 
     """The model answers with one call per id; none is begun."""
     calls = tuple(ToolCall(id=one, name="look", arguments="{}") for one in ids)
     step = ModelAnswer(text=text, calls=calls, call=CALL, reported_prompt_tokens=50)
-    return journal.append_calls(db, turn.id, step, START)
+    return journal.append_calls(db, turn, step, START)
 
 
 def answer_call(db: Connection, turn: RunningTurn, asked: Message, call_id: str, text: str = "found") -> Message:
     """A tool result."""
     call = next(call for call in asked.body.calls if call.id == call_id)
     result = ToolResult(call_message_id=asked.id, call=call, text=text, state=ToolRunState.DONE)
-    return journal.finish_tool(db, turn.id, result, START)
+    return journal.finish_tool(db, turn, result, START)
 
 
 def seen(db: Connection, lineage_id: LineageId) -> list[str]:

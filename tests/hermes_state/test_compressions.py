@@ -190,7 +190,7 @@ def test_a_stop_after_a_split_answers_the_calls_in_the_child(db: sqlite3.Connect
     turn = start(db, chat, "q1")
     asked = call_tools(db, turn, "a")
     split(db, plan(db, turn.lineage_id, keep=2), START)
-    assert journal.stop_turn(db, turn.id, "", "stopped", START, notice="(stopped)")
+    assert journal.stop_turn(db, turn, "", "stopped", START, notice="(stopped)")
     assert [row.text for row in load_view(db, turn.lineage_id).transcript] == ["handoff", "q1", None, "stopped"]
     assert load_tool_runs(db, asked.id) == {"a": "stopped"}
 

@@ -9,12 +9,14 @@ from hermes_state.journal import InboxMoved, ModelAnswer, PreparedMessage
 from hermes_state.outbox import OutboxKind, OutboxState, Reply
 from hermes_state.sessions import choose_effort, choose_model, load_active, load_session, load_tip
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
+from hermes_state.tools.subagents import open_subagent
 from hermes_state.transcripts import load_messages, load_view
-from hermes_state.turns import TurnMoved, find_open_turn, find_turn
+from hermes_state.turns import RunningTurn, TurnMoved, find_open_turn, find_turn, require_running
 from hermes_state.values import (
     AttachmentId,
     ChatKind,
     Document,
+    Message,
     MessageBody,
     MessageRole,
     Millis,
@@ -147,7 +149,7 @@ def test_a_steer_joins_after_the_last_result(db: sqlite3.Connection) -> None:
     receive(db, chat, "also this", mode=InboxMode.STEER, at=START + 1)
     receive(db, chat, "later", at=START + 2)
     answer_call(db, turn, asked, "a")
-    assert journal.join_steers(db, turn.id, START) == 1
+    assert journal.join_steers(db, turn, START) == 1
     assert seen(db, turn.lineage_id) == ["go", "", "found", "also this"]
     assert states(db, chat) == ["claimed", "claimed", "new"]
     finish(db, turn, "done")
@@ -163,7 +165,7 @@ def test_a_steer_that_came_too_late_waits_for_the_next_turn(db: sqlite3.Connecti
     second = journal.start_turn(db, chat, [queued], {}, Millis(START + 3))
     asked = call_tools(db, second, "a")
     answer_call(db, second, asked, "a")
-    assert journal.join_steers(db, second.id, Millis(START + 4)) == 0
+    assert journal.join_steers(db, second, Millis(START + 4)) == 0
     assert [row.payload.text for row in inbox.load_waiting(db, chat)] == ["ann steers"]
 
 
@@ -174,20 +176,20 @@ def test_a_step_of_a_closed_turn_is_refused(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "go")
     asked = call_tools(db, turn, "a")
-    assert journal.stop_turn(db, turn.id, "", "stopped", START, notice="(stopped)")
+    assert journal.stop_turn(db, turn, "", "stopped", START, notice="(stopped)")
     said = load_messages(db, turn.lineage_id, 20)
     with pytest.raises(TurnMoved):
         call_tools(db, turn, "b")
     with pytest.raises(TurnMoved):
-        journal.start_tools(db, turn.id, asked.id, asked.body.calls, START)
+        journal.start_tools(db, turn, asked.id, asked.body.calls, START)
     with pytest.raises(TurnMoved):
         answer_call(db, turn, asked, "a")
     with pytest.raises(TurnMoved):
-        journal.join_steers(db, turn.id, START)
+        journal.join_steers(db, turn, START)
     with pytest.raises(TurnMoved):
         finish(db, turn, "late")
     with pytest.raises(TurnMoved):
-        journal.note_resumed(db, turn.id, True)
+        journal.take_up(db, turn, True)
     assert load_messages(db, turn.lineage_id, 20) == said
 
 
@@ -195,9 +197,9 @@ def test_beginning_a_call_twice_keeps_its_first_row(db: sqlite3.Connection) -> N
     chat = make_chat(db)
     turn = start(db, chat, "go")
     asked = call_tools(db, turn, "a", "b")
-    journal.start_tools(db, turn.id, asked.id, asked.body.calls[:1], START)
+    journal.start_tools(db, turn, asked.id, asked.body.calls[:1], START)
     answer_call(db, turn, asked, "a")
-    journal.start_tools(db, turn.id, asked.id, asked.body.calls, START)
+    journal.start_tools(db, turn, asked.id, asked.body.calls, START)
     assert load_tool_runs(db, asked.id) == {"a": ToolRunState.DONE, "b": ToolRunState.STARTED}
 
 
@@ -259,7 +261,7 @@ def test_the_answer_takes_the_place_of_the_preview_and_uses_the_ticket(db: sqlit
     chat = make_chat(db)
     row = receive(db, chat, "q", ticket="t1")
     turn = journal.start_turn(db, chat, [row], {}, START)
-    journal.note_preview(db, turn.id, "p9")
+    journal.note_preview(db, turn, "p9")
     finish(db, turn, "a")
     assert db.execute("SELECT replaces, ticket FROM outbox").fetchone() == ("p9", "t1")
 
@@ -268,9 +270,9 @@ def test_stopping_keeps_the_partial_answer_and_answers_open_calls(db: sqlite3.Co
     chat = make_chat(db)
     turn = start(db, chat, "go")
     asked = call_tools(db, turn, "a", "b", "c", text="let me see")
-    journal.start_tools(db, turn.id, asked.id, asked.body.calls[:2], START)
+    journal.start_tools(db, turn, asked.id, asked.body.calls[:2], START)
     answer_call(db, turn, asked, "a")
-    assert journal.stop_turn(db, turn.id, "so far I found", "stopped by the person", START, notice="(stopped)")
+    assert journal.stop_turn(db, turn, "so far I found", "stopped by the person", START, notice="(stopped)")
     view = load_view(db, turn.lineage_id).transcript
     assert [(row.role, row.tool_call_id, row.text) for row in view[2:]] == [
         (MessageRole.TOOL, "a", "found"),
@@ -291,8 +293,8 @@ def test_stopping_during_a_tool_does_not_tell_the_last_step_twice(db: sqlite3.Co
     chat = make_chat(db)
     turn = start(db, chat, "go")
     call_tools(db, turn, "a", text="Let me look.")
-    journal.note_preview(db, turn.id, "p1")
-    assert journal.stop_turn(db, turn.id, "Let me look. ", "stopped", START, notice="(stopped)")
+    journal.note_preview(db, turn, "p1")
+    assert journal.stop_turn(db, turn, "Let me look. ", "stopped", START, notice="(stopped)")
     assert seen(db, turn.lineage_id) == ["go", "Let me look.", "stopped"]
     assert [kind for kind, _ in replies(db, chat)] == ["status"]
 
@@ -300,8 +302,8 @@ def test_stopping_during_a_tool_does_not_tell_the_last_step_twice(db: sqlite3.Co
 def test_a_turn_that_ended_cannot_be_stopped_or_fail(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = exchange(db, chat, "q", "a")
-    assert not journal.stop_turn(db, turn.id, "partial", "stopped", START, notice="(stopped)")
-    assert not journal.fail_turn(db, turn.id, "error", "Sorry.", START)
+    assert not journal.stop_turn(db, turn, "partial", "stopped", START, notice="(stopped)")
+    assert not journal.fail_turn(db, turn, "error", "Sorry.", START)
     assert seen(db, turn.lineage_id) == ["q", "a"]
     assert len(replies(db, chat)) == 1
 
@@ -310,8 +312,8 @@ def test_failing_leaves_a_legal_transcript_and_one_sentence(db: sqlite3.Connecti
     chat = make_chat(db)
     turn = start(db, chat, "go")
     asked = call_tools(db, turn, "a")
-    journal.start_tools(db, turn.id, asked.id, asked.body.calls, START)
-    assert journal.fail_turn(db, turn.id, "ModelTimeout", "It took too long.", START)
+    journal.start_tools(db, turn, asked.id, asked.body.calls, START)
+    assert journal.fail_turn(db, turn, "ModelTimeout", "It took too long.", START)
     view = load_view(db, turn.lineage_id).transcript
     assert [row.role for row in view] == [MessageRole.USER, MessageRole.ASSISTANT, MessageRole.TOOL]
     assert load_tool_runs(db, asked.id) == {"a": ToolRunState.UNKNOWN}
@@ -322,8 +324,8 @@ def test_failing_leaves_a_legal_transcript_and_one_sentence(db: sqlite3.Connecti
 def test_a_placeholder_that_is_named_after_the_stop_is_still_replaced(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "go")
-    journal.stop_turn(db, turn.id, "partial", "stopped", START, notice="(stopped)")
-    journal.note_preview(db, turn.id, "p1")
+    journal.stop_turn(db, turn, "partial", "stopped", START, notice="(stopped)")
+    journal.note_preview(db, turn, "p1")
     assert db.execute("SELECT replaces FROM outbox").fetchall() == [("p1",)]
 
 
@@ -333,11 +335,84 @@ def test_a_placeholder_that_is_named_after_the_stop_is_still_replaced(db: sqlite
 def test_only_restarts_are_counted(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "go")
-    assert journal.note_resumed(db, turn.id, False).restarts == 0
-    assert journal.note_resumed(db, turn.id, True).restarts == 1
+    turn = journal.take_up(db, turn, False)
+    assert turn.restarts == 0
+    assert journal.take_up(db, turn, True).restarts == 1
     found = find_open_turn(db, chat)
     assert found is not None
     assert found.restarts == 1
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["before", "after"])
+def test_to_take_up_what_was_left_in_order_is_no_restart(db: sqlite3.Connection, is_first: bool) -> None:
+    """In either order: who was cut off may be able to say so only when the turn has another owner."""
+    turn = start(db, make_chat(db), "go")
+    if is_first:
+        journal.let_go(db, [turn.id])
+    taken = journal.take_up(db, turn, True)
+    if not is_first:
+        journal.let_go(db, [turn.id])
+    assert require_running(db, taken).restarts == 0
+    finish(db, taken, "done")
+    journal.let_go(db, [turn.id])
+    assert db.execute("SELECT state, restarts FROM turns").fetchall() == [("finished", 0)]
+
+
+# ---- fencing
+
+
+def taken_up(db: sqlite3.Connection) -> tuple[RunningTurn, RunningTurn, Message]:
+    """A turn as its first owner has it, as the second has taken it up, and an answer with two calls."""
+    turn = start(db, make_chat(db, kind=ChatKind.GROUP), "go")
+    asked = call_tools(db, turn, "a", "b")
+    return turn, journal.take_up(db, turn, True), asked
+
+
+def stored(db: sqlite3.Connection) -> list[list[tuple[object, ...]]]:
+    """Everything that the steps of a turn write."""
+    tables = ("turns", "inbox", "messages", "tool_runs", "model_calls", "outbox", "sessions")
+    return [db.execute(f"SELECT * FROM {table} ORDER BY id").fetchall() for table in tables]
+
+
+def test_the_answer_of_an_older_epoch_is_refused_and_that_of_the_new_owner_stored(db: sqlite3.Connection) -> None:
+    old, new, _ = taken_up(db)
+    assert (old.epoch, new.epoch) == (1, 2)
+    with pytest.raises(TurnMoved):
+        finish(db, old, "late")
+    finish(db, new, "mine")
+    [(_, payload)] = replies(db, old.chat_id)
+    assert "mine" in payload
+
+
+def test_no_step_of_an_older_epoch_is_stored(db: sqlite3.Connection) -> None:
+    old, new, asked = taken_up(db)
+    receive(db, old.chat_id, "also this", mode=InboxMode.STEER)
+    before = stored(db)
+    for step in (
+        lambda: call_tools(db, old, "c"),
+        lambda: journal.start_tools(db, old, asked.id, asked.body.calls, START),
+        lambda: answer_call(db, old, asked, "a"),
+        lambda: journal.join_steers(db, old, START),
+        lambda: journal.pause_turn(db, old),
+        lambda: open_subagent(db, old, asked.id, "a", "count", START),
+        lambda: journal.take_up(db, old),
+    ):
+        with pytest.raises(TurnMoved):
+            step()
+    journal.note_preview(db, old, "p1")
+    assert not journal.stop_turn(db, old, "so far", "stopped", START, notice="(stopped)")
+    assert not journal.fail_turn(db, old, "ModelTimeout", "It took too long.", START)
+    assert stored(db) == before
+    answer_call(db, new, asked, "a")
+    assert journal.join_steers(db, new, START) == 1
+
+
+def test_of_two_who_take_up_a_turn_one_has_it(db: sqlite3.Connection) -> None:
+    turn = start(db, make_chat(db), "go")
+    taken = journal.take_up(db, turn)
+    with pytest.raises(TurnMoved):
+        journal.take_up(db, turn)
+    assert require_running(db, taken) == taken
 
 
 def test_a_retry_binds_its_command_and_settles_it_with_the_answer(db: sqlite3.Connection) -> None:
@@ -363,7 +438,7 @@ def test_a_call_that_was_refused_gets_a_run_of_its_own(db: sqlite3.Connection) -
         text="no such tool",
         state=ToolRunState.FAILED,
     )
-    row = journal.finish_tool(db, turn.id, refused, START)
+    row = journal.finish_tool(db, turn, refused, START)
     assert (row.role, row.tool_call_id, row.text) == (MessageRole.TOOL, "a", "no such tool")
     assert load_tool_runs(db, asked.id) == {"a": ToolRunState.FAILED}
 
@@ -428,8 +503,8 @@ def test_the_answer_knows_what_became_true_since_its_turn_began(db: sqlite3.Conn
     chat = make_chat(db, kind=ChatKind.GROUP)
     turn = start(db, chat, "q")
     receive(db, chat, "and this", mode=InboxMode.STEER, ref="r-steer", ticket="t-steer")
-    assert journal.join_steers(db, turn.id, START) == 1
-    journal.note_preview(db, turn.id, "p9")
+    assert journal.join_steers(db, turn, START) == 1
+    journal.note_preview(db, turn, "p9")
     finish(db, turn, "a")
     [row] = outbox.load_open(db, chat)
     assert (row.reply_to, row.ticket, row.replaces) == ("r-steer", "t-steer", "p9")

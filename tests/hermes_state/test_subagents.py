@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hermes_state import inbox, journal, sessions
@@ -64,8 +65,8 @@ def db() -> Iterator[sqlite3.Connection]:
 
 
 def open_child(db: sqlite3.Connection, turn: RunningTurn, asked: Message, call_id: str = "a") -> RunningTurn:
-    journal.start_tools(db, turn.id, asked.id, asked.body.calls, START)
-    child = open_subagent(db, turn.id, asked.id, call_id, f"task {call_id}", START)
+    journal.start_tools(db, turn, asked.id, asked.body.calls, START)
+    child = open_subagent(db, turn, asked.id, call_id, f"task {call_id}", START)
     assert isinstance(child, RunningTurn)
     return child
 
@@ -96,11 +97,13 @@ def compress(db: sqlite3.Connection, turn: RunningTurn) -> None:
 
 def test_a_call_has_one_subagent_and_one_report_however_often_it_is_run(db: sqlite3.Connection) -> None:
     turn, asked, [child] = delegated(db, make_chat(db), "a")
-    again = open_subagent(db, turn.id, asked.id, "a", "task a", START)
-    assert again == child
+    again = open_subagent(db, turn, asked.id, "a", "task a", START)
+    assert again == msgspec.structs.replace(child, epoch=2)
     assert [(row.role, row.text) for row in load_messages(db, child.lineage_id, 9)] == [(MessageRole.USER, "task a")]
-    report(db, child, "all counted")
-    known = open_subagent(db, turn.id, asked.id, "a", "task a", START)
+    with pytest.raises(TurnMoved):
+        report(db, child, "counted by one that nobody asks any more")
+    report(db, again, "all counted")
+    known = open_subagent(db, turn, asked.id, "a", "task a", START)
     assert known == SubagentReport(id=child.id, state=TurnState.FINISHED, text="all counted")
 
 
@@ -108,15 +111,15 @@ def test_a_failed_one_tells_its_call_why_and_its_chat_nothing(db: sqlite3.Connec
     chat = make_chat(db)
     turn, asked, [child] = delegated(db, chat, "a")
     inner = call_tools(db, child, "x")
-    journal.start_tools(db, child.id, inner.id, inner.body.calls, START)
+    journal.start_tools(db, child, inner.id, inner.body.calls, START)
     late = receive(db, chat, "and blue", mode=InboxMode.STEER)
-    assert journal.fail_turn(db, child.id, "ModelTimeout", "its model has failed", START)
-    known = open_subagent(db, turn.id, asked.id, "a", "task a", START)
+    assert journal.fail_turn(db, child, "ModelTimeout", "its model has failed", START)
+    known = open_subagent(db, turn, asked.id, "a", "task a", START)
     assert known == SubagentReport(id=child.id, state=TurnState.FAILED, text="its model has failed")
     assert load_tool_runs(db, inner.id) == {"x": ToolRunState.UNKNOWN}
     assert replies(db, chat) == []
-    assert require_running(db, turn.id) == turn
-    assert journal.join_steers(db, turn.id, START) == 1, "the steer is still the parent's"
+    assert require_running(db, turn) == turn
+    assert journal.join_steers(db, turn, START) == 1, "the steer is still the parent's"
     assert inbox.load_rows(db, [late]) == []
 
 
@@ -135,8 +138,8 @@ def test_steers_join_the_parent_and_no_subagent(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn, _, [child] = delegated(db, chat, "a")
     receive(db, chat, "and blue", mode=InboxMode.STEER)
-    assert journal.join_steers(db, child.id, START) == 0
-    assert journal.join_steers(db, turn.id, START) == 1
+    assert journal.join_steers(db, child, START) == 0
+    assert journal.join_steers(db, turn, START) == 1
     assert "and blue" not in seen(db, child.lineage_id)
 
 
@@ -149,11 +152,11 @@ def test_whatever_ends_the_parent_ends_them_in_the_same_transaction(db: sqlite3.
     turn, asked, [child, other] = delegated(db, chat, "a", "b")
     report(db, other, "ready")
     inner = call_tools(db, child, "x")
-    journal.start_tools(db, child.id, inner.id, inner.body.calls, START)
+    journal.start_tools(db, child, inner.id, inner.body.calls, START)
     if end == "stop":
-        assert journal.stop_turn(db, turn.id, "", "stopped by the person", START, notice="(stopped)")
+        assert journal.stop_turn(db, turn, "", "stopped by the person", START, notice="(stopped)")
     elif end == "fail":
-        assert journal.fail_turn(db, turn.id, "Error", "Something went wrong.", START)
+        assert journal.fail_turn(db, turn, "Error", "Something went wrong.", START)
     else:
         for call_id in ("a", "b"):
             answer_call(db, turn, asked, call_id)
@@ -165,7 +168,7 @@ def test_whatever_ends_the_parent_ends_them_in_the_same_transaction(db: sqlite3.
     with pytest.raises(TurnMoved):
         call_tools(db, child, "y")
     with pytest.raises(TurnMoved):
-        open_subagent(db, turn.id, asked.id, "a", "task a", START)
+        open_subagent(db, turn, asked.id, "a", "task a", START)
     assert len(replies(db, chat)) == (0 if end == "stop" else 1)
     start(db, chat, "next")
 
@@ -199,7 +202,8 @@ def test_a_compression_of_the_parent_leaves_them_at_work(db: sqlite3.Connection)
     turn, asked, [child] = delegated(db, make_chat(db), "a")
     before = load_tip(db, turn.lineage_id)
     compress(db, turn)
-    assert open_subagent(db, turn.id, asked.id, "a", "task a", START) == child
+    child = open_subagent(db, turn, asked.id, "a", "task a", START)
+    assert isinstance(child, RunningTurn)
     assert load_tip(db, child.lineage_id).parent_session_id == before.id
     report(db, child, "ready")
     answer_call(db, turn, asked, "a", "ready")
@@ -295,7 +299,7 @@ def test_open_turns_survive_the_migration_and_stay_one_for_a_chat(tmp_path: Path
         before = db.execute("SELECT * FROM turns").fetchall()
         migrate(db, path, migrations)
         after = db.execute("SELECT * FROM turns").fetchall()
-        assert after == [(*row, None, None, None) for row in before]
+        assert after == [(*row, None, None, None, 1) for row in before]
         with pytest.raises(REJECTED):
             start(db, chat, "another")
 

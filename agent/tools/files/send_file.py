@@ -94,7 +94,7 @@ def _keep(workspace: WorkspaceHandle, parts: PathParts, folder: Path, limit: int
 @locks(chat="context.chat_id")
 def _owe(db: Connection, context: ToolContext, file: StoredFile, caption: str, now: Millis) -> bool:
     """Owe a file to the chat; False where the turn has sent the same already. Raises `TurnMoved`."""
-    require_running(db, context.turn_id)
+    require_running(db, context.claim)
     key = f"turn:{context.turn_id}:file:{file.sha256}:{file.name}"
     if outbox.find_recipient(db, key) is not None:
         return False

@@ -267,7 +267,7 @@ async def test_a_turn_that_is_stopped_while_it_waits_leaves_the_summary_to_the_n
     await llm.requests.query({"wait": 20}, lambda row: bool(row.get("summary")))
     waiting.cancel()
     await asyncio.wait({waiting})
-    await chat.store.write(journal.stop_turn, turn.id, "", "stopped", chat.clock.now(), notice="(stopped)")
+    await chat.store.write(journal.stop_turn, turn, "", "stopped", chat.clock.now(), notice="(stopped)")
     await prepared(llm, agent, turn.lineage_id)
     await answer(chat, agent, await chat.start("and then?"))
     found = await look(chat, turn.lineage_id)

@@ -221,9 +221,7 @@ async def test_cancelled_at_any_await_a_chat_has_its_old_state_or_the_new_one_an
         task = asyncio.create_task(_whole(noted(trigger.begin(own, agent, turn), cutter.note)))
         await asyncio.wait({task})
         await agent.close()
-        await own.store.write(
-            journal.note_resumed, turn.id, False
-        )  # behind whatever the cancelled one left in the queue
+        turn = await own.store.write(journal.take_up, turn)  # behind whatever the cancelled one left in the queue
         found = await look(own, turn.lineage_id)
         assert found.said >= before
         if not task.cancelled():

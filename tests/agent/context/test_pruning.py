@@ -208,11 +208,11 @@ async def test_the_id_in_a_stub_opens_the_whole_result(chat: Chat) -> None:
         purpose="turn", route="r", model="m", outcome="ok", usage=CanonicalUsage(input=1, output=1), took_ms=1
     )
     step = ModelAnswer(text="", calls=(asked_for,), call=used, reported_prompt_tokens=None)
-    asking = await chat.store.write(journal.append_calls, turn.id, step, chat.clock.now())
-    await chat.store.write(journal.start_tools, turn.id, asking.id, [asked_for], chat.clock.now())
+    asking = await chat.store.write(journal.append_calls, turn, step, chat.clock.now())
+    await chat.store.write(journal.start_tools, turn, asking.id, [asked_for], chat.clock.now())
     original = "".join(f"{number}: 见 {passage}\n" for number, passage in enumerate(PASSAGES * 20))
     found = ToolResult(call_message_id=asking.id, call=asked_for, text=original, state=ToolRunState.DONE)
-    await chat.store.write(journal.finish_tool, turn.id, found, chat.clock.now())
+    await chat.store.write(journal.finish_tool, turn, found, chat.clock.now())
     view = tuple(await chat.view(turn))
     seen = pruned(*view)[-1].text or ""
     assert len(seen) < 400

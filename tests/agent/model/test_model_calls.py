@@ -132,9 +132,7 @@ async def test_a_call_that_is_cut_off_closes_its_connection_and_is_paid_for(
             await asked
         assert await gone(llm), "the server sees that nobody waits any more"
         partial = sink.shown[-1] if sink.shown else ""
-        assert await chat.store.write(
-            journal.stop_turn, turn.id, partial, "stopped", chat.clock.now(), notice="(stopped)"
-        )
+        assert await chat.store.write(journal.stop_turn, turn, partial, "stopped", chat.clock.now(), notice="(stopped)")
 
         left = await talk.left(turn)
         assert left.calls == [("cancelled", "estimated")]

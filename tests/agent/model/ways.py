@@ -131,7 +131,7 @@ class Talk:
             answer = await self.agent.run(turn, sink)
         except ModelError as error:
             kind, sentence = type(error).__name__, sentence_for(error)
-            await self.chat.store.write(journal.fail_turn, turn.id, kind, sentence, self.chat.clock.now())
+            await self.chat.store.write(journal.fail_turn, turn, kind, sentence, self.chat.clock.now())
         else:
             await self.chat.finish(turn, answer)
         return await self.left(turn)

@@ -202,7 +202,7 @@ async def test_a_call_that_is_refused_behind_more_tools_is_answered_under_the_na
     turn = await chat.start("hello")
     call = ToolCall(id="c", name=MORE_TOOLS, arguments='{"tool": "own", "arguments": {}}')
     step = ModelAnswer(text="", call=CALL, reported_prompt_tokens=None, calls=(call,))
-    message = await chat.store.write(journal.append_calls, turn.id, step, chat.clock.now())
+    message = await chat.store.write(journal.append_calls, turn, step, chat.clock.now())
     await runner.run(turn, message, [call], ToolContext.of(turn, chat.store))
     row = (await chat.said(turn))[-1]
     assert (row.tool_name, row.tool_call_id) == (MORE_TOOLS, "c")

@@ -102,7 +102,7 @@ async def test_a_chat_that_takes_no_files_is_told_about(post: Post) -> None:
 
 async def test_a_turn_that_was_stopped_meanwhile_sends_nothing(post: Post) -> None:
     (post.workspace / "a.txt").write_text("x")
-    await post.chat.store.write(journal.stop_turn, post.turn.id, "", "stop", post.chat.clock.now(), notice="")
+    await post.chat.store.write(journal.stop_turn, post.turn, "", "stop", post.chat.clock.now(), notice="")
     reply = await call(post.tools, post.chat, post.turn, "send_file", path="a.txt")
     assert (reply.state, reply.text) == (ToolRunState.FAILED, "Error: the turn was stopped: nothing was sent")
     assert await post.owed() == []

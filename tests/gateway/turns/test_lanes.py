@@ -11,7 +11,7 @@ from agent.model.base import ModelReply, ModelRequest
 from agent.tools.registry import Tool, ToolContext
 from gateway.inbound.offline_commands import STOPPED
 from gateway.turns.lanes import DEAD_LETTER_SENTENCE
-from gateway.turns.runner import CRASH_SENTENCE, DEADLINE_SENTENCE, RESTART_SENTENCE
+from gateway.turns.runner import CRASH_SENTENCE, DEADLINE_SENTENCE, MAX_RESTARTS, RESTART_SENTENCE
 from hermes_state import journal
 from hermes_state.aio import Backoff
 from hermes_state.errors import AuthRejected, PlatformUnavailable
@@ -326,8 +326,9 @@ async def test_an_answer_to_a_turn_that_was_stopped_meanwhile_was_paid_for(store
     async with serving(store, tmp_path) as gateway:
 
         async def late(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
-            [(turn_id,)] = await gateway.rows("SELECT id FROM turns")
-            await store.write(journal.stop_turn, turn_id, "", "stopped", gateway.clock.now(), notice="(stopped)")
+            turn = gateway.lanes.running_in(DIRECT)
+            assert turn is not None
+            await store.write(journal.stop_turn, turn, "", "stopped", gateway.clock.now(), notice="(stopped)")
             return answer("too late")
 
         gateway.model.script.append(late)
@@ -530,7 +531,7 @@ async def test_a_turn_that_is_cut_resumes_at_the_next_start(store: Store, tmp_pa
         assert await gateway.turns_of() == [("running", "q")]
     async with serving(store, tmp_path, adapter=gateway.adapter) as again:
         assert await again.replies(1) == ["echo: q"]
-        assert await again.rows("SELECT state, restarts FROM turns") == [("finished", 1)]
+        assert await again.rows("SELECT state, restarts FROM turns") == [("finished", 0)], "it was left in order"
 
 
 async def test_a_turn_that_waits_for_its_place_is_not_taken_up_during_the_drain(store: Store, tmp_path: Path) -> None:
@@ -573,6 +574,35 @@ async def test_a_turn_that_keeps_ending_the_process_is_given_up(store: Store, tm
     assert adapter.texts() == [RESTART_SENTENCE]
     async with serving(store, tmp_path, adapter=adapter) as gateway:
         assert await gateway.ask("next") == "echo: q | next"
+
+
+async def test_a_turn_that_deploys_cut_again_and_again_is_not_given_up(store: Store, tmp_path: Path) -> None:
+    adapter = MemoryAdapter()
+    for deploy in range(MAX_RESTARTS + 3):
+        async with serving(store, tmp_path, adapter=adapter) as gateway:
+            hang = Hang()
+            gateway.model.script.append(hang)
+            if not deploy:
+                await gateway.say("q")
+            await hang.begun.wait()
+            assert await gateway.lanes.drain(0.0) == 1
+    async with serving(store, tmp_path, adapter=adapter) as gateway:
+        assert await gateway.replies(1) == ["echo: q"]
+
+
+async def test_a_turn_that_another_process_has_taken_up_is_not_answered_twice(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+
+        async def late(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
+            turn = gateway.lanes.running_in(DIRECT)
+            assert turn is not None
+            await store.write(journal.take_up, turn)
+            return answer("too late")
+
+        gateway.model.script.append(late)
+        assert await gateway.ask("q") == "echo: q"
+        assert await gateway.rows("SELECT epoch, state FROM turns") == [(3, "finished")]
+        assert len(await gateway.rows("SELECT 1 FROM model_calls")) == 2, "both were paid for"
 
 
 async def test_a_tool_that_writes_is_not_run_again_after_a_restart(store: Store, tmp_path: Path) -> None:

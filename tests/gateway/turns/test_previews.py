@@ -24,6 +24,7 @@ from tests.gateway.helpers import (
     TestGateway,
     answer,
     eventually,
+    hanging,
     serving,
     settled,
 )
@@ -31,6 +32,7 @@ from tests.hermes_state.rows import START
 
 TURN = RunningTurn(
     id=TurnId(1),
+    epoch=1,
     chat_id=ChatId(1),
     lineage_id=LineageId(1),
     started_by=ANN.ref,
@@ -208,12 +210,10 @@ async def test_a_stop_while_the_first_preview_is_in_flight_leaves_one_copy(store
 
 async def test_a_preview_that_shows_nothing_which_is_kept_reads_stopped(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
-        hang = Hang()
-        gateway.model.script.append(hang)
-        await gateway.say("q")
-        await hang.begun.wait()
-        [(turn_id,)] = await gateway.rows("SELECT id FROM turns")
-        await store.write(journal.note_preview, turn_id, "p1")
+        await hanging(gateway)
+        turn = gateway.lanes.running_in(DIRECT)
+        assert turn is not None
+        await store.write(journal.note_preview, turn, "p1")
         await gateway.say("/stop")
         assert await gateway.replies(2) == ["Stopped.", "(stopped)"]
 

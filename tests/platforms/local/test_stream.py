@@ -98,19 +98,19 @@ class Turn:
         preview = Preview(chat=self.local.direct_chat, is_shared=False, number=self.id, text=text, ref=self.ref)
         self.ref = await self.local.adapter.show(preview)
         assert self.ref is not None
-        await self.local.store.write(journal.note_preview, self.id, self.ref)
+        await self.local.store.write(journal.note_preview, self.turn, self.ref)
 
     async def call_tool(self, text: str, arguments: str = '{"query": "plan"}') -> MessageId:
         call = ToolCall(id="c1", name="history_search", arguments=arguments)
         step = journal.ModelAnswer(text=text, calls=(call,), call=CALL, reported_prompt_tokens=None)
-        message = await self.local.store.write(journal.append_calls, self.id, step, self.local.clock.now())
+        message = await self.local.store.write(journal.append_calls, self.turn, step, self.local.clock.now())
         return message.id
 
     async def finish_tool(self, message_id: MessageId, text: str, state: ToolRunState = ToolRunState.DONE) -> None:
         call = ToolCall(id="c1", name="history_search", arguments='{"query": "plan"}')
-        await self.local.store.write(journal.start_tools, self.id, message_id, (call,), self.local.clock.now())
+        await self.local.store.write(journal.start_tools, self.turn, message_id, (call,), self.local.clock.now())
         result = ToolResult(call_message_id=message_id, call=call, text=text, state=state)
-        await self.local.store.write(journal.finish_tool, self.id, result, self.local.clock.now())
+        await self.local.store.write(journal.finish_tool, self.turn, result, self.local.clock.now())
 
     async def finish(self, text: str) -> None:
         answer = journal.ModelAnswer(text=text, call=CALL, reported_prompt_tokens=None)
@@ -259,7 +259,7 @@ async def test_what_waited_stands_below_the_error_that_it_waited_for(
 ) -> None:
     turn = await begin(local, intake, "first question")
     await local.write("second question")
-    await local.store.write(journal.fail_turn, turn.id, "broken", "That did not work.", local.clock.now())
+    await local.store.write(journal.fail_turn, turn.turn, "broken", "That did not work.", local.clock.now())
     await turn.deliver(is_notice=True)
     ids = [intake.inbox_id]
     await local.store.write(journal.start_turn, intake.chat_id, ids, {}, local.clock.now())
@@ -486,7 +486,7 @@ async def test_what_was_taken_back_stays_and_is_marked(local: LocalHarness, inta
 async def test_a_stopped_answer_is_marked(local: LocalHarness, intake: StoringIntake) -> None:
     turn = await begin(local, intake, "a long story")
     await turn.show("Once upon")
-    await local.store.write(journal.stop_turn, turn.id, "Once upon", "stopped", local.clock.now(), notice="(stopped)")
+    await local.store.write(journal.stop_turn, turn.turn, "Once upon", "stopped", local.clock.now(), notice="(stopped)")
     await turn.deliver()
     local.adapter = local.another_adapter()
     async with running(local.adapter, intake):

@@ -33,6 +33,7 @@ from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.tools import approvals, subagents
 from hermes_state.tools.approvals import ApprovalRequest, ApprovalState
 from hermes_state.transcripts import NewMessage, hide, load_view
+from hermes_state.turns import TurnClaim
 from hermes_state.values import (
     AttachmentKind,
     ChatId,
@@ -49,7 +50,6 @@ from hermes_state.values import (
     OutboundPart,
     Sender,
     ToolCall,
-    TurnId,
 )
 from tests.hermes_state.engines.postgres.interleaving import write
 from tests.hermes_state.rows import ANN, BOB, CALL, START, call_tools, exchange, key_of, make_chat, receive, start
@@ -70,10 +70,10 @@ GROUP = key_of("77")
 LATER = Millis(START + 3_600_000)
 
 
-@locks(turn="turn_id")
-def join_steers(db: Connection, turn_id: TurnId, now: Millis) -> int:
+@locks(turn="claim.id")
+def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
     """As `tool_calls._end_round` does, without results that take their room."""
-    return journal.join_steers(db, turn_id, now)
+    return journal.join_steers(db, claim, now)
 
 
 @locks(chat="chat_id", calls="apply")
@@ -133,10 +133,10 @@ def conversations(db: Connection) -> tuple[ChatId, str]:
     return chat_id, earlier.key
 
 
-def stop_all(db: Connection, chat_id: ChatId, turn_id: TurnId, before: inbox.InboxId, now: Millis) -> str:
+def stop_all(db: Connection, chat_id: ChatId, turn: TurnClaim, before: inbox.InboxId, now: Millis) -> str:
     """What `/stop all` does."""
     outbox.stop_delivery(db, chat_id, None, before, now)
-    stopped = journal.stop_turn(db, turn_id, "so far", "stopped", now, notice="Stopped.")
+    stopped = journal.stop_turn(db, turn, "so far", "stopped", now, notice="Stopped.")
     return f"{stopped} {inbox.drop_waiting(db, chat_id, None, now)}"
 
 
@@ -161,7 +161,7 @@ def busy(db: Connection) -> Busy:
     chat_id, earlier = conversations(db)
     turn = start(db, chat_id, "what now?")
     asked = call_tools(db, turn, "c1", "c2")
-    journal.start_tools(db, turn.id, asked.id, asked.body.calls[:1], START)
+    journal.start_tools(db, turn, asked.id, asked.body.calls[:1], START)
     receive(db, chat_id, "hurry", mode=InboxMode.STEER, sender=BOB, ref="hurry")
     waiting = inbox.load(db, receive(db, chat_id, "later", ref="later"))
     stop = inbox.load(db, receive(db, chat_id, "/stop all", kind=InboxKind.COMMAND, ref="stop"))
@@ -191,16 +191,16 @@ def _result(s: Busy) -> ToolResult:
 
 
 BUSY: Mapping[str, Writer] = {
-    "append_calls": lambda s, now: write(journal.append_calls, s.turn.id, STEP, now),
-    "start_tools": lambda s, now: write(journal.start_tools, s.turn.id, s.asked.id, s.asked.body.calls, now),
-    "finish_tool": lambda s, now: write(journal.finish_tool, s.turn.id, _result(s), now),
-    "join_steers": lambda s, now: write(join_steers, s.turn.id, now),
-    "note_preview": lambda s, now: write(journal.note_preview, s.turn.id, "shown"),
-    "note_resumed": lambda s, now: write(journal.note_resumed, s.turn.id, True),
+    "append_calls": lambda s, now: write(journal.append_calls, s.turn, STEP, now),
+    "start_tools": lambda s, now: write(journal.start_tools, s.turn, s.asked.id, s.asked.body.calls, now),
+    "finish_tool": lambda s, now: write(journal.finish_tool, s.turn, _result(s), now),
+    "join_steers": lambda s, now: write(join_steers, s.turn, now),
+    "note_preview": lambda s, now: write(journal.note_preview, s.turn, "shown"),
+    "take_up": lambda s, now: write(journal.take_up, s.turn, True),
     "finish_turn": lambda s, now: write(journal.finish_turn, s.turn, ANSWER, now, [PART]),
-    "stop_turn": lambda s, now: write(journal.stop_turn, s.turn.id, "so far", "stopped", now, notice="Stopped."),
-    "fail_turn": lambda s, now: write(journal.fail_turn, s.turn.id, "ModelTimeout", "It failed.", now),
-    "open_subagent": lambda s, now: write(subagents.open_subagent, s.turn.id, s.asked.id, "c2", "look", now),
+    "stop_turn": lambda s, now: write(journal.stop_turn, s.turn, "so far", "stopped", now, notice="Stopped."),
+    "fail_turn": lambda s, now: write(journal.fail_turn, s.turn, "ModelTimeout", "It failed.", now),
+    "open_subagent": lambda s, now: write(subagents.open_subagent, s.turn, s.asked.id, "c2", "look", now),
     "record": lambda s, now: write(ledger.record, s.turn.id, s.turn.lineage_id, CALL, now),
     "start_turn": lambda s, now: write(_start_turn, s.chat_id, [s.waiting.id], {}, now),
     "admit": lambda s, now: write(admit, say("more", "more", queued_notice="I have it."), now),
@@ -214,9 +214,7 @@ BUSY: Mapping[str, Writer] = {
     "settle": lambda s, now: write(inbox.settle, s.waiting.id, InboxState.DONE, now),
     "queue_steers": lambda s, now: write(inbox.queue_steers, lambda ref: ref != BOB),
     "save_transcript": lambda s, now: write(_keep_transcript, s.waiting, RECORDING, "spoken", CALL, now),
-    "stop_all": lambda s, now: write(
-        _carry_out, s.stop, s.chat, in_chat(stop_all, s.chat_id, s.turn.id, s.stop.id), now
-    ),
+    "stop_all": lambda s, now: write(_carry_out, s.stop, s.chat, in_chat(stop_all, s.chat_id, s.turn, s.stop.id), now),
     "reset": lambda s, now: write(command, s.chat_id, in_chat(sessions.reset, s.chat_id), now),
     "resume": lambda s, now: write(command, s.chat_id, in_chat(sessions.resume, s.chat_id, s.earlier), now),
     "split": lambda s, now: write(command, s.chat_id, in_chat(split, s.plan), now),
@@ -323,7 +321,7 @@ def asking(db: Connection) -> Asking:
         )
         for call in asked.body.calls
     ]
-    approvals.ask(db, turn.id, asked.id, questions, 1, START)
+    approvals.ask(db, turn, asked.id, questions, 1, START)
     return Asking(chat_id=chat_id, turn=turn, pending=approvals.load_pending(db, chat_id))
 
 
@@ -369,7 +367,7 @@ def nested(db: Connection) -> Nested:
     chat_id, _ = conversations(db)
     turn = start(db, chat_id, "find out")
     asked = call_tools(db, turn, "c1", "c2")
-    inner = subagents.open_subagent(db, turn.id, asked.id, "c1", "look", START)
+    inner = subagents.open_subagent(db, turn, asked.id, "c1", "look", START)
     assert not isinstance(inner, subagents.SubagentReport)
     call_tools(db, inner, "c9")
     return Nested(chat_id=chat_id, turn=turn, asked=asked, inner=inner, plan=plan_of(db, chat_id))
@@ -380,11 +378,11 @@ NESTED: Mapping[str, Writer] = {
     "stop_turn": BUSY["stop_turn"],
     "fail_turn": BUSY["fail_turn"],
     "finish_tool": BUSY["finish_tool"],
-    "open_subagent": lambda s, now: write(subagents.open_subagent, s.turn.id, s.asked.id, "c1", "look", now),
+    "open_subagent": lambda s, now: write(subagents.open_subagent, s.turn, s.asked.id, "c1", "look", now),
     "split": BUSY["split"],
-    "append_calls/inner": lambda s, now: write(journal.append_calls, s.inner.id, STEP, now),
+    "append_calls/inner": lambda s, now: write(journal.append_calls, s.inner, STEP, now),
     "finish_turn/inner": lambda s, now: write(journal.finish_turn, s.inner, ANSWER, now),
-    "fail_turn/inner": lambda s, now: write(journal.fail_turn, s.inner.id, "ModelTimeout", "It failed.", now),
+    "fail_turn/inner": lambda s, now: write(journal.fail_turn, s.inner, "ModelTimeout", "It failed.", now),
 }
 
 

@@ -134,7 +134,7 @@ def test_a_newer_schema_is_refused(db: PlainConnection) -> None:
 @cluster
 def test_another_migration_of_the_same_number_is_refused(db: PlainConnection) -> None:
     migrate(db, further("CREATE TABLE further (id bigint);"))
-    with pytest.raises(DatabaseRejected, match="another 0014_further"):
+    with pytest.raises(DatabaseRejected, match=r"another \d{4}_further"):
         migrate(db, further("CREATE TABLE otherwise (id bigint);"))
 
 
