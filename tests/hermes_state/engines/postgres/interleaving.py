@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 import psycopg
 
-from hermes_state.engines.postgres.connection import PostgresConnection
+from hermes_state.engines.postgres.connection import PostgresConnection, Result
+from hermes_state.engines.postgres.locks import PREPARE
 from hermes_state.engines.postgres.store import RULES
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.sql import Connection
@@ -53,18 +54,11 @@ class _SteppedConnection(PostgresConnection):
     stops_at = 0
     meanwhile: Callable[[], None] | None = None
 
-    def execute(self, sql: str, parameters: Any = (), /) -> "psycopg.Cursor[tuple[Any, ...]]":
-        self._step()
-        return super().execute(sql, parameters)
-
-    def executemany(self, sql: str, parameters: Any, /) -> "psycopg.Cursor[tuple[Any, ...]]":
-        self._step()
-        return super().executemany(sql, parameters)
-
-    def _step(self) -> None:
+    def execute(self, sql: str, parameters: Any = (), /) -> Result:
         self.count += 1
         if self.count == self.stops_at and self.meanwhile is not None:
             self.meanwhile()
+        return super().execute(sql, parameters)
 
 
 class Arena:
@@ -72,6 +66,9 @@ class Arena:
 
     def __init__(self, url: str, observer: Any, thread: ThreadPoolExecutor) -> None:
         self.first, self.second = _SteppedConnection.open(url), PostgresConnection.open(url)
+        for db in (self.first, self.second):  # otherwise the first batch has a statement more than those behind it
+            db.execute(PREPARE)
+            db.has_locks = True
         self._observer, self._thread = observer, thread
         self._prepared: tuple[Any, Any] | None = None
         self._restore = ""
