@@ -14,6 +14,7 @@ from gateway.access.pairing import offer_pairing
 from gateway.cli import app
 from gateway.config.settings import PairingConfig
 from hermes_state.engines.opening import COPY_NOTE, open_store
+from hermes_state.engines.postgres.migrate import shipped_migrations
 from hermes_state.errors import DatabaseRejected, LockUnavailable
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
@@ -49,7 +50,7 @@ def run(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_doctor_tells_server_encoding_role_schema_and_size(run: Run, postgres_url: str) -> None:
     text = run(postgres_url, "doctor").output
     assert "UTF8) for hermes: " in text
-    assert "schema 13, 0 chats, 0 messages" in text
+    assert f"schema {shipped_migrations()[-1].number}, 0 chats, 0 messages" in text
 
 
 def test_what_is_wrong_with_the_database_is_one_sentence_of_doctors(run: Run, postgres: Postgres) -> None:

@@ -60,8 +60,8 @@ def fill(db: sqlite3.Connection) -> None:
     undo_compression(db, undo, START)
     turn = start(db, chat, "hand it on")
     asked = call_tools(db, turn, "a")
-    journal.start_tools(db, turn.id, asked.id, asked.body.calls, START)
-    open_subagent(db, turn.id, asked.id, "a", "a task", START)
+    journal.start_tools(db, turn, asked.id, asked.body.calls, START)
+    open_subagent(db, turn, asked.id, "a", "a task", START)
     receive(db, chat, "waits")
     db.execute("DELETE FROM inbox WHERE id = ?", (receive(db, chat, "is gone, and its id never comes again"),))
     for number in range(600):
