@@ -266,8 +266,8 @@ async def test_its_conversation_and_its_parents_are_compressed_like_any_other(wo
         await world.converse("look it up")
     [(depth,)] = world.query("SELECT s.depth FROM chats c JOIN sessions s ON s.id = c.active_session_id")
     assert depth > 0
-    given_up = {"client_gone"}  # a summary that was still being written when the sub-agent had its report
-    assert await world.outcomes() <= {"ok", "tool_calls"} | given_up
+    unfinished = {"client_gone", "open"}  # a summary that was still being written at the sub-agent's end, or still is
+    assert await world.outcomes() <= {"ok", "tool_calls"} | unfinished
     assert await world.violations() == []
 
 
