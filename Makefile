@@ -71,7 +71,8 @@ test test-browser test-cluster crash months protocols fuzz: export PYTHONDONTWRI
 # Tests of the store's functions that run over PostgreSQL, too; the others look into SQLite's files.
 ON_POSTGRES := tests/hermes_state -m "not cluster" --ignore=tests/hermes_state/engines \
 	--ignore=tests/hermes_state/search/test_index.py --ignore=tests/hermes_state/search/test_ranking.py \
-	--ignore=tests/hermes_state/admin/test_repair.py --ignore=tests/hermes_state/admin/test_overview.py
+	--ignore=tests/hermes_state/admin/test_repair.py --ignore=tests/hermes_state/admin/test_overview.py \
+	--ignore=tests/hermes_state/admin/test_copy.py
 
 # Five workers, on two processors too: half of what a test takes is waiting.
 test: setup ## every test that needs no browser; ARGS="-k name" picks some
