@@ -167,7 +167,7 @@ async def _rate(store: Store, turns: int) -> float:
 
 
 def _statements(server: Postgres) -> list[Measure]:
-    """What a plain turn sends to each engine, from the first BEGIN to the last COMMIT."""
+    """Statements of a plain turn for each engine, from the first BEGIN to the last COMMIT."""
     with server.fresh_database() as url:
         counts = {"PostgreSQL": count_on_postgres(url), "SQLite": count_on_sqlite()}
     return [

@@ -54,7 +54,7 @@ class WriteRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionRules:
-    """What group commit has to know of an engine."""
+    """Properties of an engine that group commit has to know."""
 
     begin: Callable[[Any, Sequence[WriteRequest]], None]
     """Begins the transaction of a batch on the engine's connection."""

@@ -30,7 +30,7 @@ ROW_KINDS = ("chat", "session", "lineage", "turn", "inbox", "outbox")
 
 @dataclass(frozen=True, slots=True)
 class LockKeys:
-    """What one transaction, or a batch of them, must lock before it begins."""
+    """Locks that one transaction, or a batch of them, takes before it begins."""
 
     rows: frozenset[tuple[str, int]] = frozenset()
     """Rows whose chats are locked, by kind and id."""

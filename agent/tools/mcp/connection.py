@@ -48,7 +48,7 @@ class Connection:
         """Set when it is of no more use."""
 
     async def catalog(self) -> ServerCatalog:
-        """What the server lists now; only what it says that it has is asked for."""
+        """The server's lists as they are now; only what it says that it has is asked for."""
         session, has = self._session, self._session.server_capabilities or types.ServerCapabilities()
         tools = await _pages(session.list_tools, "tools", MAX_TOOLS, _remote_tool) if has.tools else ()
         resources = await _pages(session.list_resources, "resources", MAX_LISTED, _uri) if has.resources else ()
@@ -95,7 +95,7 @@ def _has_name(tool: dict[str, Any]) -> bool:
 
 
 def _mended(tool: dict[str, Any]) -> dict[str, Any]:
-    """What is used of a tool, in the form that the protocol asks for."""
+    """Fields that are used of a tool, in the form that the protocol asks for."""
     texts = {key: tool[key] for key in ("name", "title", "description") if isinstance(tool.get(key), str)}
     schema, notes = tool.get("inputSchema"), tool.get("annotations")
     reads = isinstance(notes, dict) and notes.get("readOnlyHint") is True

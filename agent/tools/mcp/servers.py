@@ -217,7 +217,7 @@ def _load_sdk() -> Any:  # its types are where it is imported
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong in a group of errors: the first of them that says something."""
+    """Message of a group of errors: the first of them that says something."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     words = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"

@@ -32,7 +32,7 @@ class ServerSettings:
         return _fits(tool, self.allow) and not _fits(tool, self.deny)
 
     def effect_of(self, tool: "RemoteTool") -> ToolEffect:
-        """What a tool may do to the world: by the operator, and by the server's own word only where that is trusted."""
+        """Effect of a tool on the world: by the operator, and by the server's own word only where that is trusted."""
         for pattern, effect in self.effects.items():
             if fnmatchcase(tool.name, pattern):
                 return effect

@@ -113,7 +113,7 @@ class PostgresConnection:
 
 
 class Result:
-    """What came of a statement, all of it in memory."""
+    """Rows of a statement, all of them in memory, and their number."""
 
     def __init__(self, result: PGresult, rows: list[tuple[Any, ...]]) -> None:
         self.status = result.command_status

@@ -48,7 +48,7 @@ ORDER BY relname"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """What a connection is connected to, and what its role may do there."""
+    """Server and database of a connection, and what its role may do there."""
 
     database: str
     role: str

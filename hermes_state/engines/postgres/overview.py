@@ -1,4 +1,4 @@
-"""What PostgreSQL says about a database: its server, its schema, its size, and what our role may do there."""
+"""Overview of a PostgreSQL database: its server, its schema, its size, and what our role may do there."""
 
 from hermes_state.engines.postgres.migrate import load_server
 from hermes_state.store.sql import Connection, scalars
@@ -16,7 +16,7 @@ ORDER BY relname"""
 
 
 def find_fault(db: Connection) -> str | None:
-    """What keeps the gateway from using the database; None: nothing. The pages are the server's to check."""
+    """Obstacle that keeps the gateway from using the database; None: nothing. The pages are the server's to check."""
     if closed := scalars(db, str, _CLOSED):
         role = load_server(db).role
         return f"The role {role} may not read and write every table, such as {closed[0]}: make it their owner."

@@ -30,7 +30,7 @@ _BLOCK = 256
 
 
 class _Folding(dict[int, str]):
-    """What the tokenizer makes of a character: its folded form, nothing of an accent, a space of all that separates."""
+    """Token text of a character: its folded form, nothing of an accent, a space of all that separates."""
 
     def __missing__(self, code: int) -> str:
         first = code - code % _BLOCK

@@ -1,4 +1,4 @@
-"""What SQLite says about a database file: its schema, its size, its soundness."""
+"""Overview of a database file: its schema, its size, its soundness."""
 
 from hermes_state.store.sql import Connection, scalar
 

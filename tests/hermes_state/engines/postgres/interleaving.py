@@ -119,8 +119,9 @@ class Arena:
         def run_second() -> None:
             running.append(self._thread.submit(_run, self.second, second, rules))
             pids = (self.first.raw.info.backend_pid, self.second.raw.info.backend_pid)
-            while not wait(running, 0.0005).done and self._observer.execute(_IS_BLOCKED, pids).fetchone() != (True,):
-                pass  # the server tells nobody that somebody waits
+            while not wait(running, 0.0005).done:  # the server tells nobody that somebody waits: it is asked
+                if self._observer.execute(_IS_BLOCKED, pids).fetchone() == (True,):
+                    break
 
         self.first.count, self.first.stops_at, self.first.meanwhile = 0, at, run_second
         _run(self.first, first, rules)
