@@ -147,16 +147,22 @@ def load_waiting(db: Connection, chat_id: ChatId) -> list[InboxRow]:
     return select(db, InboxRow, query, (chat_id,))
 
 
-def load_waiting_commands(db: Connection) -> list[InboxId]:
-    """Commands of all chats that were not carried out yet, oldest first."""
-    return scalars(db, InboxId, f"SELECT id FROM inbox WHERE {WAITS} AND kind = 'command' ORDER BY id")
+def load_waiting_commands(db: Connection, account: str) -> list[InboxId]:
+    """Commands to an account that were not carried out yet, oldest first."""
+    query = f"SELECT id FROM inbox WHERE {WAITS} AND kind = 'command' AND account = ? ORDER BY id"
+    return scalars(db, InboxId, query, (account,))
 
 
 def load_chats_with_waiting(db: Connection) -> list[ChatId]:
-    """Chats in which something waits or a turn is open: where work starts after a restart."""
-    query = """SELECT chat_id FROM inbox WHERE state IN ('new','claimed')
-    UNION SELECT chat_id FROM turns
-    WHERE parent_turn_id IS NULL AND state IN ('running','waiting')"""
+    """Chats in which something waits or a turn runs: where work starts after a restart.
+
+    What is behind a turn that waits keeps its place: whoever decides about that wakes the chat.
+    """
+    query = """WITH opened AS (
+      SELECT chat_id, state FROM turns WHERE parent_turn_id IS NULL AND state IN ('running','waiting'))
+    SELECT chat_id FROM inbox
+    WHERE state IN ('new','claimed') AND chat_id NOT IN (SELECT chat_id FROM opened WHERE state = 'waiting')
+    UNION SELECT chat_id FROM opened WHERE state = 'running'"""
     return scalars(db, ChatId, query)
 
 

@@ -23,7 +23,7 @@ from hermes_state import inbox, outbox, tool_runs
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.models import ledger
-from hermes_state.outbox import OutboxKind, OutboxRow, Reply
+from hermes_state.outbox import OutboxKind, OutboxRow, RenderedReply, Reply
 from hermes_state.sessions import end_session, ensure_active, load_tip
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, insert_row, scalar_or_none, scalars
@@ -53,7 +53,6 @@ from hermes_state.values import (
     Millis,
     ModelCall,
     Origin,
-    OutboundPart,
     Reasoning,
     ToolCall,
     TurnId,
@@ -330,11 +329,11 @@ RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTI
 
 @locks(chat="turn.chat_id")
 def finish_turn(
-    db: Connection, turn: RunningTurn, answer: ModelAnswer, now: Millis, parts: Sequence[OutboundPart] = ()
+    db: Connection, turn: RunningTurn, answer: ModelAnswer, now: Millis, rendered: RenderedReply | None = None
 ) -> tuple[MessageId, OutboxRow | None]:
     """Store the answer, settle the inbox and owe the reply, in one go. Raises `TurnMoved`.
 
-    `parts`: the rendered reply, for a caller who sends it at once. Unless the chat is owed something else, it is
+    `rendered`: for a caller who sends the reply at once. Unless the chat is owed something else, it is
     stored as `sending`, and its row is returned with the id of the answer. A sub-agent owes no reply: its answer is its
     report.
     """
@@ -352,7 +351,7 @@ def finish_turn(
         return message.id, None
     _settle_inbox(db, turn, has_late_steers, now)
     reply = _reply(turn, OutboxKind.FINAL, answer.markdown or answer.text, message.id)
-    row = outbox.enqueue(db, reply, now, () if is_owed else parts)
+    row = outbox.enqueue(db, reply, now, None if is_owed else rendered)
     return message.id, row if row is not None and row.rendered is not None else None
 
 

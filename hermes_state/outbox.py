@@ -11,7 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
-from hermes_state.store.locks import EVERYTHING, locks
+from hermes_state.accounts import IS_HELD, AccountClaim
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar_or_none, scalars, select, select_one
 from hermes_state.values import (
     Button,
@@ -71,6 +72,14 @@ class Reply:
     """Due before whatever else is owed to the chat."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedReply:
+    """A reply as it is sent at once, by the owner of its chat's account."""
+
+    parts: Sequence[OutboundPart]
+    claim: AccountClaim
+
+
 class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     """One unsettled row."""
 
@@ -98,13 +107,15 @@ _encode = msgspec.json.Encoder().encode
 _COLUMNS = """id, chat_id, message_id, dedupe_key, part, kind, reply_to, ticket, replaces, state, attempts, next_at,
 first_tried_at,
 CASE rendered WHEN 0 THEN payload END AS written, CASE rendered WHEN 1 THEN payload END AS rendered"""
-# Purpose: a reply, as it was written or as it is sent at once, unless the same was stored before.
+# Purpose: a reply unless the same was stored before; as it is sent at once if its sender still serves the account.
 _INSERT = f"""
 INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, kind, payload, rendered, reply_to, ticket, replaces,
   state, attempts, next_at, first_tried_at, created_at)
-VALUES (:chat_id, :turn_id, :message_id, :dedupe_key, :kind, :payload, :rendered, :reply_to, :ticket, :replaces,
-  CASE CAST(:rendered AS INTEGER) WHEN 1 THEN 'sending' ELSE 'pending' END, :rendered, :next_at,
-  CASE CAST(:rendered AS INTEGER) WHEN 1 THEN :now END, :now)
+SELECT :chat_id, :turn_id, :message_id, :dedupe_key, :kind,
+  CASE at_once WHEN 1 THEN CAST(:sent AS TEXT) ELSE :written END, at_once, :reply_to, :ticket, :replaces,
+  CASE at_once WHEN 1 THEN 'sending' ELSE 'pending' END, at_once, :next_at,
+  CASE at_once WHEN 1 THEN CAST(:now AS BIGINT) END, :now
+FROM (SELECT CASE WHEN {IS_HELD} THEN 1 ELSE 0 END AS at_once) AS held WHERE 1 = 1
 ON CONFLICT (dedupe_key, part) DO NOTHING RETURNING {_COLUMNS}
 """
 # Purpose: the later parts of a reply, placed behind its first one.
@@ -124,17 +135,20 @@ ORDER BY next_at > 0, (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.ded
 
 
 @locks(chat="reply.chat_id")
-def enqueue(db: Connection, reply: Reply, now: Millis, parts: Sequence[OutboundPart] = ()) -> OutboxRow | None:
+def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply | None = None) -> OutboxRow | None:
     """Store a reply; None when the same `dedupe_key` was stored before.
 
-    `parts`: the rendered reply, which is sent as soon as this is on disk; it is stored as `begin_send` would leave it.
+    `rendered`: for a reply that is sent as soon as this is on disk, by whoever still serves the account then; it is
+    stored as `begin_send` would leave it.
     """
     written = WrittenReply(markdown=reply.markdown, buttons=reply.buttons, attached=reply.attached)
-    values = {"payload": _encode(parts[0] if parts else written).decode(), "rendered": int(bool(parts)), "now": now}
-    values = asdict(reply) | values | {"next_at": 0 if reply.is_urgent else now}
-    row = select_one(db, OutboxRow, _INSERT, values)
-    if row is not None:
-        _insert_parts(db, row.id, parts)
+    values = {"written": _encode(written).decode(), "now": now, "next_at": 0 if reply.is_urgent else now}
+    sent: dict[str, str | int | None] = {"sent": None, "account": None, "epoch": None}
+    if rendered is not None:
+        sent = {"sent": _encode(rendered.parts[0]).decode(), **asdict(rendered.claim)}
+    row = select_one(db, OutboxRow, _INSERT, asdict(reply) | values | sent)
+    if row is not None and row.rendered is not None and rendered is not None:
+        _insert_parts(db, row.id, rendered.parts)
     return row
 
 
@@ -159,32 +173,36 @@ def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRo
     return select(db, OutboxRow, _OPEN, (chat_id, limit))
 
 
-def load_chats_owed(db: Connection) -> list[ChatId]:
-    """Chats that something is owed to."""
-    return scalars(db, ChatId, f"SELECT DISTINCT chat_id FROM outbox WHERE {OPEN}")
+# Purpose: the chats of an account that something is owed to.
+_OWED = f"""
+SELECT DISTINCT o.chat_id FROM outbox o JOIN chats c ON c.id = o.chat_id WHERE c.account = ? AND o.{OPEN}
+"""
 
 
-@locks(EVERYTHING)
-def mark_interrupted(db: Connection) -> int:
-    """Mark what a restart has interrupted: its outcome is unknown. Returns how many rows."""
-    return db.execute("UPDATE outbox SET state = 'ambiguous' WHERE state = 'sending'").rowcount
+def load_chats_owed(db: Connection, account: str) -> list[ChatId]:
+    """Chats of an account that something is owed to."""
+    return scalars(db, ChatId, _OWED, (account,))
 
 
 # Purpose: the beginning of a send; what was rendered for it replaces what was written.
 _BEGIN = f"""
-UPDATE outbox SET state = 'sending', attempts = attempts + 1, first_tried_at = coalesce(first_tried_at, ?),
-  payload = coalesce(?, payload), rendered = 1 WHERE id = ? AND settled_at IS NULL RETURNING {_COLUMNS}
+UPDATE outbox SET state = 'sending', attempts = attempts + 1, first_tried_at = coalesce(first_tried_at, :now),
+  payload = coalesce(:payload, payload), rendered = 1
+WHERE id = :row_id AND settled_at IS NULL AND {IS_HELD} RETURNING {_COLUMNS}
 """
 
 
 @locks(outbox="row_id")
-def begin_send(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, now: Millis) -> OutboxRow | None:
-    """Commit that a send begins; None where the row was settled meanwhile, and nothing is to be sent.
+def begin_send(
+    db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, claim: AccountClaim, now: Millis
+) -> OutboxRow | None:
+    """Commit that a send begins; None where the row was settled, or the account taken, and nothing is to be sent.
 
     `parts`, for a row that was not rendered yet, are stored with it.
     """
     payload = None if parts is None else _encode(parts[0]).decode()
-    row = select_one(db, OutboxRow, _BEGIN, (now, payload, row_id))
+    values = {"now": now, "payload": payload, "row_id": row_id, **asdict(claim)}
+    row = select_one(db, OutboxRow, _BEGIN, values)
     if row is not None and parts is not None:
         _insert_parts(db, row_id, parts)
     return row
@@ -211,15 +229,26 @@ def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
     return bool(is_owed)
 
 
+# Purpose: note when a row is due again.
+_RETRY = f"""
+UPDATE outbox SET state = :state, error = :error, next_at = :next_at
+WHERE id = :row_id AND settled_at IS NULL AND {IS_HELD}
+"""
+
+
 @locks(outbox="row_id")
-def mark_retry(db: Connection, row_id: OutboxId, is_ambiguous: bool, error: str, next_at: Millis) -> None:
+def mark_retry(
+    db: Connection, row_id: OutboxId, is_ambiguous: bool, error: str, claim: AccountClaim, next_at: Millis
+) -> None:
     """Note a failed attempt; `next_at` is when the next one is due. There is none where the row was settled meanwhile.
+
+    Where the account was taken meanwhile, its new owner knows what is to be done.
 
     `is_ambiguous`: this or an earlier attempt may have been seen by people.
     """
     state = OutboxState.AMBIGUOUS if is_ambiguous else OutboxState.PENDING
-    query = "UPDATE outbox SET state = ?, error = ?, next_at = ? WHERE id = ? AND settled_at IS NULL"
-    db.execute(query, (state, error, next_at, row_id))
+    values = {"state": state, "error": error, "next_at": next_at, "row_id": row_id, **asdict(claim)}
+    db.execute(_RETRY, values)
 
 
 @locks(outbox="row_id")

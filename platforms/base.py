@@ -116,6 +116,8 @@ class AdapterState(StrEnum):
     STALLED = "stalled"
     BACKING_OFF = "backing_off"
     FAILED = "failed"
+    STANDBY = "standby"
+    """Another node has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +132,7 @@ class AdapterHealth:
 
     @property
     def is_ready(self) -> bool:
-        return self.state is AdapterState.RUNNING
+        return self.state in (AdapterState.RUNNING, AdapterState.STANDBY)
 
 
 @dataclass(frozen=True, slots=True)

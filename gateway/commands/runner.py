@@ -46,9 +46,9 @@ class CommandRunner:
         self._tasks: set[asyncio.Task[Any]] = set()  # Any: of different results, which nobody takes from here
         self._in_hand: dict[InboxId, asyncio.Event] = {}
 
-    async def start(self) -> None:
-        """Carry out what had been accepted, but not done, when the process ended: before any turn resumes."""
-        for inbox_id in await self._context.store.read(inbox.load_waiting_commands):
+    async def start(self, account: str) -> None:
+        """Carry out what an account had accepted, but not done, when its owner ended: before any turn resumes."""
+        for inbox_id in await self._context.store.read(inbox.load_waiting_commands, account):
             row = await self._context.store.read(inbox.load, inbox_id)
             if row is None:
                 continue

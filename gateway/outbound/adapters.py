@@ -1,14 +1,15 @@
-"""Supervised adapters: each is run again with a backoff whenever it ends."""
+"""Supervised adapters: each is run again with a backoff whenever it ends, by the node that serves its account."""
 
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 import structlog
 
+from hermes_state.accounts import AccountClaim
 from hermes_state.aio import Backoff, CancelledElsewhereError, own_cancellation
 from hermes_state.errors import PlatformError, TokenRejected
 from hermes_state.values import ChatKey
@@ -28,6 +29,8 @@ class SupervisedAdapter:
     def __init__(self, adapter: PlatformAdapter) -> None:
         self.adapter = adapter
         self.name = adapter.name
+        self.claim: AccountClaim | None = None
+        """The account, while it is this node's to serve."""
         self._pause_ends: float | None = None
         self._error = ""
         self._is_rejected = False
@@ -35,6 +38,8 @@ class SupervisedAdapter:
     def health(self) -> AdapterHealth:
         """Health as the adapter says while it runs, as we say while it waits or has failed."""
         health = self.adapter.health()
+        if self.claim is None:
+            return replace(health, state=AdapterState.STANDBY, detail="another node serves it")
         if self._is_rejected:
             return replace(health, state=AdapterState.FAILED, detail=self._error)
         if self._pause_ends is not None:
@@ -76,11 +81,18 @@ class AdapterRegistry:
 
     def __init__(self, adapters: Mapping[str, PlatformAdapter]) -> None:
         self.supervised = {name: SupervisedAdapter(adapter) for name, adapter in adapters.items()}
+        self.is_certain: Callable[[], bool] = lambda: True
+        """Tells whether nobody else can have taken the accounts that are this node's."""
 
     def of(self, chat: ChatKey) -> PlatformAdapter | None:
         """Adapter that reaches a chat; None when its platform is not configured any more."""
         found = self.supervised.get(chat.account)
         return found.adapter if found is not None else None
+
+    def claim_of(self, chat: ChatKey) -> AccountClaim | None:
+        """The claim to a chat's account; None where another node serves it."""
+        found = self.supervised.get(chat.account)
+        return found.claim if found is not None else None
 
     def max_file_bytes(self, chat: ChatKey) -> int:
         """Largest file that a chat takes from us, in bytes; 0: none."""
@@ -97,7 +109,3 @@ class AdapterRegistry:
             async with asyncio.timeout(within):
                 while any(one.state is AdapterState.STARTING for one in self.health().values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)  # adapters tell nobody
-
-    def start(self, intake: Intake, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Start one supervisor task per adapter in `group`."""
-        return [group.create_task(one.run(intake), name=f"adapter-{name}") for name, one in self.supervised.items()]

@@ -22,6 +22,7 @@ from structlog.contextvars import bound_contextvars
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.gates import GateRegistry
 from hermes_state import outbox
+from hermes_state.accounts import AccountClaim, take_account
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.chats import load_chat, move_chat
 from hermes_state.errors import (
@@ -29,11 +30,12 @@ from hermes_state.errors import (
     ChatUnreachable,
     MessageRejected,
     PlatformError,
+    PlatformUnavailable,
     RateLimited,
     SendAmbiguous,
     StateError,
 )
-from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState
+from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState, RenderedReply
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn
@@ -92,13 +94,21 @@ class Delivery:
     """Set when the last sender has gone; looked at only while there are any."""
     _is_closed: bool = field(default=False, init=False)
 
-    async def start(self) -> None:
-        """Resume what was owed when the process ended."""
-        count = await self.store.write_with_retry(outbox.mark_interrupted)
-        if count:
-            log.warning("delivery.interrupted", count=count)
-        for chat_id in await self.store.read(outbox.load_chats_owed):
+    async def start(self, account: str) -> None:
+        """Serve an account, which is this node's from now on: resume what is owed to its chats."""
+        claim, interrupted = await self.store.write_with_retry(take_account, account)
+        self.adapters.supervised[account].claim = claim
+        if interrupted:
+            log.warning("delivery.interrupted", account=account, count=interrupted)
+        for chat_id in await self.store.read(outbox.load_chats_owed, account):
             self.wake(chat_id)
+
+    async def abandon(self) -> None:
+        """Send nothing more, and leave the rows as they are: their accounts may be another node's by now."""
+        for one in self.adapters.supervised.values():
+            one.claim = None
+        await cancel_all([*self._tasks, *self._unstored])
+        self._left.clear()
 
     def wake(self, chat_id: ChatId) -> None:
         """Wake the chat's sender: something is owed to it."""
@@ -113,24 +123,27 @@ class Delivery:
         track(self._tasks, self.group.create_task(self._serve(chat_id, first), name=f"delivery-{chat_id}"))
 
     async def store_and_send(
-        self, turn: RunningTurn, markdown: str, store: Callable[[Sequence[OutboundPart]], Awaitable[OutboxRow | None]]
+        self, turn: RunningTurn, markdown: str, store: Callable[[RenderedReply | None], Awaitable[OutboxRow | None]]
     ) -> None:
         """Let `store` store the reply to a turn, and deliver it.
 
         Where it can be sent at once, `store` is given its parts; it returns the row if it has stored that as
         `sending`, and nobody else passes the chat's gate until it is sent.
         """
-        chat_id, chat, parts = turn.chat_id, turn.chat, list[OutboundPart]()
-        adapter, gate = self.adapters.of(chat), self.gates.of(chat_id)
+        chat_id, chat, rendered = turn.chat_id, turn.chat, None
+        adapter, gate, claim = self.adapters.of(chat), self.gates.of(chat_id), self.adapters.claim_of(chat)
         is_free = gate.is_free and chat_id not in self._wakes and not self.gates.flood_of(chat).penalty_seconds
         is_ready = adapter is not None and adapter.health().state is not AdapterState.STARTING
         async with AsyncExitStack() as held:
-            if adapter is not None and is_free and is_ready and len(markdown) <= RENDERED_AT_ONCE:
+            is_short = len(markdown) <= RENDERED_AT_ONCE
+            if adapter is not None and claim is not None and is_free and is_ready and is_short:
                 await held.enter_async_context(gate.passing())
-                parts += await _render(adapter, outbox.WrittenReply(markdown=markdown), self.max_parts())
-            row = await store(parts)
-            if adapter is not None and row is not None and chat_id not in self._wakes and not self._is_closed:
-                self._open(chat_id, partial(self._send_held, chat, row, adapter, held.pop_all()))
+                parts = await _render(adapter, outbox.WrittenReply(markdown=markdown), self.max_parts())
+                rendered = RenderedReply(parts=parts, claim=claim)
+            row = await store(rendered)
+            is_open = chat_id not in self._wakes and not self._is_closed
+            if adapter is not None and claim is not None and row is not None and is_open:
+                self._open(chat_id, partial(self._send_held, chat, row, adapter, claim, held.pop_all()))
                 return
         self.wake(chat_id)
 
@@ -228,22 +241,24 @@ class Delivery:
         chat, rows = await self.store.read_short(_load, chat_id)
         if not rows:
             return None
-        adapter = self.adapters.of(chat)
+        adapter, claim = self.adapters.of(chat), self.adapters.claim_of(chat)
         if adapter is None:
             log.warning("delivery.no_adapter", chat=chat.name)
             return None
+        if claim is None:
+            return None  # its owner learned of the row when it was stored
         if adapter.health().state is AdapterState.STARTING:
             return STARTING_PAUSE_SECONDS  # an attempt now would certainly fail, and count as one that may be repeated
         if (pause := max(self._pause_before(rows[0]), self.gates.flood_of(chat).penalty_seconds)) > 0:
             return pause
-        return await self._send(chat, rows[0], adapter)
+        return await self._send(chat, rows[0], adapter, claim)
 
     async def _send_held(
-        self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, gate: AsyncExitStack
+        self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, claim: AccountClaim, gate: AsyncExitStack
     ) -> float | None:
         """Send what was stored as `sending` by whoever held the chat's gate."""
         async with gate:
-            return await self._request(chat, row, adapter, is_repeat=False)
+            return await self._request(chat, row, adapter, claim, is_repeat=False)
 
     def _pause_before(self, row: OutboxRow) -> float:
         """Seconds until a row is due. One that an earlier process tried waits for no longer than any backoff."""
@@ -254,23 +269,29 @@ class Delivery:
             self._due[row.id] = time.monotonic() + min(stored_seconds, RETRY_BACKOFF.max_seconds)
         return self._due[row.id] - time.monotonic()
 
-    async def _send(self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter) -> float | None:
+    async def _send(self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, claim: AccountClaim) -> float | None:
         # One that is `sending` although none has left was stored for a turn that was cancelled before it knew.
         is_repeat = row.state is OutboxState.AMBIGUOUS or row.id in self._left
         parts = None if row.written is None else await _render(adapter, row.written, self.max_parts())
-        begun = await self.store.write(outbox.begin_send, row.id, parts, self.clock.now())
+        begun = await self.store.write(outbox.begin_send, row.id, parts, claim, self.clock.now())
         self._due.pop(row.id, None)
-        return 0.0 if begun is None else await self._request(chat, begun, adapter, is_repeat)  # None: stopped meanwhile
+        if begun is None:  # stopped meanwhile
+            return 0.0
+        return await self._request(chat, begun, adapter, claim, is_repeat)
 
-    async def _request(self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, is_repeat: bool) -> float | None:
+    async def _request(
+        self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, claim: AccountClaim, is_repeat: bool
+    ) -> float | None:
         """Send a row that is `sending` by now, and store what came of it; None when its chat is owed nothing more."""
         with bound_contextvars(chat=chat.name, outbox_id=row.id):
             self._left.add(row.id)
-            is_owed = await self._attempt(chat, row, adapter, is_repeat)
+            is_owed = await self._attempt(chat, row, adapter, claim, is_repeat)
             self._left.discard(row.id)
         return 0.0 if is_owed else None
 
-    async def _attempt(self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, is_repeat: bool) -> bool:
+    async def _attempt(
+        self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, claim: AccountClaim, is_repeat: bool
+    ) -> bool:
         assert row.rendered is not None, "what is sent was rendered"
         request = SendRequest(
             chat=chat,
@@ -285,27 +306,29 @@ class Delivery:
             file=_file_of(row.rendered, self.attachments),
         )
         try:
+            if not self.adapters.is_certain():
+                raise PlatformUnavailable("the database has not answered for too long to know who serves the account")
             with own_cancellation(), self.gates.flood_of(chat).obeyed():
                 ref = await self._send_or_plain(adapter, request)
         except RateLimited as error:
             log.info("delivery.rate_limited", retry_after=error.retry_after)
-            await self._retry(row, is_repeat, error, error.retry_after)
+            await self._retry(row, is_repeat, error, claim, error.retry_after)
         except (ChatUnreachable, MessageRejected) as error:
             log.warning("delivery.given_up", error=type(error).__name__, detail=str(error))
             await self.store.write_with_retry(outbox.mark_dead, row.id, str(error), self.clock.now())
         except ChatMoved as error:
             args = (chat.platform, chat.account, chat.chat_ref, error.new_chat_ref, self.clock.now())
             moved = await self.store.write_with_retry(move_chat, *args)
-            await self._retry(row, is_repeat, error, 0.0)
+            await self._retry(row, is_repeat, error, claim, 0.0)
             for chat_id in moved:
                 self.wake(chat_id)
         except PlatformError as error:
             is_ambiguous = is_repeat or isinstance(error, SendAmbiguous)
             log.info("delivery.failed", error=type(error).__name__, is_ambiguous=is_ambiguous, attempts=row.attempts)
-            await self._retry(row, is_ambiguous, error, RETRY_BACKOFF.after(row.attempts))
+            await self._retry(row, is_ambiguous, error, claim, RETRY_BACKOFF.after(row.attempts))
         except Exception as error:  # an SDK's bug must not cost the answer: the attempt counts as ambiguous
             log.exception("delivery.crashed")
-            await self._retry(row, True, error, RETRY_BACKOFF.after(row.attempts))
+            await self._retry(row, True, error, claim, RETRY_BACKOFF.after(row.attempts))
         else:
             return await self.store.write_with_retry(outbox.mark_sent, row.id, ref, self.clock.now())
         return True
@@ -320,10 +343,12 @@ class Delivery:
             log.warning("delivery.sent_plain", detail=str(error))
         return await adapter.send(replace(request, is_plain=True, file=None))
 
-    async def _retry(self, row: OutboxRow, is_ambiguous: bool, error: Exception, pause: float) -> None:
+    async def _retry(
+        self, row: OutboxRow, is_ambiguous: bool, error: Exception, claim: AccountClaim, pause: float
+    ) -> None:
         reason, next_at = f"{type(error).__name__}: {error}", Millis(self.clock.now() + int(1000 * pause))
         self._due[row.id] = time.monotonic() + pause
-        await self.store.write_with_retry(outbox.mark_retry, row.id, is_ambiguous, reason, next_at)
+        await self.store.write_with_retry(outbox.mark_retry, row.id, is_ambiguous, reason, claim, next_at)
 
 
 def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:

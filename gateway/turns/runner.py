@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -29,12 +29,12 @@ from hermes_state import journal, outbox, sessions
 from hermes_state.aio import make_way, own_cancellation
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import ModelAnswer
-from hermes_state.outbox import OutboxRow, Reply
+from hermes_state.outbox import OutboxRow, RenderedReply, Reply
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnMoved
-from hermes_state.values import Clock, Millis, OutboundPart
+from hermes_state.values import Clock, Millis
 
 log = structlog.get_logger()
 
@@ -125,7 +125,7 @@ class TurnRunner:
             await self.delivery.store_and_send(
                 turn,
                 final.markdown or final.text,
-                lambda parts: self.store.write_with_retry(_finish_turn, turn, final, pressure, clock, parts),
+                lambda rendered: self.store.write_with_retry(_finish_turn, turn, final, pressure, clock, rendered),
             )
         except TurnMoved:  # the turn was stopped meanwhile: only its cost is kept
             await StoreLedger(self.store, self.clock).record(Payer.of(turn.conversation), final.call)
@@ -196,13 +196,13 @@ def _finish_turn(
     final: ModelAnswer,
     pressure: PressureEvent | None,
     clock: Clock,
-    parts: Sequence[OutboundPart],
+    rendered: RenderedReply | None,
 ) -> OutboxRow | None:
     """The end of a turn, with what its people know from then on; returns the reply if it is to be sent now.
 
     `clock`, not a time: tried again for an hour, it is still of now, so that the day's costs do not miss it.
     """
-    _, first_send = journal.finish_turn(db, turn, final, clock.now(), parts)
+    _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
     if pressure is not None:
         note_pressure(db, pressure)
     return first_send

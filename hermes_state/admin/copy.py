@@ -49,6 +49,9 @@ TABLES: Final = {
 }
 """Every table with the columns of its key; those that others refer to come first."""
 
+LEFT_OUT: Final = {"accounts", "previews"}
+"""Tables about what gateways do right now."""
+
 FORWARD: Final = {"chats": "active_session_id", "turns": "call_message_id"}
 """Columns that refer to rows of a later table: they are filled when those are there."""
 

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 import pytest
 
 from hermes_state import inbox, journal, outbox
+from hermes_state.accounts import take_account
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.journal import InboxMoved, ModelAnswer, PreparedMessage
-from hermes_state.outbox import OutboxKind, OutboxState, Reply
+from hermes_state.outbox import OutboxKind, OutboxState, RenderedReply, Reply
 from hermes_state.sessions import choose_effort, choose_model, load_active, load_session, load_tip
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.tools.subagents import open_subagent
@@ -481,7 +482,9 @@ def test_an_answer_that_is_sent_at_once_is_committed_as_sending(db: sqlite3.Conn
     turn = start(db, chat, "q")
     answer = ModelAnswer(text="a", call=CALL, reported_prompt_tokens=None)
     parts = [OutboundPart(text=text, plain=text) for text in ("a1", "a2")]
-    _, first = journal.finish_turn(db, turn, answer, START, parts)
+    claim, _ = take_account(db, "telegram")
+    rendered = RenderedReply(parts=parts, claim=claim)
+    _, first = journal.finish_turn(db, turn, answer, START, rendered)
     assert first is not None
     assert (first.rendered, first.attempts, first.first_tried_at) == (parts[0], 1, START)
     stored = [(row.state, row.rendered, row.attempts) for row in outbox.load_open(db, chat)]
@@ -494,8 +497,9 @@ def test_an_answer_waits_for_what_the_chat_is_owed_before_it(db: sqlite3.Connect
     turn = start(db, chat, "q")
     outbox.enqueue(db, Reply(chat_id=chat, kind=OutboxKind.STATUS, markdown="first", dedupe_key="k"), START)
     answer = ModelAnswer(text="a", call=CALL, reported_prompt_tokens=None)
-    parts = [OutboundPart(text="a", plain="a")]
-    assert journal.finish_turn(db, turn, answer, START, parts)[1] is None
+    claim, _ = take_account(db, "telegram")
+    rendered = RenderedReply(parts=[OutboundPart(text="a", plain="a")], claim=claim)
+    assert journal.finish_turn(db, turn, answer, START, rendered)[1] is None
     assert [row.state for row in outbox.load_open(db, chat)] == [OutboxState.PENDING] * 2
 
 

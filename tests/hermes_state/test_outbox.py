@@ -7,15 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state import outbox
+from hermes_state.accounts import AccountClaim, take_account
 from hermes_state.outbox import OutboxKind, OutboxState, Reply
 from hermes_state.values import Button, ChatId, Millis, OutboundPart, OutboxId
 from tests.hermes_state.rows import START, exchange, make_chat, migrated
 from tests.sampling import examples
 
+CLAIM = AccountClaim(account="telegram", epoch=1)
+
 
 @pytest.fixture
 def db() -> Iterator[sqlite3.Connection]:
     with migrated() as connection:
+        take_account(connection, "telegram")
         yield connection
 
 
@@ -45,7 +49,7 @@ def test_a_reply_stays_said_after_it_was_sent(db: sqlite3.Connection) -> None:
     outbox.mark_sent(db, first(db, chat).id, "p1", START)
     assert not owe(db, chat, "hello", "turn:1")
     assert outbox.load_open(db, chat) == []
-    assert outbox.load_chats_owed(db) == []
+    assert outbox.load_chats_owed(db, "telegram") == []
 
 
 def test_buttons_and_references_survive_until_rendering(db: sqlite3.Connection) -> None:
@@ -71,7 +75,7 @@ def test_parts_are_stored_with_the_first_attempt(db: sqlite3.Connection) -> None
     chat = make_chat(db)
     reply = Reply(chat_id=chat, kind=OutboxKind.FINAL, markdown="long", dedupe_key="k", reply_to="5", replaces="p")
     outbox.enqueue(db, reply, START)
-    outbox.begin_send(db, first(db, chat).id, parts("one", "two", "three"), START)
+    outbox.begin_send(db, first(db, chat).id, parts("one", "two", "three"), CLAIM, START)
     rows = outbox.load_open(db, chat)
     assert [(row.part, row.rendered and row.rendered.text, row.state) for row in rows] == [
         (0, "one", OutboxState.SENDING),
@@ -86,7 +90,7 @@ def test_parts_stay_together_when_another_reply_comes_between(db: sqlite3.Connec
     chat = make_chat(db)
     owe(db, chat, "long")
     owe(db, chat, "short")
-    outbox.begin_send(db, first(db, chat).id, parts("one", "two"), START)
+    outbox.begin_send(db, first(db, chat).id, parts("one", "two"), CLAIM, START)
     owe(db, chat, "later")
     order = [(row.dedupe_key, row.part) for row in outbox.load_open(db, chat)]
     assert order == [("long", 0), ("long", 1), ("short", 0), ("later", 0)]
@@ -107,7 +111,7 @@ def test_whatever_is_stored_between_sends_every_reply_is_sent_whole_and_in_order
             rows = outbox.load_open(db, chat, 1)
             if rows:
                 new = parts(*"x" * count) if rows[0].written is not None else None
-                outbox.begin_send(db, rows[0].id, new, START)
+                outbox.begin_send(db, rows[0].id, new, CLAIM, START)
                 outbox.mark_sent(db, rows[0].id, f"p{len(sent)}", START)
                 sent.append((rows[0].dedupe_key, rows[0].part))
 
@@ -128,11 +132,11 @@ def test_a_retry_keeps_the_bytes_and_the_time_of_the_first_attempt(db: sqlite3.C
     chat = make_chat(db)
     owe(db, chat, "hello")
     row_id = first(db, chat).id
-    outbox.begin_send(db, row_id, parts("hello"), START)
-    outbox.mark_retry(db, row_id, False, "refused", Millis(START + 500))
+    outbox.begin_send(db, row_id, parts("hello"), CLAIM, START)
+    outbox.mark_retry(db, row_id, False, "refused", CLAIM, Millis(START + 500))
     row = first(db, chat)
     assert (row.state, row.next_at, row.attempts) == (OutboxState.PENDING, START + 500, 1)
-    outbox.begin_send(db, row_id, None, Millis(START + 500))
+    outbox.begin_send(db, row_id, None, CLAIM, Millis(START + 500))
     row = first(db, chat)
     assert row.rendered == parts("hello")[0]
     assert (row.attempts, row.first_tried_at) == (2, START)
@@ -142,16 +146,16 @@ def test_what_was_being_sent_when_the_process_ended_is_ambiguous(db: sqlite3.Con
     chat = make_chat(db)
     owe(db, chat, "one")
     owe(db, chat, "two")
-    outbox.begin_send(db, first(db, chat).id, parts("one"), START)
-    assert outbox.mark_interrupted(db) == 1
+    outbox.begin_send(db, first(db, chat).id, parts("one"), CLAIM, START)
+    assert take_account(db, "telegram")[1] == 1
     assert [row.state for row in outbox.load_open(db, chat)] == [OutboxState.AMBIGUOUS, OutboxState.PENDING]
-    assert outbox.mark_interrupted(db) == 0
+    assert take_account(db, "telegram")[1] == 0
 
 
 def test_what_can_never_be_delivered_is_settled_and_kept_for_the_operator(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     owe(db, chat, "hello")
-    outbox.begin_send(db, first(db, chat).id, parts("hello"), START)
+    outbox.begin_send(db, first(db, chat).id, parts("hello"), CLAIM, START)
     outbox.mark_dead(db, first(db, chat).id, "blocked", START)
     assert outbox.load_open(db, chat) == []
     [(state, error, payload)] = db.execute("SELECT state, error, payload FROM outbox").fetchall()
@@ -163,7 +167,7 @@ def test_each_sent_part_leads_back_to_the_row_that_it_shows(db: sqlite3.Connecti
     chat = make_chat(db)
     exchange(db, chat, "q", "a")
     message_id = db.execute("SELECT message_id FROM outbox").fetchone()[0]
-    outbox.begin_send(db, first(db, chat).id, parts("one", "two"), START)
+    outbox.begin_send(db, first(db, chat).id, parts("one", "two"), CLAIM, START)
     for ref in ("p1", "p2"):
         outbox.mark_sent(db, first(db, chat).id, ref, START)
     query = "SELECT ref, message_id, part FROM platform_messages WHERE message_id = ? ORDER BY part"
@@ -173,7 +177,7 @@ def test_each_sent_part_leads_back_to_the_row_that_it_shows(db: sqlite3.Connecti
 def test_only_what_was_not_tried_takes_the_place_of_a_late_preview(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = exchange(db, chat, "q", "a")
-    outbox.begin_send(db, first(db, chat).id, parts("a"), START)
+    outbox.begin_send(db, first(db, chat).id, parts("a"), CLAIM, START)
     outbox.replace_preview(db, turn.id, "p")
     assert first(db, chat).replaces is None
 
@@ -183,4 +187,4 @@ def test_settled_rows_are_no_ones_work(db: sqlite3.Connection) -> None:
     owe(db, one, "a")
     owe(db, two, "b")
     outbox.mark_dead(db, OutboxId(1), "gone", START)
-    assert outbox.load_chats_owed(db) == [two]
+    assert outbox.load_chats_owed(db, "telegram") == [two]

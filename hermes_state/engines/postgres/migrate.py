@@ -17,7 +17,6 @@ from hermes_state.store.migrations import (
     newer_version,
     note_applied,
     read_migrations,
-    statements,
 )
 from hermes_state.store.sql import Connection, scalars, select
 
@@ -183,8 +182,7 @@ def _check_may_create(server: Server) -> None:
 
 
 def _apply(db: Connection, migration: Migration) -> None:
-    for statement in statements(migration.sql):
-        db.execute(statement)
+    db.execute(migration.sql)
     note_applied(db, migration)
     save_note(db, _MARK, _OURS)
     save_note(db, _VERSION, str(migration.number))

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.outbound.adapters import AdapterRegistry, SupervisedAdapter
+from hermes_state.accounts import AccountClaim
 from hermes_state.aio import Backoff
 from hermes_state.errors import PlatformUnavailable, TokenRejected
 from hermes_state.values import ChatKey
 from platforms.base import AdapterState, Intake
 from tests.gateway.helpers import DIRECT, MemoryAdapter, eventually
 
+CLAIM = AccountClaim(account="telegram", epoch=1)
 NO_INTAKE: Intake = None  # type: ignore[assignment]  # these adapters receive nothing
 
 
@@ -41,6 +43,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_whatever_ends_an_attempt_another_follows(end: BaseException | None) -> None:
     adapter = Restless([end] * 5)
     one = SupervisedAdapter(adapter)
+    one.claim = CLAIM
     task = asyncio.create_task(one.run(NO_INTAKE))
     await eventually(lambda: adapter.attempts == 6, "the sixth attempt")
     assert one.health().state is AdapterState.RUNNING
@@ -51,6 +54,7 @@ async def test_whatever_ends_an_attempt_another_follows(end: BaseException | Non
 
 async def test_between_attempts_the_operator_reads_why_and_when() -> None:
     one = SupervisedAdapter(Restless([PlatformUnavailable("the network is down")]))
+    one.claim = CLAIM
     task = asyncio.create_task(one.run(NO_INTAKE))
     await eventually(lambda: one.health().state is AdapterState.BACKING_OFF, "the pause")
     assert one.health().detail.startswith("the network is down; next attempt in ")
@@ -64,7 +68,9 @@ async def test_a_rejected_token_ends_the_adapter_and_not_its_neighbours() -> Non
     rejected, healthy = Restless([TokenRejected("401: check telegram.token")]), Restless([])
     adapters = AdapterRegistry({"telegram": rejected, "discord": healthy})
     async with asyncio.TaskGroup() as group:
-        tasks = adapters.start(NO_INTAKE, group)
+        tasks = [group.create_task(one.run(NO_INTAKE)) for one in adapters.supervised.values()]
+        for name, one in adapters.supervised.items():
+            one.claim = AccountClaim(account=name, epoch=1)
         await eventually(lambda: tasks[0].done(), "the rejected one gives up")
         health = adapters.supervised["telegram"].health()
         assert (health.state, health.detail) == (AdapterState.FAILED, "401: check telegram.token")

@@ -18,6 +18,7 @@ from gateway.turns.lanes import _refuse, _start_turn
 from gateway.turns.titles import _keep
 from gateway.turns.transcription import _keep as _keep_transcript
 from hermes_state import inbox, journal, outbox, sessions, tool_runs
+from hermes_state.accounts import AccountClaim, take_account
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import ensure_chat, load_chat, move_chat
@@ -62,6 +63,7 @@ STEP = ModelAnswer(
     text="looking", call=CALL, reported_prompt_tokens=80, calls=(ToolCall(id="c3", name="look", arguments="{}"),)
 )
 PART = OutboundPart(text="done", plain="done")
+CLAIM = AccountClaim(account="telegram", epoch=1)
 HANDOFF = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="what came before")
 RECORDING = IncomingAttachment(kind=AttachmentKind.VOICE, file_ref="f", name="voice.ogg")
 ADA = Sender(platform="telegram", id="1", name="Ada")
@@ -223,11 +225,11 @@ BUSY: Mapping[str, Writer] = {
     "give_title": lambda s, now: write(_keep, s.turn.lineage_id, f"Title {now}", CALL, now),
     "ensure_chat": lambda s, now: write(ensure_chat, CHAT, ChatKind.DIRECT, f"Chat {now}", now),
     "move_chat": lambda s, now: write(move_chat, "telegram", "telegram", "42", "-42", now),
-    "begin_send": lambda s, now: write(outbox.begin_send, s.owed.id, [PART, PART], now),
+    "begin_send": lambda s, now: write(outbox.begin_send, s.owed.id, [PART, PART], CLAIM, now),
     "mark_sent": lambda s, now: write(outbox.mark_sent, s.owed.id, "r77", now),
-    "mark_retry": lambda s, now: write(outbox.mark_retry, s.owed.id, True, "cut off", LATER),
+    "mark_retry": lambda s, now: write(outbox.mark_retry, s.owed.id, True, "cut off", CLAIM, LATER),
     "mark_dead": lambda s, now: write(outbox.mark_dead, s.owed.id, "gone", now),
-    "mark_interrupted": lambda s, now: write(outbox.mark_interrupted),
+    "take_account": lambda s, now: write(take_account, "telegram"),
     "enqueue": lambda s, now: write(
         outbox.enqueue, Reply(chat_id=s.chat_id, markdown="hi", dedupe_key=f"turn:{s.turn.id}"), now
     ),

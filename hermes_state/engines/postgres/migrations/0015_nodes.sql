@@ -1,0 +1,63 @@
+-- Several nodes: who they are, which accounts they serve, and hints of what has come.
+
+CREATE TABLE nodes (
+  id         text COLLATE "C" PRIMARY KEY,
+  name       text NOT NULL,
+  version    text NOT NULL,
+  role       text NOT NULL CHECK (role IN ('node', 'worker')),
+  settings   text NOT NULL,
+  pid        bigint NOT NULL,
+  seats      bigint NOT NULL,
+  started_at bigint NOT NULL,
+  seated_at  bigint NOT NULL
+);
+
+-- Owners of accounts: what is sent for one states the epoch of whoever serves it.
+CREATE TABLE accounts (
+  account text COLLATE "C" PRIMARY KEY,
+  epoch   bigint NOT NULL
+);
+
+-- Answers as they grow, which the owner of the chat's account shows; lost with the server, and written again.
+CREATE UNLOGGED TABLE previews (
+  turn_id  bigint PRIMARY KEY,
+  text     text NOT NULL,
+  shown_at bigint NOT NULL
+);
+
+-- A hint leaves with the rows that it is about. It says what kind of thing has come, and where.
+CREATE FUNCTION hint_of_chat() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_notify('hermes_gateway', TG_ARGV[0] || ' ' || NEW.chat_id);
+  RETURN NULL;
+END $$;
+
+CREATE FUNCTION hint_of_stop() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_notify('hermes_gateway', 'stopped ' || NEW.id);
+  RETURN NULL;
+END $$;
+
+CREATE FUNCTION hint_of_preview() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_notify('hermes_gateway', 'preview ' || NEW.turn_id);
+  RETURN NULL;
+END $$;
+
+CREATE FUNCTION hint_of_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM pg_notify('hermes_gateway', TG_ARGV[0] || ' 0');
+  RETURN NULL;
+END $$;
+
+CREATE TRIGGER work AFTER INSERT ON inbox FOR EACH ROW EXECUTE FUNCTION hint_of_chat('work');
+CREATE TRIGGER owed AFTER INSERT ON outbox FOR EACH ROW WHEN (NEW.state = 'pending')
+  EXECUTE FUNCTION hint_of_chat('owed');
+CREATE TRIGGER stopped AFTER UPDATE OF state ON turns FOR EACH ROW WHEN (NEW.state = 'stopped')
+  EXECUTE FUNCTION hint_of_stop();
+CREATE TRIGGER preview AFTER INSERT OR UPDATE ON previews FOR EACH ROW EXECUTE FUNCTION hint_of_preview();
+CREATE TRIGGER access AFTER INSERT OR UPDATE OR DELETE ON pairings FOR EACH STATEMENT
+  EXECUTE FUNCTION hint_of_change('access');
+CREATE TRIGGER asked AFTER INSERT ON approvals FOR EACH STATEMENT EXECUTE FUNCTION hint_of_change('asked');
+CREATE TRIGGER scheduled AFTER INSERT OR UPDATE ON schedules FOR EACH STATEMENT
+  EXECUTE FUNCTION hint_of_change('scheduled');
