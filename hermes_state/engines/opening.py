@@ -19,8 +19,10 @@ from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, DatabaseRejected
 from hermes_state.store.lock import FileLock
 from hermes_state.store.meta import load_note
+from hermes_state.store.seats import NodeInfo, OnHint, OnlySeat, Seat
 from hermes_state.store.sql import Connection, scalar
 from hermes_state.store.writer import Store
+from hermes_state.values import Millis
 
 COPY_NOTE = "copied_from"
 """Note in a database that `hermes_state.admin.copy` has not finished."""
@@ -44,6 +46,20 @@ def missing_driver(url: str | None) -> str | None:
         "store.url needs PostgreSQL's driver, which is not installed: run `make cluster` in a clone, or "
         "`pip install 'hermes-gateway[cluster]'` where the gateway is installed as a package"
     )
+
+
+async def open_seat(store: Store, seconds: float, node: NodeInfo, on_hint: OnHint, now: Millis) -> Seat:
+    """Take the seat of a gateway at an open database; where others may have one, it ends after `seconds` of silence.
+
+    Raises what `open` of the engine's seat raises.
+    """
+    if isinstance(store, SqliteStore):
+        return OnlySeat()
+    from hermes_state.engines.postgres.seat import PostgresSeat
+    from hermes_state.engines.postgres.store import PostgresStore
+
+    assert isinstance(store, PostgresStore), "there are two engines"
+    return await PostgresSeat.open(store.url, seconds, node, on_hint, now)
 
 
 @asynccontextmanager

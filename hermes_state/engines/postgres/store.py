@@ -28,9 +28,14 @@ REPEATS = 10
 """Times that a batch is run again which PostgreSQL broke off for another transaction's sake."""
 
 TAKEOVER_SECONDS = 5.0
-"""Time in which the server notices that a gateway was killed, which held the lock of the only one."""
+"""Time in which the server notices that a process was killed that had the database alone."""
 
-_ONE_GATEWAY = "SELECT pg_advisory_lock(1212634969, 1)"  # HGWY; keys of two integers are a space of their own
+PAUSE_SECONDS = 5.0
+"""Time after which the server takes back the transaction of a process that was stopped or cut off in it: its chats must
+not stay locked."""
+
+# HGWY; keys of two integers are a space of their own. Gateways share it, a copy has it alone.
+_ALONE, _TOGETHER = "SELECT pg_advisory_lock(1212634969, 1)", "SELECT pg_advisory_lock_shared(1212634969, 1)"
 _REPEATABLE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
 
@@ -110,10 +115,10 @@ class PostgresStore(Store):
     async def open(cls, url: str, *, writers: int = 2, readers: int = 2) -> Self:
         """Open the database at `url`, a `postgresql://` address, and bring it to the newest schema.
 
-        Raises `LockUnavailable` if another gateway has it open, `DatabaseRejected` for one that is not ours (nothing
+        Raises `LockUnavailable` if a process has it alone, `DatabaseRejected` for one that is not ours (nothing
         is touched then), or `StoreUnavailable`.
         """
-        sessions = [_Session(url, be_the_only_one if number == 0 else None) for number in range(writers + readers)]
+        sessions = [_Session(url, _join if number == 0 else _bound_pauses) for number in range(writers + readers)]
         try:
             await sessions[0].run(migrate)
             return cls(url, sessions[:writers], sessions[writers:])
@@ -154,7 +159,7 @@ class PostgresStore(Store):
             except _REPEATABLE as error:
                 if repeat == REPEATS:
                     return error
-            except LockUnavailable as error:  # another gateway came while this one had no connection
+            except LockUnavailable as error:  # a copy began while this one had no connection
                 self._lost = str(error)
                 return StoreUnavailable(self._lost)
             except (psycopg.Error, StoreUnavailable) as error:
@@ -188,12 +193,26 @@ def unavailable(url: str, error: BaseException) -> StoreUnavailable:
 
 
 def be_the_only_one(db: PostgresConnection) -> None:
-    """Hold the lock of the database's only gateway for as long as the connection lives; raises `LockUnavailable`."""
+    """Have the database alone for as long as the connection lives; raises `LockUnavailable`."""
+    _lock(db, _ALONE, "the database is in use by another gateway", "another gateway")
+
+
+def _join(db: PostgresConnection) -> None:
+    """Keep out who wants the database alone, for as long as the connection lives; raises `LockUnavailable`."""
+    _lock(db, _TOGETHER, "the database is being copied, or a gateway of an older version has it", "another process")
+    _bound_pauses(db)
+
+
+def _bound_pauses(db: PostgresConnection) -> None:
+    db.execute(f"SET idle_in_transaction_session_timeout = {int(PAUSE_SECONDS * 1000)}")
+
+
+def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> None:
     db.execute(f"SET lock_timeout = {int(TAKEOVER_SECONDS * 1000)}")
     try:
-        db.execute(_ONE_GATEWAY)
+        db.execute(statement)
     except psycopg.errors.LockNotAvailable as error:
-        raise LockUnavailable("the database is in use by another gateway", holder="another gateway") from error
+        raise LockUnavailable(refusal, holder=holder) from error
     db.execute("SET lock_timeout = 0")
 
 

@@ -1,0 +1,195 @@
+"""The seat of a node: one connection whose session locks are the node's part of the work.
+
+A node that is killed loses them with its socket. The server ends the session of one that is stopped or cut off, when
+it has said nothing for so many seconds (`idle_session_timeout`); the node counts the same time from when it sent the
+last request that was answered, so it gives up first. Hints of the other nodes arrive on the same connection: as long
+as there is a seat, none is missed.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Collection
+from dataclasses import asdict
+from functools import partial
+from typing import Self
+
+import psycopg
+from psycopg.pq import ExecStatus
+
+from hermes_state.aio import wait_until
+from hermes_state.engines.postgres.connection import PostgresConnection
+from hermes_state.engines.postgres.store import unavailable
+from hermes_state.errors import DatabaseRejected
+from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock, SeatLost
+from hermes_state.values import Millis
+
+CHANNEL = "hermes_gateway"
+PINGS = 5
+"""Requests in the time after which a silent session is ended."""
+
+_AT_ONCE = 500
+"""Most locks that are asked for in one statement."""
+
+_MADE = "SELECT pg_backend_pid(), current_setting('idle_session_timeout')"
+# Purpose: who has this seat. A node that comes back has lost one.
+_NOTE = """
+INSERT INTO nodes (id, name, version, role, settings, pid, seats, started_at, seated_at)
+VALUES (:id, :name, :version, :role, :settings, :pid, 1, :now, :now)
+ON CONFLICT (id) DO UPDATE SET pid = excluded.pid, seats = nodes.seats + 1, seated_at = excluded.seated_at
+"""
+
+_Request = tuple[str, "asyncio.Future[bool]"]
+
+
+class PostgresSeat(Seat):
+    """A node's seat. It lives on the event loop: what the server says is read when it says it."""
+
+    def __init__(self, url: str, db: PostgresConnection, seconds: float, on_hint: OnHint) -> None:
+        super().__init__()
+        self._url, self._db, self._on_hint = url, db, on_hint
+        self._server, self._socket = db.raw.pgconn, db.raw.pgconn.socket
+        self._seconds = seconds
+        self._confirmed_at = time.monotonic()
+        self._requests: deque[_Request] = deque()
+        self._arrived = asyncio.Event()
+        self._answer: asyncio.Future[list[bool]] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket, self._read)
+        self._task = asyncio.create_task(self._serve(), name="seat")
+
+    @classmethod
+    async def open(cls, url: str, seconds: float, node: NodeInfo, on_hint: OnHint, now: Millis) -> Self:
+        """Take a seat that the server ends after so many `seconds` without a word.
+
+        Raises `DatabaseRejected` where a pooler stands before the server, `StoreUnavailable`.
+        """
+        asked_at = time.monotonic()
+        try:
+            db = await asyncio.to_thread(_connect, url, seconds, node, now)
+        except psycopg.Error as error:
+            raise unavailable(url, error) from error
+        seat = cls(url, db, seconds, on_hint)
+        seat._confirmed_at = asked_at
+        return seat
+
+    @property
+    def is_shared(self) -> bool:
+        return True
+
+    @property
+    def is_certain(self) -> bool:
+        return not self.lost.is_set() and time.monotonic() < self._confirmed_at + self._seconds
+
+    async def take(self, locks: Collection[SeatLock]) -> set[SeatLock]:
+        asked = [(lock, self._ask(f"pg_try_advisory_lock({lock.kind:d}, {lock.key:d})")) for lock in locks]
+        try:
+            return {lock for lock, answer in asked if await asyncio.shield(answer)}
+        except asyncio.CancelledError:
+            for lock, answer in asked:  # nobody is told that it is theirs
+                answer.add_done_callback(partial(self._give_back, lock))
+            raise
+
+    async def let_go(self, lock: SeatLock) -> None:
+        await asyncio.shield(self._ask(f"pg_advisory_unlock({lock.kind:d}, {lock.key:d})"))
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        self._db.close()
+
+    def _give_back(self, lock: SeatLock, answer: "asyncio.Future[bool]") -> None:
+        if not answer.cancelled() and answer.exception() is None and answer.result() and not self.lost.is_set():
+            self._ask(f"pg_advisory_unlock({lock.kind:d}, {lock.key:d})").add_done_callback(_take_note)
+
+    def _ask(self, call: str) -> "asyncio.Future[bool]":
+        if self.lost.is_set():
+            raise SeatLost("this node has lost its seat")
+        answer: asyncio.Future[bool] = self._loop.create_future()
+        answer.add_done_callback(_take_note)
+        self._requests.append((call, answer))
+        self._arrived.set()
+        return answer
+
+    async def _serve(self) -> None:
+        """Send what is asked for, and a ping when nothing is; until the seat ends."""
+        batch: list[_Request] = []
+        try:
+            while True:
+                await wait_until(self._arrived, self._seconds / PINGS)
+                self._arrived.clear()
+                batch = [self._requests.popleft() for _ in range(min(_AT_ONCE, len(self._requests)))]
+                if self._requests:
+                    self._arrived.set()
+                results = await self._execute([call for call, _ in batch] or ["true"])
+                for (_, answer), result in zip(batch, results, strict=False):
+                    answer.set_result(result)
+                batch = []
+        except (psycopg.Error, TimeoutError):
+            pass  # `lost` says it, and whoever has the seat tells the log
+        finally:
+            self.lost.set()
+            self._loop.remove_reader(self._socket)
+            for _, answer in (*batch, *self._requests):
+                answer.set_exception(SeatLost("this node has lost its seat"))
+
+    async def _execute(self, calls: list[str]) -> list[bool]:
+        sent_at = time.monotonic()
+        self._answer = self._loop.create_future()
+        self._server.send_query(f"SELECT {', '.join(calls)}".encode())
+        async with asyncio.timeout(self._confirmed_at + self._seconds - sent_at):
+            results = await self._answer
+        self._confirmed_at = sent_at
+        return results
+
+    def _read(self) -> None:
+        """Take what the server has sent: hints, an answer, or the end of the session."""
+        try:
+            self._server.consume_input()
+            while (notice := self._server.notifies()) is not None:
+                if (hint := _hint_of(notice.extra.decode())) is not None:
+                    self._on_hint(hint)
+            if self._answer is None or self._answer.done() or self._server.is_busy():
+                return
+            results: list[bool] = []
+            while (result := self._server.get_result()) is not None:
+                if result.status != ExecStatus.TUPLES_OK:
+                    raise psycopg.errors.error_from_result(result)
+                results = [result.get_value(0, column) == b"t" for column in range(result.nfields)]
+            self._answer.set_result(results)
+        except psycopg.Error as error:
+            self._loop.remove_reader(self._socket)
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_exception(error)
+            else:
+                self._task.cancel()
+
+
+def _connect(url: str, seconds: float, node: NodeInfo, now: Millis) -> PostgresConnection:
+    db = PostgresConnection.open(url)
+    try:
+        db.execute(f"SET idle_session_timeout = {int(seconds * 1000)}")
+        pid, timeout = db.execute(_MADE).fetchone()
+        if pid != db.raw.info.backend_pid or timeout == "0":
+            raise DatabaseRejected(
+                "store.url leads to a pooler: the locks of a node are those of one session, so name the server itself"
+            )
+        db.execute(_NOTE, {**asdict(node), "pid": pid, "now": now})
+        db.execute(f"LISTEN {CHANNEL}")
+        db.raw.pgconn.nonblocking = 0  # requests are shorter than any buffer
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _hint_of(payload: str) -> Hint | None:
+    """A hint, None for one of a later version."""
+    kind, _, number = payload.partition(" ")
+    return Hint(HintKind[kind.upper()], int(number)) if kind.upper() in HintKind.__members__ else None
+
+
+def _take_note(answer: "asyncio.Future[bool]") -> None:
+    """Look at the error of an answer that nobody may be waiting for."""
+    if not answer.cancelled():
+        answer.exception()

@@ -1,0 +1,100 @@
+"""The seat of a node, over a real server: locks, hints, and the ways in which it ends."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from hermes_state.engines.postgres.seat import PostgresSeat
+from hermes_state.store.seats import KEEPER, Hint, HintKind, NodeInfo, SeatLost, account_lock, chat_lock
+from hermes_state.values import ChatId, Millis
+from tests.gateway.helpers import eventually
+from tests.postgres import Postgres, connect
+
+pytestmark = pytest.mark.cluster
+CHATS = [chat_lock(ChatId(number)) for number in range(1, 4)]
+
+
+@asynccontextmanager
+async def seat(
+    url: str, name: str = "one", seconds: float = 5.0, hints: list[Hint] | None = None
+) -> AsyncIterator[PostgresSeat]:
+    node = NodeInfo(id=name, name=name, version="1", role="node")
+    opened = await PostgresSeat.open(url, seconds, node, (hints if hints is not None else []).append, Millis(1))
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+async def test_a_lock_is_one_seats_until_it_is_given_back(postgres_url: str) -> None:
+    async with seat(postgres_url) as one, seat(postgres_url, "two") as two:
+        assert await one.take(CHATS) == set(CHATS)
+        assert await two.take([*CHATS, KEEPER, account_lock("telegram")]) == {KEEPER, account_lock("telegram")}
+        await one.let_go(CHATS[1])
+        assert await two.take(CHATS) == {CHATS[1]}
+
+
+async def test_whoever_gives_up_waiting_leaves_no_lock_behind(postgres_url: str) -> None:
+    async with seat(postgres_url) as one, seat(postgres_url, "two") as two:
+        task = asyncio.create_task(one.take(CHATS))
+        await asyncio.sleep(0)  # it has asked
+        task.cancel()
+        await asyncio.wait({task})
+        await one.take([KEEPER])  # the answer comes behind those that nobody waits for
+        await one.let_go(KEEPER)
+        assert await two.take(CHATS) == set(CHATS)
+
+
+async def test_a_seat_stays_while_nothing_happens(postgres_url: str) -> None:
+    async with seat(postgres_url, seconds=1) as one:
+        await asyncio.sleep(1.5)
+        assert one.is_certain
+        assert not one.lost.is_set()
+        assert await one.take(CHATS) == set(CHATS)
+
+
+async def test_a_session_that_the_server_ends_is_a_lost_seat_at_once(postgres: Postgres, postgres_url: str) -> None:
+    async with seat(postgres_url) as one:
+        assert await one.take(CHATS) == set(CHATS)
+        seats = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'SELECT pg_try_advisory%'"
+        postgres.run(f"SELECT pg_terminate_backend(pid) FROM ({seats}) AS seats")
+        await eventually(one.lost.is_set, "the loss shows")
+        assert not one.is_certain
+        with pytest.raises(SeatLost):
+            await one.take(CHATS)
+        async with seat(postgres_url, "two") as two:
+            assert await two.take(CHATS) == set(CHATS)
+
+
+async def test_a_seat_that_hears_nothing_is_given_up(postgres_url: str) -> None:
+    async with seat(postgres_url, seconds=1) as one:
+        assert await one.take(CHATS) == set(CHATS)
+        waiting = asyncio.create_task(one.take([KEEPER]))
+        asyncio.get_running_loop().remove_reader(one._socket)  # as if the network had swallowed the answers
+        await eventually(lambda: not one.is_certain, "it doubts")
+        await eventually(one.lost.is_set, "the loss shows")
+        with pytest.raises(SeatLost):
+            await waiting
+
+
+async def test_what_is_stored_is_told_to_every_seat(postgres_url: str) -> None:
+    heard: list[Hint] = []
+    async with seat(postgres_url, hints=heard) as one:
+        with connect(postgres_url) as db:
+            db.execute("INSERT INTO previews VALUES (7, 'so far', 1)")
+            db.execute(f"NOTIFY hermes_gateway, 'later {os.getpid()}'")
+            db.execute("DELETE FROM pairings")
+        await eventually(lambda: len(heard) == 2, "the hints")
+        assert heard == [Hint(HintKind.PREVIEW, 7), Hint(HintKind.ACCESS, 0)]
+        assert await one.take(CHATS) == set(CHATS)
+
+
+async def test_a_node_that_comes_back_has_lost_one_seat(postgres_url: str) -> None:
+    for _ in range(2):
+        async with seat(postgres_url):
+            pass
+    with connect(postgres_url) as db:
+        assert db.execute("SELECT name, seats FROM nodes").fetchall() == [("one", 2)]
