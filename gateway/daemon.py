@@ -10,6 +10,7 @@ import gc
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from uuid import uuid4
 
 import structlog
 
@@ -22,6 +23,7 @@ from agent.tools.terminal.sandbox import terminal_fault
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
 from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models
+from gateway.cluster.node import Duty, Node
 from gateway.commands.registry import CommandContext
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
@@ -52,14 +54,16 @@ from gateway.turns.runner import TurnRunner
 from gateway.turns.terminal import terminal_settings
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
+from gateway.version import installed_version
 from hermes_state.aio import run_until
-from hermes_state.engines.opening import StoreSettings, open_store
+from hermes_state.engines.opening import StoreSettings, open_seat, open_store
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.redaction import Redactor
 from hermes_state.search.upkeep import keep_index
+from hermes_state.store.seats import KEEPER, HintKind, NodeInfo, account_lock
 from hermes_state.store.writer import Store
-from hermes_state.values import Clock, SystemClock
+from hermes_state.values import ChatId, Clock, SystemClock
 
 log = structlog.get_logger()
 
@@ -73,7 +77,7 @@ LISTENING_SECONDS = 5.0
 """Longest wait for the platforms before what the first answer needs is loaded, in seconds."""
 
 JOBS_SECONDS = 60.0
-"""Seconds from then on before the scheduler is loaded: the first of its jobs is due minutes later."""
+"""Seconds after the start before the scheduler is loaded: the first of its jobs is due minutes later."""
 
 
 async def run_daemon(
@@ -166,6 +170,8 @@ class _Daemon:
         )
         self._heartbeat = Heartbeat(store, self._adapters, environ, self._lanes.tell_all_broken)
         self._jobs = JobRunner(store=store, runtime=self._runtime, clock=clock, attachments_folder=loaded.attachments)
+        self._node = self._make_node()
+        self._adapters.is_certain = lambda: self._node.is_certain
         self._operator = self._make_operator()
 
     def _make_lanes(self, gates: GateRegistry) -> LaneRegistry:
@@ -239,6 +245,40 @@ class _Daemon:
         )
         return CommandRunner(context, self._delivery, self._group)
 
+    def _make_node(self) -> Node:
+        """Make the node, whose duties are the accounts and what one node does for all."""
+        config = self._loaded.config.cluster
+        info = NodeInfo(id=uuid4().hex, name=config.name, version=installed_version(), role=config.role)
+        accounts = [] if config.role == "worker" else self._adapters.supervised
+        return Node(
+            open_seat=lambda on_hint: open_seat(self._store, config.seat_seconds, info, on_hint, self._clock.now()),
+            duties=[*map(self._duty_of, accounts), Duty(name="housekeeping", lock=KEEPER, run=self._keep)],
+            lanes=self._lanes,
+            run_command=self._commands.run_queued,
+            on_hint={
+                HintKind.OWED: lambda chat_id: self._delivery.wake(ChatId(chat_id)),
+                HintKind.ACCESS: lambda _: self._reloaded.set(),
+                HintKind.ASKED: lambda _: self._asked.set(),
+                HintKind.SCHEDULED: lambda _: self._tools.rescheduled.set(),
+            },
+            abandon=self._delivery.abandon,
+        )
+
+    def _duty_of(self, account: str) -> Duty:
+        async def take_up() -> None:
+            await self._commands.start(account)
+            await self._delivery.start(account)
+
+        one = self._adapters.supervised[account]
+        return Duty(name=account, lock=account_lock(account), take_up=take_up, run=lambda: one.run(self._intake))
+
+    async def _keep(self) -> None:
+        """Do what one node does for all, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._approvals.run(), name="approvals")
+            group.create_task(self._schedules.run(), name="schedules")
+            group.create_task(self._jobs.run(JOBS_SECONDS), name="jobs")
+
     def _make_operator(self) -> OperatorHandler:
         return OperatorHandler(
             loaded=lambda: self._loaded,
@@ -264,6 +304,7 @@ class _Daemon:
                 raise failed.exceptions[0] from failed
             raise
         finally:
+            await self._node.close()
             await self._titles.close()
             for agent in self._agents:
                 await agent.close()
@@ -283,20 +324,16 @@ class _Daemon:
     async def _take_up(self) -> None:
         """Resume what was left undone when the last process ended."""
         await self._access.load()
-        await self._commands.start()
-        await self._delivery.start()
-        await self._lanes.start(self._commands.run_queued)
+        await self._node.start()
 
     async def _serve_until_stopped(self) -> None:
-        tasks = self._adapters.start(self._intake, self._group)
+        tasks = [self._group.create_task(self._node.run(), name="node")]
         tasks.append(self._group.create_task(self._heartbeat.run(), name="heartbeat"))
         if isinstance(self._store, SqliteStore):
             tasks.append(self._group.create_task(keep_index(self._store), name="search"))
         tasks.append(self._group.create_task(self._access.follow(self._reloaded), name="access"))
         tasks.append(self._group.create_task(self._reload_when_asked(), name="reload"))
         tasks.append(self._group.create_task(self._load_late(), name="late"))
-        tasks.append(self._group.create_task(self._approvals.run(), name="approvals"))
-        tasks.append(self._group.create_task(self._schedules.run(), name="schedules"))
         async with serve_control(self._loaded.control_socket, self._operator.handlers()):
             notify(self._environ, "READY=1")
             model = self._runtime.config.model
@@ -312,7 +349,6 @@ class _Daemon:
         await self._commands.close()
         for task in tasks:
             task.cancel()
-        self._jobs.close()
 
     async def _load_late(self) -> None:
         """Load what the first answer needs once the platforms are being listened to, and before it is asked for."""
@@ -321,8 +357,6 @@ class _Daemon:
         await asyncio.to_thread(terminal_fault, terminal_settings(self._runtime.config.terminal))
         _freeze_memory()
         self._tools.connect(self._group)
-        await asyncio.sleep(JOBS_SECONDS)
-        await self._jobs.start()
 
     async def _drain(self) -> None:
         """Drain: let turns finish and answers go out, within bounds; a second signal cuts it short."""

@@ -100,8 +100,14 @@ def token_locks(loaded: LoadedConfig, folder: Path) -> Iterator[tuple[str, Path]
 
 @contextmanager
 def _held_tokens(loaded: LoadedConfig, environ: Mapping[str, str]) -> Iterator[None]:
-    """One process per bot token, whatever state directory and temporary folder it uses."""
+    """One process per bot token, whatever state directory and temporary folder it uses.
+
+    Nodes that share a database have the same tokens; there one of them serves an account at a time.
+    """
     with ExitStack() as held:
+        if loaded.config.store.url is not None:
+            yield
+            return
         for what, path in token_locks(loaded, lock_folder(environ)):
             held.enter_context(FileLock.acquire(path, what=what, is_shared=True))
         yield

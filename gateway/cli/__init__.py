@@ -73,18 +73,10 @@ def load_command(name: str) -> Any:  # Any: as above
     return typer.main.get_command(alone)
 
 
-def installed_version() -> str:
-    """The version of the installed distribution; `unknown` when run from a bare checkout."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("hermes-gateway")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def _show_version(is_asked: bool) -> None:
     if is_asked:
+        from gateway.version import installed_version
+
         echo(f"hermes-gateway {installed_version()}")
         raise typer.Exit
 

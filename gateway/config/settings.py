@@ -8,6 +8,7 @@ a running daemon takes over a changed value (`SIGHUP`) or needs a restart for it
 """
 
 import ipaddress
+import socket
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -278,6 +279,17 @@ class StoreConfig(BaseConfig):
     """Time for which the keys of settled messages are kept, by which a repeated one is recognised."""
 
 
+class ClusterConfig(BaseConfig):
+    """This gateway among others that share its PostgreSQL database."""
+
+    name: str = setting(default_factory=lambda _: socket.gethostname(), default_text="the machine's name", restart=True)
+    """Name of this node, in the log and in `cluster status`."""
+    role: Annotated[Literal["node", "worker"], AnyCase] = setting("node", restart=True)
+    """`worker`: it never serves a bot or the web chat, and answers what the others take in."""
+    seat_seconds: float = setting(5, ge=1, le=60, unit="seconds", restart=True)
+    """Time without a sign of life after which others take over the work of this node."""
+
+
 class LoggingConfig(BaseConfig):
     """Log of the daemon; never message text or secrets."""
 
@@ -328,6 +340,7 @@ class Config(BaseConfig):
     web: WebConfig = Field(default_factory=WebConfig)
     mcp: McpConfig = Field(default_factory=McpConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     lifecycle: LifecycleConfig = Field(default_factory=LifecycleConfig)
 

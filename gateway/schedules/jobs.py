@@ -49,6 +49,15 @@ class JobRunner:
         self._scheduler.start()
         self._look_at_clock()
 
+    async def run(self, pause: float) -> None:
+        """Run the jobs until cancelled; the scheduler is loaded after so many seconds."""
+        await asyncio.sleep(pause)
+        await self.start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.close()
+
     def close(self) -> None:
         """Start nothing more; what runs is a matter of milliseconds."""
         if self._scheduler is not None:

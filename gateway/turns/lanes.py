@@ -29,15 +29,17 @@ from hermes_state.journal import InboxMoved, PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.store.locks import locks
+from hermes_state.store.seats import Seat, chat_lock
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.turns import RunningTurn, find_open_turn
+from hermes_state.turns import RunningTurn, find_open_turn, find_unended
 from hermes_state.values import ChatId, ChatKey, Clock, EndReason, InboxId, Millis, TurnId, UserRef
 
 log = structlog.get_logger()
 
 INTERRUPTED = "stopped: the person sent a newer message"
 STOPPED_FROM_MEMORY = "stopped by the person"
+STOPPED_ELSEWHERE = "stopped at another node"
 
 TURNED_AWAY = "You have no access any more, so I did not answer what still waited."
 DEAD_LETTER_SENTENCE = "Something in this message breaks me, so I have put it aside; please try it in other words."
@@ -261,18 +263,36 @@ class LaneRegistry:
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
+    _seat: Seat | None = field(default=None, init=False)
     _is_closing: bool = field(default=False, init=False)
 
-    async def start(self, run_command: RunCommand) -> None:
-        """Take up what waited, and what ran, when the process ended. `run_command` runs queued commands."""
+    async def start(self, run_command: RunCommand, seat: Seat) -> None:
+        """Take up what waits, and what ran when a process ended. `run_command` runs queued commands."""
+        self._run_command, self._seat = run_command, seat
+        await self.sweep()
+
+    async def sweep(self) -> None:
+        """Open a lane wherever something waits and nobody works, as far as this node knows."""
         for chat_id in await self.store.read(inbox.load_chats_with_waiting):
-            self._open(chat_id, run_command, is_after_restart=True)
-        self._run_command = run_command
+            if chat_id not in self._lanes and self._seat is not None and not self._is_closing:
+                self._open(chat_id, self._seat, is_after_restart=True)
+
+    async def abandon(self) -> Sequence[TurnId]:
+        """End all work without a word in the database: the chats may be another node's. Returns the turns cut."""
+        self._seat = None
+        left = [active.turn.id for active in self.active.values()]
+        await cancel_all(self._tasks)
+        return left
 
     @property
     def has_room(self) -> bool:
         """A turn that is started now runs at once."""
-        return self._run_command is not None and not self._is_closing and not self.slots.locked()
+        return self._seat is not None and not self._is_closing and not self.slots.locked()
+
+    @property
+    def load(self) -> float:
+        """Share of the turns that may run which run now."""
+        return len(self.active) / self.runtime.config.sessions.max_turns
 
     def wake(self, chat_id: ChatId, started: RunningTurn | None = None) -> None:
         """Wake the chat's lane: something waits there. Before `start` no lane is opened: `start` finds it.
@@ -282,8 +302,14 @@ class LaneRegistry:
         lane = self._lanes.get(chat_id)
         if lane is not None:
             lane.woken.set()
-        elif self._run_command is not None and not self._is_closing:
-            self._open(chat_id, self._run_command, is_after_restart=False).started = started
+        elif self._seat is not None and not self._is_closing:
+            self._open(chat_id, self._seat, is_after_restart=False).started = started
+
+    def note_stopped(self, turn_id: TurnId) -> None:
+        """End the work on a turn whose stop another node has stored."""
+        for active in self.active.values():
+            if active.turn.id == turn_id and active.stop_reason is None:
+                active.begin_stop(STOPPED_ELSEWHERE).settle_stop()
 
     async def tell_broken(self, chat_id: ChatId) -> None:
         """Tell a chat that its messages wait for a broken database."""
@@ -336,11 +362,13 @@ class LaneRegistry:
             await asyncio.wait(self._tasks, timeout=seconds)
         left = [active.turn.id for active in self.active.values()]
         cut = await cancel_all(self._tasks)
-        if left:
-            await self._let_go(left)
+        await self.let_go(left)
         return cut
 
-    async def _let_go(self, turn_ids: Sequence[TurnId]) -> None:
+    async def let_go(self, turn_ids: Sequence[TurnId]) -> None:
+        """Note that turns were cut in order, which is no restart for them."""
+        if not turn_ids:
+            return
         with suppress(StateError, TimeoutError):  # it counts as a restart then, of which a turn has some to spare
             async with asyncio.timeout(LET_GO_SECONDS):
                 await self.store.write(journal.let_go, turn_ids)
@@ -348,9 +376,10 @@ class LaneRegistry:
     def _active_in(self, chat_id: ChatId) -> ActiveTurn | None:
         return next((active for active in self.active.values() if active.turn.chat_id == chat_id), None)
 
-    def _open(self, chat_id: ChatId, run_command: RunCommand, *, is_after_restart: bool) -> Lane:
-        lane = self._lanes[chat_id] = Lane(chat_id, self, run_command, is_after_restart=is_after_restart)
-        work = self._serve(chat_id, lane)
+    def _open(self, chat_id: ChatId, seat: Seat, *, is_after_restart: bool) -> Lane:
+        assert self._run_command is not None, "`start` has come with the seat"
+        lane = self._lanes[chat_id] = Lane(chat_id, self, self._run_command, is_after_restart=is_after_restart)
+        work = self._serve(chat_id, lane, seat)
         try:
             task = self.group.create_task(work, name=f"lane-{chat_id}")
         except RuntimeError:  # the daemon is ending: what waits is stored, and the next start takes it up
@@ -360,11 +389,33 @@ class LaneRegistry:
             track(self._tasks, task)
         return lane
 
-    async def _serve(self, chat_id: ChatId, lane: Lane) -> None:
+    async def _serve(self, chat_id: ChatId, lane: Lane, seat: Seat) -> None:
         try:
-            await lane.run()
+            if seat.is_shared:
+                await self._serve_shared(chat_id, lane, seat)
+            else:
+                await lane.run()
         finally:
             del self._lanes[chat_id]
+
+    async def _serve_shared(self, chat_id: ChatId, lane: Lane, seat: Seat) -> None:
+        """Work in a chat while no other node does, and as long as a turn would run here at once."""
+        lock = chat_lock(chat_id)
+        with suppress(StateError):  # a sweep finds what is left
+            while not self.slots.locked() and await seat.take([lock]):
+                try:
+                    lane.started = await self._still_open(lane.started)
+                    await lane.run()
+                finally:
+                    await seat.let_go(lock)
+                # Who stored something just before that has found the chat taken.
+                turn, rows = await self.store.read_short(_load_work, chat_id)
+                if self._is_closing or (turn.is_waiting if turn is not None else not rows):
+                    return
+
+    async def _still_open(self, started: RunningTurn | None) -> RunningTurn | None:
+        """The turn that was stored for a lane, unless another node has had it meanwhile."""
+        return None if started is None else await self.store.read_short(find_unended, started)
 
 
 @locks(inbox="rows.id", chat="rows.chat_id")

@@ -178,8 +178,9 @@ class World:
                 "HERMES_DISCORD__API_URL": self.dc.url,
                 "HERMES_DISCORD__GATEWAY_URL": gateway_url,
             }
-        if IS_POSTGRES:
+        if IS_POSTGRES and self.address is None:
             self.address = self._stack.enter_context(fresh_address())
+        if self.address is not None:
             environ["HERMES_STORE__URL"] = self.address
         self.environ = environ
         self.gateway = Gateway(environ, self._folder / "gateway.log", program)

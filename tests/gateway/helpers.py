@@ -47,6 +47,7 @@ from gateway.turns.transcription import TranscriptionHandler, transcription_clie
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import FileSizeExceeded
 from hermes_state.redaction import redact
+from hermes_state.store.seats import OnlySeat
 from hermes_state.store.writer import Store
 from hermes_state.values import (
     CanonicalUsage,
@@ -453,9 +454,9 @@ class TestGateway:
     async def start(self) -> None:
         """In the order of the daemon."""
         await self.access.load()
-        await self.commands.start()
-        await self.delivery.start()
-        await self.lanes.start(self.commands.run_queued)
+        await self.commands.start(self.adapter.name)
+        await self.delivery.start(self.adapter.name)
+        await self.lanes.start(self.commands.run_queued, OnlySeat())
         self._group.create_task(self.schedules.run(), name="schedules")
 
     # ---- people

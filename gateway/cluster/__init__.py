@@ -1,0 +1,1 @@
+"""This gateway among others that share its database."""

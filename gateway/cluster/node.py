@@ -1,0 +1,163 @@
+"""The node: this gateway's part of the work, taken with its seat at the database and given up when that ends.
+
+A chat is worked on by one node, an account is served by one, and one keeps house. A node takes what is free, a few
+times a second, and learns by hints what the others store. A gateway that has its database alone has all of it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.turns.lanes import LaneRegistry, RunCommand
+from hermes_state.aio import Backoff, cancel_all, wait_until
+from hermes_state.errors import StateError
+from hermes_state.store.seats import Hint, HintKind, OnHint, Seat, SeatLock
+from hermes_state.values import ChatId, TurnId
+
+log = structlog.get_logger()
+
+SWEEP_SECONDS = 0.5
+"""Time between two looks at what nobody has taken: no hint is needed for it."""
+
+HEAD_START_SECONDS = 0.005
+SPREAD_SECONDS = 0.05
+"""Seconds for which a node leaves a new message to the one that has stored it and, as it gets busier, to idler ones."""
+
+OnHintOf = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duty:
+    """Work that one node does at a time."""
+
+    name: str
+    lock: SeatLock
+    run: Callable[[], Awaitable[None]]
+    """The work itself, until cancelled."""
+    take_up: Callable[[], Awaitable[None]] | None = None
+    """What its last owner has left, which comes before everything else."""
+
+
+class Node:
+    """Takes the seat, the duties that are free and the chats in which something waits."""
+
+    def __init__(
+        self,
+        *,
+        open_seat: Callable[[OnHint], Awaitable[Seat]],
+        duties: Sequence[Duty],
+        lanes: LaneRegistry,
+        run_command: RunCommand,
+        on_hint: Mapping[HintKind, OnHintOf],
+        abandon: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`on_hint`: what is done about hints beside those for lanes. `abandon` ends what duties have begun."""
+        self._open_seat = open_seat
+        self._duties = duties
+        self._lanes = lanes
+        self._run_command = run_command
+        self._abandon = abandon
+        self._on_hint = {
+            HintKind.WORK: self._note_work,
+            HintKind.STOPPED: lambda turn_id: lanes.note_stopped(TurnId(turn_id)),
+            **on_hint,
+        }
+        self._taken: list[Duty] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._left: list[TurnId] = []
+        self._seat: Seat | None = None
+
+    @property
+    def is_certain(self) -> bool:
+        """True while nobody else can have what this node has taken."""
+        return self._seat is not None and self._seat.is_certain
+
+    async def start(self) -> None:
+        """Take the seat, and what is free of the work; it begins with `run`.
+
+        Raises what opening a seat raises.
+        """
+        self._seat = await self._open_seat(self._take_hint)
+        await self._take_free(self._seat)
+        await self._lanes.start(self._run_command, self._seat)
+
+    async def run(self) -> None:
+        """Do this node's part of the work until cancelled."""
+        assert self._seat is not None, "`start` comes first"
+        while True:
+            seat = self._seat
+            self._tasks = [self._begin(duty) for duty in self._taken]
+            try:
+                await self._follow(seat)
+            finally:
+                await self._give_up(seat)
+            log.warning("seat.lost", turns=len(self._left))
+            await self._start_again()
+
+    async def close(self) -> None:
+        """Give everything back."""
+        if self._seat is not None:
+            await self._seat.close()
+
+    async def _follow(self, seat: Seat) -> None:
+        """Take what becomes free until the seat ends."""
+        while not await wait_until(seat.lost, SWEEP_SECONDS if seat.is_shared else None):
+            try:
+                before = len(self._taken)
+                await self._take_free(seat)
+                self._tasks += [self._begin(duty) for duty in self._taken[before:]]
+                await self._lanes.sweep()
+            except StateError as error:
+                log.warning("node.delayed", error=str(error))
+
+    async def _take_free(self, seat: Seat) -> None:
+        wanted = [duty for duty in self._duties if duty not in self._taken]
+        taken = await seat.take([duty.lock for duty in wanted]) if wanted else set()
+        for duty in wanted:
+            if duty.lock in taken:
+                if seat.is_shared:
+                    log.info("duty.taken", duty=duty.name)
+                if duty.take_up is not None:
+                    await duty.take_up()
+                self._taken.append(duty)
+
+    def _begin(self, duty: Duty) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self._run_duty(duty))
+
+    async def _run_duty(self, duty: Duty) -> None:
+        try:
+            await duty.run()
+        except Exception:  # the others must not notice; each duty has boundaries of its own inside
+            log.exception("duty.crashed", duty=duty.name)
+
+    async def _give_up(self, seat: Seat) -> None:
+        """End all work without a write: what was this node's may be another's by now."""
+        await cancel_all(self._tasks)
+        if seat.lost.is_set():
+            self._left += await self._lanes.abandon()
+            await self._abandon()
+            await seat.close()
+            self._taken = []
+
+    async def _start_again(self) -> None:
+        for pause in Backoff(0.2, 5.0):
+            try:
+                await self._lanes.let_go(self._left)
+                self._left = []
+                await self.start()
+            except StateError as error:
+                log.warning("seat.missing", error=str(error), retry_seconds=pause)
+            else:
+                log.info("seat.taken")
+                return
+            await asyncio.sleep(pause)  # the database gives no sign when it answers again
+
+    def _take_hint(self, hint: Hint) -> None:
+        if (act := self._on_hint.get(hint.kind)) is not None:
+            act(hint.id)
+
+    def _note_work(self, chat_id: int) -> None:
+        pause = HEAD_START_SECONDS + SPREAD_SECONDS * self._lanes.load
+        asyncio.get_running_loop().call_later(pause, self._lanes.wake, ChatId(chat_id))

@@ -1,0 +1,15 @@
+"""Clusters for tests."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.nodes import Cluster, cluster_in
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path, postgres_url: str) -> AsyncIterator[Cluster]:
+    """Telegram, a model and a database, no node started yet."""
+    async with cluster_in(tmp_path, postgres_url) as made:
+        yield made

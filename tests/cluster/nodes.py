@@ -1,0 +1,67 @@
+"""A world with several nodes: each a gateway of its own home, all of them on one database and one bot."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from hermes_state.store.seats import LockKind
+from tests.e2e.protocols import CHAT_COMPLETIONS
+from tests.e2e.world import Gateway, World
+
+
+class Cluster(World):
+    """Fake services and the nodes between them; `gateway` is not started."""
+
+    def __init__(self, folder: Path, address: str) -> None:
+        super().__init__(folder, CHAT_COMPLETIONS)
+        self.address = address
+        self.nodes: dict[str, Gateway] = {}
+
+    def add(self, name: str, role: str = "node", **changes: str) -> Gateway:
+        """A node that is not started yet."""
+        folder = self._folder / name
+        folder.mkdir()
+        environ = {
+            **self.environ,
+            "HOME": str(folder),
+            "TMPDIR": str(folder),
+            "HERMES_HOME": str(folder / "home"),
+            "HERMES_CLUSTER__NAME": name,
+            "HERMES_CLUSTER__ROLE": role,
+            **changes,
+        }
+        self.nodes[name] = Gateway(environ, folder / "gateway.log", self.gateway.program)
+        return self.nodes[name]
+
+    async def start(self, *names: str, role: str = "node", **changes: str) -> list[Gateway]:
+        """Add nodes and start them, one after the other: the first of them gets what is free."""
+        started = [self.add(name, role, **changes) for name in names]
+        for node in started:
+            await node.start()
+        return started
+
+    def holders(self, kind: LockKind) -> list[str]:
+        """Names of the nodes that have locks of a kind, one for each lock."""
+        query = """SELECT n.name FROM pg_locks l JOIN nodes n ON n.pid = l.pid
+        WHERE l.locktype = 'advisory' AND l.granted AND l.classid = CAST(? AS bigint)"""
+        return [name for (name,) in self.query(query, int(kind))]
+
+    async def close(self) -> None:
+        try:
+            for node in self.nodes.values():
+                if node.process is not None:
+                    await node.kill()
+        finally:
+            await super().close()
+
+
+@asynccontextmanager
+async def cluster_in(folder: Path, address: str, **options: Any) -> AsyncIterator[Cluster]:
+    """A cluster that is taken down at the end, whatever happens."""
+    cluster = Cluster(folder, address)
+    await cluster.open(**options)
+    try:
+        yield cluster
+    finally:
+        await cluster.close()
