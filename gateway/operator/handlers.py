@@ -199,7 +199,7 @@ class OperatorHandler:
     async def list_browsers(self, _args: Mapping[str, Any]) -> list[Mapping[str, str]]:
         """Browsers that are signed in to the web chat, the newest first."""
         found = reversed(self._local().access.browsers)
-        return [{"id": one.id, "since": format_time(Millis(one.since)), "agent": one.agent or ""} for one in found]
+        return [{"id": one.id, "since": format_time(one.created_at), "agent": one.agent} for one in found]
 
     async def revoke_browsers(self, args: Mapping[str, Any]) -> Mapping[str, int]:
         """Sign out the browser `id`, or all without one."""

@@ -44,6 +44,7 @@ TABLES: Final = {
     "attachments": ("id",),
     "model_profiles": ("route", "model"),
     "pairings": ("code_hash",),
+    "browsers": ("id",),
     "todos": ("lineage_id", "id"),
     "schedules": ("id",),
 }

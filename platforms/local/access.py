@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from yarl import URL
 
-from hermes_state.store.locks import locks
-from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.sql import Connection
+from hermes_state.admin import browsers
+from hermes_state.admin.browsers import SignedInBrowser
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis
 
@@ -36,8 +35,6 @@ MAX_BROWSERS = 20
 
 MAX_TOKENS = 5
 MAX_AGENT_CHARACTERS = 200
-
-_NOTE = "local.cookies"
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
@@ -62,21 +59,6 @@ class Credentials(msgspec.Struct, frozen=True):
     key: str
 
 
-class SignedInBrowser(msgspec.Struct, frozen=True):
-    """One browser that is signed in."""
-
-    digest: str
-    since: int
-    """Time at which it was signed in, in UTC milliseconds."""
-    agent: str | None = None
-    """Name that it gave itself; None for one that was signed in before there were keys, and is not any more."""
-
-    @property
-    def id(self) -> str:
-        """Id for people; nothing opens with it."""
-        return self.digest[:8]
-
-
 class BrowserAccessControl:
     """Open tokens, and the browsers that are signed in."""
 
@@ -88,7 +70,7 @@ class BrowserAccessControl:
 
     async def load(self) -> None:
         """Read which browsers are signed in. Raises `StoreUnavailable`."""
-        self._browsers = await self._store.read(_load)
+        self._browsers = await self._store.read(browsers.load)
 
     def mint(self) -> str:
         """Make a new token; the oldest unused one gives way when there are too many."""
@@ -109,9 +91,10 @@ class BrowserAccessControl:
             return None
         made = Credentials(cookie=secrets.token_urlsafe(32), key=secrets.token_urlsafe(32))
         shown = "".join(character for character in agent if character.isprintable())[:MAX_AGENT_CHARACTERS]
-        browser = SignedInBrowser(_digest(made.cookie + made.key), self._clock.now(), shown)
+        digest_of_both = _digest(made.cookie + made.key)
+        browser = SignedInBrowser(digest=digest_of_both, agent=shown, created_at=self._clock.now())
         try:
-            self._browsers = await self._store.write(_add, browser)
+            self._browsers = await self._store.write(browsers.add, browser, COOKIE_SECONDS * 1000, MAX_BROWSERS)
         except BaseException:
             self._tokens[digest] = minted_at
             raise
@@ -126,12 +109,12 @@ class BrowserAccessControl:
     def browsers(self) -> Sequence[SignedInBrowser]:
         """Browsers that are signed in, the newest last."""
         oldest = self._clock.now() - COOKIE_SECONDS * 1000
-        return [browser for browser in self._browsers if browser.since >= oldest]
+        return [browser for browser in self._browsers if browser.created_at >= oldest]
 
     async def revoke(self, browser_id: str | None) -> int:
         """Sign out one browser, or all when it is None, at once; returns how many. Raises `StoreUnavailable`."""
         before = len(self.browsers)
-        self._browsers = await self._store.write(_remove, browser_id)
+        self._browsers = await self._store.write(browsers.remove, browser_id)
         return before - len(self.browsers)
 
 
@@ -175,27 +158,3 @@ def _is_visit(headers: Mapping[str, str], method: str) -> bool:
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _load(db: Connection) -> list[SignedInBrowser]:
-    note = load_note(db, _NOTE)
-    stored = msgspec.json.decode(note, type=list[SignedInBrowser]) if note else []
-    return [browser for browser in stored if browser.agent is not None]
-
-
-@locks("notes")
-def _add(db: Connection, browser: SignedInBrowser) -> list[SignedInBrowser]:
-    """Keep a new browser, and the newest of those that still count."""
-    oldest = browser.since - COOKIE_SECONDS * 1000
-    kept = [one for one in _load(db) if one.since >= oldest]
-    return _save(db, [*kept[1 - MAX_BROWSERS :], browser])
-
-
-@locks("notes")
-def _remove(db: Connection, browser_id: str | None) -> list[SignedInBrowser]:
-    return _save(db, [one for one in _load(db) if browser_id is not None and one.id != browser_id])
-
-
-def _save(db: Connection, browsers: list[SignedInBrowser]) -> list[SignedInBrowser]:
-    save_note(db, _NOTE, msgspec.json.encode(browsers).decode())
-    return browsers

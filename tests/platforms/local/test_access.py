@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes_state.engines.sqlite.connections import prepare_writer, register_functions
+from hermes_state.engines.sqlite.migrate import migrate, shipped_migrations
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.meta import save_note
@@ -24,6 +26,7 @@ from platforms.local.access import (
     host_names,
     is_same_origin,
 )
+from tests.databases import sqlite_only
 from tests.platforms.contract import RecordingIntake, request, running
 from tests.platforms.local.harness import LocalHarness, Screen, SetClock
 
@@ -146,20 +149,31 @@ async def test_a_browser_stays_signed_in_over_a_restart_and_the_store_knows_only
         local.adapter = local.another_adapter(port=port)
         async with running(local.adapter, intake), local.listening():
             pass
-        notes = await local.store.read(lambda db: db.execute("SELECT key, value FROM meta").fetchall())
-    assert "local.cookies" in dict(notes)
-    assert cookie.value not in str(notes)
-    assert local.key not in str(notes)
+        browsers = await local.store.read(lambda db: db.execute("SELECT * FROM browsers").fetchall())
+    assert len(browsers) == 1
+    assert cookie.value not in str(browsers)
+    assert local.key not in str(browsers)
 
 
-async def test_a_cookie_from_before_there_were_keys_opens_nothing_and_is_not_listed(tmp_path: Path) -> None:
-    async with LocalHarness(tmp_path) as local:
-        digest = hashlib.sha256(b"old").hexdigest()
-        await local.store.write(save_note, "local.cookies", f'[{{"digest": "{digest}", "since": {2**41}}}]')
-        async with running(local.adapter, RecordingIntake()):
-            port = local.root.rsplit(":", 1)[1]
-            status, _, _ = await fetch(local, "/chat/main/stream", Cookie=f"hermes_local_{port}=old")
-            assert (status, local.adapter.access.browsers) == (401, [])
+@sqlite_only
+async def test_cookies_of_an_earlier_version_stay_signed_in_and_those_from_before_there_were_keys_do_not(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "state.db"
+    digests = [hashlib.sha256(secret).hexdigest() for secret in (b"oldest", b"cookie" + b"key")]
+    noted = f'[{{"digest": "{digests[0]}", "since": {2**41}}}, '
+    noted += f'{{"digest": "{digests[1]}", "since": {2**41}, "agent": "Firefox"}}]'
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        register_functions(db)
+        prepare_writer(db, path, "NORMAL", 1.0)
+        migrate(db, path, [one for one in shipped_migrations() if one.number < 16])
+        save_note(db, "local.cookies", noted)
+    async with LocalHarness(tmp_path, clock=SetClock(2**41)) as local, running(local.adapter, RecordingIntake()):
+        assert [browser.agent for browser in local.adapter.access.browsers] == ["Firefox"]
+        cookie = f"hermes_local_{local.root.rsplit(':', 1)[1]}"
+        for value, status in (("oldest", 401), ("cookie", 200), ("other", 401)):
+            got, *_ = await fetch(local, "/chat/main/stream", Cookie=f"{cookie}={value}", **{KEY_HEADER: "key"})
+            assert got == status, value
 
 
 async def test_a_browser_that_is_signed_out_hears_nothing_more(local: LocalHarness) -> None:

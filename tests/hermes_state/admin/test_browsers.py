@@ -1,0 +1,88 @@
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hermes_state.admin.browsers import SignedInBrowser, add, load, remove
+from hermes_state.engines.postgres import migrate as postgresql
+from hermes_state.engines.sqlite import migrate as sqlite
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.migrations import Migration
+from hermes_state.store.sql import Connection
+from hermes_state.values import Millis
+from tests.hermes_state.rows import START, migrated
+from tests.postgres import Postgres, connect
+
+DAY = 24 * 3_600_000
+NOTE = "local.cookies"
+NOTED = """[{"digest": "a1", "since": 5}, {"digest": "f2", "since": 1800000000001, "agent": "Füchse \\"9\\""},
+  {"digest": "b3", "since": 1800000000000, "agent": ""}]"""
+"""Note of the versions before the table; the oldest browser is from before there were keys."""
+KEPT = [
+    SignedInBrowser(digest="f2", agent='Füchse "9"', created_at=Millis(1_800_000_000_001)),
+    SignedInBrowser(digest="b3", agent="", created_at=Millis(1_800_000_000_000)),
+]
+
+
+@pytest.fixture
+def db() -> Iterator[Connection]:
+    with migrated() as connection:
+        yield connection
+
+
+def sign_in(db: Connection, name: str, *, at: int = START, most: int = 3) -> list[str]:
+    browser = SignedInBrowser(digest=name * 16, agent=name, created_at=Millis(at))
+    return [one.agent for one in add(db, browser, DAY, most)]
+
+
+def test_browsers_are_kept_in_the_order_in_which_they_were_signed_in(db: Connection) -> None:
+    assert sign_in(db, "beta") == ["beta"]
+    assert sign_in(db, "alfa", at=START - 7) == ["beta", "alfa"], "the clock was set back"
+    assert [one.id for one in load(db)] == ["betabeta", "alfaalfa"]
+
+
+def test_the_oldest_give_way(db: Connection) -> None:
+    for name in ("alfa", "beta", "coda"):
+        sign_in(db, name)
+    assert sign_in(db, "delt") == ["beta", "coda", "delt"]
+
+
+def test_those_that_do_not_count_any_more_go(db: Connection) -> None:
+    sign_in(db, "alfa")
+    sign_in(db, "beta", at=START + 1)
+    assert sign_in(db, "coda", at=START + 1 + DAY) == ["beta", "coda"]
+
+
+def test_one_browser_or_all_are_signed_out(db: Connection) -> None:
+    for name in ("alfa", "beta", "coda"):
+        sign_in(db, name)
+    assert [one.agent for one in remove(db, "betabeta")] == ["alfa", "coda"]
+    assert [one.agent for one in remove(db, "nobody")] == ["alfa", "coda"]
+    assert remove(db, None) == load(db) == []
+
+
+def before(migrations: tuple[Migration, ...]) -> list[Migration]:
+    """Migrations of the versions that had the note."""
+    return [migration for migration in migrations if migration.number < 16]
+
+
+def test_a_file_of_an_earlier_version_gets_a_row_for_each_browser(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+        sqlite.migrate(db, path, before(sqlite.shipped_migrations()))
+        save_note(db, NOTE, NOTED)
+        sqlite.migrate(db, path)
+        assert load(db) == KEPT
+        assert load_note(db, NOTE) is None
+
+
+@pytest.mark.cluster
+def test_a_server_s_database_gets_them_too(postgres: Postgres) -> None:
+    with postgres.database() as url, connect(url) as db:
+        postgresql.migrate(db, before(postgresql.shipped_migrations()))
+        save_note(db, NOTE, NOTED)
+        postgresql.migrate(db)
+        assert load(db) == KEPT
+        assert load_note(db, NOTE) is None
