@@ -2,10 +2,10 @@
 
 CREATE TABLE nodes (
   id         text COLLATE "C" PRIMARY KEY,
-  name       text NOT NULL,
-  version    text NOT NULL,
-  role       text NOT NULL CHECK (role IN ('node', 'worker')),
-  settings   text NOT NULL,
+  name       text COLLATE "C" NOT NULL,
+  version    text COLLATE "C" NOT NULL,
+  role       text COLLATE "C" NOT NULL CHECK (role IN ('node', 'worker')),
+  settings   text COLLATE "C" NOT NULL,
   pid        bigint NOT NULL,
   seats      bigint NOT NULL,
   started_at bigint NOT NULL,
@@ -21,7 +21,7 @@ CREATE TABLE accounts (
 -- Answers as they grow, which the owner of the chat's account shows; lost with the server, and written again.
 CREATE UNLOGGED TABLE previews (
   turn_id  bigint PRIMARY KEY,
-  text     text NOT NULL,
+  text     text COLLATE "C" NOT NULL,
   shown_at bigint NOT NULL
 );
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
+from hermes_state.engines.postgres.copying import open_target
 from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import LockUnavailable, StoreUnavailable
 from hermes_state.store.locks import locks
@@ -124,23 +125,22 @@ async def test_a_lost_connection_is_said_and_made_anew(postgres_url: str, postgr
         await store.close()
 
 
-async def test_a_gateway_that_another_one_has_followed_stores_nothing_more(
+async def test_a_gateway_stores_nothing_while_a_copy_has_the_database(
     postgres_url: str, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hermes_state.engines.postgres.store.TAKEOVER_SECONDS", 0.1)
-    first = await PostgresStore.open(postgres_url, writers=1, readers=1)
-    postgres.run(_END_OTHERS.format(first.url.rpartition("/")[2]))
-    second = await PostgresStore.open(postgres_url)
+    gateway = await PostgresStore.open(postgres_url, writers=1, readers=1)
     try:
-        for _ in range(2):  # the loss of the connection is noticed with the first
-            with pytest.raises(StoreUnavailable):
-                await first.write(save_note, "n", "")
-        assert first.trouble is not None
-        assert "another gateway" in first.trouble
-        assert await second.read(count_notes) == 0
+        postgres.run(_END_OTHERS.format(gateway.url.rpartition("/")[2]))
+        with open_target(postgres_url):
+            for _ in range(2):  # the loss of the connection is noticed with the first
+                with pytest.raises(StoreUnavailable):
+                    await gateway.write(save_note, "n", "")
+            assert gateway.trouble is not None
+            assert "being copied" in gateway.trouble
+        await gateway.write(save_note, "n", "")
     finally:
-        await first.close()
-        await second.close()
+        await gateway.close()
 
 
 async def test_a_read_that_takes_too_long_ends(store: PostgresStore) -> None:
@@ -155,11 +155,15 @@ async def test_reads_change_nothing_and_see_one_moment(store: PostgresStore) -> 
     assert await store.read(count_notes) == 0
 
 
-async def test_a_second_gateway_is_refused(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hermes_state.engines.postgres.store.TAKEOVER_SECONDS", 0.1)
-    with pytest.raises(LockUnavailable, match="another gateway"):
-        await PostgresStore.open(store.url)
-    await store.write(save_note, "n", "")
+async def test_gateways_share_a_database_that_nobody_has_alone(store: PostgresStore) -> None:
+    other = await PostgresStore.open(store.url)
+    try:
+        await asyncio.gather(store.write(save_note, "n", ""), other.write(save_note, "n2", ""))
+        assert await other.read(count_notes) == 2
+        with pytest.raises(LockUnavailable, match="another gateway"), open_target(store.url):
+            pass
+    finally:
+        await other.close()
 
 
 @pytest.mark.parametrize(
