@@ -262,6 +262,7 @@ class _Daemon:
                 HintKind.SCHEDULED: lambda _: self._tools.rescheduled.set(),
             },
             abandon=self._delivery.abandon,
+            break_off=self._store.break_off,
         )
 
     def _duty_of(self, account: str) -> Duty:

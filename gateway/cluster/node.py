@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from gateway.turns.lanes import LaneRegistry, RunCommand
-from hermes_state.aio import Backoff, cancel_all, wait_until
+from hermes_state.aio import Backoff, cancel_all
 from hermes_state.errors import StateError
 from hermes_state.store.seats import Hint, HintKind, OnHint, Seat, SeatLock
 from hermes_state.values import ChatId, TurnId
@@ -24,6 +24,9 @@ SWEEP_SECONDS = 0.5
 HEAD_START_SECONDS = 0.005
 SPREAD_SECONDS = 0.05
 """Seconds for which a node leaves a new message to the one that has stored it and, as it gets busier, to idler ones."""
+
+CHANGES = (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED)
+"""Kinds of hints about what nodes have read and remember."""
 
 OnHintOf = Callable[[int], None]
 
@@ -52,13 +55,19 @@ class Node:
         run_command: RunCommand,
         on_hint: Mapping[HintKind, OnHintOf],
         abandon: Callable[[], Awaitable[None]],
+        break_off: Callable[[], None],
     ) -> None:
-        """`on_hint`: what is done about hints beside those for lanes. `abandon` ends what duties have begun."""
+        """`on_hint`: what is done about hints beside those for lanes.
+
+        `abandon` ends what duties have begun; `break_off` ends the other connections to the database, which have met
+        the same trouble and may never say so.
+        """
         self._open_seat = open_seat
         self._duties = duties
         self._lanes = lanes
         self._run_command = run_command
         self._abandon = abandon
+        self._break_off = break_off
         self._on_hint = {
             HintKind.WORK: self._note_work,
             HintKind.STOPPED: lambda turn_id: lanes.note_stopped(TurnId(turn_id)),
@@ -102,8 +111,16 @@ class Node:
             await self._seat.close()
 
     async def _follow(self, seat: Seat) -> None:
-        """Take what becomes free until the seat ends."""
-        while not await wait_until(seat.lost, SWEEP_SECONDS if seat.is_shared else None):
+        """Take what becomes free until the seat ends, whatever the database is doing."""
+        sweeping = [asyncio.create_task(self._sweep(seat), name="sweep")] if seat.is_shared else []
+        try:
+            await seat.lost.wait()
+        finally:
+            await cancel_all(sweeping)
+
+    async def _sweep(self, seat: Seat) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)  # hints may be lost
             try:
                 before = len(self._taken)
                 await self._take_free(seat)
@@ -139,6 +156,7 @@ class Node:
             self._left += await self._lanes.abandon()
             await self._abandon()
             await seat.close()
+            self._break_off()
             self._taken = []
 
     async def _start_again(self) -> None:
@@ -150,6 +168,8 @@ class Node:
             except StateError as error:
                 log.warning("seat.missing", error=str(error), retry_seconds=pause)
             else:
+                for kind in CHANGES:  # hints of them were missed
+                    self._take_hint(Hint(kind, 0))
                 log.info("seat.taken")
                 return
             await asyncio.sleep(pause)  # the database gives no sign when it answers again

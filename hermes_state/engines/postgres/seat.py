@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Collection
-from dataclasses import asdict
 from functools import partial
 from typing import Self
 
@@ -31,11 +30,10 @@ PINGS = 5
 _AT_ONCE = 500
 """Most locks that are asked for in one statement."""
 
-_MADE = "SELECT pg_backend_pid(), current_setting('idle_session_timeout')"
 # Purpose: who has this seat. A node that comes back has lost one.
 _NOTE = """
 INSERT INTO nodes (id, name, version, role, settings, pid, seats, started_at, seated_at)
-VALUES (:id, :name, :version, :role, :settings, :pid, 1, :now, :now)
+VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $7)
 ON CONFLICT (id) DO UPDATE SET pid = excluded.pid, seats = nodes.seats + 1, seated_at = excluded.seated_at
 """
 
@@ -45,18 +43,18 @@ _Request = tuple[str, "asyncio.Future[bool]"]
 class PostgresSeat(Seat):
     """A node's seat. It lives on the event loop: what the server says is read when it says it."""
 
-    def __init__(self, url: str, db: PostgresConnection, seconds: float, on_hint: OnHint) -> None:
+    def __init__(self, db: PostgresConnection, seconds: float, on_hint: OnHint) -> None:
         super().__init__()
-        self._url, self._db, self._on_hint = url, db, on_hint
+        self._db, self._on_hint = db, on_hint
         self._server, self._socket = db.raw.pgconn, db.raw.pgconn.socket
         self._seconds = seconds
         self._confirmed_at = time.monotonic()
         self._requests: deque[_Request] = deque()
         self._arrived = asyncio.Event()
-        self._answer: asyncio.Future[list[bool]] | None = None
+        self._answer: asyncio.Future[list[bytes]] | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._read)
-        self._task = asyncio.create_task(self._serve(), name="seat")
+        self._task: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, url: str, seconds: float, node: NodeInfo, on_hint: OnHint, now: Millis) -> Self:
@@ -64,13 +62,17 @@ class PostgresSeat(Seat):
 
         Raises `DatabaseRejected` where a pooler stands before the server, `StoreUnavailable`.
         """
-        asked_at = time.monotonic()
         try:
-            db = await asyncio.to_thread(_connect, url, seconds, node, now)
-        except psycopg.Error as error:
+            db = await asyncio.to_thread(PostgresConnection.open, url)
+            db.raw.pgconn.nonblocking = 0  # requests are shorter than any buffer
+            seat = cls(db, seconds, on_hint)
+            try:
+                await seat._sit_down(node, now)
+            except BaseException:
+                await seat.close()
+                raise
+        except (psycopg.Error, TimeoutError) as error:
             raise unavailable(url, error) from error
-        seat = cls(url, db, seconds, on_hint)
-        seat._confirmed_at = asked_at
         return seat
 
     @property
@@ -94,8 +96,10 @@ class PostgresSeat(Seat):
         await asyncio.shield(self._ask(f"pg_advisory_unlock({lock.kind:d}, {lock.key:d})"))
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        self._end()
         self._db.close()
 
     def _give_back(self, lock: SeatLock, answer: "asyncio.Future[bool]") -> None:
@@ -121,22 +125,38 @@ class PostgresSeat(Seat):
                 batch = [self._requests.popleft() for _ in range(min(_AT_ONCE, len(self._requests)))]
                 if self._requests:
                     self._arrived.set()
-                results = await self._execute([call for call, _ in batch] or ["true"])
+                results = await self._execute(f"SELECT {', '.join(call for call, _ in batch) or 'true'}")
                 for (_, answer), result in zip(batch, results, strict=False):
-                    answer.set_result(result)
+                    answer.set_result(result == b"t")
                 batch = []
         except (psycopg.Error, TimeoutError):
             pass  # `lost` says it, and whoever has the seat tells the log
         finally:
-            self.lost.set()
-            self._loop.remove_reader(self._socket)
+            self._end()
             for _, answer in (*batch, *self._requests):
                 answer.set_exception(SeatLost("this node has lost its seat"))
 
-    async def _execute(self, calls: list[str]) -> list[bool]:
+    async def _sit_down(self, node: NodeInfo, now: Millis) -> None:
+        await self._execute(f"SET idle_session_timeout = {int(self._seconds * 1000)}")
+        pid, timeout = await self._execute("SELECT pg_backend_pid(), current_setting('idle_session_timeout')")
+        if int(pid) != self._server.backend_pid or timeout == b"0":
+            raise DatabaseRejected(
+                "store.url leads to a pooler: the locks of a node are those of one session, so name the server itself"
+            )
+        about = (node.id, node.name, node.version, node.role, node.settings, int(pid), now)
+        await self._execute(_NOTE, [str(value).encode() for value in about])
+        await self._execute(f"LISTEN {CHANNEL}")
+        self._task = asyncio.create_task(self._serve(), name="seat")
+
+    def _end(self) -> None:
+        self.lost.set()
+        self._loop.remove_reader(self._socket)
+
+    async def _execute(self, sql: str, parameters: list[bytes] | None = None) -> list[bytes]:
+        """Run one statement; returns the values of its row, if it has one."""
         sent_at = time.monotonic()
         self._answer = self._loop.create_future()
-        self._server.send_query(f"SELECT {', '.join(calls)}".encode())
+        self._server.send_query_params(sql.encode(), parameters)
         async with asyncio.timeout(self._confirmed_at + self._seconds - sent_at):
             results = await self._answer
         self._confirmed_at = sent_at
@@ -151,36 +171,19 @@ class PostgresSeat(Seat):
                     self._on_hint(hint)
             if self._answer is None or self._answer.done() or self._server.is_busy():
                 return
-            results: list[bool] = []
+            values: list[bytes] = []
             while (result := self._server.get_result()) is not None:
-                if result.status != ExecStatus.TUPLES_OK:
+                if result.status == ExecStatus.FATAL_ERROR:
                     raise psycopg.errors.error_from_result(result)
-                results = [result.get_value(0, column) == b"t" for column in range(result.nfields)]
-            self._answer.set_result(results)
+                if result.ntuples:
+                    values = [result.get_value(0, column) or b"" for column in range(result.nfields)]
+            self._answer.set_result(values)
         except psycopg.Error as error:
-            self._loop.remove_reader(self._socket)
+            self._end()
             if self._answer is not None and not self._answer.done():
                 self._answer.set_exception(error)
-            else:
+            elif self._task is not None:
                 self._task.cancel()
-
-
-def _connect(url: str, seconds: float, node: NodeInfo, now: Millis) -> PostgresConnection:
-    db = PostgresConnection.open(url)
-    try:
-        db.execute(f"SET idle_session_timeout = {int(seconds * 1000)}")
-        pid, timeout = db.execute(_MADE).fetchone()
-        if pid != db.raw.info.backend_pid or timeout == "0":
-            raise DatabaseRejected(
-                "store.url leads to a pooler: the locks of a node are those of one session, so name the server itself"
-            )
-        db.execute(_NOTE, {**asdict(node), "pid": pid, "now": now})
-        db.execute(f"LISTEN {CHANNEL}")
-        db.raw.pgconn.nonblocking = 0  # requests are shorter than any buffer
-    except BaseException:
-        db.close()
-        raise
-    return db
 
 
 def _hint_of(payload: str) -> Hint | None:

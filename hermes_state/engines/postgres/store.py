@@ -1,6 +1,8 @@
 """The store in a PostgreSQL database: writers side by side, whose batches lock their chats first."""
 
 import asyncio
+import os
+import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -85,6 +87,12 @@ class _Session:
             self._db = db
         return self._db
 
+    def break_off(self) -> None:
+        """End the connection under whoever waits for it."""
+        if self._db is not None and not self._db.raw.closed:
+            with suppress(OSError), socket.socket(fileno=os.dup(self._db.raw.pgconn.socket)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+
     async def close(self, *, breaks_off: bool = False) -> None:
         """Close the connection once its thread has nothing left to do; `breaks_off` what runs now."""
         if breaks_off and self.pending and self._db is not None:
@@ -141,6 +149,10 @@ class PostgresStore(Store):
             if (told := self._told(error)) is error:
                 raise
             raise told from error
+
+    def break_off(self) -> None:
+        for session in (*self._writers, *self._readers):
+            session.break_off()
 
     async def back_up(self, target: Path) -> int:
         raise StoreUnavailable(f"{self.name}: backups of PostgreSQL are made with pg_dump, not by the gateway")
