@@ -88,9 +88,14 @@ class Node:
 
         Raises what opening a seat raises.
         """
-        self._seat = await self._open_seat(self._take_hint)
-        await self._take_free(self._seat)
-        await self._lanes.start(self._run_command, self._seat)
+        self._seat = seat = await self._open_seat(self._take_hint)
+        try:
+            await self._take_free(seat)
+            await self._lanes.start(self._run_command, seat)
+        except StateError:  # nobody else can have what it holds
+            seat.lost.set()
+            await self._give_up(seat)
+            raise
 
     async def run(self) -> None:
         """Do this node's part of the work until cancelled."""
@@ -151,13 +156,14 @@ class Node:
 
     async def _give_up(self, seat: Seat) -> None:
         """End all work without a write: what was this node's may be another's by now."""
-        await cancel_all(self._tasks)
-        if seat.lost.is_set():
-            self._left += await self._lanes.abandon()
-            await self._abandon()
-            await seat.close()
-            self._break_off()
-            self._taken = []
+        if not seat.lost.is_set():
+            await cancel_all(self._tasks)
+            return
+        left, *_ = await asyncio.gather(self._lanes.abandon(), self._abandon(), cancel_all(self._tasks))
+        self._left += left
+        self._taken = []
+        await seat.close()
+        self._break_off()
 
     async def _start_again(self) -> None:
         for pause in Backoff(0.2, 5.0):
