@@ -80,8 +80,8 @@ def largest_answered_prompt(db: Connection, lineage_id: LineageId, route: str, m
 
 def is_outdated(db: Connection) -> bool:
     """True for the ledger of an older version, whose calls know no chat: a file at rest may not be migrated yet."""
-    query = "SELECT count(*) FROM pragma_table_info('model_calls') WHERE name = 'chat_id'"
-    return scalar(db, int, query) == 0
+    columns = db.execute("SELECT * FROM model_calls LIMIT 0").description
+    return "chat_id" not in [column[0] for column in columns]
 
 
 def call_outcomes(db: Connection, lineage_id: LineageId, purpose: str) -> list[str]:

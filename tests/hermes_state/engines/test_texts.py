@@ -31,7 +31,6 @@ ON_FILES = {
 """Modules and packages that work on SQLite alone, and why."""
 NOT_SHARED = {
     "hermes_state.admin.retention": 4,  # tending a file: its statistics, its log, and how much a transaction changed
-    "hermes_state.models.ledger": 1,  # columns of a file that an older version has left behind
 }
 """Texts of other modules that PostgreSQL does not understand."""
 INT8 = 20  # its oid: integers are bound as bigint, everything else as a text whose type the server finds
