@@ -18,7 +18,7 @@ from hermes_state.values import (
     Millis,
     Quote,
 )
-from tests.databases import sqlite_only
+from tests.databases import IS_POSTGRES, sqlite_only
 from tests.hermes_state.rows import ANN, BOB, START, exchange, finish, make_chat, migrated, receive, start, states
 from tests.sampling import examples
 
@@ -166,6 +166,17 @@ def test_a_claimed_row_is_not_rewritten(db: sqlite3.Connection) -> None:
     row = receive(db, chat, "helo")
     journal.start_turn(db, chat, [row], {}, START)
     assert not inbox.replace_text(db, row, "hello")
+
+
+@pytest.mark.parametrize("text", ["one\0two\0\0", "\\\0", "\\u0000", "\\\\u0000 \0"])
+def test_a_nul_in_a_message_breaks_neither_its_turn_nor_its_edit(db: sqlite3.Connection, text: str) -> None:
+    chat = make_chat(db)
+    waiting = receive(db, chat, text, ref="7", ticket="t")
+    edited = inbox.find_edited(db, chat, "7")
+    assert edited is not None
+    expected = text.replace("\0", "\N{REPLACEMENT CHARACTER}") if IS_POSTGRES else text.partition("\0")[0]
+    assert edited.text == expected, "SQLite ends there what it takes out of JSON"
+    assert journal.start_turn(db, chat, [waiting], {}, START).ticket == "t"
 
 
 def test_an_edit_finds_the_message_as_it_was_told(db: sqlite3.Connection) -> None:

@@ -61,3 +61,10 @@ CREATE TRIGGER access AFTER INSERT OR UPDATE OR DELETE ON pairings FOR EACH STAT
 CREATE TRIGGER asked AFTER INSERT ON approvals FOR EACH STATEMENT EXECUTE FUNCTION hint_of_change('asked');
 CREATE TRIGGER scheduled AFTER INSERT OR UPDATE ON schedules FOR EACH STATEMENT
   EXECUTE FUNCTION hint_of_change('scheduled');
+
+-- SQLite's function of this name, again: a NUL that stands in a document as \u0000 is U+FFFD, as in every text here.
+-- chr(1), which no document has, keeps the escaped backslashes apart meanwhile.
+CREATE OR REPLACE FUNCTION json_extract(document text, path text) RETURNS text IMMUTABLE STRICT LANGUAGE sql
+  AS $$SELECT jsonb_path_query_first(
+    CAST(replace(replace(replace(document, '\\', chr(1)), '\u0000', '\ufffd'), chr(1), '\\') AS jsonb),
+    CAST(path AS jsonpath)) #>> '{}'$$;
