@@ -26,6 +26,7 @@ IS_POSTGRES = os.environ.get("HERMES_TEST_ENGINE") == "postgres"
 REJECTED = (sqlite3.IntegrityError, psycopg.IntegrityError)
 """What the engines say of a row that a constraint does not allow."""
 sqlite_only = pytest.mark.skipif(IS_POSTGRES, reason="it looks into SQLite itself")
+about_files = pytest.mark.skipif(IS_POSTGRES, reason="it is about the database's files, which a server keeps by itself")
 
 _addresses: dict[Path, str] = {}
 """Databases that stand for the files of the test that runs."""
@@ -46,6 +47,16 @@ async def open_store(path: Path) -> Store:
         return await PostgresStore.open(_addresses[path])
     await asyncio.to_thread(_ensure_database, path)
     return await SqliteStore.open(path, synchronous="NORMAL")
+
+
+def place_of(store: Store) -> Path | str:
+    """The file of a store, or its address: what another process opens."""
+    return store.path if isinstance(store, SqliteStore) else store.url
+
+
+def store_environ(path: Path) -> dict[str, str]:
+    """What tells a gateway to open what a test has opened as the file at `path`, beside its home."""
+    return {"HERMES_STORE__URL": _addresses[path]} if path in _addresses else {}
 
 
 def drop_databases() -> None:

@@ -48,6 +48,7 @@ from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import FileSizeExceeded
 from hermes_state.redaction import redact
 from hermes_state.store.seats import OnlySeat
+from hermes_state.store.sql import scalar
 from hermes_state.store.writer import Store
 from hermes_state.values import (
     CanonicalUsage,
@@ -539,13 +540,14 @@ class TestGateway:
 
     async def quiet(self, chat: ChatKey = DIRECT) -> None:
         """Wait until no turn of a chat runs, nothing waits in it, and nothing is owed to it."""
-        mine = "chat_id IN (SELECT id FROM chats WHERE chat_ref = ?1 AND thread_ref = ?2)"
+        mine = "chat_id IN (SELECT id FROM chats WHERE chat_ref = :chat_ref AND thread_ref = :thread_ref)"
         query = f"""SELECT
           (SELECT count(*) FROM inbox WHERE state IN ('new','claimed') AND kind <> 'notice' AND {mine})
           + (SELECT count(*) FROM turns WHERE state = 'running' AND {mine})
           + (SELECT count(*) FROM outbox WHERE state IN ('pending','sending','ambiguous') AND {mine})"""
+        place = {"chat_ref": chat.chat_ref, "thread_ref": chat.thread_ref}
         async with asyncio.timeout(WAIT_SECONDS):
-            while (await self.rows(query, chat.chat_ref, chat.thread_ref))[0][0]:  # noqa: ASYNC110 - rows have no event
+            while await self.store.read(lambda db: scalar(db, int, query, place)):  # noqa: ASYNC110 - rows have no event
                 await asyncio.sleep(0.002)
 
     # ---- what is stored
@@ -555,10 +557,13 @@ class TestGateway:
 
     async def turns_of(self, chat: ChatKey = DIRECT) -> list[tuple[str, str]]:
         """State and what people said, joined, of every turn of a chat."""
-        query = """SELECT t.state, (SELECT group_concat(text, ' | ') FROM
-            (SELECT text FROM messages m WHERE m.turn_id = t.id AND m.role = 'user' ORDER BY m.id))
-          FROM turns t JOIN chats c ON c.id = t.chat_id WHERE c.chat_ref = ? AND c.thread_ref = ? ORDER BY t.id"""
-        return await self.rows(query, chat.chat_ref, chat.thread_ref)
+        query = """SELECT t.id, t.state, m.text FROM turns t JOIN chats c ON c.id = t.chat_id
+          LEFT JOIN messages m ON m.turn_id = t.id AND m.role = 'user'
+          WHERE c.chat_ref = ? AND c.thread_ref = ? ORDER BY t.id, m.id"""
+        said: dict[tuple[int, str], list[str]] = {}
+        for turn_id, state, text in await self.rows(query, chat.chat_ref, chat.thread_ref):
+            said.setdefault((turn_id, state), []).append(text)
+        return [(state, " | ".join(filter(None, texts))) for (_, state), texts in said.items()]
 
     async def until_rows(self, query: str) -> None:
         """Wait until a query finds something."""

@@ -13,6 +13,7 @@ from hermes_state.errors import PlatformUnavailable, RateLimited
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis, SystemClock
+from tests.databases import place_of
 from tests.gateway.helpers import DIRECT, MemoryAdapter, TestGateway, eventually, hanging, serving
 from tests.hermes_state.helpers import locked_by_another_process, set_max_pages
 
@@ -124,7 +125,7 @@ async def test_stop_from_memory_is_confirmed(store: Store, tmp_path: Path, jump:
     clock = TurnedClock()
     async with serving(store, tmp_path, clock=clock) as gateway:
         await hanging(gateway)
-        with locked_by_another_process(store.path, 1.5):
+        with locked_by_another_process(place_of(store), 1.5):
             saying = asyncio.create_task(gateway.say("/stop"))
             await eventually(lambda: gateway.model.running == 0, "the model is let go")
             clock.offset = jump

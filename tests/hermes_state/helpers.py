@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 
 ROOT = Path(__file__).parents[2]
@@ -36,11 +37,21 @@ time.sleep(float(sys.argv[2]))
 db.execute("ROLLBACK")
 """
 
+_POSTGRES_LOCKER = """
+import psycopg, sys, time
+db = psycopg.connect(sys.argv[1])
+names = [name for (name,) in db.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")]
+db.execute(f"LOCK TABLE {', '.join(names)} IN EXCLUSIVE MODE")
+print("locked", flush=True)
+time.sleep(float(sys.argv[2]))
+db.rollback()
+"""
+
 
 @contextmanager
-def locked_by_another_process(path: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
-    """The database at `path` is locked for writing by a real second process, for `seconds` from now."""
-    process = start_python(_LOCKER, path, seconds)
+def locked_by_another_process(database: Path | str, seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """The file or the address is locked for writing by a real second process, for `seconds` from now."""
+    process = start_python(_LOCKER if isinstance(database, Path) else _POSTGRES_LOCKER, database, seconds)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "locked\n"
@@ -91,10 +102,46 @@ def commits_in_log(path: Path) -> int:
     return sum(frame[8:16] == salt and frame[4:8] != bytes(4) for frame in frames)
 
 
-def set_max_pages(db: sqlite3.Connection, spare: int | None) -> None:
-    """Let the file grow by `spare` pages at most, as a full disk would; None takes the limit away."""
-    pages = db.execute("PRAGMA page_count").fetchone()[0] + spare if spare is not None else 1_073_741_823
-    db.execute(f"PRAGMA max_page_count = {pages}")
+def set_max_pages(db: Connection, spare: int | None) -> None:
+    """Let the database grow by `spare` pages at most, as a full disk would; None takes the limit away.
+
+    PostgreSQL has no such limit: there every statement is refused as a full disk refuses it, or, where there are spare
+    pages, every row that takes more than those.
+    """
+    if isinstance(db, sqlite3.Connection):
+        pages = db.execute("PRAGMA page_count").fetchone()[0] + spare if spare is not None else 1_073_741_823
+        db.execute(f"PRAGMA max_page_count = {pages}")
+        return
+    db.execute("DROP FUNCTION IF EXISTS refuse_as_full CASCADE")
+    if spare is not None:
+        condition = f"FOR EACH ROW WHEN (pg_column_size(NEW) > {8_192 * spare})" if spare else "FOR EACH STATEMENT"
+        db.execute(_FULL_DISK.format(event="INSERT OR UPDATE" + " OR DELETE" * (not spare), condition=condition))
+
+
+_FULL_DISK = """
+CREATE FUNCTION refuse_as_full() RETURNS trigger LANGUAGE plpgsql AS
+  'BEGIN RAISE disk_full USING MESSAGE = ''could not extend file: No space left on device''; END';
+DO $$ DECLARE name text; BEGIN
+  FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1 LOOP
+    EXECUTE format('CREATE TRIGGER full_disk BEFORE {event} ON %I {condition} EXECUTE FUNCTION refuse_as_full()', name);
+  END LOOP;
+END $$
+"""
+
+
+def refuse_rows(db: Connection, event: str, condition: str) -> None:
+    """Fail statements such as `UPDATE ON turns` at the first row that meets a condition, which calls it `NEW`."""
+    if isinstance(db, sqlite3.Connection):
+        db.execute(f"CREATE TRIGGER refuse BEFORE {event} WHEN {condition} BEGIN SELECT RAISE(ABORT, 'refused'); END")
+        return
+    db.execute(f"""CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql
+        AS 'BEGIN RAISE integrity_constraint_violation; END';
+        CREATE TRIGGER refuse BEFORE {event} FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION refuse()""")
+
+
+def accept_rows(db: Connection) -> None:
+    """Take back what `refuse_rows` has done."""
+    db.execute("DROP TRIGGER refuse" if isinstance(db, sqlite3.Connection) else "DROP FUNCTION refuse CASCADE")
 
 
 def raising(error: BaseException) -> Callable[[sqlite3.Connection], None]:

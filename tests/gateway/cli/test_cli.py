@@ -29,7 +29,7 @@ from hermes_state.engines.sqlite.migrate import APPLICATION_ID
 from hermes_state.errors import CommandError
 from hermes_state.store.lock import FileLock
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
-from tests.databases import open_store
+from tests.databases import about_files, open_store, store_environ
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
 
@@ -56,14 +56,14 @@ def environ(home: Path, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def run(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(environ: Mapping[str, str], home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command in this process, with this environment and no other."""
     for name in list(os.environ):
         if name.startswith(("HERMES_", "OPENAI_", "TELEGRAM_", "DISCORD_")) or name == "CREDENTIALS_DIRECTORY":
             monkeypatch.delenv(name)
 
     def runner(*words: str, **variables: str) -> Result:
-        return CliRunner().invoke(app, list(words), env={**environ, **variables})
+        return CliRunner().invoke(app, list(words), env={**environ, **store_environ(home / "state.db"), **variables})
 
     return runner
 
@@ -297,6 +297,7 @@ def leave_an_empty_database(path: Path) -> None:
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
 
 
+@about_files
 async def test_the_database_is_left_alone_while_somebody_holds_it(run: Run, home: Path) -> None:
     store = await open_store(home / "state.db")
     try:

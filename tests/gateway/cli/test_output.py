@@ -19,7 +19,7 @@ from hermes_state.chats import ensure_chat
 from hermes_state.errors import CommandError
 from hermes_state.sessions import set_title
 from hermes_state.values import ChatKind, Sender, SystemClock
-from tests.databases import open_store
+from tests.databases import open_store, store_environ
 from tests.hermes_state.rows import START, exchange, key_of
 
 Run: TypeAlias = Callable[..., Result]
@@ -50,7 +50,7 @@ def run(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     for name in ("OPENAI_API_KEY", "TELEGRAM_BOT_TOKEN", "DISCORD_BOT_TOKEN", "CREDENTIALS_DIRECTORY"):
         monkeypatch.delenv(name, raising=False)
     environ = {"HERMES_HOME": str(home), "HOME": str(tmp_path)}
-    return lambda *words: CliRunner().invoke(app, list(words), env=environ)
+    return lambda *words: CliRunner().invoke(app, list(words), env=environ | store_environ(home / "state.db"))
 
 
 def fill(db: sqlite3.Connection) -> None:

@@ -37,7 +37,7 @@ from hermes_state.values import (
     SessionId,
     ToolCall,
 )
-from tests.databases import open_store
+from tests.databases import open_store, store_environ
 from tests.fakes import fake_llm
 from tests.fakes.labkit import Control, Server
 from tests.hermes_state.rows import START, exchange, key_of
@@ -66,13 +66,15 @@ def environ(home: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def run(environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(environ: Mapping[str, str], home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     for name in [*os.environ]:
         if name.startswith(("HERMES_", "OPENAI_")) or name == "CREDENTIALS_DIRECTORY":
             monkeypatch.delenv(name)
 
     def runner(*words: object, **variables: str) -> Result:
-        return CliRunner().invoke(app, ["trajectories", *map(str, words)], env={**environ, **variables})
+        return CliRunner().invoke(
+            app, ["trajectories", *map(str, words)], env={**environ, **store_environ(home / "state.db"), **variables}
+        )
 
     return runner
 

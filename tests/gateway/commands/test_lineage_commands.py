@@ -12,6 +12,7 @@ from hermes_state.search.index import begin_index, extend_index
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import ChatKey, MessageRole, Millis, Origin
+from tests.databases import sqlite_only
 from tests.gateway.helpers import ANN, BOSS, DIRECT, GROUP, PLATFORM, TestGateway, serving
 
 BOSS_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="9")
@@ -173,6 +174,7 @@ async def test_a_long_session_is_read_page_by_page_without_a_gap(store: Store, t
         assert "\nword0\n" in pages[-1]
 
 
+@sqlite_only
 async def test_a_search_says_that_its_index_is_being_made(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("door door door")

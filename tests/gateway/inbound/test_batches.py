@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store import batch
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, ChatKey, Cursor, InboundMessage, IncomingAttachment
 from platforms.base import ReceivedEvent
+from tests.databases import open_store
 from tests.gateway.helpers import BOB, DIRECT, GROUP, PLATFORM, TestGateway, serving
 from tests.hermes_state.helpers import set_max_pages
 
@@ -45,7 +45,8 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         real(db, requests, rules)
         seen.append([request.fn.__name__ for request in requests])
 
-    monkeypatch.setattr("hermes_state.engines.sqlite.store.run_batch", noted)
+    for engine in ("sqlite", "postgres"):
+        monkeypatch.setattr(f"hermes_state.engines.{engine}.store.run_batch", noted)
     return seen
 
 
@@ -196,7 +197,7 @@ async def test_batches_store_what_one_after_the_other_would(store: Store, tmp_pa
         query = f"SELECT event_ref, chat_id, kind, mode, {state}, sent_at FROM inbox ORDER BY id"
         together = await gateway.rows(query)
     await asyncio.to_thread((tmp_path / "again").mkdir)
-    again = await SqliteStore.open(tmp_path / "again" / "state.db")
+    again = await open_store(tmp_path / "again" / "state.db")
     try:
         async with serving(again, tmp_path / "again", sessions=limits, is_started=False) as other:
             for message in script:

@@ -12,6 +12,7 @@ from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import EDIT_PREFIX
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Cursor, Sender
+from tests.databases import place_of
 from tests.gateway.helpers import (
     BOB,
     EVE,
@@ -139,7 +140,7 @@ async def test_a_database_that_is_full_refuses_the_event_and_takes_it_when_it_co
 
 async def test_a_locked_database_delays_and_loses_nothing(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"merge_seconds": 0}) as gateway:
-        with locked_by_another_process(store.path, 0.5):
+        with locked_by_another_process(place_of(store), 0.5):
             await asyncio.gather(*(gateway.say(f"m{number}") for number in range(3)))
         assert sorted(await gateway.replies(3)) == [f"echo: m{number}" for number in range(3)]
 
@@ -213,6 +214,7 @@ async def test_per_user_keeps_people_of_a_group_apart(store: Store, tmp_path: Pa
         hang = await hanging(gateway, "ann again", chat=GROUP)
         await gateway.say("from bob", chat=GROUP, sender=BOB)
         await eventually(lambda: len(gateway.adapter.texts(GROUP)) == 2, "bob does not wait for ann")
+        await gateway.until_rows("SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM outbox WHERE state <> 'sent')")
         assert [row.text for row in gateway.model.requests[-1].transcript] == ["from bob"]
         await gateway.say("/stop", chat=GROUP, sender=BOB)
         await eventually(lambda: "Nothing was running." in gateway.adapter.texts(GROUP), "bob has nothing to stop")

@@ -8,6 +8,7 @@ import pytest
 from gateway.inbound.offline_commands import NOT_TAKEN, STOPPED
 from hermes_state.errors import PlatformUnavailable, StoreUnavailable
 from hermes_state.store.writer import Store
+from tests.databases import place_of
 from tests.gateway.helpers import EVE, GROUP, calls, eventually, hanging, serving, settled
 from tests.gateway.turns.test_lanes import tool
 from tests.hermes_state.helpers import locked_by_another_process, set_max_pages
@@ -21,7 +22,7 @@ async def test_status_answers_from_memory_while_the_database_is_locked_and_not_o
 ) -> None:
     async with serving(store, tmp_path) as gateway:
         hang = await hanging(gateway)
-        with locked_by_another_process(store.path, LOCK_SECONDS):
+        with locked_by_another_process(place_of(store), LOCK_SECONDS):
             saying = asyncio.create_task(gateway.say("/status"))
             await eventually(gateway.adapter.texts, "an answer")
             assert not saying.done()
@@ -40,7 +41,7 @@ async def test_a_status_whose_answer_from_memory_was_lost_is_answered_when_it_is
 ) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.adapter.troubles.append(PlatformUnavailable("no network"))
-        with locked_by_another_process(store.path, 1.5):
+        with locked_by_another_process(place_of(store), 1.5):
             await gateway.say("/status")
         [said] = await gateway.replies(1)
         assert "Conversation: none yet" in said
@@ -66,7 +67,7 @@ async def test_a_stop_says_at_once_that_it_acted_and_is_confirmed_when_it_is_sto
 ) -> None:
     async with serving(store, tmp_path) as gateway:
         await hanging(gateway)
-        with locked_by_another_process(store.path, LOCK_SECONDS):
+        with locked_by_another_process(place_of(store), LOCK_SECONDS):
             saying = asyncio.create_task(gateway.say("/stop"))
             await eventually(lambda: gateway.adapter.texts() == [STOPPED], "an answer")
             assert gateway.model.running == 0
@@ -81,7 +82,7 @@ async def test_a_steer_is_not_promised_and_joins_once_it_is_stored(store: Store,
         gateway.model.script.append(calls("look"))
         await gateway.say("q")
         await gateway.until_rows("SELECT 1 FROM tool_runs")
-        with locked_by_another_process(store.path, LOCK_SECONDS):
+        with locked_by_another_process(place_of(store), LOCK_SECONDS):
             saying = asyncio.create_task(gateway.say("/steer in French"))
             await eventually(lambda: gateway.adapter.texts() == [NOT_TAKEN], "an answer")
         await saying
@@ -94,7 +95,7 @@ async def test_every_other_command_is_told_that_it_was_not_taken_yet_and_runs_la
     store: Store, tmp_path: Path, line: str
 ) -> None:
     async with serving(store, tmp_path) as gateway:
-        with locked_by_another_process(store.path, LOCK_SECONDS):
+        with locked_by_another_process(place_of(store), LOCK_SECONDS):
             saying = asyncio.create_task(gateway.say(line))
             await eventually(lambda: gateway.adapter.texts() == [NOT_TAKEN], "an answer")
         await saying

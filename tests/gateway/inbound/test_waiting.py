@@ -10,6 +10,7 @@ from gateway.inbound.waiting import GOES_ON, WAITS
 from hermes_state.errors import PlatformUnavailable, StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, ChatKind, InboundMessage
+from tests.databases import place_of
 from tests.gateway.helpers import EVE, GROUP, TestGateway, answer, eventually, serving, settled
 from tests.hermes_state.helpers import locked_by_another_process, set_max_pages
 
@@ -29,7 +30,7 @@ async def unstored(gateway: TestGateway, text: str = "hello") -> InboundMessage:
 async def test_a_locked_database_is_told_once_and_once_more_when_it_goes_on(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.intake.waiting.seconds = 0.2
-        with locked_by_another_process(store.path, 1.5):
+        with locked_by_another_process(place_of(store), 1.5):
             saying = [asyncio.create_task(gateway.say(text)) for text in ("one", "two")]
             await eventually(lambda: gateway.adapter.texts() == [WAITS], "a notice")
             await asyncio.gather(*saying)
@@ -74,7 +75,7 @@ async def test_a_chat_whose_message_waits_behind_another_ones_hears_it_too(store
 async def test_a_short_wait_is_not_mentioned(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         gateway.intake.waiting.seconds = 1.0
-        with locked_by_another_process(store.path, 0.3):
+        with locked_by_another_process(place_of(store), 0.3):
             assert await gateway.ask("hello") == "echo: hello"
         await settled(1.2)
         assert len(gateway.adapter.requests) == 1

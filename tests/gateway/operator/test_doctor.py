@@ -21,7 +21,7 @@ from gateway.operator.socket import serve_control
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID
 from hermes_state.store.lock import FileLock
 from tests.agent.engines.test_loader import ENGINE
-from tests.databases import open_store
+from tests.databases import IS_POSTGRES, about_files, open_store, sqlite_only, store_environ
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
 from tests.hermes_state.search.test_full_text import say, start
@@ -44,6 +44,7 @@ def environ(home: Path, tmp_path: Path) -> dict[str, str]:
 
 def findings(environ: Mapping[str, str], *, is_online: bool = False) -> dict[str, CheckResult]:
     """By check; of several findings of one check the worst."""
+    environ = {**store_environ(Path(environ["HERMES_HOME"], "state.db")), **environ}
     order = list(CheckStatus)
     found: dict[str, CheckResult] = {}
     for finding in sorted(run_checks(environ, is_online=is_online), key=lambda one: order.index(one.verdict)):
@@ -144,6 +145,7 @@ async def test_a_resting_database_is_checked(environ: dict[str, str], home: Path
     assert found["daemon"].verdict is CheckStatus.SKIPPED
 
 
+@about_files
 async def test_a_damaged_database_is_noticed(environ: dict[str, str], home: Path) -> None:
     store = await open_store(home / "state.db")
     await store.close()
@@ -171,7 +173,7 @@ async def test_a_running_daemon_checks_its_own_database(environ: dict[str, str],
         await store.close()
     assert found["daemon"].verdict is CheckStatus.FINE
     assert found["database"].verdict is CheckStatus.FINE
-    assert "sound" in found["database"].text
+    assert ("(UTF8)" if IS_POSTGRES else "sound") in found["database"].text
 
 
 def test_a_holder_that_does_not_answer_is_named(environ: dict[str, str], home: Path) -> None:
@@ -501,6 +503,7 @@ def test_a_context_engine_that_nobody_has_is_told(environ: dict[str, str]) -> No
     assert "compressor" in texts[0]
 
 
+@sqlite_only
 async def test_the_search_index_is_checked_against_the_messages(environ: dict[str, str], home: Path) -> None:
     store = await open_store(home / "state.db")
     try:

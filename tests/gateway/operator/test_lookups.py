@@ -18,7 +18,6 @@ from gateway.operator.lookups import LOOKUPS, find_chat, find_place, look_up
 from gateway.operator.socket import serve_control
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, split
-from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import CommandError
 from hermes_state.redaction import redact
 from hermes_state.sessions import reset, set_title, start_session
@@ -36,7 +35,7 @@ from hermes_state.values import (
     SessionId,
     ToolCall,
 )
-from tests.databases import open_store
+from tests.databases import open_store, store_environ
 from tests.hermes_state.rows import START, exchange, key_of, migrated
 from tests.hermes_state.search.test_full_text import start
 
@@ -63,7 +62,8 @@ def run(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.delenv(name, raising=False)
 
     def runner(*words: str, **variables: str) -> Result:
-        return CliRunner().invoke(app, list(words), env={"HERMES_HOME": str(home), "COLUMNS": "200", **variables})
+        environ = {"HERMES_HOME": str(home), "COLUMNS": "200", **store_environ(home / "state.db"), **variables}
+        return CliRunner().invoke(app, list(words), env=environ)
 
     return runner
 
@@ -201,7 +201,7 @@ async def test_secrets_in_arguments_and_documents_are_taken_out_of_hits(run: Run
         for body in (MessageBody(calls=(call,)), MessageBody(documents=(document,))):
             append(db, session.id, NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text="x", body=body), START)
 
-    store = await SqliteStore.open(home / "state.db")
+    store = await open_store(home / "state.db")
     await store.write(one)
     await store.close()
     done = await asyncio.to_thread(partial(run, "search", "window", "--json", OPENAI_API_KEY="plainwordsecret"))

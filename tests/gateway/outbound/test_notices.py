@@ -16,6 +16,7 @@ from hermes_state.store.writer import Store
 from hermes_state.values import SessionId
 from tests.gateway.helpers import Hang, TestGateway, answer, eventually, settled
 from tests.gateway.models.windows import SUMMARY, WORDS, CountingModel, say_much, talking
+from tests.hermes_state.helpers import accept_rows, refuse_rows
 
 PRESSURE = "% of the room before compression"
 OFTEN = "This conversation has been compressed"
@@ -63,13 +64,11 @@ async def test_what_was_to_stand_below_an_answer_that_is_lost_stands_below_the_n
     store: Store, tmp_path: Path
 ) -> None:
     """Whatever comes between the model's answer and its rows: people have not seen the line."""
-    lose = """CREATE TRIGGER lose BEFORE UPDATE ON turns WHEN NEW.state = 'finished'
-        BEGIN SELECT RAISE(ABORT, 'lost'); END"""
     model = CountingModel()
     async with talking(store, tmp_path, model, length=100_000) as gateway:
-        await store.write(lambda db: db.execute(lose))
+        await store.write(refuse_rows, "UPDATE ON turns", "NEW.state = 'finished'")
         assert (await answer_reporting(gateway, model, 45_000)).startswith("Something went wrong")
-        await store.write(lambda db: db.execute("DROP TRIGGER lose"))
+        await store.write(accept_rows)
         told = [await answer_reporting(gateway, model, count) for count in (45_000, 45_100)]
         assert [PRESSURE in text for text in told] == [True, False]
 
@@ -253,9 +252,7 @@ async def test_who_asked_for_a_compression_knows_what_they_wait_for(store: Store
 
 
 async def test_a_notice_that_cannot_be_stored_costs_no_answer(store: Store, tmp_path: Path) -> None:
-    refuse = """CREATE TRIGGER refuse BEFORE INSERT ON outbox WHEN NEW.dedupe_key LIKE '%:waiting:%'
-        BEGIN SELECT RAISE(ABORT, 'refused'); END"""
-    await store.write(lambda db: db.execute(refuse))
+    await store.write(refuse_rows, "INSERT ON outbox", "NEW.dedupe_key LIKE '%:waiting:%'")
     async with waiting(store, tmp_path) as (gateway, _, hang):
         await settled(0.2)
         hang.release()

@@ -1,6 +1,7 @@
 """Pictures that people send: told by their bytes, scaled when they arrive, and never the end of a chat."""
 
 import base64
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.tools.recall import recall_tools
 from hermes_state.errors import ImageFault, ImageRejected, ModelError, ModelUnavailable
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, IncomingAttachment, ToolCall
 from tests.fakes.llm_legality import check_openai, untidy
@@ -21,10 +23,16 @@ from tests.gateway.helpers import TestGateway, answer, asked, serving
 from tests.pictures import noise, opened, picture, saved
 
 SEEING = {"images": True}
-AGED = """
-UPDATE model_profiles
-SET image_facts = json_set(image_facts, '$.learned_at', json_extract(image_facts, '$.learned_at') - 7 * 86400000)
-"""
+WEEK = 7 * 86_400_000
+"""In milliseconds."""
+
+
+def change_facts(db: Connection, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Store something else of the images that the models take."""
+    query = "SELECT route, model, image_facts FROM model_profiles WHERE image_facts IS NOT NULL"
+    for route, model, facts in db.execute(query).fetchall():
+        changed = json.dumps(change(json.loads(facts)))
+        db.execute("UPDATE model_profiles SET image_facts = ? WHERE route = ? AND model = ?", (changed, route, model))
 
 
 def file(name: str, kind: AttachmentKind = AttachmentKind.IMAGE, mime: str | None = None) -> IncomingAttachment:
@@ -213,7 +221,7 @@ async def test_a_model_that_takes_no_images_is_sent_none_for_a_week(
         await again.say("hello")
         await again.quiet()
         assert [len(call) for call in provider.calls] == [0], "also after a restart"
-    await store.write(lambda db: db.execute(AGED))
+    await store.write(change_facts, lambda facts: {**facts, "learned_at": facts["learned_at"] - WEEK})
     async with refusing(store, tmp_path, lambda _: None) as (later, provider):
         await later.say("and now?")
         await later.quiet()
@@ -317,9 +325,7 @@ async def test_what_was_learned_is_of_one_route_as_it_is_configured(store: Store
 
     async with refusing(store, tmp_path, refuse) as (gateway, _):
         await send(gateway, one=picture())
-    await store.write(
-        lambda db: db.execute("UPDATE model_profiles SET image_facts = json_set(image_facts, '$.mark', 'as it was')")
-    )
+    await store.write(change_facts, lambda facts: {**facts, "mark": "as it was"})
     async with refusing(store, tmp_path, lambda _: None) as (again, provider):
         await again.say("now?")
         await again.quiet()

@@ -14,9 +14,10 @@ from gateway.turns.lanes import DEAD_LETTER_SENTENCE
 from gateway.turns.runner import CRASH_SENTENCE, DEADLINE_SENTENCE, MAX_RESTARTS, RESTART_SENTENCE
 from hermes_state import journal
 from hermes_state.aio import Backoff
-from hermes_state.errors import AuthRejected, PlatformUnavailable
+from hermes_state.errors import AuthRejected, PlatformUnavailable, StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, ChatKey, IncomingAttachment, Origin, ToolEffect
+from tests.databases import place_of
 from tests.gateway.helpers import (
     BOB,
     BOSS,
@@ -223,7 +224,7 @@ async def test_a_stop_acts_while_another_process_locks_the_database(store: Store
         gateway.model.script.append(hang)
         await gateway.say("q")
         await hang.begun.wait()
-        with locked_by_another_process(store.path, 60) as locker:
+        with locked_by_another_process(place_of(store), 60) as locker:
             stop = asyncio.create_task(gateway.say("/stop"))
             await eventually(lambda: gateway.model.running == 0, "the model is let go")
             assert locker.poll() is None, "the database is still locked"
@@ -309,7 +310,7 @@ async def test_a_stop_acts_when_the_disk_is_full_and_spares_what_begins_later(st
         await gateway.say("next")
         await store.write(set_max_pages, 0)
         stop = gateway.message("/stop " + " " * 100_000)
-        with pytest.raises(Exception, match="full"):
+        with pytest.raises(StoreUnavailable):
             await gateway.intake.accept(stop)
         await store.write(set_max_pages, None)
         await later.begun.wait()
@@ -353,6 +354,7 @@ async def test_an_answer_that_is_stopped_while_its_last_preview_is_on_its_way_wa
         await settled()
         gateway.adapter.may_show.set()
         await gateway.until_rows("SELECT 1 FROM turns WHERE state = 'stopped'")
+        await gateway.until_rows("SELECT 1 FROM model_calls")
         assert await gateway.rows("SELECT outcome, input_tokens FROM model_calls") == [("ok", 100)]
 
 

@@ -1,13 +1,17 @@
-"""The price of a turn in SQL statements and transactions, counted where SQLite sees them."""
+"""The price of a turn in SQL statements and transactions, counted where they reach the database."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from sqlite3 import Connection
+from typing import Any
 
+from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.sqlite import connections
 from hermes_state.store.writer import Store
+from tests.databases import IS_POSTGRES, sqlite_only
 from tests.gateway.helpers import DIRECT, MemoryAdapter, eventually, serving
 
 
@@ -15,16 +19,21 @@ class StatementLog:
     """Statements of a store in the order in which they began, those of triggers and of the search index left out."""
 
     def __init__(self) -> None:
-        self.writes: list[str] = []
+        self.writers: list[list[str]] = []
         self.reads: list[str] = []
         """Of the threads that read."""
         self.short_reads: list[str] = []
-        """Of the event loop."""
+        """Of the event loop, which reads from SQLite alone."""
+
+    def writer(self) -> list[str]:
+        """The statements of one more writer."""
+        self.writers.append([])
+        return self.writers[-1]
 
     def commits(self) -> list[list[str]]:
-        """The writer's statements by transaction, its `BEGIN` and `COMMIT` included."""
+        """The writers' statements by transaction, its `BEGIN` and `COMMIT` included."""
         found: list[list[str]] = []
-        for statement in self.writes:
+        for statement in chain.from_iterable(self.writers):
             if statement.startswith("BEGIN"):
                 found.append([])
             found[-1].append(statement)
@@ -45,10 +54,27 @@ def _traced(db: Connection, seen: list[str]) -> None:
     db.set_trace_callback(note)
 
 
+def _noted(db: PostgresConnection, seen: list[str]) -> None:
+    execute = type(db).execute
+
+    def noting(sql: str, parameters: Any = (), /) -> Any:
+        seen.append(sql)
+        return execute(db, sql, parameters)
+
+    db.execute = noting  # type: ignore[method-assign]  # libpq can only trace into a file
+
+
 @asynccontextmanager
 async def counting(store: Store) -> AsyncIterator[StatementLog]:
     log = StatementLog()
-    await connections.on_thread(store._writer, _traced, log.writes)
+    if IS_POSTGRES:
+        for session in store._writers:
+            await session.run(_noted, log.writer())
+        for session in store._readers:
+            await session.run(_noted, log.reads)
+        yield log
+        return
+    await connections.on_thread(store._writer, _traced, log.writer())
     for reader in store._readers:
         await connections.on_thread(reader.connection, _traced, log.reads)
     _traced(store._short_reader._db, log.short_reads)
@@ -79,13 +105,19 @@ async def test_a_plain_turn_takes_at_most_eighteen_statements_from_its_message_t
     assert sum(map(len, told)) <= 18, "\n".join(" ".join(statement.split()) for commit in told for statement in commit)
 
 
-async def test_a_plain_turn_is_three_transactions_and_reads_on_no_thread(store: Store, tmp_path: Path) -> None:
+async def test_a_plain_turn_is_three_transactions(store: Store, tmp_path: Path) -> None:
     log = await a_plain_turn(store, tmp_path)
     assert len(log.commits()) == 3, log.commits()
+
+
+@sqlite_only
+async def test_a_plain_turn_reads_on_no_thread(store: Store, tmp_path: Path) -> None:
+    log = await a_plain_turn(store, tmp_path)
     assert log.reads == []
     assert log.short_reads.count("BEGIN") == 2, "its view, and whether anything waits behind it"
 
 
+@sqlite_only
 async def test_a_new_conversation_reads_on_no_thread(store: Store, tmp_path: Path) -> None:
     other = replace(DIRECT, chat_ref="2")
     async with serving(store, tmp_path, adapter=MemoryAdapter(has_previews=False)) as gateway:

@@ -10,6 +10,7 @@ import pytest
 from hermes_state.errors import ModelUnavailable, PlatformUnavailable, RateLimited, SendAmbiguous
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, InboundMessage, ToolEffect
+from tests.databases import IS_POSTGRES
 from tests.gateway.helpers import ANN, BOB, BOSS, DIRECT, GROUP, Hang, MemoryAdapter, Step, TestGateway, calls, serving
 from tests.gateway.turns.test_lanes import tool
 
@@ -117,8 +118,9 @@ class Weather:
 
     async def _check(self, gateway: TestGateway) -> None:
         rows = gateway.rows
-        assert await rows("PRAGMA integrity_check") == [("ok",)]
-        assert await rows("PRAGMA foreign_key_check") == []
+        if not IS_POSTGRES:  # which checks each row as it comes, and has no files of ours
+            assert await rows("PRAGMA integrity_check") == [("ok",)]
+            assert await rows("PRAGMA foreign_key_check") == []
         assert (await rows("SELECT count(*) FROM inbox WHERE kind <> 'notice'"))[0][0] == len(self.accepted)
         undecided = "SELECT * FROM inbox WHERE state IN ('new','claimed') AND kind <> 'notice'"
         assert await rows(undecided) == []
