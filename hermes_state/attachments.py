@@ -71,6 +71,8 @@ def load_file(db: Connection, chat_id: ChatId, attachment_id: int) -> SentFile |
 
 def load_sent(db: Connection, message_ids: Sequence[MessageId]) -> list[SentFile]:
     """Files that calls in these messages have given to their chat, oldest first."""
+    if not message_ids:  # PostgreSQL has no empty lists
+        return []
     marks = ",".join("?" * len(message_ids))
     return select(db, SentFile, f"{_SENT_FILE} WHERE message_id IN ({marks}) ORDER BY id", message_ids)
 

@@ -54,3 +54,7 @@ def test_forgetting_a_file_forgets_all_its_uses(db: sqlite3.Connection) -> None:
     keep(db, "bbb", 50, 4)
     attachments.forget(db, ["aa/aaa"])
     assert db.execute("SELECT path FROM attachments").fetchall() == [("bb/bbb",)]
+
+
+def test_no_messages_have_sent_no_files(db: sqlite3.Connection) -> None:
+    assert attachments.load_sent(db, []) == []
