@@ -115,7 +115,8 @@ async def test_no_more_turns_run_at_once_than_allowed_and_all_are_answered(store
     async with serving(store, tmp_path, sessions={"max_turns": 3}) as gateway:
 
         async def slow(request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-            await asyncio.sleep(0.02)
+            await eventually(lambda: gateway.model.most_running >= 3, "as many as may")
+            await asyncio.sleep(0.02)  # room for one too many
             return answer("ok")
 
         gateway.model.respond = slow
