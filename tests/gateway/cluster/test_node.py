@@ -1,0 +1,168 @@
+"""A node with a seat that the test ends and others that the test lets come."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.cluster.node import Duty, Node
+from hermes_state.aio import cancel_all
+from hermes_state.errors import StoreUnavailable
+from hermes_state.store.seats import (
+    KEEPER,
+    Hint,
+    HintKind,
+    OnHint,
+    OnlySeat,
+    Seat,
+    SeatLock,
+    SeatLost,
+    account_lock,
+    chat_lock,
+)
+from hermes_state.store.writer import Store
+from hermes_state.values import ChatId
+from tests.gateway.helpers import DIRECT, Hang, TestGateway, eventually, hanging, serving
+from tests.hermes_state.rows import receive
+
+
+class SharedSeat(OnlySeat):
+    """A seat among others, who have `taken` some locks."""
+
+    is_shared = True  # type: ignore[assignment]  # a property of the base
+
+    def __init__(self, on_hint: OnHint, taken: Collection[SeatLock]) -> None:
+        super().__init__()
+        self.on_hint = on_hint
+        self.taken = set(taken)
+        self.is_closed = False
+
+    async def take(self, locks: Collection[SeatLock]) -> set[SeatLock]:
+        if self.lost.is_set():
+            raise SeatLost("ended")
+        return set(locks) - self.taken
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class Seats:
+    """Opens seats; `refusals` tells how often that fails first."""
+
+    def __init__(self) -> None:
+        self.opened: list[SharedSeat] = []
+        self.taken: set[SeatLock] = set()
+        self.refusals = 0
+
+    async def open(self, on_hint: OnHint) -> Seat:
+        if self.refusals:
+            self.refusals -= 1
+            raise StoreUnavailable("the server is away")
+        self.opened.append(SharedSeat(on_hint, self.taken))
+        return self.opened[-1]
+
+
+class Work:
+    """A duty that tells whether it runs."""
+
+    def __init__(self, name: str, lock: SeatLock) -> None:
+        self.begun = self.ended = 0
+        self.duty = Duty(name=name, lock=lock, run=self.run)
+
+    async def run(self) -> None:
+        self.begun += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended += 1
+
+
+@asynccontextmanager
+async def node_of(gateway: TestGateway, seats: Seats, *work: Work) -> AsyncIterator[Node]:
+    async def abandon() -> None:
+        await gateway.delivery.abandon()
+        gateway.adapters.supervised["telegram"].claim = None
+
+    async def serve() -> None:
+        await gateway.delivery.start("telegram")
+
+    account = Duty(name="telegram", lock=account_lock("telegram"), take_up=serve, run=asyncio.Event().wait)  # type: ignore[arg-type]
+    node = Node(
+        open_seat=seats.open,
+        duties=[account, *(one.duty for one in work)],
+        lanes=gateway.lanes,
+        run_command=gateway.commands.run_queued,
+        on_hint={HintKind.ASKED: lambda _: gateway.asked.set()},
+        abandon=abandon,
+        break_off=gateway.store.break_off,
+    )
+    await gateway.access.load()
+    await node.start()
+    task = asyncio.create_task(node.run())
+    try:
+        yield node
+    finally:
+        await cancel_all([task])
+        await node.close()
+
+
+async def test_a_duty_of_another_node_is_taken_when_it_becomes_free(store: Store, tmp_path: Path) -> None:
+    seats, keeping = Seats(), Work("keeping", KEEPER)
+    seats.taken = {KEEPER}
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats, keeping):
+        await gateway.ask("hello")
+        assert not keeping.begun
+        seats.opened[0].taken.clear()
+        await eventually(lambda: keeping.begun == 1, "it is kept now")
+
+
+async def test_a_lost_seat_ends_everything_and_the_next_one_goes_on_with_it(store: Store, tmp_path: Path) -> None:
+    seats, keeping = Seats(), Work("keeping", KEEPER)
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats, keeping) as node:
+        first, again = await hanging(gateway, "first"), Hang()
+        gateway.model.script.append(again)
+        seats.refusals = 2
+        seats.opened[0].lost.set()
+        await eventually(lambda: seats.opened[0].is_closed, "it is given up")
+        assert (keeping.begun, keeping.ended) == (1, 1)
+        assert not gateway.lanes.active
+        first.release()  # nobody hears it
+        await again.begun.wait()
+        assert (keeping.begun, keeping.ended, len(seats.opened)) == (2, 1, 2)
+        assert node.is_certain
+        again.release()
+        assert await gateway.replies(1) == ["finally"]
+        assert await gateway.rows("SELECT state, restarts, epoch FROM turns") == [("finished", 0, 2)]
+
+
+async def chat_of(gateway: TestGateway) -> ChatId:
+    """A chat in which a first message was answered."""
+    await gateway.ask("hello")
+    [(chat_id,)] = await gateway.rows("SELECT id FROM chats")
+    return ChatId(chat_id)
+
+
+async def test_a_chat_of_another_node_is_left_alone_until_it_is_free(store: Store, tmp_path: Path) -> None:
+    seats = Seats()
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+        chat_id = await chat_of(gateway)
+        seats.opened[0].taken.add(chat_lock(chat_id))
+        await gateway.say("are you there?")
+        await eventually(lambda: not gateway.lanes._lanes, "its lane goes")
+        assert len(gateway.adapter.texts(DIRECT)) == 1
+        seats.opened[0].taken.clear()
+        assert len(await gateway.replies(2)) == 2
+
+
+async def test_what_another_node_has_stored_is_answered_at_its_hint(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.cluster.node.SWEEP_SECONDS", 600.0)
+    seats = Seats()
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+        chat_id = await chat_of(gateway)
+        await store.write(receive, chat_id, "from elsewhere")
+        seats.opened[0].on_hint(Hint(HintKind.WORK, chat_id))
+        assert await gateway.replies(2) == ["echo: hello", "echo: from elsewhere"]
