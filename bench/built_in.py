@@ -18,6 +18,7 @@ from gateway.config import LoadedConfig, load_config
 from gateway.schedules.runner import schedule_settings
 from gateway.turns.web import web_tools
 from hermes_state.engines.sqlite.store import SqliteStore
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import ConversationRef, SystemClock
@@ -43,9 +44,9 @@ def configured_in(folder: Path) -> LoadedConfig:
 
 def make_full_agent(loaded: LoadedConfig, store: Store) -> Agent:
     """An agent with all built-in tools."""
-    clock, folder, workspaces = SystemClock(), loaded.attachments, make_workspaces(loaded)
-    files = FileDelivery(folder=folder, max_bytes=lambda _: 0, deliver=lambda _: None, clock=clock)
-    images = ImageReader(folder=folder, max_bytes=0, scaler=ImageScaler(folder), clock=clock)
+    clock, kept, workspaces = SystemClock(), AttachmentFolder(loaded.attachments), make_workspaces(loaded)
+    files = FileDelivery(files=kept, max_bytes=lambda _: 0, deliver=lambda _: None, clock=clock)
+    images = ImageReader(files=kept, max_bytes=0, scaler=ImageScaler(kept), clock=clock)
     terminal = terminal_tool(TerminalSettings, workspaces.folder_of, BackgroundRegistry(_ignore))
     schedule = schedule_tool(lambda: schedule_settings(loaded.config), lambda _: True, lambda: None, clock)
     return make_agent(

@@ -15,6 +15,7 @@ from agent.tools.mcp.settings import ServerSettings, ServerState
 from bench.life_bench import SETTLE_SECONDS
 from bench.measure import Measure, percentile
 from bench.subjects import gateway, lab
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.values import SystemClock
 
 SERVER = Path(__file__).parents[1] / "tests" / "fakes" / "mcp_server.py"
@@ -59,7 +60,7 @@ async def _call(rounds: int) -> Measure:
     """A call of a server over standard input and output that answers at once."""
     with tempfile.TemporaryDirectory(prefix="mcp-bench-") as name:
         clock, took = SystemClock(), []
-        registry = ServerRegistry(ImageStore(folder=Path(name), clock=clock), clock, lambda text: text)
+        registry = ServerRegistry(ImageStore(files=AttachmentFolder(Path(name)), clock=clock), clock, lambda text: text)
         async with asyncio.TaskGroup() as group:
             registry.configure([ServerSettings(name="a", command=sys.executable, args=(str(SERVER),))], group)
             async with asyncio.timeout(START_SECONDS):

@@ -49,6 +49,7 @@ from gateway.models.capacity import capacity_in, configured_limits
 from gateway.models.clients import ClientRegistry
 from gateway.models.selection import ModelRegistry
 from gateway.models.window import context_settings
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Tokens
@@ -62,6 +63,7 @@ def make_adapters(
     loaded: LoadedConfig,
     store: Store,
     menu: Sequence[MenuCommand],
+    files: AttachmentFolder,
     clock: Clock,
     on_local_ready: Callable[[str], None],
 ) -> dict[str, PlatformAdapter]:
@@ -100,7 +102,9 @@ def make_adapters(
             port_tries=PORT_TRIES if loaded.sources["local.port"] == DEFAULT_SOURCE else 1,
             max_file_bytes=loaded.config.attachments.max_bytes,
         )
-        adapters["local"] = LocalAdapter(page, store=store, menu=menu, clock=clock, on_ready=on_local_ready)
+        adapters["local"] = LocalAdapter(
+            page, store=store, files=files, menu=menu, clock=clock, on_ready=on_local_ready
+        )
     return adapters
 
 

@@ -49,6 +49,7 @@ from gateway.signals import SignalHandler
 from gateway.tools import ToolBuilder
 from gateway.turns.approvals import ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
+from gateway.turns.fetching import AttachmentFetcher
 from gateway.turns.lanes import LaneRegistry
 from gateway.turns.runner import TurnRunner
 from gateway.turns.terminal import terminal_settings
@@ -59,6 +60,7 @@ from hermes_state.aio import run_until
 from hermes_state.engines.opening import StoreSettings, open_seat, open_store
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, HermesError
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.redaction import Redactor
 from hermes_state.search.upkeep import keep_index
 from hermes_state.store.seats import KEEPER, HintKind, NodeInfo, account_lock
@@ -96,8 +98,9 @@ async def run_daemon(
         writers=wanted.writers,
         busy_seconds=wanted.busy_seconds,
     )
+    files = AttachmentFolder(loaded.attachments)
     async with open_store(loaded.database, wanted.url, settings, is_fresh=is_fresh) as store:
-        daemon = _Daemon(loaded, store, environ, extra_tools, SystemClock())
+        daemon = _Daemon(loaded, store, files, environ, extra_tools, SystemClock())
         _freeze_memory()
         await daemon.run()
     return 0
@@ -107,11 +110,18 @@ class _Daemon:
     """One run of the daemon: every part, the signals, the drain at its end."""
 
     def __init__(
-        self, loaded: LoadedConfig, store: Store, environ: Mapping[str, str], extra_tools: Sequence[Tool], clock: Clock
+        self,
+        loaded: LoadedConfig,
+        store: Store,
+        files: AttachmentFolder,
+        environ: Mapping[str, str],
+        extra_tools: Sequence[Tool],
+        clock: Clock,
     ) -> None:
         """Put every part together with what it works with; nothing runs yet."""
         self._loaded = loaded
         self._store = store
+        self._files = files
         self._environ = environ
         self._extra_tools = tuple(extra_tools)
         self._clock = clock
@@ -119,12 +129,12 @@ class _Daemon:
         self._reloaded = asyncio.Event()
         self._spending = SpendingControl(store, clock)
         self._pending = CompressionRegistry()
-        self._scaler = ImageScaler(loaded.attachments)
+        self._scaler = ImageScaler(files)
         self._clients: list[ClientRegistry] = []
         self._agents: list[Agent] = []
         self._group = asyncio.TaskGroup()
         announce = partial(_announce, environ)
-        self._adapters = AdapterRegistry(make_adapters(loaded, store, REGISTRY.menu(), clock, announce))
+        self._adapters = AdapterRegistry(make_adapters(loaded, store, REGISTRY.menu(), files, clock, announce))
         gates = GateRegistry()
         self._delivery = Delivery(
             store=store,
@@ -133,7 +143,7 @@ class _Daemon:
             clock=clock,
             group=self._group,
             max_parts=lambda: self._loaded.config.delivery.max_parts,
-            attachments=loaded.attachments,
+            files=files,
         )
         self._tools = self._make_tools()
         self._notices = NoticeWriter(
@@ -169,7 +179,7 @@ class _Daemon:
             clock=clock,
         )
         self._heartbeat = Heartbeat(store, self._adapters, environ, self._lanes.tell_all_broken)
-        self._jobs = JobRunner(store=store, runtime=self._runtime, clock=clock, attachments_folder=loaded.attachments)
+        self._jobs = JobRunner(store=store, runtime=self._runtime, clock=clock, files=files)
         self._node = self._make_node()
         self._adapters.is_certain = lambda: self._node.is_certain
         self._operator = self._make_operator()
@@ -194,12 +204,12 @@ class _Daemon:
             attachments=AttachmentHandler(
                 store=store,
                 runtime=runtime,
-                adapters=self._adapters,
                 delivery=self._delivery,
                 transcriber=self._transcriber,
+                fetcher=AttachmentFetcher(adapters=self._adapters, files=self._files),
                 scaler=self._scaler,
                 clock=clock,
-                folder=self._loaded.attachments,
+                files=self._files,
                 workspaces=self._tools.workspaces,
             ),
             clock=clock,
@@ -213,6 +223,7 @@ class _Daemon:
             access=lambda: self._access,
             store=self._store,
             adapters=self._adapters,
+            files=self._files,
             scaler=self._scaler,
             deliver=self._delivery.wake,
             clock=self._clock,

@@ -25,6 +25,7 @@ from gateway.turns.servers import server_settings
 from gateway.turns.terminal import tell_background_end, terminal_settings
 from gateway.turns.web import web_tools
 from hermes_state.admin.pairings import UserRole
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Clock, UserRef
@@ -41,6 +42,7 @@ class ToolBuilder:
     access: Callable[[], AccessControl]
     store: Store
     adapters: AdapterRegistry
+    files: AttachmentFolder
     scaler: ImageScaler
     deliver: Callable[[ChatId], None]
     clock: Clock
@@ -54,7 +56,7 @@ class ToolBuilder:
     def __post_init__(self) -> None:
         self.workspaces = make_workspaces(self.loaded())
         self.background = BackgroundRegistry(partial(tell_background_end, self.store, self.clock, self.deliver))
-        images = ImageStore(folder=self.loaded().attachments, clock=self.clock)
+        images = ImageStore(files=self.files, clock=self.clock)
         self.servers = ServerRegistry(images, self.clock, lambda text: Redactor(self.loaded().secrets())(text))
         self.permissions = ToolAccessControl(settings=lambda: self.loaded().config.tools, is_admin=self.is_admin)
 
@@ -65,10 +67,10 @@ class ToolBuilder:
     def build(self, loaded: LoadedConfig) -> tuple[Tool, ...]:
         """The tools of a configuration."""
         files = FileDelivery(
-            folder=loaded.attachments, max_bytes=self.adapters.max_file_bytes, deliver=self.deliver, clock=self.clock
+            files=self.files, max_bytes=self.adapters.max_file_bytes, deliver=self.deliver, clock=self.clock
         )
         images = ImageReader(
-            folder=loaded.attachments,
+            files=self.files,
             max_bytes=loaded.config.attachments.max_bytes,
             scaler=self.scaler,
             clock=self.clock,

@@ -1,50 +1,23 @@
-"""Attachments: files that people sent or were given, one row each; the bytes lie under the state directory, named by
-their hash."""
+"""Attachments: files that people sent or were given, one row each; `hermes_state.files` has the bytes."""
 
-import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, insert_row, scalars, select, select_one
 from hermes_state.values import AttachmentId, ChatId, MessageId, Millis, SentFile
 
-INCOMING_PREFIX = "incoming-"
-"""Prefix of the names of files that are being fetched."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file that was fetched and lies in `attachments/`."""
+    """A file whose bytes are kept."""
 
     sha256: str
     path: str
-    """Relative to `attachments/`; the same bytes have the same path."""
+    """Path among the kept files; the same bytes have the same path."""
     name: str
     mime: str | None
     size_bytes: int
-
-
-def new_file(folder: Path) -> Path:
-    """A new, empty file in `attachments/`, for what `keep` is given then. Blocks."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=INCOMING_PREFIX, dir=folder)
-    os.close(handle)
-    return Path(name)
-
-
-def keep(folder: Path, fetched: Path, name: str, mime: str | None) -> StoredFile:
-    """Move a fetched file to the path in `attachments/` that its bytes name. Blocks."""
-    with fetched.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-    size = fetched.stat().st_size
-    path = folder / sha256[:2] / sha256
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    fetched.replace(path)
-    return StoredFile(sha256=sha256, path=f"{sha256[:2]}/{sha256}", name=name, mime=mime, size_bytes=size)
 
 
 @locks(chat="chat_id")

@@ -5,7 +5,7 @@ what is a command and what is answered are the gateway's business.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -55,8 +55,8 @@ class OutboundFile:
     name: str
     mime: str
     size_bytes: int
-    content: bytes | Path
-    """The bytes, or where they are kept; they may be gone from there."""
+    content: bytes | Callable[[], bytes]
+    """The bytes, or what reads them where they are kept; they may be gone from there."""
     attachment_id: int | None = None
     """Row of a kept file."""
 
@@ -65,7 +65,7 @@ class OutboundFile:
         if isinstance(self.content, bytes):
             return self.content
         try:
-            return await asyncio.to_thread(self.content.read_bytes)
+            return await asyncio.to_thread(self.content)
         except FileNotFoundError as error:
             raise MessageRejected("the file is not kept any more") from error
         except OSError as error:

@@ -23,6 +23,7 @@ from agent.tools.registry import ToolRegistry
 from agent.turn import MAX_TOOL_ROUNDS, Agent, Answer
 from gateway.turns import hygiene
 from hermes_state.compressions import Layer
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.turns import RunningTurn
@@ -71,7 +72,7 @@ def images_for(client: ModelClient, settings: TurnSettings, store: Store, clock:
     """Images for a model that sees."""
     if not settings.sees_images or settings.attachments is None:
         return None
-    scaler = ImageScaler(settings.attachments)
+    scaler = ImageScaler(AttachmentFolder(settings.attachments))
     return ModelImages(
         scaler=scaler, store=store, route=client.route, model=client.name, mark=settings.route_mark, clock=clock
     )

@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from agent.workers import run_worker
+from hermes_state.files.folder import AttachmentFolder
 
 log = structlog.get_logger()
 
@@ -43,9 +44,9 @@ class OversizedImageError(UnreadableImageError):
 class ImageScaler:
     """Scales stored images and keeps the copies. One worker runs at a time, whoever asks."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: where the paths of stored images start."""
-        self._folder = folder
+    def __init__(self, files: AttachmentFolder) -> None:
+        """`files` has the stored images, and the copies."""
+        self._files = files
         self._one = asyncio.Lock()
 
     async def scaled(self, source: Path, limits: ImageLimits) -> bytes:
@@ -70,11 +71,11 @@ class ImageScaler:
     async def load(self, path: str, limits: ImageLimits) -> bytes | None:
         """The copy of a stored image, made now if need be; None where the image is gone or cannot be shown."""
         try:
-            return await asyncio.to_thread((self._folder / copy_name(path, limits)).read_bytes) or None
+            return await asyncio.to_thread(self._files.read_copy, copy_name(path, limits)) or None
         except FileNotFoundError:
             pass
         try:
-            data = await self.scaled(self._folder / path, limits)
+            data = await self.scaled(await asyncio.to_thread(self._files.local, path), limits)
         except UnreadableImageError:
             data = b""
         except OSError as error:
@@ -86,7 +87,7 @@ class ImageScaler:
     async def keep(self, path: str, limits: ImageLimits, data: bytes) -> None:
         """Store a copy; on a full disk it is made anew the next time."""
         try:
-            await asyncio.to_thread(_write, self._folder / copy_name(path, limits), data)
+            await asyncio.to_thread(self._files.keep_copy, copy_name(path, limits), data)
         except OSError as error:
             log.warning("image.copy_not_kept", error=type(error).__name__)
 
@@ -99,11 +100,3 @@ def copy_name(path: str, limits: ImageLimits) -> str:
 def mime_of(data: bytes) -> str:
     """Kind of a copy."""
     return "image/png" if data.startswith(b"\x89PNG") else "image/jpeg"
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    part.touch(0o600)
-    part.write_bytes(data)
-    part.replace(path)

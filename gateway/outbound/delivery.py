@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
@@ -35,6 +34,7 @@ from hermes_state.errors import (
     SendAmbiguous,
     StateError,
 )
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState, RenderedReply
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
@@ -80,8 +80,8 @@ class Delivery:
     group: asyncio.TaskGroup
     max_parts: Callable[[], int]
     """Most messages that a reply takes; with more, the last one carries all of it as a file."""
-    attachments: Path
-    """Folder of the files that are kept."""
+    files: AttachmentFolder
+    """Files that are kept."""
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
     _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
     """Time of the next attempt at rows that failed, by the monotonic clock: the time of day may be changed."""
@@ -303,7 +303,7 @@ class Delivery:
             is_repeat=is_repeat,
             first_tried_at=row.first_tried_at or self.clock.now(),
             is_notice=row.kind is not OutboxKind.FINAL,
-            file=_file_of(row.rendered, self.attachments),
+            file=_file_of(row.rendered, self.files),
         )
         try:
             if not self.adapters.is_certain():
@@ -374,13 +374,13 @@ async def _render(adapter: PlatformAdapter, written: outbox.WrittenReply, max_pa
     return parts
 
 
-def _file_of(part: OutboundPart, folder: Path) -> OutboundFile | None:
+def _file_of(part: OutboundPart, files: AttachmentFolder) -> OutboundFile | None:
     if (kept := part.attached) is not None:
         return OutboundFile(
             name=kept.name,
             mime=kept.mime,
             size_bytes=kept.size_bytes,
-            content=folder / kept.path,
+            content=partial(files.read, kept.path),
             attachment_id=kept.attachment_id,
         )
     text = part.file.encode()

@@ -3,7 +3,6 @@
 import asyncio
 import importlib
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -13,6 +12,7 @@ from hermes_state import attachments, sessions
 from hermes_state.admin import retention
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StateError
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis
 
@@ -31,11 +31,11 @@ LEFTOVER_MILLIS = 24 * 3_600_000
 class JobRunner:
     """Runner of the gateway's own jobs, with APScheduler as a timer; nothing of them is stored."""
 
-    def __init__(self, *, store: Store, runtime: Runtime, clock: Clock, attachments_folder: Path) -> None:
+    def __init__(self, *, store: Store, runtime: Runtime, clock: Clock, files: AttachmentFolder) -> None:
         self._store = store
         self._runtime = runtime
         self._clock = clock
-        self._folder = attachments_folder
+        self._files = files
         self._scheduler: AsyncIOScheduler | None = None
 
     async def start(self) -> None:
@@ -93,10 +93,10 @@ class JobRunner:
         config = self._runtime.config
         try:
             # Files first: on a full disk they make the room that everything below needs.
-            await asyncio.to_thread(_remove_leftovers, self._folder, self._clock.now())
+            await asyncio.to_thread(self._files.remove_leftovers, self._clock.now() - LEFTOVER_MILLIS)
             surplus = await self._store.read(attachments.load_surplus, config.attachments.total_bytes)
             if surplus:
-                await asyncio.to_thread(_remove, self._folder, surplus)
+                await asyncio.to_thread(self._files.remove, surplus)
                 await self._store.write(attachments.forget, surplus)
             max_age_millis = config.store.settled_days * 86_400_000
             removed = await retention.remove_expired(self._store, self._clock.now(), max_age_millis)
@@ -106,18 +106,3 @@ class JobRunner:
             log.warning("housekeeping.delayed", error=str(error))
             return
         log.info("housekeeping.done", inbox=removed["inbox"], outbox=removed["outbox"], files=len(surplus))
-
-
-def _remove_leftovers(folder: Path, now: Millis) -> None:
-    """Remove what was being fetched when a process ended."""
-    for path in folder.glob(f"{attachments.INCOMING_PREFIX}*"):
-        if path.stat().st_mtime * 1000 < now - LEFTOVER_MILLIS:
-            path.unlink(missing_ok=True)
-
-
-def _remove(folder: Path, paths: list[str]) -> None:
-    """Remove files, with the scaled copies of images."""
-    for path in paths:
-        original = folder / path
-        for file in (original, *original.parent.glob(f"{original.name}.*")):
-            file.unlink(missing_ok=True)

@@ -1,31 +1,30 @@
 """Attachments: files that people send, made ready for a turn.
 
 Text documents are read into the turn, images are stored for models that see, recordings become words where that is
-configured, and everything else gets a friendly sentence. The bytes lie under `attachments/` in the state directory and
-never enter the history.
+configured, and everything else gets a friendly sentence. The bytes are kept by their hash and never enter the history.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 
 from agent.images.scaling import ImageLimits, ImageScaler, mime_of
 from agent.tools.files.workspace import WorkspaceHandle, WorkspaceStore
 from gateway.models.selection import Runtime
-from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.turns import file_kinds
+from gateway.turns.fetching import AttachmentFetcher
 from gateway.turns.file_kinds import RECORDINGS, AttachmentError
 from gateway.turns.transcription import TranscriptionHandler
 from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
-from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformError, ToolError
+from hermes_state.errors import ToolError
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
@@ -45,21 +44,8 @@ from hermes_state.values import (
     MessageBody,
     Millis,
 )
-from platforms.base import PlatformAdapter
 
 log = structlog.get_logger()
-
-T = TypeVar("T")
-
-FETCH_SECONDS = 120.0
-"""Longest fetch of one file, in seconds; its chat waits, others do not."""
-
-FETCH_ATTEMPTS = 3
-
-READY_SECONDS = 60.0
-"""Longest wait for a platform to come back after a failed fetch, in seconds: just after a start it is not there yet."""
-
-READY_PAUSE_SECONDS = 0.2
 
 READERS = ("read_file", "terminal")
 """Tools that read a workspace."""
@@ -86,16 +72,16 @@ class _ReadResult:
 
 @dataclass(frozen=True, repr=False, slots=True, kw_only=True)
 class AttachmentHandler:
-    """Fetches the files of waiting messages before their turn starts."""
+    """Handles the files of waiting messages before their turn starts."""
 
     store: Store
     runtime: Runtime
-    adapters: AdapterRegistry
     delivery: Delivery
     transcriber: TranscriptionHandler
+    fetcher: AttachmentFetcher
     scaler: ImageScaler
     clock: Clock
-    folder: Path
+    files: AttachmentFolder
     workspaces: WorkspaceStore | None = None
     """Where files lie for the tools, too; None where there are none for files."""
 
@@ -154,7 +140,7 @@ class AttachmentHandler:
             file_kinds.refuse_unusable(attachment, limit, sees_images=sees_images)
         file_kinds.refuse_large(attachment, limit)
         use = partial(self._use, chat=chat, attachment=attachment, sees_images=sees_images, gathered=gathered)
-        file, found = await self._fetch(chat, attachment, limit, use)
+        file, found = await self.fetcher.fetch(chat.key, attachment, limit, use)
         if file is None:
             return
         attachment_id = await self.store.write(attachments.insert, chat.id, file, self.clock.now())
@@ -180,7 +166,9 @@ class AttachmentHandler:
         """Transcript of a recording, whose bytes are not kept."""
         file_kinds.refuse_large(recording, limit)
         self.transcriber.refuse_long(recording)
-        data = await self._fetch(chat, recording, limit, lambda fetched: asyncio.to_thread(fetched.read_bytes))
+        data = await self.fetcher.fetch(
+            chat.key, recording, limit, lambda fetched: asyncio.to_thread(fetched.read_bytes)
+        )
         return await self.transcriber.transcribe(row, recording, data)
 
     async def _use(
@@ -244,46 +232,7 @@ class AttachmentHandler:
         return replace(file, size_bytes=file.size_bytes + len(copy)), mime_of(copy)
 
     async def _keep(self, fetched: Path, attachment: IncomingAttachment) -> StoredFile:
-        return await asyncio.to_thread(attachments.keep, self.folder, fetched, attachment.name, attachment.mime)
-
-    async def _fetch(
-        self, chat: Chat, attachment: IncomingAttachment, limit: int, use: Callable[[Path], Awaitable[T]]
-    ) -> T:
-        """Fetch a file and let `use` read it; unless moved away, the file is gone afterwards."""
-        adapter, name = self.adapters.of(chat.key), file_kinds.quoted_name(attachment)
-        if adapter is None:
-            raise AttachmentError(f"I could not fetch “{name}” right now; please send it again later.")
-        try:
-            target = await asyncio.to_thread(attachments.new_file, self.folder)
-        except OSError as error:
-            log.warning("attachment.not_stored", error=type(error).__name__)
-            raise AttachmentError(f"I cannot store “{name}” right now; please send it again later.") from error
-        try:
-            for attempt in range(1, FETCH_ATTEMPTS + 1):
-                try:
-                    async with asyncio.timeout(FETCH_SECONDS):
-                        await adapter.download(attachment, target, limit)
-                    return await use(target)
-                except FileSizeExceeded as error:
-                    raise AttachmentError(file_kinds.too_large(attachment, error.limit_bytes)) from error
-                except MessageRejected as error:
-                    sentence = f"“{name}” is not there to be fetched any more; please send it again."
-                    raise AttachmentError(sentence) from error
-                except (PlatformError, OSError) as error:  # a full disk, too, must not look like a harmful message
-                    log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
-                if attempt < FETCH_ATTEMPTS:
-                    await _wait_until_ready(adapter)
-            raise AttachmentError(f"I could not fetch “{name}”; please send it again.")
-        finally:
-            await asyncio.to_thread(target.unlink, missing_ok=True)
-
-
-async def _wait_until_ready(adapter: PlatformAdapter) -> None:
-    """Wait for a while until the adapter works."""
-    for _ in range(round(READY_SECONDS / READY_PAUSE_SECONDS)):
-        if adapter.health().is_ready:
-            return
-        await asyncio.sleep(READY_PAUSE_SECONDS)  # nothing tells when the service is back
+        return await asyncio.to_thread(self.files.keep, fetched, attachment.name, attachment.mime)
 
 
 @locks(inbox="row.id", chat="row.chat_id")

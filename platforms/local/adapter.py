@@ -11,6 +11,7 @@ import structlog
 from yarl import URL
 
 from hermes_state.errors import PlatformUnavailable, StateError
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
@@ -57,7 +58,8 @@ class LocalSettings:
 class LocalAdapter:
     """Serves the page; implements `platforms.base.PlatformAdapter`.
 
-    `on_ready` is called with the address (and its token, which works once) whenever the page has come up.
+    `files` has what the agent gives to a chat. `on_ready` is called with the address (and its token, which works once)
+    whenever the page has come up.
     """
 
     name = "local"
@@ -67,6 +69,7 @@ class LocalAdapter:
         settings: LocalSettings,
         *,
         store: Store,
+        files: AttachmentFolder,
         menu: Sequence[MenuCommand],
         clock: Clock,
         on_ready: Callable[[str], None] | None = None,
@@ -81,6 +84,7 @@ class LocalAdapter:
         )
         self._settings = settings
         self._store = store
+        self._files = files
         self._clock = clock
         self._on_ready = on_ready
         self.access = BrowserAccessControl(store, clock)
@@ -120,7 +124,7 @@ class LocalAdapter:
             chats=self._chats,
             pages=self._pages,
             uploads=self._uploads,
-            attachments=self._settings.state_dir / "attachments",
+            files=self._files,
             max_characters=self._settings.max_characters,
         )
         async with AsyncExitStack() as stack:

@@ -14,8 +14,9 @@ from aiohttp import web
 
 from hermes_state.chats import load_recent_chats
 from hermes_state.errors import StateError
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKind, Clock, InboundMessage, InputKind, Sender
+from hermes_state.values import ChatKind, Clock, InboundMessage, InputKind, Sender, SentFile
 from platforms.base import Intake
 from platforms.local import names
 from platforms.local.access import (
@@ -67,8 +68,8 @@ class RouteHandler:
     chats: ChatRegistry
     pages: PageWriter
     uploads: UploadStore
-    attachments: Path
-    """Folder of the files that are kept."""
+    files: AttachmentFolder
+    """Files that are kept."""
     max_characters: int
     hosts: tuple[str, ...] = field(default=(), init=False)
     """`Host` headers that mean us; known once the port is bound."""
@@ -241,10 +242,20 @@ class RouteHandler:
         if not (number.isascii() and number.isdecimal() and len(number) < 19):
             raise web.HTTPNotFound
         file = await self.store.read(load_file_of, key, int(number))
-        if file is None or not await asyncio.to_thread((self.attachments / file.path).is_file):
+        path = None if file is None else await asyncio.to_thread(self._find, file)
+        if file is None or path is None:
             raise web.HTTPNotFound
         headers = {"Content-Type": file.mime, "Content-Disposition": "attachment", "Cache-Control": "no-store"}
-        return web.FileResponse(self.attachments / file.path, headers=headers)
+        return web.FileResponse(path, headers=headers)
+
+    def _find(self, file: SentFile) -> Path | None:
+        try:
+            path = self.files.local(file.path)
+            return path if path.is_file() else None
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise FormError(503, "The file cannot be read right now. Try again in a moment.") from error
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """Stream what happens in a chat until the page goes away."""

@@ -38,7 +38,7 @@ _KINDS = {
 
 
 class FormError(Exception):
-    """The form cannot be taken; `sentence` says why to the person, `status` to the browser."""
+    """The form cannot be taken, or answered now; `sentence` says why to the person, `status` to the browser."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)

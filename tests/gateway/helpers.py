@@ -40,12 +40,14 @@ from gateway.outbound.notices import NoticeWriter
 from gateway.schedules.runner import ScheduleRunner
 from gateway.turns.approvals import ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
+from gateway.turns.fetching import AttachmentFetcher
 from gateway.turns.lanes import LaneRegistry
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import FileSizeExceeded
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.redaction import redact
 from hermes_state.store.seats import OnlySeat
 from hermes_state.store.sql import scalar
@@ -363,7 +365,7 @@ class TestGateway:
 
     def assemble(self, group: asyncio.TaskGroup) -> None:
         self._group = group
-        store, live, clock = self.store, self.live, self.clock
+        store, live, clock, kept = self.store, self.live, self.clock, AttachmentFolder(self._folder / "attachments")
         self.gates = GateRegistry()
         self.adapters = AdapterRegistry({self.adapter.name: self.adapter})
         self.access = AccessControl(store, live)
@@ -374,7 +376,7 @@ class TestGateway:
             clock=clock,
             group=group,
             max_parts=lambda: 20,
-            attachments=self._folder,
+            files=AttachmentFolder(self._folder),
         )
         self.notices = NoticeWriter(
             store=store, settings=lambda: live.config.notices, deliver=self.delivery.wake, clock=clock
@@ -393,7 +395,6 @@ class TestGateway:
         self.files = AttachmentHandler(
             store=store,
             runtime=live,
-            adapters=self.adapters,
             delivery=self.delivery,
             transcriber=TranscriptionHandler(
                 store=store,
@@ -401,9 +402,10 @@ class TestGateway:
                 clock=clock,
                 make_client=partial(transcription_client, spending=SpendingControl(store, clock)),
             ),
-            scaler=ImageScaler(self._folder / "attachments"),
+            fetcher=AttachmentFetcher(adapters=self.adapters, files=kept),
+            scaler=ImageScaler(kept),
             clock=clock,
-            folder=self._folder / "attachments",
+            files=kept,
             workspaces=self.workspaces,
         )
         self.lanes = LaneRegistry(
@@ -416,7 +418,7 @@ class TestGateway:
             slots=asyncio.Semaphore(live.config.sessions.max_turns),
             group=group,
         )
-        self.servers = ServerRegistry(ImageStore(folder=self._folder / "attachments", clock=clock), clock, redact)
+        self.servers = ServerRegistry(ImageStore(files=kept, clock=clock), clock, redact)
         self.schedules = ScheduleRunner(
             store=store,
             runtime=live,

@@ -8,7 +8,6 @@ import mimetypes
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from agent.images.scaling import ImageLimits, ImageScaler, OversizedImageError, UnreadableImageError, mime_of
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, shown
@@ -16,6 +15,7 @@ from agent.tools.registry import ToolContext, ToolOutput
 from hermes_state import attachments
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.values import Clock, Image
 
 _PICTURE = re.compile(
@@ -30,8 +30,8 @@ _PICTURE = re.compile(
 class ImageReader:
     """Reader of pictures in workspaces."""
 
-    folder: Path
-    """Folder of the files that are kept, `attachments/`."""
+    files: AttachmentFolder
+    """Files that are kept."""
     max_bytes: int
     """Largest picture that is looked at."""
     scaler: ImageScaler
@@ -59,11 +59,11 @@ class ImageReader:
         mime = mimetypes.guess_type(parts[-1])[0]
         data = await asyncio.to_thread(workspace.read, parts, self.max_bytes)
         try:
-            fetched = await asyncio.to_thread(attachments.new_file, self.folder)
+            fetched = await asyncio.to_thread(self.files.new_file)
             try:
                 await asyncio.to_thread(fetched.write_bytes, data)
                 copy = await self.scaler.scaled(fetched, ImageLimits())
-                return await asyncio.to_thread(attachments.keep, self.folder, fetched, parts[-1], mime), copy
+                return await asyncio.to_thread(self.files.keep, fetched, parts[-1], mime), copy
             finally:
                 with suppress(OSError):  # it is where it belongs by now, or nobody will miss it
                     fetched.unlink(missing_ok=True)

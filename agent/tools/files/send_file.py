@@ -9,7 +9,6 @@ import mimetypes
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agent.tools.arguments import schema, text
@@ -19,6 +18,7 @@ from agent.tools.registry import Tool, ToolContext
 from hermes_state import attachments, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar_or_none
@@ -34,8 +34,8 @@ _MAX_CAPTION = 1_000
 class FileDelivery:
     """Ways of a file from a workspace to people."""
 
-    folder: Path
-    """Folder of the files that are kept, `attachments/`."""
+    files: AttachmentFolder
+    """Files that are kept."""
     max_bytes: Callable[[ChatKey], int]
     """Largest file that a chat's platform takes; 0: none."""
     deliver: Callable[[ChatId], None]
@@ -52,7 +52,7 @@ def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
             raise ToolError("files cannot be given to this chat")
         if len(caption) > _MAX_CAPTION:
             raise ToolError(f"the caption has {len(caption):,} characters, at most {_MAX_CAPTION:,} are possible")
-        file = await asyncio.to_thread(_keep, workspaces.of(context.chat_id), parts, delivery.folder, limit)
+        file = await asyncio.to_thread(_keep, workspaces.of(context.chat_id), parts, delivery.files, limit)
         try:
             is_new = await context.store.write(_owe, context, file, caption, delivery.clock.now())
         except TurnMoved as error:
@@ -73,10 +73,10 @@ def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
     )
 
 
-def _keep(workspace: WorkspaceHandle, parts: PathParts, folder: Path, limit: int) -> StoredFile:
+def _keep(workspace: WorkspaceHandle, parts: PathParts, files: AttachmentFolder, limit: int) -> StoredFile:
     """Copy a file to where attachments are kept."""
     most = min(limit, workspace.settings.max_file_bytes)
-    target = attachments.new_file(folder)
+    target = files.new_file()
     try:
         with workspace.open_file(parts) as file, target.open("wb") as copy:
             while copy.tell() <= most and (piece := file.read(_PIECE)):
@@ -85,7 +85,7 @@ def _keep(workspace: WorkspaceHandle, parts: PathParts, folder: Path, limit: int
         if not 0 < size <= most:
             state = f"is larger than the {most:,} bytes that this chat takes" if size else "is empty"
             raise ToolError(f"{shown('/'.join(parts))} {state}")
-        return attachments.keep(folder, target, parts[-1], mimetypes.guess_type(parts[-1])[0])
+        return files.keep(target, parts[-1], mimetypes.guess_type(parts[-1])[0])
     finally:
         with suppress(OSError):  # it is where it belongs by now, or nobody will miss it
             target.unlink(missing_ok=True)

@@ -7,12 +7,12 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from agent.tools.registry import ToolContext, ToolOutput
 from hermes_state import attachments
 from hermes_state.attachments import StoredFile
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.text import printable, well_formed
@@ -75,7 +75,7 @@ def _words(block: dict[str, Any]) -> str:
 class ImageStore:
     """Keeps the images of results beside those that people send."""
 
-    folder: Path
+    files: AttachmentFolder
     clock: Clock
 
     async def output(self, result: RemoteResult, context: ToolContext) -> str | ToolOutput:
@@ -89,10 +89,10 @@ class ImageStore:
         )
 
     def _keep(self, data: bytes, mime: str) -> StoredFile:
-        target = attachments.new_file(self.folder)
+        target = self.files.new_file()
         try:
             target.write_bytes(data)
-            return attachments.keep(self.folder, target, f"result.{mime.partition('/')[2]}", mime)
+            return self.files.keep(target, f"result.{mime.partition('/')[2]}", mime)
         finally:
             with suppress(OSError):  # it is where it belongs by now
                 target.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from PIL import Image, ImageCms
 
 from agent.images import scaling, worker
 from agent.images.scaling import ImageLimits, ImageScaler, OversizedImageError, UnreadableImageError, copy_name, mime_of
+from hermes_state.files.folder import AttachmentFolder
 from tests.gateway.helpers import eventually
 from tests.pictures import noise, opened, picture, saved
 
@@ -22,7 +23,7 @@ SMALL = ImageLimits(max_side=100, max_bytes=20_000)
 
 @pytest.fixture
 def scaler(tmp_path: Path) -> ImageScaler:
-    return ImageScaler(tmp_path)
+    return ImageScaler(AttachmentFolder(tmp_path))
 
 
 async def scaled(scaler: ImageScaler, folder: Path, data: bytes, limits: ImageLimits | None = None) -> bytes:

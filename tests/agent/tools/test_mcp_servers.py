@@ -22,6 +22,7 @@ from agent.tools.mcp.settings import RemoteTool, ServerSettings, ServerState, Se
 from agent.tools.mcp.stdio import server_environ
 from hermes_state.aio import Backoff
 from hermes_state.errors import ToolError
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.values import SystemClock, ToolEffect
 from tests.fakes.labkit import Server
 from tests.sandboxes import all_gone, processes_with
@@ -49,7 +50,9 @@ async def serving(folder: Path, script: str, **settings: object) -> AsyncIterato
     """A registry with one server, which runs a script of its own."""
     command = {"command": sys.executable, "args": ("-c", LINES + script, str(folder))} if script else {}
     one = ServerSettings(name="odd", **{**command, **settings})
-    registry = ServerRegistry(ImageStore(folder=folder, clock=SystemClock()), SystemClock(), lambda text: text)
+    registry = ServerRegistry(
+        ImageStore(files=AttachmentFolder(folder), clock=SystemClock()), SystemClock(), lambda text: text
+    )
     async with asyncio.TaskGroup() as group:
         registry.configure([one], group)
         try:
@@ -398,7 +401,9 @@ def test_results_in_words() -> None:
 
 async def test_a_reload_while_the_gateway_ends_starts_nothing(tmp_path: Path) -> None:
     one = ServerSettings(name="odd", command=sys.executable, args=("-c", "input()", str(tmp_path)))
-    registry = ServerRegistry(ImageStore(folder=tmp_path, clock=SystemClock()), SystemClock(), lambda text: text)
+    registry = ServerRegistry(
+        ImageStore(files=AttachmentFolder(tmp_path), clock=SystemClock()), SystemClock(), lambda text: text
+    )
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:
         await registry.close()
         registry.configure([one], group)

@@ -9,6 +9,7 @@ from agent.tools.files.send_file import FileDelivery, send_file_tool
 from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
 from agent.tools.registry import ToolRegistry
 from hermes_state import attachments, journal, outbox
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.tool_runs import ToolRunState
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId
@@ -28,7 +29,10 @@ class Post:
         self.limit = 1_000
         workspaces = WorkspaceStore(folder / "workspaces", WorkspaceSettings(max_file_bytes=5_000))
         delivery = FileDelivery(
-            folder=self.kept, max_bytes=lambda key: self.limit, deliver=self.woken.append, clock=chat.clock
+            files=AttachmentFolder(self.kept),
+            max_bytes=lambda key: self.limit,
+            deliver=self.woken.append,
+            clock=chat.clock,
         )
         self.tools = ToolRegistry([send_file_tool(workspaces, delivery)])
 

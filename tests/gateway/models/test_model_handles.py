@@ -21,6 +21,7 @@ from gateway.models.clients import ClientRegistry, make_model
 from gateway.models.pricing import SpendingControl
 from gateway.models.selection import ModelRegistry, route_of
 from hermes_state.chats import load_chat
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import View
 from hermes_state.values import ChatId, ConversationRef, SystemClock
@@ -53,7 +54,9 @@ def models_of(store: Store, home: Path, **sections: object) -> Iterator[tuple[Mo
     clock = SystemClock()
     clients = ClientRegistry(config, SpendingControl(store, clock))
     yield (
-        make_models(loaded(config, home), clients, store=store, scaler=ImageScaler(home), clock=clock),
+        make_models(
+            loaded(config, home), clients, store=store, scaler=ImageScaler(AttachmentFolder(home)), clock=clock
+        ),
         config,
     )
 

@@ -8,6 +8,7 @@ from gateway.health import Heartbeat
 from gateway.operator.handlers import OperatorHandler
 from gateway.outbound.adapters import AdapterRegistry
 from hermes_state.errors import AuthRejected, CommandError
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
 from platforms.local import LocalAdapter, LocalSettings
 from platforms.local.access import BrowserAccessControl
@@ -103,7 +104,7 @@ async def test_what_was_said_is_looked_up_without_the_secrets_that_are_configure
 async def test_the_address_of_the_web_chat_is_given_out(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         settings = LocalSettings(state_dir=tmp_path, port=0)
-        local = LocalAdapter(settings, store=store, menu=(), clock=gateway.clock)
+        local = LocalAdapter(settings, store=store, files=AttachmentFolder(tmp_path), menu=(), clock=gateway.clock)
         ask = operator(gateway, AdapterRegistry({"local": local})).handlers()["local.url"]
         assert await ask({}) == {"url": None}
         async with running(local, RecordingIntake()):
@@ -119,7 +120,7 @@ async def test_browsers_that_are_signed_in_are_listed_and_signed_out(store: Stor
         for agent in ("Firefox \x1b[2J", "Chrome"):
             assert await access.exchange(access.mint(), agent) is not None
         settings = LocalSettings(state_dir=tmp_path, port=0)
-        local = LocalAdapter(settings, store=store, menu=(), clock=gateway.clock)
+        local = LocalAdapter(settings, store=store, files=AttachmentFolder(tmp_path), menu=(), clock=gateway.clock)
         async with running(local, RecordingIntake()):
             ask = operator(gateway, AdapterRegistry({"local": local})).handlers()
             newest, oldest = await ask["local.browsers"]({})

@@ -6,7 +6,8 @@ from structlog.testing import capture_logs
 
 from gateway.schedules.jobs import JobRunner
 from hermes_state import attachments, inbox
-from hermes_state.attachments import INCOMING_PREFIX, StoredFile
+from hermes_state.attachments import StoredFile
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 from tests.gateway.helpers import DIRECT, Hang, TestGateway, serving
@@ -33,7 +34,9 @@ def seen_count(gateway: TestGateway) -> int:
 
 def jobs(gateway: TestGateway, folder: Path, ahead: int = 0) -> JobRunner:
     clock = LaterClock(gateway, ahead)
-    return JobRunner(store=gateway.store, runtime=gateway.live, clock=clock, attachments_folder=folder / "attachments")
+    return JobRunner(
+        store=gateway.store, runtime=gateway.live, clock=clock, files=AttachmentFolder(folder / "attachments")
+    )
 
 
 async def test_silence_ends_a_conversation_only_when_that_is_switched_on(store: Store, tmp_path: Path) -> None:
@@ -94,7 +97,7 @@ async def test_housekeeping_removes_what_a_crash_left_half_fetched(store: Store,
     async with serving(store, tmp_path) as gateway:
         folder = tmp_path / "attachments"
         await asyncio.to_thread(folder.mkdir)
-        await asyncio.to_thread((folder / f"{INCOMING_PREFIX}x").write_bytes, b"half")
+        await asyncio.to_thread((folder / "incoming-x").write_bytes, b"half")
         await jobs(gateway, tmp_path).run_housekeeping()
         assert len(list(folder.iterdir())) == 1
         await jobs(gateway, tmp_path, 25 * HOUR).run_housekeeping()
@@ -117,7 +120,7 @@ async def test_files_make_room_also_while_the_database_is_full(store: Store, tmp
     async with serving(store, tmp_path) as gateway:
         folder = tmp_path / "attachments"
         await asyncio.to_thread(folder.mkdir)
-        await asyncio.to_thread((folder / f"{INCOMING_PREFIX}x").write_bytes, b"half")
+        await asyncio.to_thread((folder / "incoming-x").write_bytes, b"half")
         await store.write(set_max_pages, 0)
         await jobs(gateway, tmp_path, 25 * HOUR).run_housekeeping()
         await store.write(set_max_pages, None)

@@ -19,6 +19,7 @@ from jinja2.bccache import Bucket
 from yarl import URL
 
 from hermes_state.errors import StoreUnavailable
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.values import ChatKey, Clock, Millis, SystemClock
 from platforms.base import MenuCommand
 from platforms.local import LocalAdapter, LocalSettings
@@ -168,6 +169,7 @@ class LocalHarness(AdapterHarness):
     def __init__(self, path: Path, *, clock: Clock | None = None, **changes: Any) -> None:
         self._path = path
         self._changes = {"port": 0, **changes}
+        self.files = AttachmentFolder(path / "attachments")
         self.clock = clock or SystemClock()
         self.direct_chat = chat_key("main")
         self.person_id = "owner"
@@ -192,7 +194,9 @@ class LocalHarness(AdapterHarness):
         ready = self.ready_urls.append
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jinja2, "Environment", partial(jinja2.Environment, bytecode_cache=COMPILED))
-            return LocalAdapter(settings, store=self.store, menu=menu, clock=self.clock, on_ready=ready)
+            return LocalAdapter(
+                settings, store=self.store, files=self.files, menu=menu, clock=self.clock, on_ready=ready
+            )
 
     @property
     def has_outage_memory(self) -> bool:

@@ -1,0 +1,12 @@
+"""Files of attachments: the bytes, named by their hash; `hermes_state.attachments` has their rows.
+
+Whoever keeps a file fills a new one first, and gives it away:
+
+    fetched = files.new_file()
+    fetched.write_bytes(data)
+    stored = files.keep(fetched, "plan.md", "text/markdown")
+    files.read(stored.path)
+
+They lie in a `folder`. Every call blocks, and raises `OSError`, of which `FileNotFoundError` says that the bytes are
+not kept any more.
+"""

@@ -1,0 +1,77 @@
+"""A folder with the files of attachments, each under the path that its bytes name."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from hermes_state.attachments import StoredFile
+
+_INCOMING = "incoming-"
+"""Prefix of the names of files that are being fetched."""
+
+
+class AttachmentFolder:
+    """Files of attachments in a folder. Scaled copies of an image lie beside it, under its name and a dot."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def new_file(self) -> Path:
+        """A new, empty file, for what `keep` is given then."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=_INCOMING, dir=self.folder)
+        os.close(handle)
+        return Path(name)
+
+    def keep(self, fetched: Path, name: str, mime: str | None) -> StoredFile:
+        """Move a file of `new_file` to the path that its bytes name: the same bytes have the same path."""
+        file = stored_file(fetched, name, mime)
+        self._put(fetched, file)
+        return file
+
+    def local(self, path: str) -> Path:
+        """Place of a kept file on this machine. That it is gone shows here, or when it is opened."""
+        return self.folder / path
+
+    def read(self, path: str) -> bytes:
+        """The bytes of a kept file."""
+        return self.local(path).read_bytes()
+
+    def read_copy(self, name: str) -> bytes:
+        """The bytes that `keep_copy` has kept under this name."""
+        return (self.folder / name).read_bytes()
+
+    def keep_copy(self, name: str, data: bytes) -> None:
+        """Write what can be made again from a kept file, whole or not at all; `name` begins with its path and a dot."""
+        part = self.folder / f"{name}.part"
+        part.touch(0o600)
+        part.write_bytes(data)
+        part.replace(self.folder / name)
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove kept files, with their copies."""
+        for path in paths:
+            original = self.folder / path
+            for file in (original, *original.parent.glob(f"{original.name}.*")):
+                file.unlink(missing_ok=True)
+
+    def remove_leftovers(self, before_ms: int) -> None:
+        """Remove what was being fetched when a process ended, and is older than `before_ms`, in UTC milliseconds."""
+        for path in self.folder.glob(f"{_INCOMING}*"):
+            if path.stat().st_mtime * 1000 < before_ms:
+                path.unlink(missing_ok=True)
+
+    def _put(self, fetched: Path, file: StoredFile) -> None:
+        path = self.folder / file.path
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        fetched.replace(path)
+
+
+def stored_file(fetched: Path, name: str, mime: str | None) -> StoredFile:
+    """The file, as it is called once it is kept."""
+    with fetched.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    path, size = f"{sha256[:2]}/{sha256}", fetched.stat().st_size
+    return StoredFile(sha256=sha256, path=path, name=name, mime=mime, size_bytes=size)
