@@ -58,7 +58,7 @@ setup: $(VENV)/.installed-dev ## make .venv with everything for development
 
 anthropic: $(VENV)/.installed-anthropic ## add the SDK that `model.protocol: anthropic` needs
 
-cluster: $(VENV)/.installed-cluster ## add the driver that `store.url: postgresql://…` needs
+cluster: $(VENV)/.installed-cluster ## add what `store.url: postgresql://…` and `attachments.url: s3://…` need
 
 mcp: $(VENV)/.installed-mcp ## add the SDK that `mcp.servers` needs
 

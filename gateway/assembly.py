@@ -50,6 +50,7 @@ from gateway.models.clients import ClientRegistry
 from gateway.models.selection import ModelRegistry
 from gateway.models.window import context_settings
 from hermes_state.files.folder import AttachmentFolder
+from hermes_state.files.opening import open_files
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Tokens
@@ -57,6 +58,17 @@ from platforms.base import MenuCommand, PlatformAdapter
 
 PORT_TRIES = 20
 """Ports that are tried for the web chat where none is configured."""
+
+
+def open_attachments(loaded: LoadedConfig) -> AttachmentFolder:
+    """The files of attachments, in the state directory unless `attachments.url` names another place.
+
+    Blocks. Raises `ConfigError` and `StoreUnavailable` where that cannot be written.
+    """
+    config = loaded.config.attachments
+    if config.url is None:
+        return AttachmentFolder(loaded.attachments)
+    return open_files(config.url, config.plain_options, loaded.attachments_cache, config.cache_bytes)
 
 
 def make_adapters(

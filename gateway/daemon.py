@@ -22,7 +22,7 @@ from agent.tools.registry import Tool
 from agent.tools.terminal.sandbox import terminal_fault
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
-from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models
+from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models, open_attachments
 from gateway.cluster.node import Duty, Node
 from gateway.commands.registry import CommandContext
 from gateway.commands.runner import CommandRunner
@@ -88,7 +88,7 @@ async def run_daemon(
     """Run until SIGTERM or SIGINT; returns the exit code. `is_fresh`: without the database that there was before.
 
     Raises `LockUnavailable` when another process holds the database, `DatabaseRejected` for one that is not
-    ours to open, `StoreUnavailable` when it cannot be opened.
+    ours to open, `StoreUnavailable` when it, or the object store of attachments, cannot be opened.
     """
     prepare_home(loaded.home)
     wanted = loaded.config.store
@@ -98,7 +98,7 @@ async def run_daemon(
         writers=wanted.writers,
         busy_seconds=wanted.busy_seconds,
     )
-    files = AttachmentFolder(loaded.attachments)
+    files = await asyncio.to_thread(open_attachments, loaded)
     async with open_store(loaded.database, wanted.url, settings, is_fresh=is_fresh) as store:
         daemon = _Daemon(loaded, store, files, environ, extra_tools, SystemClock())
         _freeze_memory()

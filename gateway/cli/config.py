@@ -20,6 +20,7 @@ from gateway.models.call_settings import missing_keys
 from gateway.models.capacity import capacity_in, window_from
 from hermes_state.engines.opening import missing_driver
 from hermes_state.errors import ConfigError
+from hermes_state.files.opening import missing_client
 from hermes_state.redaction import MARK, redact
 
 app = typer.Typer(no_args_is_help=True, help="Check and show the configuration.", rich_markup_mode=None)
@@ -39,7 +40,8 @@ def check(as_json: Json = False) -> None:
         for route in all_routes(loaded.config):
             if (missing := missing_extra(route.protocol)) is not None:
                 raise ConfigError(missing)
-        if (missing := missing_driver(loaded.config.store.url)) is not None:
+        config = loaded.config
+        if (missing := missing_driver(config.store.url) or missing_client(config.attachments.url)) is not None:
             raise ConfigError(missing)
     except ConfigError as error:
         if not as_json:

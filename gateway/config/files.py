@@ -175,6 +175,11 @@ class StateDirectory:
         return self.home / "attachments"
 
     @property
+    def attachments_cache(self) -> Path:
+        """Copies of attachments that lie in an object store."""
+        return self.home / "cache" / "attachments"
+
+    @property
     def workspaces(self) -> Path:
         return self.home / "workspaces"
 

@@ -12,7 +12,7 @@ import socket
 from functools import cached_property
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from gateway.config.context_settings import (
     AuxiliaryConfig,
@@ -36,7 +36,9 @@ from gateway.config.tool_settings import (
 from gateway.config.types import (
     AnyCase,
     BaseConfig,
+    FilesUrl,
     OffOrNumber,
+    Options,
     People,
     Secret,
     SocketUrl,
@@ -237,14 +239,28 @@ class DeliveryConfig(BaseConfig):
 
 
 class AttachmentConfig(BaseConfig):
-    """Files that people send."""
+    """Files that people send and are given."""
 
+    url: FilesUrl | None = setting(None, default_text="`attachments/` in the state directory", restart=True)
+    """Place of the stored files: an object store, such as `s3://bucket/folder`, `gs://…` or `az://…`, or a folder that
+    several machines share, such as `file:///mnt/shared`."""
+    options: Options = setting(default_factory=dict, default_text="none", restart=True)
+    """Options of the object store by name, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`; they
+    count before its own variables. What looks like a key counts as a secret."""
+    cache_bytes: int = setting(1_073_741_824, ge=1_048_576, le=10_995_116_277_760, unit="bytes", restart=True)
+    """Room on this machine for copies of what lies in an object store."""
     max_bytes: int = setting(20_971_520, ge=1_024, le=2_147_483_648, unit="bytes", restart=True)
     """Largest file that is fetched."""
     max_text_chars: int = setting(50_000, ge=100, le=10_000_000, unit="characters")
     """Longest part of a text document that is read into the turn."""
     total_bytes: int = setting(2_147_483_648, ge=1_048_576, le=10_995_116_277_760, unit="bytes")
     """Room for stored files; beyond it the oldest go."""
+
+    @property
+    def plain_options(self) -> dict[str, str]:
+        """The options as the client of the object store is given them."""
+        given = self.options.items()
+        return {name: value.get_secret_value() if isinstance(value, SecretStr) else value for name, value in given}
 
 
 class TranscriptionConfig(BaseConfig):

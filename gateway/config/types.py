@@ -166,6 +166,18 @@ def checked_store_url(value: str) -> str:
     return value
 
 
+_FILES = re.compile(r"(s3|gs|az)://[^\s/?#@:]+(/[^\s?#@:]*)?|file:///[^\s?#]+")
+
+
+def _files_url(value: str) -> str:
+    if _FILES.fullmatch(value) is None:
+        raise ValueError(
+            "must be an address such as s3://bucket/folder, gs://bucket, az://container or file:///mnt/shared; keys, "
+            "regions and endpoints belong into attachments.options"
+        )
+    return value.rstrip("/")
+
+
 def passwords_in(address: str) -> Iterator[str]:
     """Passwords that an address carries: as they are written there, and as they are meant."""
     for found in _PASSWORD.finditer(address):
@@ -222,6 +234,7 @@ Secret: TypeAlias = Annotated[SecretStr, Trimmed, AfterValidator(_key_like)]
 Url: TypeAlias = Annotated[str, Trimmed, _url_like("https://example.org")]
 Hosts: TypeAlias = Annotated[tuple[Annotated[str, AfterValidator(_host_name)], ...], BeforeValidator(listed)]
 StoreUrl: TypeAlias = Annotated[str, Trimmed, AfterValidator(checked_store_url)]
+FilesUrl: TypeAlias = Annotated[str, Trimmed, AfterValidator(_files_url)]
 SocketUrl: TypeAlias = Annotated[str, Trimmed, _url_like("wss://gateway.example.org")]
 Person: TypeAlias = Annotated[str, BeforeValidator(_user_ref)]
 People: TypeAlias = Annotated[tuple[Person, ...], BeforeValidator(listed)]
@@ -250,6 +263,18 @@ def secret_headers(value: object) -> Mapping[str, SecretStr]:
     return {name: text if isinstance(text, SecretStr) else SecretStr(text) for name, text in found.items()}
 
 
+def _options(value: object) -> Mapping[str, str | SecretStr]:
+    """Options of a client by name; the value of one whose name says so is a secret."""
+    found: dict[str, str | SecretStr] = {}
+    for name, written in ((str(name), written) for name, written in keyed(value).items()):
+        text = written.get_secret_value() if isinstance(written, SecretStr) else str(written).strip()
+        if isinstance(written, dict | list | None) or "\0" in text:
+            raise ValueError(f"{name[:100]!r} must have a text behind it")
+        is_word = text.lower() in ("true", "false")  # as a secret, it would be taken out of whatever is said
+        found[name] = text.lower() if is_word else SecretStr(text) if _SECRET_HEADER.search(name) else text
+    return found
+
+
 _OWN_FIELDS = ("model", "messages", "input", "instructions", "system", "tools", "stream")
 
 
@@ -272,6 +297,7 @@ def _effort(value: object) -> object:
 
 
 Headers: TypeAlias = Annotated[dict[str, str | SecretStr], BeforeValidator(_headers), AfterValidator(FrozenConfig)]
+Options: TypeAlias = Annotated[dict[str, str | SecretStr], BeforeValidator(_options)]
 Body: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_body), AfterValidator(FrozenConfig)]
 Effort: TypeAlias = Annotated[ReasoningEffort | None, BeforeValidator(_effort)]
 

@@ -31,6 +31,7 @@ from agent.model.sizes import SizeSource
 from agent.tools.mcp.servers import missing_sdk
 from agent.tools.mcp.settings import ServerState, ServerStatus
 from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
+from gateway.assembly import open_attachments
 from gateway.config import ConfigRejected, LoadedConfig, find_store_url, load_config
 from gateway.config.files import StateDirectory, locate_home
 from gateway.config.settings import Config
@@ -103,7 +104,7 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
     yield from _home(loaded.home)
     state = list(_state(loaded, environ))
     yield from state
-    for check in (_access, _models, _settings, _extras, _servers, _costs, _files):
+    for check in (_access, _models, _settings, _extras, _servers, _costs, _files, _attachments):
         yield from check(loaded)
     yield from _context(loaded, state)
     yield from _tokens(loaded, is_online=is_online)
@@ -376,6 +377,18 @@ def _files(loaded: LoadedConfig) -> Iterator[CheckResult]:
     yield from (warning("skills", f"{fault}.") for fault in catalog.faults)
     if catalog.skills and not catalog.faults:
         yield fine("skills", f"{counted(len(catalog.skills), 'skill')} can be read.")
+
+
+def _attachments(loaded: LoadedConfig) -> Iterator[CheckResult]:
+    """Check by trial that files can be kept where `attachments.url` says."""
+    if (url := loaded.config.attachments.url) is None:
+        return
+    try:
+        open_attachments(loaded)
+    except HermesError as error:
+        yield failed("attachments", f"{error}.")
+    else:
+        yield fine("attachments", f"Files can be kept at {url}.")
 
 
 def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:

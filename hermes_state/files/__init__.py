@@ -7,6 +7,6 @@ Whoever keeps a file fills a new one first, and gives it away:
     stored = files.keep(fetched, "plan.md", "text/markdown")
     files.read(stored.path)
 
-They lie in a `folder`. Every call blocks, and raises `OSError`, of which `FileNotFoundError` says that the bytes are
-not kept any more.
+`opening` opens what is configured, a `folder` or a `bucket` of an object store with a folder before it. Every call
+blocks, and raises `OSError`, of which `FileNotFoundError` says that the bytes are not kept any more.
 """

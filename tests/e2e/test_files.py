@@ -1,6 +1,8 @@
 """Files of a chat's workspace: made by the model, given to people, and there again after a restart."""
 
 import base64
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from tests.e2e import test_discord as discord
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.test_compression import page_of
 from tests.e2e.world import TOKEN, World, world_in
+from tests.fakes.object_store import SECRET, object_store
 from tests.pictures import picture
 
 FREELY = {"HERMES_TOOLS__APPROVAL__WRITES": "allow"}
@@ -95,6 +98,34 @@ async def test_a_picture_of_the_workspace_is_shown_to_a_model_that_sees(world: W
     await world.say('look [[tool:read_file {"path": "broken.png"}]]')
     assert await world.replies(1, match="broken or of a kind that is not read")
     assert [one for one in await world.violations() if one["severity"] != "warn"] == []
+
+
+async def test_files_in_an_object_store_are_there_on_another_machine(world: World) -> None:
+    with object_store() as store:
+        place = {"HERMES_ATTACHMENTS__URL": store.url, "HERMES_ATTACHMENTS__OPTIONS": json.dumps(store.options)}
+        settings = {**FREELY, **place, "HERMES_MODEL__IMAGES": "true"}
+        await world.gateway.start(**settings)
+        await world.say('hello [[tool:write_file {"path": "a.txt", "content": "before"}]]')
+        await world.replies(1)
+        (workspace(world) / "chart").write_bytes(picture((3_000, 1_500)))
+        await world.say('look [[tool:read_file {"path": "chart"}]]')
+        await world.replies(2)
+        await world.tg.post("faults", {"kind": "500", "match": "sendDocument", "times": -1})
+        await world.say('send it [[tool:send_file {"path": "a.txt"}]]')
+        assert await world.tg.get("calls", method="sendDocument", count=1, wait=20)
+        await world.gateway.kill()
+        shutil.rmtree(world.home / "cache")
+        await world.tg.delete("faults")
+        await world.gateway.start(**settings)
+        assert [content for *_, content in await on_telegram(world, "document")] == [b"before"]
+        await world.say("and now?")
+        assert await world.replies(1, match="and now")
+        assert await world.gateway.stop() == 0
+    scaled = base64.b64encode(picture((2_000, 1_000))).decode()
+    assert scaled in str((await world.asked(1))[-1]["body"]), "of the picture that was fetched again"
+    assert sorted(store.objects.values()) == sorted([b"before", picture((3_000, 1_500))])
+    assert list((world.home / "attachments").iterdir()) == []
+    assert SECRET not in world.gateway.log_text()
 
 
 async def test_a_model_without_images_is_told_of_a_picture(world: World) -> None:

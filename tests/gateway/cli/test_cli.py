@@ -32,6 +32,7 @@ from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sende
 from tests.databases import about_files, open_store, store_environ
 from tests.fakes import fake_discord, fake_llm, fake_telegram
 from tests.fakes.labkit import Server
+from tests.fakes.object_store import SECRET, object_store
 
 TELEGRAM_TOKEN = "123456:LABTOKEN"
 DISCORD_TOKEN = "lab-discord-token"
@@ -101,6 +102,22 @@ def test_a_refused_configuration_still_shows_its_warnings(environ: dict[str, str
         assert done.returncode == 78
         assert "warning: HERMES_NONSENSE" in done.stderr
         assert "configuration: HERMES_LOCAL__PORT" in done.stderr
+
+
+def test_attachments_that_cannot_be_written_are_one_sentence_before_anything_is_made(
+    environ: dict[str, str], home: Path
+) -> None:
+    with object_store() as store:
+        options = {**store.options, "access_key_id": "S0MEBODY"}
+        environ |= {"HERMES_ATTACHMENTS__URL": store.url, "HERMES_ATTACHMENTS__OPTIONS": json.dumps(options)}
+        done, shown, checked = (spawned(environ, *words) for words in (("run",), ("config", "show"), ("doctor",)))
+    assert done.returncode == 78
+    assert f"configuration: attachments.url: {store.url} may not be written, read" in done.stderr
+    assert f"XX  attachments  attachments.url: {store.url} may not" in checked.stdout
+    assert "access_key_id" in spawned(environ, "config", "show", "--json").stdout
+    for process in (done, shown, checked):
+        assert not any(word in process.stdout + process.stderr for word in ("S0MEBODY", SECRET, "Traceback"))
+    assert not {"state.db", "state.made", "cache"} & set(os.listdir(home))
 
 
 def test_run_refuses_a_foreign_state_directory_and_touches_nothing(environ: dict[str, str], home: Path) -> None:

@@ -5,6 +5,7 @@ import io
 import os
 import re
 import secrets
+import shutil
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,14 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes_state import attachments
+from hermes_state.attachments import StoredFile
 from hermes_state.chats import ensure_chat
 from hermes_state.errors import MessageRejected, PlatformUnavailable
+from hermes_state.files.bucket import open_bucket
 from hermes_state.sessions import set_title, start_session
-from hermes_state.values import AttachmentKind, Button, ChatKind, IncomingAttachment, InputKind, OutboundPart
+from hermes_state.values import AttachmentKind, Button, ChatKind, IncomingAttachment, InputKind, Millis, OutboundPart
 from platforms.base import Preview, SendRequest
 from platforms.local import names, uploads
 from platforms.local.history import chat_key
 from platforms.local.uploads import MAX_FILES
+from tests.fakes.object_store import object_store
 from tests.platforms.contract import RecordingIntake, eventually, request, running
 from tests.platforms.local.harness import LocalHarness, Screen
 
@@ -224,6 +229,36 @@ async def test_too_many_files_are_refused_together(local: LocalHarness, tmp_path
     assert status == 413
     assert f"at most {MAX_FILES} files" in body
     assert spooled(tmp_path) == []
+
+
+async def test_a_file_comes_from_the_object_store_that_has_it(tmp_path: Path, intake: RecordingIntake) -> None:
+    with object_store() as store:
+        made = LocalHarness(tmp_path)
+        made.files = files = open_bucket(store.url, store.options, tmp_path / "cache", 1 << 30)
+        fetched = files.new_file()
+        fetched.write_bytes(b"# Plan")
+        stored = files.keep(fetched, "plan.md", "text/markdown")
+        shutil.rmtree(tmp_path / "cache")
+        async with made as local, running(local.adapter, intake):
+            await local.sign_in()
+            await local.store.write(give_to_chat, stored)
+
+            async def asked() -> tuple[int, str]:
+                async with local.browser.get(f"{local.root}/chat/main/files/1", headers=local.headers()) as answer:
+                    return answer.status, await answer.text()
+
+            store.faults["GET"] = 507
+            status, sentence = await asked()
+            assert (status, "cannot be read right now" in sentence) == (503, True)
+            store.faults.clear()
+            assert await asked() == (200, "# Plan")
+            files.remove([stored.path])
+            assert (await asked())[0] == 404
+
+
+def give_to_chat(db: Connection, file: StoredFile) -> None:
+    chat_id = ensure_chat(db, chat_key("main"), ChatKind.LOCAL, None, Millis(0))
+    attachments.insert(db, chat_id, file, Millis(0))
 
 
 async def test_a_file_that_nobody_came_for_goes_while_the_daemon_runs_on(

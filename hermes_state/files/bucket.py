@@ -1,0 +1,148 @@
+"""A bucket of an object store with the files of attachments, and a folder before it with those that are used.
+
+The object store has the files under the same paths as a folder. What can be made again from them stays on the machine
+that made it. obstore, which speaks to it, is an extra: this is imported only where a bucket is configured.
+"""
+
+import errno
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import obstore
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.store import from_url
+
+from hermes_state.attachments import StoredFile
+from hermes_state.errors import ConfigError, StoreUnavailable
+from hermes_state.files.folder import AttachmentFolder, stored_file
+from hermes_state.redaction import redact
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+IN_USE_SECONDS: Final = 600
+"""Seconds for which a file stays in the cache after it was asked for, however full that is: it may yet be opened."""
+
+_TRIMMED_AFTER: Final = 16
+"""Part of the cache, as its divisor, that may be new before all of it is looked at once more."""
+
+_CLIENT: Final = {"connect_timeout": "5s", "timeout": "120s"}
+_RETRIES: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+_PARTS_AT_ONCE: Final = 2
+"""Parts of a large file, of 5 MB each, that are sent side by side, and held in memory."""
+
+
+class AttachmentBucket(AttachmentFolder):
+    """Files of attachments in an object store. Its folder is a cache, of about `max_cache_bytes`."""
+
+    def __init__(self, bucket: "ObjectStore", cache: Path, max_cache_bytes: int) -> None:
+        super().__init__(cache)
+        self._bucket = bucket
+        self._max_cache_bytes = max_cache_bytes
+        self._new_bytes = max_cache_bytes
+        """Bytes that came into the cache since all of it was looked at."""
+
+    def check(self) -> None:
+        """Write an object, read and remove it. Raises obstore's errors."""
+        name = f"check-{uuid4().hex}"
+        obstore.put(self._bucket, name, b"hermes-gateway")
+        obstore.get(self._bucket, name).bytes()
+        obstore.delete(self._bucket, [name])
+
+    def local(self, path: str) -> Path:
+        cached = self.folder / path
+        try:
+            os.utime(cached)
+        except FileNotFoundError:
+            self._fetch(path)
+        return cached
+
+    def remove(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with _os_errors(), suppress(FileNotFoundError):
+                obstore.delete(self._bucket, [path])
+            super().remove([path])
+
+    def _put(self, fetched: Path, file: StoredFile) -> None:
+        with _os_errors():
+            obstore.put(self._bucket, file.path, fetched, max_concurrency=_PARTS_AT_ONCE)
+        self._put_into_cache(fetched, file)
+
+    def _fetch(self, path: str) -> None:
+        fetched = self.new_file()
+        try:
+            with _os_errors(), fetched.open("wb") as file:
+                for chunk in obstore.get(self._bucket, path).stream():
+                    file.write(chunk)
+            found = stored_file(fetched, "", None)
+            if found.path != path:
+                raise OSError(errno.EIO, "the object store has other bytes under this path")
+            self._put_into_cache(fetched, found)
+        finally:
+            fetched.unlink(missing_ok=True)
+
+    def _put_into_cache(self, fetched: Path, file: StoredFile) -> None:
+        super()._put(fetched, file)
+        self._new_bytes += file.size_bytes
+        if self._new_bytes > self._max_cache_bytes // _TRIMMED_AFTER:
+            self._new_bytes = 0
+            self._trim()
+
+    def _trim(self) -> None:
+        """Let those files go that nobody has used for longest."""
+        states = [(path, path.stat()) for path in self.folder.glob("*/*")]
+        found = sorted((max(state.st_atime, state.st_mtime), state.st_size, path) for path, state in states)
+        surplus = sum(size for _, size, _ in found) - self._max_cache_bytes
+        for used_at, size, path in found:
+            if surplus <= 0 or used_at > time.time() - IN_USE_SECONDS:
+                return
+            path.unlink(missing_ok=True)
+            surplus -= size
+
+
+def open_bucket(url: str, options: Mapping[str, str], cache: Path, max_cache_bytes: int) -> AttachmentBucket:
+    """The bucket at `url`, which was tried; `options` are obstore's, and count before the variables that it reads.
+
+    Raises `ConfigError` where address, options or keys cannot be used, `StoreUnavailable` where the object store
+    cannot be reached or written now.
+    """
+    client: Any = _CLIENT | {"allow_http": any(value.startswith("http://") for value in options.values())}
+    config: Any = dict(options)
+    try:
+        store = from_url(url, config=config, client_options=client, retry_config=_RETRIES)
+    except (BaseError, ValueError) as error:
+        raise ConfigError(f"attachments: {url} cannot be used with these options: {_reason(error)}") from None
+    bucket = AttachmentBucket(store, cache, max_cache_bytes)
+    try:
+        bucket.check()
+    except FileNotFoundError:
+        raise ConfigError(f"attachments.url: there is no {url}: make the bucket first") from None
+    except (PermissionDeniedError, UnauthenticatedError):
+        raise ConfigError(
+            f"attachments.url: {url} may not be written, read and removed from with the keys of attachments.options "
+            "or the environment"
+        ) from None
+    except BaseError as error:
+        raise StoreUnavailable(f"the attachments cannot be written to {url}: {_reason(error)}") from None
+    return bucket
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """Raise what goes wrong as an `OSError`. Not `from` obstore's, whose words hold signed addresses."""
+    try:
+        yield
+    except BaseError as error:
+        raise OSError(errno.EIO, _reason(error)) from None
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of obstore's words, without what servers say, and signatures in addresses."""
+    return redact(re.sub(r"\?\S+", "", re.split(r"[\n<]", str(error))[0])).strip(" :")

@@ -1,0 +1,44 @@
+"""Opening the files of attachments, wherever they are configured to lie."""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from hermes_state.errors import ConfigError
+from hermes_state.files.folder import AttachmentFolder
+
+
+def missing_client(url: str | None) -> str | None:
+    """Advice how to install what an address needs; None if nothing is missing. Imports nothing."""
+    if url is None or url.startswith("file:") or importlib.util.find_spec("obstore") is not None:
+        return None
+    return (
+        "attachments.url needs a client for object stores, which is not installed: run `make cluster` in a clone, or "
+        "`pip install 'hermes-gateway[cluster]'` where the gateway is installed as a package"
+    )
+
+
+def open_files(url: str, options: Mapping[str, str], cache: Path, max_cache_bytes: int) -> AttachmentFolder:
+    """The files at `url`, which can be written; those of an object store have their cache in `cache`.
+
+    Blocks. Raises `ConfigError` for an address that cannot be used, `StoreUnavailable` for one that cannot now.
+    """
+    if url.startswith("file:"):
+        return _open_folder(Path(unquote(urlsplit(url).path)))
+    if (missing := missing_client(url)) is not None:
+        raise ConfigError(missing)
+    from hermes_state.files.bucket import open_bucket
+
+    return open_bucket(url, options, cache, max_cache_bytes)
+
+
+def _open_folder(folder: Path) -> AttachmentFolder:
+    if not folder.is_dir():  # making it would hide that a disk is not mounted
+        raise ConfigError(f"attachments.url: {folder} is no folder: make it, or mount what it is on")
+    files = AttachmentFolder(folder)
+    try:
+        files.new_file().unlink()
+    except OSError as error:
+        raise ConfigError(f"attachments.url: {folder} cannot be written: {error.strerror}") from error
+    return files

@@ -1,0 +1,165 @@
+"""Files of attachments, wherever they lie: a folder, and the object stores that obstore speaks to."""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from obstore.store import LocalStore, MemoryStore
+
+from hermes_state.attachments import StoredFile
+from hermes_state.files.bucket import IN_USE_SECONDS, AttachmentBucket, open_bucket
+from hermes_state.files.folder import AttachmentFolder
+from tests.fakes.object_store import object_store
+
+PLACES = ("folder", "memory", "local", "s3")
+MUCH = 1 << 30
+
+
+@pytest.fixture(params=PLACES)
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AttachmentFolder]:
+    """Files in each kind of place."""
+    with ExitStack() as held:
+        match request.param:
+            case "folder":
+                yield AttachmentFolder(tmp_path / "files")
+            case "memory":
+                yield AttachmentBucket(MemoryStore(), tmp_path / "cache", MUCH)
+            case "local":
+                yield AttachmentBucket(LocalStore(tmp_path / "bucket", mkdir=True), tmp_path / "cache", MUCH)
+            case _:
+                fake = held.enter_context(object_store())
+                yield open_bucket(fake.url, fake.options, tmp_path / "cache", MUCH)
+
+
+def keep(files: AttachmentFolder, data: bytes, name: str = "a.txt") -> StoredFile:
+    fetched = files.new_file()
+    fetched.write_bytes(data)
+    return files.keep(fetched, name, "text/plain")
+
+
+def everything(files: AttachmentFolder) -> list[Path]:
+    return [path for path in files.folder.rglob("*") if path.is_file()]
+
+
+def test_what_is_kept_is_read_by_the_path_that_its_bytes_name(files: AttachmentFolder) -> None:
+    digest = hashlib.sha256(b"hello").hexdigest()
+    stored = keep(files, b"hello", "č.txt")
+    assert stored == StoredFile(
+        sha256=digest, path=f"{digest[:2]}/{digest}", name="č.txt", mime="text/plain", size_bytes=5
+    )
+    assert files.read(stored.path) == b"hello"
+    assert files.local(stored.path).read_bytes() == b"hello"
+
+
+def test_the_same_bytes_are_one_file(files: AttachmentFolder) -> None:
+    assert keep(files, b"same", "a").path == keep(files, b"same", "b").path
+    assert len(everything(files)) == 1
+
+
+def test_a_large_file_arrives_whole(files: AttachmentFolder) -> None:
+    data = os.urandom(1 << 20) * 4
+    assert files.read(keep(files, data).path) == data
+
+
+def test_files_are_their_owner_s_alone(files: AttachmentFolder) -> None:
+    path = files.local(keep(files, b"private").path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_was_removed_is_gone_with_its_copies(files: AttachmentFolder) -> None:
+    gone, stays = keep(files, b"gone").path, keep(files, b"stays").path
+    for path in (gone, stays):
+        files.keep_copy(f"{path}.9-9", b"smaller")
+    assert files.read_copy(f"{gone}.9-9") == b"smaller"
+    files.remove([gone])
+    files.remove([gone, "ab/never-there"])
+    for read in (files.read, lambda path: files.read_copy(f"{path}.9-9")):
+        with pytest.raises(FileNotFoundError):
+            read(gone)
+    assert (files.read(stays), files.read_copy(f"{stays}.9-9")) == (b"stays", b"smaller")
+
+
+def test_what_was_being_fetched_at_an_end_goes_once_it_is_old(files: AttachmentFolder) -> None:
+    kept, old, new = keep(files, b"kept").path, files.new_file(), files.new_file()
+    for path in (old, files.local(kept)):
+        os.utime(path, (1_000, 1_000))
+    files.remove_leftovers(2_000_000)
+    assert (old.exists(), new.exists(), files.read(kept)) == (False, True, b"kept")
+
+
+# ---- the cache before an object store
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def machine(store: MemoryStore, folder: Path, most: int = MUCH) -> AttachmentBucket:
+    return AttachmentBucket(store, folder, most)
+
+
+def test_another_machine_reads_what_one_has_kept(store: MemoryStore, tmp_path: Path) -> None:
+    path = keep(machine(store, tmp_path / "one"), b"shared").path
+    other = machine(store, tmp_path / "other")
+    assert other.read(path) == b"shared"
+    other.remove([path])
+    with pytest.raises(FileNotFoundError):
+        machine(store, tmp_path / "third").read(path)
+
+
+def test_what_is_in_the_cache_is_not_asked_for_again(tmp_path: Path) -> None:
+    with object_store() as fake:
+        files = open_bucket(fake.url, fake.options, tmp_path, MUCH)
+        path = keep(files, b"seen").path
+        fake.requests.clear()
+        assert files.read(path) == b"seen"
+        assert fake.requests == []
+
+
+def test_the_cache_is_bounded_and_what_left_it_comes_back(store: MemoryStore, tmp_path: Path) -> None:
+    files = machine(store, tmp_path, most=100)
+    paths = [keep(files, bytes([number]) * 40).path for number in range(2)]
+    long_ago = time.time() - IN_USE_SECONDS - 60
+    for age, path in enumerate(paths):
+        os.utime(tmp_path / path, (long_ago - age, long_ago - age))
+    newest = keep(files, b"x" * 40).path
+    assert {path for path in (*paths, newest) if (tmp_path / path).exists()} == {paths[0], newest}
+    assert files.read(paths[1]) == b"\1" * 40
+
+
+def test_what_was_just_asked_for_stays_however_full_the_cache_is(store: MemoryStore, tmp_path: Path) -> None:
+    files = machine(store, tmp_path, most=50)
+    first = keep(files, b"a" * 40).path
+    os.utime(tmp_path / first, (1_000, 1_000))
+    found = files.local(first)
+    keep(files, b"b" * 40)
+    assert found.read_bytes() == b"a" * 40
+
+
+def test_bytes_that_somebody_has_changed_are_not_taken(store: MemoryStore, tmp_path: Path) -> None:
+    path = keep(machine(store, tmp_path / "one"), b"as it was").path
+    store.put(path, b"changed")
+    other = machine(store, tmp_path / "other")
+    with pytest.raises(OSError, match="other bytes"):
+        other.read(path)
+    assert everything(other) == []
+
+
+def test_what_the_object_store_does_not_take_is_not_kept_and_not_lost(tmp_path: Path) -> None:
+    with object_store() as fake:
+        files = open_bucket(fake.url, fake.options, tmp_path, MUCH)
+        fake.faults["PUT"] = 507
+        fetched = files.new_file()
+        fetched.write_bytes(b"again")
+        with pytest.raises(OSError, match="507") as raised:
+            files.keep(fetched, "a", None)
+        assert raised.value.__cause__ is None, "its words may hold a signature"
+        assert everything(files) == [fetched]
+        del fake.faults["PUT"]
+        assert files.read(files.keep(fetched, "a", None).path) == b"again"

@@ -1,0 +1,94 @@
+"""Opening the place of attachments: what cannot be used is one sentence at the start, and nothing is left behind."""
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from hermes_state.errors import ConfigError, HermesError, StoreUnavailable
+from hermes_state.files.opening import missing_client, open_files
+from tests.fakes.object_store import BUCKET, KEY_ID, SECRET, FakeObjectStore, object_store
+
+MUCH = 1 << 30
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeObjectStore]:
+    with object_store() as running:
+        yield running
+
+
+def refused(url: str, options: Mapping[str, str], cache: Path, kind: type[HermesError] = ConfigError) -> str:
+    """The sentence; no secret is in it, and no cache was made."""
+    with pytest.raises(kind) as raised:
+        open_files(url, options, cache, MUCH)
+    said = str(raised.value)
+    assert raised.value.__cause__ is None
+    assert len(said.splitlines()) == 1
+    assert not any(word in said for word in (KEY_ID, SECRET))
+    assert not cache.exists()
+    return said
+
+
+def test_an_object_store_is_tried_and_nothing_stays_there(fake: FakeObjectStore, tmp_path: Path) -> None:
+    open_files(fake.url, fake.options, tmp_path / "cache", MUCH)
+    assert [request.split("check")[0] for request in fake.requests] == ["PUT gateway/", "GET gateway/", "POST ?delete"]
+    assert fake.objects == {}
+
+
+def test_wrong_keys_are_an_error_of_the_configuration(fake: FakeObjectStore, tmp_path: Path) -> None:
+    wrong = {**fake.options, "access_key_id": "SOMEBODY"}
+    assert "with the keys of attachments.options" in refused(fake.url, wrong, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("method", ["PUT", "GET", "POST"])
+def test_keys_that_may_not_write_read_and_remove_are_too(fake: FakeObjectStore, tmp_path: Path, method: str) -> None:
+    fake.faults[method] = 403
+    assert f"{fake.url} may not be written, read and removed" in refused(fake.url, fake.options, tmp_path / "cache")
+
+
+def test_a_bucket_that_is_missing_is_too(fake: FakeObjectStore, tmp_path: Path) -> None:
+    said = refused(fake.url.replace(BUCKET, "other"), fake.options, tmp_path / "cache")
+    assert "there is no s3://other/gateway" in said
+
+
+def test_an_option_that_nobody_knows_is_too(fake: FakeObjectStore, tmp_path: Path) -> None:
+    assert "'endpiont'" in refused(fake.url, {**fake.options, "endpiont": "x"}, tmp_path / "cache")
+    assert "Account must be specified" in refused("az://container", {}, tmp_path / "cache")
+
+
+def test_an_object_store_that_cannot_be_reached_or_written_now_may_be_later(
+    fake: FakeObjectStore, tmp_path: Path
+) -> None:
+    with object_store() as away:
+        options = away.options
+    assert "cannot be written to" in refused(fake.url, options, tmp_path / "cache", StoreUnavailable)
+    fake.faults["PUT"] = 507
+    assert "507 Insufficient Storage" in refused(fake.url, fake.options, tmp_path / "cache", StoreUnavailable)
+
+
+def test_a_shared_folder_is_used_as_it_is(tmp_path: Path) -> None:
+    shared = tmp_path / "shared disk"
+    shared.mkdir()
+    files = open_files(f"file://{shared}".replace(" ", "%20"), {}, tmp_path / "cache", MUCH)
+    assert files.folder == shared
+    assert list(shared.iterdir()) == []
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    assert "is no folder: make it, or mount" in refused(f"file://{tmp_path}/gone", {}, tmp_path / "cache")
+    assert not (tmp_path / "gone").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="/proc cannot be written"):  # whoever one is
+        open_files("file:///proc", {}, tmp_path / "cache", MUCH)
+
+
+def test_a_missing_client_is_told_of_and_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert missing_client(None) is None
+    assert missing_client("file:///mnt/shared") is None
+    assert "hermes-gateway[cluster]" in str(missing_client("s3://bucket"))
