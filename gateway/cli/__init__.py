@@ -34,6 +34,7 @@ COMMANDS = {
     "insights": ("usage", "Show what was spent lately, by day, chat, model and purpose."),
     "backup": ("database", "Copy the database to a file, also while the gateway runs."),
     "store": ("store", "Copy the database to another file or to PostgreSQL, or back."),
+    "cluster": ("cluster", "Look at the nodes that share a database."),
     "config": ("config", "Check and show the configuration."),
     "pair": ("pair", "Let people in by code, and see them out."),
     "trajectories": ("trajectories", "Write conversations to files for training, shorten such files, look into them."),

@@ -27,6 +27,9 @@ def run(
     is_fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin with an empty database where the one that there was is gone.")
     ] = False,
+    role: Annotated[
+        str, typer.Option("--role", metavar="node|worker", help="Role of this node, instead of cluster.role.")
+    ] = "",
 ) -> None:
     """Run the gateway in the foreground until SIGTERM or Ctrl-C.
 
@@ -37,7 +40,8 @@ def run(
     """
     with without("rich"):  # structlog would import it for tracebacks at terminals, which ours are written without
         from gateway.process import serve  # what writes the logs takes longer to import than all of the command line
-    raise typer.Exit(serve(process_environment(), is_fresh=is_fresh))
+    environ = process_environment()
+    raise typer.Exit(serve({**environ, "HERMES_CLUSTER__ROLE": role} if role else environ, is_fresh=is_fresh))
 
 
 def status(as_json: Json = False) -> None:

@@ -43,6 +43,21 @@ class Duty:
     """What its last owner has left, which comes before everything else."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeHealth:
+    """Health of this node, for operators."""
+
+    name: str
+    role: str
+    has_seat: bool
+    """False while others may take over what it has."""
+    seats_lost: int
+    """Since its start."""
+    hints_received: int
+    duties: tuple[str, ...]
+    """Accounts that it serves, and the housekeeping."""
+
+
 class Node:
     """Takes the seat, the duties that are free and the chats in which something waits."""
 
@@ -77,11 +92,25 @@ class Node:
         self._tasks: list[asyncio.Task[None]] = []
         self._left: list[TurnId] = []
         self._seat: Seat | None = None
+        self._seats_lost = self._hints_received = 0
 
     @property
     def is_certain(self) -> bool:
         """True while nobody else can have what this node has taken."""
         return self._seat is not None and self._seat.is_certain
+
+    def health(self, name: str, role: str) -> NodeHealth | None:
+        """Health of the node, which has this name and role; None where it has its database alone."""
+        if self._seat is None or not self._seat.is_shared:
+            return None
+        return NodeHealth(
+            name=name,
+            role=role,
+            has_seat=self.is_certain,
+            seats_lost=self._seats_lost,
+            hints_received=self._hints_received,
+            duties=tuple(duty.name for duty in self._taken),
+        )
 
     async def start(self) -> None:
         """Take the seat, and what is free of the work; it begins with `run`.
@@ -159,6 +188,7 @@ class Node:
         if not seat.lost.is_set():
             await cancel_all(self._tasks)
             return
+        self._seats_lost += 1
         left, *_ = await asyncio.gather(self._lanes.abandon(), self._abandon(), cancel_all(self._tasks))
         self._left += left
         self._taken = []
@@ -181,6 +211,7 @@ class Node:
             await asyncio.sleep(pause)  # the database gives no sign when it answers again
 
     def _take_hint(self, hint: Hint) -> None:
+        self._hints_received += 1
         if (act := self._on_hint.get(hint.kind)) is not None:
             act(hint.id)
 

@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar
 
 from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.permissions import AccessControl
+from gateway.cluster.node import NodeHealth
 from gateway.commands.tasks import TaskRegistry
 from gateway.models.selection import Runtime
 from gateway.turns.lanes import LaneRegistry
@@ -88,6 +89,8 @@ class CommandContext:
     servers: ServerRegistry
     reschedule: Callable[[], None] = lambda: None
     """Makes the timer of schedules look again."""
+    node: Callable[[], NodeHealth | None] = lambda: None
+    """Health of this node; None where it has its database alone."""
     tasks: TaskRegistry = field(default_factory=TaskRegistry)
 
 

@@ -43,6 +43,8 @@ async def status(request: CommandRequest) -> CommandResult:
         lines.append(_running_line(context, running))
     if waiting:
         lines.append(f"- Waiting: {counted(waiting, 'message')}")
+    if request.role is UserRole.ADMIN:
+        lines += _node_lines(context)
     return say("\n".join([*lines, *_connection_lines(context)]))
 
 
@@ -81,6 +83,12 @@ def _model_lines(context: CommandContext, choice: str | None) -> Iterator[str]:
 def _running_line(context: CommandContext, running: RunningTurn) -> str:
     seconds = max(0, context.clock.now() - running.started_at) // 1000
     return f"- Working on an answer for {seconds} s; /stop ends it"
+
+
+def _node_lines(context: CommandContext) -> Iterator[str]:
+    if (node := context.node()) is not None:
+        lost = f", {node.seats_lost} lost since its start" if node.seats_lost else ""
+        yield f"- Node: `{node.name}`, {'with its seat' if node.has_seat else 'without a seat right now'}{lost}"
 
 
 def _connection_lines(context: CommandContext) -> Iterator[str]:

@@ -367,4 +367,6 @@ class Config(BaseConfig):
                 f"local.host {self.local.host} is reachable from other machines, but access names nobody: "
                 "set access.admins (or access.allow), or keep local.host at 127.0.0.1"
             )
+        if self.cluster.role == "worker" and self.store.url is None:
+            raise ValueError("cluster.role is worker, but store.url names no PostgreSQL database with other nodes")
         return self

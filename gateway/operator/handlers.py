@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from agent.engines.loader import BUILT_IN
 from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_rows, pairing_row, revoke_pairing
 from gateway.access.permissions import AccessControl, AccessResult
+from gateway.cluster.node import NodeHealth
 from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.models.pricing import cap_limits
@@ -66,6 +67,8 @@ class OperatorHandler:
     heartbeat: Heartbeat
     clock: Clock
     started_at: Millis
+    node: Callable[[], NodeHealth | None] = lambda: None
+    """Health of this node; None where it has its database alone."""
 
     def handlers(self) -> Mapping[str, Handler]:
         """Handlers by the name under which the command line asks."""
@@ -94,6 +97,7 @@ class OperatorHandler:
             "routes": self._routes(),
             "turns_running": len(self.lanes.active),
             "vitals": self.heartbeat.vitals(),
+            **({"node": asdict(node)} if (node := self.node()) is not None else {}),
             "platforms": {name: _health_row(health) for name, health in self.adapters.health().items()},
             "mcp": {one.name: {"state": one.state.value, "error": one.error} for one in self.servers.statuses()},
             "not_stored": {

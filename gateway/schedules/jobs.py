@@ -10,6 +10,7 @@ import structlog
 from gateway.models.selection import Runtime
 from hermes_state import attachments, sessions
 from hermes_state.admin import retention
+from hermes_state.engines.postgres.nodes import forget_gone
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StateError
 from hermes_state.files.folder import AttachmentFolder
@@ -102,6 +103,8 @@ class JobRunner:
             removed = await retention.remove_expired(self._store, self._clock.now(), max_age_millis)
             if isinstance(self._store, SqliteStore):
                 await retention.maintain(self._store)
+            else:
+                await self._store.write(forget_gone, self._clock.now())
         except (StateError, OSError) as error:
             log.warning("housekeeping.delayed", error=str(error))
             return

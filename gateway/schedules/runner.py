@@ -109,13 +109,13 @@ def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringP
 
 def schedule_settings(config: Config) -> ScheduleSettings:
     """Bounds of schedules, and the time zone of new ones: the configured one, or else the server's."""
-    zone = config.agent.time_zone or _server_zone()
+    zone = config.agent.time_zone or server_zone()
     bounds = config.schedules
     return ScheduleSettings(zone=zone, max_per_chat=bounds.max_per_chat, min_minutes=bounds.min_minutes)
 
 
 @cache
-def _server_zone() -> str:
+def server_zone() -> str:
     """Name of the machine's time zone; empty where it has none, such as with `TZ=CET-1CEST`."""
     import tzlocal  # read when somebody makes the first schedule
 

@@ -271,10 +271,10 @@ class World:
         found: list[dict[str, Any]] = await self.llm.get("violations")
         return found
 
-    async def command_line(self, *words: str) -> tuple[int, str]:
-        """Run `hermes-gateway` with the gateway's environment; returns exit code and output."""
+    async def command_line(self, *words: str, node: Gateway | None = None) -> tuple[int, str]:
+        """Run `hermes-gateway` with a gateway's environment, by default the only one's; exit code and output."""
         output = self._folder / f"command-{next(self._commands)}.txt"
-        process = ForkedProcess(partial(run_command, *words), self.gateway.environ, output)
+        process = ForkedProcess(partial(run_command, *words), (node or self.gateway).environ, output)
         return await asyncio.wait_for(process.wait(), COMMAND_SECONDS), text_of(output)
 
     @staticmethod

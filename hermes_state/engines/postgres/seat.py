@@ -18,6 +18,7 @@ from psycopg.pq import ExecStatus
 
 from hermes_state.aio import wait_until
 from hermes_state.engines.postgres.connection import PostgresConnection
+from hermes_state.engines.postgres.nodes import SEAT
 from hermes_state.engines.postgres.store import unavailable
 from hermes_state.errors import DatabaseRejected
 from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock, SeatLost
@@ -34,7 +35,8 @@ _AT_ONCE = 500
 _NOTE = """
 INSERT INTO nodes (id, name, version, role, settings, pid, seats, started_at, seated_at)
 VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $7)
-ON CONFLICT (id) DO UPDATE SET pid = excluded.pid, seats = nodes.seats + 1, seated_at = excluded.seated_at
+ON CONFLICT (id) DO UPDATE SET pid = excluded.pid, settings = excluded.settings, seats = nodes.seats + 1,
+  seated_at = excluded.seated_at, gone_at = NULL
 """
 
 _Request = tuple[str, "asyncio.Future[bool]"]
@@ -143,6 +145,7 @@ class PostgresSeat(Seat):
             raise DatabaseRejected(
                 "store.url leads to a pooler: the locks of a node are those of one session, so name the server itself"
             )
+        await self._execute(f"SET application_name = '{SEAT}{node.id}'")
         about = (node.id, node.name, node.version, node.role, node.settings, int(pid), now)
         await self._execute(_NOTE, [str(value).encode() for value in about])
         await self._execute(f"LISTEN {CHANNEL}")

@@ -156,6 +156,19 @@ def test_the_command_line_starts_without_what_only_a_command_needs() -> None:
     assert loaded & heavy == set()
 
 
+def test_a_database_that_is_a_file_is_no_cluster(run: Run) -> None:
+    said = run("cluster", "status")
+    assert said.exit_code == 0
+    assert "one gateway has alone" in said.output
+    assert json.loads(run("cluster", "status", "--json").output) == {"is_shared": False}
+
+
+def test_a_worker_without_other_nodes_is_a_configuration_error(environ: dict[str, str]) -> None:
+    done = spawned(environ, "run", "--role", "worker")
+    assert done.returncode == 78
+    assert "cluster.role is worker, but store.url names no PostgreSQL database" in done.stderr
+
+
 # -- config --------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,8 @@ CREATE TABLE nodes (
   pid        bigint NOT NULL,
   seats      bigint NOT NULL,
   started_at bigint NOT NULL,
-  seated_at  bigint NOT NULL
+  seated_at  bigint NOT NULL,
+  gone_at    bigint
 );
 
 -- Owners of accounts: what is sent for one states the epoch of whoever serves it.

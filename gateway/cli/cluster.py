@@ -1,0 +1,53 @@
+"""`hermes-gateway cluster status`: the nodes that share a database, asked of the database itself."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import typer
+
+from gateway.cli.answers import configured_database
+from gateway.cli.output import Json, show, table
+from gateway.times import format_time
+from hermes_state.engines.opening import open_resting
+from hermes_state.engines.postgres.nodes import ClusterStatus, NodeStatus, load_cluster
+
+app = typer.Typer(no_args_is_help=True, help="Look at the nodes that share a database.", rich_markup_mode=None)
+
+_ALONE = (
+    "The database is a file, which one gateway has alone. Several nodes need PostgreSQL: set store.url, and see "
+    "docs/cluster.md."
+)
+_HEAD = ("NODE", "ROLE", "VERSION", "SINCE", "STATE", "SEATS LOST", "CHATS", "SERVES")
+_EMPTY = ClusterStatus(nodes=[], unserved=[], oldest_waiting_seconds=None)
+
+
+@app.command()
+def status(as_json: Json = False) -> None:
+    """Show which nodes there are, what each has of the work, and what waits. It needs no running gateway."""
+    path, url = configured_database()
+    if url is None:
+        show({"is_shared": False}, [_ALONE], as_json=as_json)
+        return
+    with open_resting(path, url) as db:
+        found = _EMPTY if db is None else load_cluster(db)
+    show({"is_shared": True, **asdict(found)}, _lines(found), as_json=as_json)
+
+
+def _lines(found: ClusterStatus) -> Iterator[str]:
+    if not found.nodes:
+        yield "No gateway has had a seat at this database yet."
+        return
+    yield from table(_HEAD, map(_row, found.nodes))
+    for node in found.nodes:
+        if node.chats:
+            yield f"At work on {node.name}: {', '.join(node.chats)}."
+    if found.unserved:
+        yield f"Nobody serves: {', '.join(found.unserved)}."
+    if found.oldest_waiting_seconds is not None:
+        yield f"The oldest message that no turn has taken up came {found.oldest_waiting_seconds:.1f} s ago."
+
+
+def _row(node: NodeStatus) -> tuple[str, ...]:
+    duties = [*node.accounts, *(["housekeeping"] if node.is_keeper else [])]
+    state, numbers = "alive" if node.is_alive else "gone", (str(node.seats_lost), str(len(node.chats)))
+    return (node.name, node.role, node.version, format_time(node.started_at), state, *numbers, ", ".join(duties) or "-")

@@ -1,0 +1,189 @@
+"""Nodes of a cluster as the database knows them: who has a seat, what is theirs, and what they must agree on.
+
+What a node has is in PostgreSQL's own tables of sessions and locks. Nobody writes it down, so it cannot be out of date.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from hermes_state.store.locks import locks
+from hermes_state.store.seats import KEEPER, LockKind, NodeInfo, account_lock
+from hermes_state.store.sql import Connection, columns, scalar, scalar_or_none, scalars, select
+from hermes_state.text import counted
+from hermes_state.values import ChatKey, Millis
+
+MAX_CLOCK_SECONDS = 60
+"""Most seconds that a node's clock may differ from the server's: days, deadlines and their order go by it."""
+
+GONE_MILLIS = 86_400_000
+"""Time for which a node that is gone is remembered, in milliseconds."""
+
+SEAT = "hermes-gateway seat "
+"""Name of a seat's session, before the node's id: by it the server's own tables tell which node lives."""
+
+_LIVES = f"""EXISTS (SELECT 1 FROM pg_stat_activity a
+  WHERE a.pid = n.pid AND a.datname = current_database() AND a.application_name = '{SEAT}' || n.id)"""
+
+_NOW = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
+
+# Purpose: living nodes and, of each other name, the last one.
+_NODES = f"""
+SELECT n.id, n.name, n.version, n.role, n.settings, n.pid, n.seats, n.started_at, n.seated_at, {_LIVES} AS is_alive
+FROM nodes n
+WHERE {_LIVES} OR NOT EXISTS (SELECT 1 FROM nodes later WHERE later.name = n.name AND later.started_at > n.started_at)
+ORDER BY n.name, n.started_at"""
+
+_KINDS = ", ".join(str(kind.value) for kind in LockKind)
+# Purpose: locks of this database's seats; keys of two integers have 2 as `objsubid`.
+_HELD = f"""
+SELECT pid, CAST(classid AS bigint) AS kind, CAST(objid AS bigint) AS key FROM pg_locks
+WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND CAST(classid AS bigint) IN ({_KINDS})
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
+
+_CHATS = f"SELECT {columns(ChatKey, 'c', 'key')}, c.id & 2147483647 AS lock_key FROM chats c"
+_OLDEST = "SELECT min(received_at) FROM inbox WHERE state = 'new'"
+
+# Purpose: nodes that were gone at the last look, and a day ago at least.
+_NOTE_GONE = f"UPDATE nodes n SET gone_at = :now WHERE gone_at IS NULL AND NOT {_LIVES}"
+_FORGET_GONE = "DELETE FROM nodes WHERE gone_at < ?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    """A node that has, or had, a seat."""
+
+    id: str
+    name: str
+    version: str
+    role: str
+    settings: str
+    pid: int
+    seats: int
+    started_at: Millis
+    seated_at: Millis
+    is_alive: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """A node with what it has of the work."""
+
+    name: str
+    role: str
+    version: str
+    started_at: Millis
+    seated_at: Millis
+    is_alive: bool
+    seats_lost: int
+    accounts: list[str]
+    is_keeper: bool
+    """It does what is to be done once: schedules, expiry, housekeeping."""
+    chats: list[str]
+    """Chats that it works in, by their names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatus:
+    """All nodes of a database, and what waits for one."""
+
+    nodes: list[NodeStatus]
+    unserved: list[str]
+    """Accounts that no node serves right now."""
+    oldest_waiting_seconds: float | None
+    """Age of the oldest message that no turn has taken up; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldLock:
+    pid: int
+    kind: int
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class _LockedChat:
+    key: ChatKey
+    lock_key: int
+
+
+def load_nodes(db: Connection) -> list[NodeRow]:
+    """Living nodes and, of every other name, the node that had it last; by name."""
+    return select(db, NodeRow, _NODES)
+
+
+def load_cluster(db: Connection) -> ClusterStatus:
+    """Every node with its accounts and chats, and what waits for one."""
+    held = defaultdict[tuple[int, int], set[int]](set)
+    for lock in select(db, _HeldLock, _HELD):
+        held[lock.pid, lock.kind].add(lock.key)
+    accounts = scalars(db, str, "SELECT account FROM accounts ORDER BY account")
+    chats = {chat.lock_key: chat.key.name for chat in select(db, _LockedChat, _CHATS)}
+    nodes = [
+        NodeStatus(
+            name=node.name,
+            role=node.role,
+            version=node.version,
+            started_at=node.started_at,
+            seated_at=node.seated_at,
+            is_alive=node.is_alive,
+            seats_lost=node.seats - 1,
+            accounts=[name for name in accounts if account_lock(name).key in held[node.pid, LockKind.ACCOUNT]],
+            is_keeper=KEEPER.key in held[node.pid, LockKind.KEEPER],
+            chats=sorted(chats.get(key, "?") for key in held[node.pid, LockKind.CHAT]),
+        )
+        for node in load_nodes(db)
+    ]
+    oldest = scalar_or_none(db, int, _OLDEST)
+    return ClusterStatus(
+        nodes=nodes,
+        unserved=[name for name in accounts if not any(name in node.accounts for node in nodes)],
+        oldest_waiting_seconds=None if oldest is None else max(0, scalar(db, int, _NOW) - oldest) / 1000,
+    )
+
+
+def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
+    """Sentences about what `node` must agree on with the server and with the living nodes, and does not."""
+    late = (scalar(db, int, _NOW) - now) // 1000
+    found = []
+    if abs(late) > MAX_CLOCK_SECONDS:
+        off = f"{counted(abs(late), 'second')} {'behind' if late > 0 else 'ahead of'}"
+        found.append(f"the clock of {node.name} is {off} the PostgreSQL server's, a minute at most is allowed: use NTP")
+    mine = _settings_of(node.settings)
+    for other in load_nodes(db):
+        if other.is_alive and other.id != node.id:
+            found += _compared(node.name, mine, other.name, _settings_of(other.settings))
+    return found
+
+
+def _compared(name: str, mine: Mapping[str, str], other: str, theirs: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each setting that both nodes have and not with the same value."""
+    for key in sorted(mine.keys() & theirs.keys()):
+        if mine[key] != theirs[key]:
+            rule = "a cluster of another bot needs another database" if key.endswith("token") else "nodes must agree"
+            yield f"{key} is {mine[key]} at {name} and {theirs[key]} at {other}, which has the same database: {rule}"
+
+
+def _settings_of(note: str) -> Mapping[str, str]:
+    return msgspec.json.decode(note, type=dict[str, str])
+
+
+@locks("nodes")
+def forget_node(db: Connection, node: NodeInfo) -> None:
+    """Remove a node that may not be beside the others."""
+    db.execute("DELETE FROM nodes WHERE id = ?", (node.id,))
+
+
+@locks("nodes")
+def save_settings(db: Connection, node: NodeInfo) -> None:
+    """Keep the settings of a node, which others compare theirs with."""
+    db.execute("UPDATE nodes SET settings = ? WHERE id = ?", (node.settings, node.id))
+
+
+@locks("nodes")
+def forget_gone(db: Connection, now: Millis) -> int:
+    """Note which nodes are gone, and remove those that have been for a day; returns how many."""
+    db.execute(_NOTE_GONE, {"now": now})
+    return db.execute(_FORGET_GONE, (now - GONE_MILLIS,)).rowcount

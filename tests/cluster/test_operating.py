@@ -1,0 +1,52 @@
+"""What the operator of several nodes sees of them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cluster.nodes import Cluster
+from tests.e2e.world import Gateway
+
+pytestmark = pytest.mark.cluster
+ADMIN = {"HERMES_ACCESS__ADMINS": "telegram:42"}
+
+
+async def asked(cluster: Cluster, node: Gateway, *words: str) -> Any:
+    """The JSON document that a command of a node's command line prints."""
+    code, output = await cluster.command_line(*words, "--json", node=node)
+    assert code == 0, output
+    return json.loads(output)
+
+
+async def test_cluster_status_tells_who_has_what(cluster: Cluster) -> None:
+    [one] = await cluster.start("one")
+    [two] = await cluster.start("two", role="worker")
+    await cluster.hold(match="wait")
+    await cluster.say("wait for it")
+    await cluster.asked(1)
+    found = await asked(cluster, two, "cluster", "status")
+    nodes = {node["name"]: node for node in found["nodes"]}
+    assert {name: (node["role"], node["is_alive"]) for name, node in nodes.items()} == {
+        "one": ("node", True),
+        "two": ("worker", True),
+    }
+    assert nodes["one"]["accounts"] == ["telegram"]
+    assert nodes["one"]["is_keeper"]
+    assert nodes["one"]["chats"] + nodes["two"]["chats"] == ["telegram:42"]
+    await one.kill()
+    code, lines = await cluster.command_line("cluster", "status", node=two)
+    assert (code, "Nobody serves: telegram." in lines) == (0, True), lines
+    await cluster.release()
+    assert await two.stop() == 0
+
+
+async def test_status_names_the_node_and_its_seat(cluster: Cluster) -> None:
+    [one] = await cluster.start("one", **ADMIN)
+    said = await asked(cluster, one, "status")
+    assert said["node"]["name"] == "one"
+    assert said["node"]["has_seat"]
+    assert set(said["node"]["duties"]) == {"telegram", "housekeeping"}
+    await cluster.say("/status")
+    [reply] = await cluster.replies(1)
+    assert "Node: one, with its seat" in reply

@@ -1,0 +1,126 @@
+"""What the database knows of nodes, over a real server."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+
+import pytest
+
+from hermes_state.accounts import take_account
+from hermes_state.engines.postgres.connection import PostgresConnection
+from hermes_state.engines.postgres.nodes import (
+    GONE_MILLIS,
+    find_differences,
+    forget_gone,
+    forget_node,
+    load_cluster,
+    load_nodes,
+    save_settings,
+)
+from hermes_state.engines.postgres.seat import PostgresSeat
+from hermes_state.store.seats import KEEPER, NodeInfo, account_lock, chat_lock
+from hermes_state.values import ChatId, Millis, SystemClock
+from tests.gateway.helpers import eventually
+from tests.hermes_state.rows import make_chat
+
+pytestmark = pytest.mark.cluster
+NOW = SystemClock().now()
+
+
+def node(name: str, number: int = 1, **settings: str) -> NodeInfo:
+    return NodeInfo(id=f"{name}{number}", name=name, version="1", role="node", settings=json.dumps(settings))
+
+
+@asynccontextmanager
+async def seat(url: str, info: NodeInfo, now: Millis = NOW) -> AsyncIterator[PostgresSeat]:
+    opened = await PostgresSeat.open(url, 5.0, info, lambda hint: None, now)
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+async def gone(db: PostgresConnection, name: str) -> None:
+    """Wait until the server has seen the end of a seat that was closed."""
+    await eventually(lambda: not any(one.is_alive for one in load_nodes(db) if one.name == name), "the session's end")
+
+
+@pytest.fixture
+def db(postgres_url: str) -> Iterator[PostgresConnection]:
+    with closing(PostgresConnection.open(postgres_url)) as connection:
+        yield connection
+
+
+async def test_each_node_has_the_work_of_which_it_has_the_locks(postgres_url: str, db: PostgresConnection) -> None:
+    chat_id = make_chat(db)
+    for account in ("discord", "telegram"):
+        take_account(db, account)
+    async with seat(postgres_url, node("one")) as one, seat(postgres_url, node("two")) as two:
+        await one.take([account_lock("telegram"), chat_lock(chat_id), chat_lock(ChatId(chat_id + 1))])
+        await two.take([KEEPER])
+        found = load_cluster(db)
+    assert [(had.name, had.accounts, had.is_keeper, len(had.chats)) for had in found.nodes] == [
+        ("one", ["telegram"], False, 2),
+        ("two", [], True, 0),
+    ]
+    assert all(had.is_alive and had.seats_lost == 0 for had in found.nodes)
+    assert found.unserved == ["discord"]
+    assert found.oldest_waiting_seconds is None
+
+
+async def test_a_node_is_gone_with_its_session_and_its_name_goes_to_the_next(
+    postgres_url: str, db: PostgresConnection
+) -> None:
+    async with seat(postgres_url, node("one")):
+        assert [one.is_alive for one in load_nodes(db)] == [True]
+    await gone(db, "one")
+    assert [(one.id, one.is_alive) for one in load_nodes(db)] == [("one1", False)]
+    async with seat(postgres_url, node("one", 2), Millis(NOW + 1)):
+        assert [(one.id, one.is_alive) for one in load_nodes(db)] == [("one2", True)]
+
+
+async def test_a_node_is_forgotten_a_day_after_it_went(postgres_url: str, db: PostgresConnection) -> None:
+    async with seat(postgres_url, node("one")):
+        async with seat(postgres_url, node("two")):
+            pass
+        await gone(db, "two")
+        assert [forget_gone(db, Millis(NOW + after)) for after in (0, GONE_MILLIS, GONE_MILLIS + 1)] == [0, 0, 1]
+        assert [one.name for one in load_nodes(db)] == ["one"]
+
+
+async def test_a_node_that_comes_back_is_not_forgotten(postgres_url: str, db: PostgresConnection) -> None:
+    async with seat(postgres_url, node("one")):
+        pass
+    await gone(db, "one")
+    forget_gone(db, NOW)
+    async with seat(postgres_url, node("one")):
+        assert forget_gone(db, Millis(NOW + 2 * GONE_MILLIS)) == 0
+        assert [one.seats for one in load_nodes(db)] == [2]
+
+
+async def test_what_differs_is_said_with_both_values_and_both_names(postgres_url: str, db: PostgresConnection) -> None:
+    async with seat(postgres_url, node("one", **{"costs.daily_cap": "5", "telegram.token": "a", "old.key": "x"})):
+        two = node("two", **{"costs.daily_cap": "not set", "telegram.token": "b", "new.key": "y"})
+        assert find_differences(db, two, SystemClock().now()) == [
+            "costs.daily_cap is not set at two and 5 at one, which has the same database: nodes must agree",
+            "telegram.token is b at two and a at one, which has the same database: a cluster of another bot needs "
+            "another database",
+        ]
+    await gone(db, "one")
+    assert find_differences(db, two, SystemClock().now()) == []
+
+
+async def test_settings_of_now_are_those_that_are_compared(postgres_url: str, db: PostgresConnection) -> None:
+    async with seat(postgres_url, node("one", zone="UTC")):
+        save_settings(db, node("one", zone="CET"))
+        assert len(find_differences(db, node("two", zone="UTC"), SystemClock().now())) == 1
+        assert find_differences(db, node("two", zone="CET"), SystemClock().now()) == []
+        forget_node(db, node("one"))
+        assert load_nodes(db) == []
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(-62, "behind"), (62, "ahead of"), (-50, None), (50, None)])
+def test_a_clock_may_be_off_by_a_minute(db: PostgresConnection, seconds: int, said: str | None) -> None:
+    found = find_differences(db, node("one"), Millis(SystemClock().now() + seconds * 1000))
+    assert len(found) == (said is not None)
+    assert all("the clock of one is 6" in one and f"seconds {said} the PostgreSQL server's" in one for one in found)
