@@ -196,9 +196,7 @@ class Store(ABC):
                     self._arrived.clear()
                     await self._arrived.wait()
                     continue
-                batch = self._running[writer] = [
-                    self._queue.popleft() for _ in range(min(BATCH_SIZE, len(self._queue)))
-                ]
+                batch = self._running[writer] = [self._queue.popleft() for _ in range(self._share())]
                 self._admit_callers()
                 await self._store_batch(writer, batch)
                 batch = self._running[writer] = []
@@ -214,6 +212,11 @@ class Store(ABC):
             self._is_open = False
             self._fail_waiting("the writer has stopped")
             self._arrived.set()  # the other drainers end, too
+
+    def _share(self) -> int:
+        """Writes that one of the writers takes now, so that those that have nothing to do find as many."""
+        idle = sum(not batch for batch in self._running)
+        return min(BATCH_SIZE, -(-len(self._queue) // idle))
 
     def _fail_waiting(self, reason: str) -> None:
         while self._queue:
