@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import sqlite3
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from hermes_state.values import (
     ModelCall,
     Sender,
 )
+from tests.postgres import count_trips
 
 NOW = Millis(1_767_225_600_000)  # 2026-01-01
 _numbers = itertools.count(1)
@@ -94,14 +94,10 @@ def _event(chat: int, *, may_start: bool) -> AcceptedEvent:
 
 
 def count_on_postgres(url: str) -> int:
-    """Trips to the server in a plain turn, as the driver's own trace has them."""
-    with contextlib.closing(PostgresConnection.open(url)) as db, tempfile.TemporaryFile("w+") as trace:
+    """Trips to the server in a plain turn."""
+    with contextlib.closing(PostgresConnection.open(url)) as db:
         _run_turn(db, ON_POSTGRES)
-        db.raw.pgconn.trace(trace.fileno())
-        _run_turn(db, ON_POSTGRES)
-        db.raw.pgconn.untrace()
-        trace.seek(0)
-        return sum("\tQuery\t" in line or "\tSync" in line for line in trace)
+        return count_trips(db.raw, lambda: _run_turn(db, ON_POSTGRES))
 
 
 def count_on_sqlite() -> int:

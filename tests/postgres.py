@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,6 +114,16 @@ def connect(url: str) -> Iterator[PlainConnection]:
 
     with contextlib.closing(psycopg.connect(url, autocommit=True, client_encoding="utf-8")) as connection:
         yield PlainConnection(connection)
+
+
+def count_trips(connection: "psycopg.Connection[Any]", work: Callable[[], object]) -> int:
+    """How often the driver waits for the server in `work`, by its own trace."""
+    with tempfile.TemporaryFile("w+") as trace:
+        connection.pgconn.trace(trace.fileno())
+        work()
+        connection.pgconn.untrace()
+        trace.seek(0)
+        return sum("\tQuery\t" in line or "\tSync" in line for line in trace)
 
 
 @pytest.fixture(scope="session")

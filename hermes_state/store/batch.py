@@ -105,7 +105,14 @@ def _run_open(db: Connection, batch: Sequence[WriteRequest], rules: TransactionR
         if write.error is not None:
             _roll_back(db, rules)
             return False
-    commit_batch(db)
+    try:
+        commit_batch(db)
+    except rules.failure as error:
+        if rules.ends_batch(error):
+            raise
+        _roll_back(db, rules)
+        batch[0].error = error  # where there are more, the isolated run tells whose it is
+        return False
     return True
 
 

@@ -133,13 +133,13 @@ def nested(db: Connection) -> Iterator[None]:
     db.execute("SAVEPOINT nested")
     try:
         yield
+        if db.in_transaction:
+            db.execute("RELEASE nested")  # may raise the error of a statement whose result nobody has looked at
     except BaseException:
         if db.in_transaction:  # a full disk ends the transaction, and the savepoint with it
             db.execute("ROLLBACK TO nested")
-        raise
-    finally:
-        if db.in_transaction:
             db.execute("RELEASE nested")
+        raise
 
 
 def _mapper_of(cls: Callable[..., T], cursor: Cursor) -> Callable[..., T]:

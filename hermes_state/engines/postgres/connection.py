@@ -2,12 +2,17 @@
 
 psycopg does the work. Here are the differences that one text for both engines must not see: how parameters are written,
 and which type an integer, a truth value, a sum or a text with a NUL has.
+
+Inside a transaction, statements whose results nobody has looked at yet wait and travel with the next one whose result
+is needed: one trip to the server for all of them (libpq's pipeline mode). The error of one that waited is raised there,
+at the latest at the end of its savepoint or at the COMMIT.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import count
+from select import POLLIN, POLLOUT, poll
 from typing import Any, TypeAlias
 
 import psycopg
@@ -19,9 +24,13 @@ from psycopg.types.numeric import Int8Dumper
 from psycopg.types.string import StrDumperUnknown
 
 _Key: TypeAlias = "tuple[bytes, tuple[int, ...] | None]"  # a statement and its parameters' types
+_Awaited: TypeAlias = "Result | _Key | None"  # what a result is of: a statement, its preparation, something else
 
 _PREPARED = 512
 """Statements that stay prepared on a connection: more than the store has."""
+
+_MOST_WAITING = 1_000
+"""Statements that travel together, so that memory stays bounded."""
 
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|(?P<mark>\?)|:(?P<name>[a-z_][a-z_0-9]*)")
 
@@ -31,15 +40,16 @@ class PostgresConnection:
 
     def __init__(self, raw: "psycopg.Connection[tuple[Any, ...]]") -> None:
         self.raw = raw
-        self.has_locks = False
-        """The statement that takes the locks of a batch is prepared."""
         raw.adapters.register_dumper(int, _IntDumper)
         raw.adapters.register_dumper(bool, _BoolDumper)
         raw.adapters.register_dumper(str, _StrDumper)
         raw.adapters.register_loader("numeric", _SumLoader)
         self._values = Transformer(raw)
+        self._waiting: list[Result] = []
         self._prepared: dict[_Key, bytes] = {}
         self._numbers = count()
+        self._socket = poll()
+        self._socket.register(raw.pgconn.socket, POLLIN)
 
     @classmethod
     def open(cls, url: str, seconds: int = 10) -> "PostgresConnection":
@@ -58,81 +68,180 @@ class PostgresConnection:
 
     @property
     def in_transaction(self) -> bool:
-        """True also in a transaction that a failed statement has ended."""
+        """True also in a transaction that a failed statement has ended, and in one that only waits to begin."""
+        if self._waiting:
+            return True
         return self.raw.pgconn.transaction_status != TransactionStatus.IDLE and not self.raw.closed
 
     def execute(self, sql: str, parameters: Any = (), /) -> "Result":
         """Run one statement with parameters, or any number without.
 
-        Past psycopg's cursors, whose own work takes about as long as the server's for most of our statements.
+        In a transaction one with parameters waits until its result, or a later one's, is needed.
         """
-        server = self.raw.pgconn
-        if not parameters:
-            result = self._result(server.exec_(sql.encode()))
-            if sql == "COMMIT" and result.status != b"COMMIT":  # a function has kept a failed statement to itself
-                raise psycopg.errors.InFailedSqlTransaction("the transaction had failed; nothing was stored")
-            return result
-        statement, names = _numbered(sql, isinstance(parameters, Mapping))
-        values = [parameters[name] for name in names] if names else parameters
-        sent = self._values.dump_sequence(values, [PyFormat.TEXT] * len(values))
-        key = (statement, self._values.types)
-        if key not in self._prepared:
-            self._prepare(key)
-        return self._result(server.exec_prepared(self._prepared[key], sent))  # type: ignore[arg-type]  # None is NULL
-
-    def _result(self, result: PGresult) -> "Result":
-        self._checked(result)
-        if not result.ntuples:
-            return Result(result, [])
-        self._values.set_pgresult(result)
-        return Result(result, self._values.load_rows(0, result.ntuples, tuple))
-
-    def _prepare(self, key: _Key) -> None:
-        statement, types = key
-        if len(self._prepared) >= _PREPARED:
-            oldest = next(iter(self._prepared))
-            self._checked(self.raw.pgconn.exec_(b"DEALLOCATE " + self._prepared.pop(oldest)))
-        name = b"text_%d" % next(self._numbers)
-        self._checked(self.raw.pgconn.prepare(name, statement, types))
-        self._prepared[key] = name
-
-    def _checked(self, result: PGresult) -> PGresult:
-        if result.status != ExecStatus.FATAL_ERROR:
-            return result
-        if self.raw.closed:
-            raise psycopg.OperationalError(self.raw.pgconn.get_error_message())
-        raise psycopg.errors.error_from_result(result)
+        if sql.startswith("ROLLBACK"):
+            self._waiting.clear()  # since the BEGIN or the savepoint: nothing of it is to stay
+        if not parameters and not sql.startswith(("BEGIN", "COMMIT")):
+            self.sync()
+            return Result(self, (b"", None), None, self._run_at_once(sql))
+        waits = sql.startswith("BEGIN") or (self.in_transaction and sql != "COMMIT")
+        result = self._queue(sql, parameters)
+        if not waits or len(self._waiting) >= _MOST_WAITING:
+            self.sync()
+        if sql == "COMMIT" and result.status != b"COMMIT":  # a function has kept a failed statement to itself
+            raise psycopg.errors.InFailedSqlTransaction("the transaction had failed; nothing was stored")
+        return result
 
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> None:
         """Run a statement once for each of the parameters."""
         for one in parameters:
             self.execute(sql, one)
 
+    def sync(self) -> None:
+        """Send the statements that wait and fetch all their results; raises the first error among those."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        failure: psycopg.Error | None = None
+        try:
+            sent = self._send(waiting)
+            for one in sent:
+                result = self._next_result()
+                if result.status in (ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED):
+                    failure = failure or psycopg.errors.error_from_result(result)
+                    if isinstance(one, tuple):
+                        del self._prepared[one]
+                elif isinstance(one, Result):
+                    one.fetched = result
+                self._next()  # the end of a statement's results
+            self._next_result()  # of the sync
+            self.raw.pgconn.exit_pipeline_mode()
+        except psycopg.Error as error:
+            self.close()  # what is still under way would pass for answers to later statements
+            raise psycopg.OperationalError(str(failure or error)) from error
+        if failure is not None:
+            raise failure
+
     def close(self) -> None:
         self.raw.close()
+
+    def load(self, result: PGresult) -> "list[tuple[Any, ...]]":
+        """The rows of a result with their values."""
+        if not result.ntuples:
+            return []
+        self._values.set_pgresult(result)
+        return self._values.load_rows(0, result.ntuples, tuple)
+
+    def _run_at_once(self, sql: str) -> PGresult:
+        result = self.raw.pgconn.exec_(sql.encode())
+        if result.status != ExecStatus.FATAL_ERROR:
+            return result
+        if self.raw.closed:
+            raise psycopg.OperationalError(self.raw.pgconn.get_error_message())
+        raise psycopg.errors.error_from_result(result)
+
+    def _queue(self, sql: str, parameters: Any) -> "Result":
+        if not parameters:
+            result = Result(self, (sql.encode(), None), None)
+        else:
+            statement, names = _numbered(sql, isinstance(parameters, Mapping))
+            values = [parameters[name] for name in names] if names else parameters
+            dumped = self._values.dump_sequence(values, [PyFormat.TEXT] * len(values))
+            result = Result(self, (statement, self._values.types), dumped)
+        self._waiting.append(result)
+        return result
+
+    def _send(self, waiting: "list[Result]") -> "list[_Awaited]":
+        """Send statements; returns of what the server will tell the result: these, and what was prepared for them."""
+        server = self.raw.pgconn
+        sent: list[_Awaited] = []
+        server.enter_pipeline_mode()
+        for one in waiting:
+            if one.values is None:
+                server.send_query_params(one.key[0], None)
+            else:
+                if one.key not in self._prepared:
+                    sent += self._prepare(one.key)
+                server.send_query_prepared(self._prepared[one.key], one.values)
+            sent.append(one)
+        server.pipeline_sync()
+        while server.flush():
+            self._socket.modify(server.socket, POLLIN | POLLOUT)
+            self._socket.poll()
+            self._socket.modify(server.socket, POLLIN)
+            server.consume_input()  # otherwise the server may wait for us, too
+        return sent
+
+    def _prepare(self, key: _Key) -> "list[_Awaited]":
+        server = self.raw.pgconn
+        told: list[_Awaited] = []
+        if len(self._prepared) >= _PREPARED:
+            server.send_query_params(b"DEALLOCATE " + self._prepared.pop(next(iter(self._prepared))), None)
+            told.append(None)
+        name = b"text_%d" % next(self._numbers)
+        server.send_prepare(name, *key)
+        self._prepared[key] = name
+        return [*told, key]
+
+    def _next(self) -> PGresult | None:
+        server = self.raw.pgconn
+        while server.is_busy():
+            self._socket.poll()
+            server.consume_input()
+        return server.get_result()
+
+    def _next_result(self) -> PGresult:
+        if (result := self._next()) is None:
+            raise psycopg.OperationalError(self.raw.pgconn.get_error_message())
+        return result
 
 
 class Result:
     """Rows of a statement, all of them in memory, and their number."""
 
-    def __init__(self, result: PGresult, rows: list[tuple[Any, ...]]) -> None:
-        self.status = result.command_status
-        self.rowcount = result.command_tuples or 0
-        self._result, self._rows = result, iter(rows)
+    def __init__(
+        self,
+        db: PostgresConnection,
+        key: _Key,
+        values: Sequence[Buffer | None] | None,
+        fetched: PGresult | None = None,
+    ) -> None:
+        self.key, self.values, self.fetched = key, values, fetched
+        self._db = db
+        self._unread: Iterator[tuple[Any, ...]] | None = None
+
+    @property
+    def status(self) -> bytes | None:
+        """What the server calls that which it has done, such as `COMMIT`."""
+        return self._ensure_fetched().command_status
+
+    @property
+    def rowcount(self) -> int:
+        """Number of rows that the statement has changed or found."""
+        return self._ensure_fetched().command_tuples or 0
 
     @property
     def description(self) -> list[tuple[str]]:
         """A tuple for each column, its name first."""
-        return [((self._result.fname(index) or b"").decode(),) for index in range(self._result.nfields)]
+        result = self._ensure_fetched()
+        return [((result.fname(index) or b"").decode(),) for index in range(result.nfields)]
 
     def fetchone(self) -> Any:
-        return next(self._rows, None)
+        return next(iter(self), None)
 
     def fetchall(self) -> list[Any]:
-        return list(self._rows)
+        return list(self)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._rows
+        if self._unread is None:
+            self._unread = iter(self._db.load(self._ensure_fetched()))
+        return self._unread
+
+    def _ensure_fetched(self) -> PGresult:
+        if self.fetched is None:
+            self._db.sync()
+        if self.fetched is None:
+            raise psycopg.errors.InFailedSqlTransaction("the transaction had failed before this statement")
+        return self.fetched
 
 
 @lru_cache(maxsize=2 * _PREPARED)

@@ -15,7 +15,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from hermes_state.engines.postgres.connection import PostgresConnection
-from hermes_state.engines.postgres.locks import PREPARE, begin
+from hermes_state.engines.postgres.locks import begin
 from hermes_state.engines.postgres.migrate import migrate
 from hermes_state.errors import LockUnavailable, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
@@ -42,11 +42,7 @@ _REPEATABLE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFail
 
 
 def _begin(db: PostgresConnection, batch: Sequence[WriteRequest]) -> None:
-    keys = reduce(or_, (locks_of(write.fn, *write.args, **write.kwargs) for write in batch))
-    if not db.has_locks:
-        db.execute(PREPARE)
-        db.has_locks = True
-    db.execute(begin(keys))
+    begin(db, reduce(or_, (locks_of(write.fn, *write.args, **write.kwargs) for write in batch)))
 
 
 RULES = TransactionRules(
@@ -229,10 +225,12 @@ def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> 
 
 
 def _read(db: PostgresConnection, seconds: float, call: Callable[[Connection], T]) -> T:
-    milliseconds = max(1, int(seconds * 1000))
-    db.execute(f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = {milliseconds}")
     try:
-        return call(db)
+        db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        db.execute("SELECT set_config('statement_timeout', ?, true)", (str(max(1, int(seconds * 1000))),))
+        result = call(db)
+        db.sync()
+        return result
     finally:
         if db.in_transaction:
             db.execute("ROLLBACK")

@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 import psycopg
 
 from hermes_state.engines.postgres.connection import PostgresConnection, Result
-from hermes_state.engines.postgres.locks import PREPARE
 from hermes_state.engines.postgres.store import RULES
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.sql import Connection
@@ -48,17 +47,20 @@ def write(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> WriteRequest:
 
 
 class _SteppedConnection(PostgresConnection):
-    """A connection that counts its statements and calls `meanwhile` before one of them."""
+    """A connection that counts statements behind those that begin a batch, and calls `meanwhile` before one of them."""
 
     count = 0
     stops_at = 0
     meanwhile: Callable[[], None] | None = None
 
     def execute(self, sql: str, parameters: Any = (), /) -> Result:
-        self.count += 1
-        if self.count == self.stops_at and self.meanwhile is not None:
-            self.meanwhile()
-        return super().execute(sql, parameters)
+        if sql != "BEGIN" and "pg_advisory_xact_lock" not in sql:
+            self.count += 1
+            if self.count == self.stops_at and self.meanwhile is not None:
+                self.meanwhile()
+        result = super().execute(sql, parameters)
+        self.sync()  # what is told of it is true: the statement has run before the next one is counted
+        return result
 
 
 class Arena:
@@ -66,9 +68,6 @@ class Arena:
 
     def __init__(self, url: str, observer: Any, thread: ThreadPoolExecutor) -> None:
         self.first, self.second = _SteppedConnection.open(url), PostgresConnection.open(url)
-        for db in (self.first, self.second):  # otherwise the first batch has a statement more than those behind it
-            db.execute(PREPARE)
-            db.has_locks = True
         self._observer, self._thread = observer, thread
         self._prepared: tuple[Any, Any] | None = None
         self._restore = ""

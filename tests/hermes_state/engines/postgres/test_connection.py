@@ -7,7 +7,8 @@ import psycopg
 import pytest
 
 from hermes_state.engines.postgres.connection import PostgresConnection
-from hermes_state.store.sql import scalar, scalar_or_none
+from hermes_state.store.sql import nested, scalar, scalar_or_none
+from tests.postgres import Postgres, count_trips
 
 pytestmark = pytest.mark.cluster
 
@@ -55,7 +56,7 @@ def test_a_text_with_a_nul_is_stored_with_a_sign_for_it(db: PostgresConnection) 
 def test_a_transaction_that_failed_is_still_one_and_does_not_pass_for_stored(db: PostgresConnection) -> None:
     db.execute("BEGIN")
     with pytest.raises(psycopg.errors.UndefinedTable):
-        db.execute("SELECT * FROM nothing")
+        db.execute("SELECT * FROM nothing").fetchall()
     assert db.in_transaction
     with pytest.raises(psycopg.errors.InFailedSqlTransaction, match="nothing was stored"):
         db.execute("COMMIT")
@@ -67,6 +68,92 @@ def test_a_statement_runs_for_each_of_many_parameters_and_for_none(db: PostgresC
     db.executemany(insert, ((key,) for key in ("a", "b")))
     db.executemany(insert, [])
     assert scalar(db, int, "SELECT count(*) FROM meta WHERE value = '50 %'") == 2
+
+
+def test_statements_that_nobody_looks_at_take_no_trip_of_their_own(db: PostgresConnection) -> None:
+    def work() -> None:
+        db.execute("BEGIN")
+        db.executemany("INSERT INTO meta (key, value) VALUES (?, '')", [("a",), ("b",)])
+        assert scalar(db, int, "SELECT count(*) FROM meta WHERE key IN (?, 'b')", ("a",)) == 2
+        db.execute("UPDATE meta SET value = ? WHERE key = ?", ("x", "a"))
+        db.execute("COMMIT")
+
+    assert count_trips(db.raw, work) == 2
+
+
+def test_an_error_that_nobody_has_looked_at_is_raised_with_the_next_result(db: PostgresConnection) -> None:
+    db.execute("BEGIN")
+    db.execute("INSERT INTO meta (key, value) VALUES (?, NULL)", ("a",))
+    later = db.execute("SELECT ?", (1,))
+    with pytest.raises(psycopg.errors.NotNullViolation):
+        scalar(db, int, "SELECT 2")
+    with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+        later.fetchall()
+    db.execute("ROLLBACK")
+    assert scalar(db, int, "SELECT ?", (3,)) == 3
+
+
+def test_an_error_that_nobody_has_looked_at_is_raised_by_the_commit(db: PostgresConnection) -> None:
+    db.execute("BEGIN")
+    db.execute("INSERT INTO meta (key, value) VALUES (?, '')", ("a",))
+    db.execute("INSERT INTO meta (key, value) VALUES (?, '')", ("a",))
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        db.execute("COMMIT")
+    assert db.in_transaction
+    db.execute("ROLLBACK")
+    assert scalar(db, int, "SELECT count(*) FROM meta WHERE key = 'a'") == 0
+
+
+def test_an_error_stays_in_the_savepoint_of_its_statement(db: PostgresConnection) -> None:
+    insert = "INSERT INTO meta (key, value) VALUES (?, ?)"
+    db.execute("BEGIN")
+    db.execute(insert, ("a", ""))
+    with pytest.raises(psycopg.errors.NotNullViolation), nested(db):
+        db.execute(insert, ("b", None))
+    with nested(db):
+        db.execute(insert, ("c", ""))
+    db.execute("COMMIT")
+    assert scalar(db, int, "SELECT count(*) FROM meta WHERE key IN ('a', 'b', 'c')") == 2
+
+
+def test_what_waits_when_it_is_rolled_back_is_never_run(db: PostgresConnection) -> None:
+    db.execute("BEGIN")
+    db.execute("SELECT setval('chats_id_seq', ?)", (7,))
+    db.execute("ROLLBACK")
+    assert not db.in_transaction
+    assert scalar(db, int, "SELECT last_value FROM chats_id_seq") == 1
+
+
+def test_statements_are_prepared_again_when_they_were_dropped_for_others_or_were_never_understood(
+    db: PostgresConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_state.engines.postgres.connection._PREPARED", 2)
+    for _ in range(2):
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            db.execute("SELECT ? FROM nothing", (0,))
+        db.execute("BEGIN")
+        for number in range(4):
+            assert scalar(db, int, f"SELECT ? + {number}", (1,)) == number + 1
+        db.execute("COMMIT")
+
+
+def test_much_travels_both_ways_at_once(db: PostgresConnection) -> None:
+    text = "x" * 1_000_000
+    db.execute("BEGIN")
+    echoes = [db.execute("SELECT CAST(? AS text)", (text,)) for _ in range(20)]
+    assert all(echo.fetchone() == (text,) for echo in echoes)
+    db.execute("ROLLBACK")
+
+
+def test_a_lost_connection_is_closed_whatever_was_under_way(db: PostgresConnection, postgres: Postgres) -> None:
+    db.execute("BEGIN")
+    pid = scalar(db, int, "SELECT pg_backend_pid()")
+    postgres.run(f"SELECT pg_terminate_backend({pid}, 10000)")
+    db.execute("SELECT ?", (1,))
+    with pytest.raises(psycopg.OperationalError, match="terminating connection"):
+        db.execute("COMMIT")
+    assert db.raw.closed
+    assert not db.in_transaction
 
 
 def test_json_is_read_as_sqlite_reads_it(db: PostgresConnection) -> None:

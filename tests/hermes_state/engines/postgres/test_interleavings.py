@@ -24,8 +24,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.fuzz]
 
 FIRST, SECOND = Millis(START + 100_000), Millis(START + 200_000)
 """Moments of the two functions, by which what they store is told apart."""
-BEGIN = 1
-"""Number of the statement that begins a transaction and takes its locks."""
 PAIRS = [(scene, *pair) for scene, (_, writers) in SCENES.items() for pair in crossed(10, writers, list(writers))]
 """Ordered pairs, every tenth of each function; all of them under `make fuzz`."""
 STATEMENTS = sample(1, 100)
@@ -63,7 +61,7 @@ class Pair:
         self._calls = partial(writers[first], state, FIRST), partial(writers[second], state, SECOND)
         in_order, last = arena.serial(*self._made())
         self._serial = in_order, arena.serial(*self._made(), is_swapped=True)[0]
-        self._between = range(BEGIN + 1, last + 1)
+        self._between = range(1, last + 1)
 
     def stops(self, most: int) -> list[int]:
         """Statements of the first function, the commit included, before which it stops."""

@@ -2,18 +2,18 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from random import Random
-from typing import Any
 
+import psycopg
 import pytest
 
-from hermes_state.engines.postgres.locks import PREPARE, begin
+from hermes_state.engines.postgres.connection import PostgresConnection
+from hermes_state.engines.postgres.locks import begin
 from hermes_state.store.locks import EVERYTHING, LockKeys, place_of
 from hermes_state.values import ChatKey
 from tests.postgres import Postgres
 
-psycopg = pytest.importorskip("psycopg")
 pytestmark = pytest.mark.cluster
 
 ALL = LockKeys(names=frozenset({EVERYTHING}))
@@ -42,13 +42,13 @@ class Batch:
     """A connection that begins batches; what waits runs on a thread of its own."""
 
     def __init__(self, address: str) -> None:
-        self.db: Any = psycopg.connect(address, autocommit=True)
-        self.db.execute(PREPARE)
-        self.pid = self.db.info.backend_pid
+        self.db = PostgresConnection.open(address)
+        self.pid = self.db.raw.info.backend_pid
         self._thread: threading.Thread | None = None
 
     def take(self, keys: LockKeys) -> None:
-        self.db.execute(begin(keys))
+        begin(self.db, keys)
+        self.db.sync()
 
     def start(self, keys: LockKeys) -> None:
         self._thread = threading.Thread(target=self.take, args=(keys,))
@@ -83,13 +83,13 @@ def key_of(chat: int) -> ChatKey:
 def held(observer: Batch, batch: Batch) -> set[tuple[int, bool]]:
     """Keys of the locks that a batch has (True) or waits for, apart from that of everything."""
     query = """SELECT (classid::bigint << 32) + objid::bigint, granted FROM pg_locks
-    WHERE locktype = 'advisory' AND objsubid = 1 AND pid = %s"""
+    WHERE locktype = 'advisory' AND objsubid = 1 AND pid = ?"""
     return set(observer.db.execute(query, (batch.pid,)).fetchall())
 
 
 def waits(observer: Batch, batch: Batch) -> bool:
     """True as soon as a batch waits for a lock; False if it does not within two seconds."""
-    query = "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND pid = %s)"
+    query = "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND pid = ?)"
     deadline = threading.Event()
     timer = threading.Timer(2, deadline.set)
     timer.start()
@@ -132,7 +132,7 @@ def test_locks_are_taken_in_ascending_order(batches: list[Batch]) -> None:
     keys = sorted(key - (1 << 64) if key >= 1 << 63 else key for key in _unsigned(held(observer, one)))
     one.end()
     one.db.execute("BEGIN")
-    one.db.execute("SELECT pg_advisory_xact_lock(%s)", (keys[CHATS // 2],))
+    one.db.execute("SELECT pg_advisory_xact_lock(?)", (keys[CHATS // 2],)).fetchone()
     other.start(everyone)
     assert waits(observer, other)
     taken = {key - (1 << 64) if key >= 1 << 63 else key for key in _unsigned(held(observer, other))}
@@ -179,7 +179,7 @@ def test_batches_that_lock_the_same_chats_never_wait_for_each_other_in_a_circle(
 
     def work(seed: int) -> None:
         random, batch = Random(seed), Batch(address)
-        with batch.db:
+        with closing(batch.db):
             for _ in range(150):
                 chats = frozenset(("turn", 200 + random.randint(1, CHATS)) for _ in range(8))
                 names = frozenset(place_of(key_of(random.randint(1, CHATS))) for _ in range(3))
