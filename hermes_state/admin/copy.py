@@ -57,7 +57,7 @@ FORWARD: Final = {"chats": "active_session_id", "turns": "call_message_id"}
 """Columns that refer to rows of a later table: they are filled when those are there."""
 
 # Notes that belong to an engine: its mark, versions and checksums, its index, and that of a copy.
-_ENGINES_OWN = f"""key IN ('application', 'schema_version', '{COPY_NOTE}')
+_ENGINES_OWN = f"""key IN ('application', 'schema_version', 'schema_readable_from', '{COPY_NOTE}')
   OR substr(key, 1, 10) = 'migration:' OR substr(key, 1, 7) = 'search_' OR substr(key, 1, 8) = 'segment_'"""
 _WHERE = {"meta": f"NOT ({_ENGINES_OWN})"}
 

@@ -2,6 +2,9 @@
 
 Each migration is a transaction that begins with an advisory lock and then looks how far the database is: nodes that
 start at once wait for one another, and the first of them does the work.
+
+While nodes are upgraded one after the other, those of the version before go on, and may start again: a schema that is
+one number ahead is used as it is. A migration that they cannot live with says so with the note `READABLE_FROM`.
 """
 
 from collections.abc import Sequence
@@ -29,6 +32,9 @@ LOCK_SECONDS = 60.0
 _LOCK = "SELECT pg_advisory_xact_lock(1212634969, 0)"  # HGWY; keys of two integers are a space of their own
 _MARK, _OURS = "application", "hermes-gateway"
 _VERSION = "schema_version"
+READABLE_FROM = "schema_readable_from"
+"""Note of the lowest schema version of which gateways may use the database. A migration that older ones cannot live
+with writes its own number there; one without the note breaks nothing of the version before."""
 
 _SERVER = """
 SELECT current_database() AS database, current_user AS role, current_schema() AS schema,
@@ -157,8 +163,9 @@ def _version(db: Connection, server: Server, migrations: Sequence[Migration]) ->
         shown = ", ".join(tables[:3]) + (", …" if len(tables) > 3 else "")
         raise DatabaseRejected(f"{server.name} belongs to another program (it holds {shown}): choose an empty one")
     version = int(load_note(db, _VERSION) or 0)
-    if version > migrations[-1].number:
-        raise newer_version(server.name, version, migrations[-1].number)
+    newest = migrations[-1].number
+    if version > newest + 1 or newest < int(load_note(db, READABLE_FROM) or 0):
+        raise newer_version(server.name, version, newest)
     check_applied(db, server.name, [migration for migration in migrations if migration.number <= version])
     return version
 

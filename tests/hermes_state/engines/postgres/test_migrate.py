@@ -8,12 +8,22 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from hermes_state.engines.postgres.migrate import FIRST, Server, check_server, migrate, shipped_migrations
+from hermes_state.chats import load_chat
+from hermes_state.engines.postgres.migrate import (
+    FIRST,
+    READABLE_FROM,
+    Server,
+    check_server,
+    migrate,
+    shipped_migrations,
+)
+from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.engines.sqlite.migrate import shipped_migrations as sqlite_migrations
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.migrations import Migration
 from hermes_state.store.sql import scalar, scalars
+from tests.hermes_state.rows import make_chat
 from tests.postgres import PASSWORD, PlainConnection, Postgres, connect
 
 SHIPPED = shipped_migrations()
@@ -125,10 +135,47 @@ def test_who_waits_too_long_for_another_node_is_told_so(db: PlainConnection, emp
 
 
 @cluster
-def test_a_newer_schema_is_refused(db: PlainConnection) -> None:
+def test_a_schema_one_version_ahead_is_used_as_it_is(db: PlainConnection) -> None:
     migrate(db, further("CREATE TABLE further (id bigint);"))
+    before = everything(db)
+    migrate(db)
+    assert everything(db) == before
+    assert load_note(db, "schema_version") == str(NEXT)
+
+
+@cluster
+def test_a_schema_two_versions_ahead_is_refused(db: PlainConnection) -> None:
+    last = Migration(number=NEXT + 1, name=f"{NEXT + 1:04d}_last.sql", sql="CREATE TABLE last (id bigint);")
+    migrate(db, [*further("CREATE TABLE further (id bigint);"), last])
+    with pytest.raises(DatabaseRejected, match="newer version") as refused:
+        migrate(db)
+    assert_one_sentence(refused.value)
+
+
+@cluster
+def test_a_migration_that_older_gateways_cannot_live_with_says_so(db: PlainConnection) -> None:
+    migrations = further(f"INSERT INTO meta (key, value) VALUES ('{READABLE_FROM}', '{NEXT}');")
+    migrate(db, migrations)
+    migrate(db, migrations)
     with pytest.raises(DatabaseRejected, match="newer version"):
         migrate(db)
+
+
+@cluster
+async def test_a_running_node_goes_on_while_a_newer_one_migrates(empty: str) -> None:
+    running = await PostgresStore.open(empty)
+    try:
+        chat_id = await running.write(make_chat)
+        assert await running.read(load_chat, chat_id) is not None
+        with connect(empty) as newer:
+            migrate(
+                newer, further("ALTER TABLE chats ADD COLUMN mood text; ALTER TABLE meta ADD COLUMN further bigint;")
+            )
+        await running.write(save_note, "n", "after it")
+        assert await running.read(load_note, "n") == "after it"
+        assert await running.read(load_chat, chat_id) is not None
+    finally:
+        await running.close()
 
 
 @cluster
