@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.locks import begin
 from hermes_state.engines.postgres.migrate import migrate
-from hermes_state.errors import LockUnavailable, StoreUnavailable
+from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.locks import locks_of
 from hermes_state.store.sql import Connection
@@ -38,6 +39,11 @@ not stay locked."""
 
 # HGWY; keys of two integers are a space of their own. Gateways share it, a copy has it alone.
 _ALONE, _TOGETHER = "SELECT pg_advisory_lock(1212634969, 1)", "SELECT pg_advisory_lock_shared(1212634969, 1)"
+_REFUSED = re.compile(
+    r'password authentication failed|no password supplied|(role|database) ".*" does not exist|no pg_hba.conf entry'
+)
+"""Refusals of a connection in which waiting does not help. libpq tells no code of them: a server that speaks another
+language is tried again, as one that is not up yet."""
 _REPEATABLE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
 
@@ -120,7 +126,7 @@ class PostgresStore(Store):
         """Open the database at `url`, a `postgresql://` address, and bring it to the newest schema.
 
         Raises `LockUnavailable` if a process has it alone, `DatabaseRejected` for one that is not ours (nothing
-        is touched then), or `StoreUnavailable`.
+        is touched then) or whose name or password is wrong, or `StoreUnavailable`.
         """
         sessions = [_Session(url, _join if number == 0 else _bound_pauses) for number in range(writers + readers)]
         try:
@@ -130,7 +136,8 @@ class PostgresStore(Store):
             for session in sessions:
                 await session.close()
             if isinstance(error, psycopg.Error):
-                raise unavailable(url, error) from error
+                told = unavailable(url, error)
+                raise (DatabaseRejected(str(told)) if _REFUSED.search(str(told)) else told) from error
             raise
 
     async def read_within(

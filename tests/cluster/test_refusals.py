@@ -1,0 +1,107 @@
+"""Databases that a gateway cannot use: one sentence, an exit code, and nothing is made there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.nodes import Cluster
+from tests.cluster.pooler import pooler_before
+from tests.e2e.world import Gateway, World
+from tests.postgres import PASSWORD, Postgres, connect
+from tests.processes import run_gateway
+
+pytestmark = pytest.mark.cluster
+
+TABLES = """SELECT relname FROM pg_class WHERE relkind IN ('r', 'v') AND relnamespace NOT IN
+(SELECT oid FROM pg_namespace WHERE nspname IN ('pg_catalog', 'information_schema', 'pg_toast'))"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+async def refused(folder: Path, url: str, code: int = 78) -> str:
+    """What a gateway says that does not start, in one line; it never shows the password."""
+    environ = {
+        "HOME": str(folder),
+        "PATH": os.environ["PATH"],
+        "HERMES_HOME": str(folder / "home"),
+        "HERMES_STORE__URL": url,
+        "HERMES_LOCAL__PORT": "0",
+        "HERMES_LOGGING__FILE": "false",
+    }
+    gateway = Gateway(environ, folder / "gateway.log", run_gateway)
+    await gateway.spawn()
+    code_of_it = await gateway.wait()
+    said = gateway.log_bytes()[gateway.started_from :].decode()
+    assert code_of_it == code, said
+    [line] = [line for line in said.splitlines() if line.startswith("hermes-gateway: ")]
+    assert PASSWORD not in said
+    assert "Traceback" not in said
+    assert not (folder / "home" / "state.db").exists()
+    return line
+
+
+def command_of(pid: int) -> str:
+    """Command line of a process, as any user sees it."""
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def tables(url: str) -> list[str]:
+    with connect(url) as db:
+        return [name for (name,) in db.execute(TABLES)]
+
+
+async def test_a_wrong_password_and_a_wrong_name_are_configuration(folder: Path, postgres: Postgres) -> None:
+    with postgres.database() as url:
+        wrong = url.replace(PASSWORD, "not-the-password")
+        said = await refused(folder, wrong)
+        assert said.startswith("hermes-gateway: configuration: ")
+        assert "password authentication failed" in said
+        assert "not-the-password" not in said
+        assert "no password supplied" in await refused(folder, url.replace(f":{PASSWORD}", ""))
+        assert tables(url) == []
+    assert "does not exist" in await refused(folder, url)
+
+
+async def test_a_server_that_does_not_answer_may_come_back(folder: Path) -> None:
+    nobody = f"postgresql://hermes:{PASSWORD}@127.0.0.1:{World.free_port()}/hermes"
+    assert "hermes-gateway: failed: PostgreSQL database hermes at 127.0.0.1" in await refused(folder, nobody, 1)
+
+
+async def test_a_database_that_is_not_ours_to_use_stays_as_it_is(folder: Path, postgres: Postgres) -> None:
+    with postgres.database() as url:
+        with connect(url) as db:
+            db.execute("CREATE TABLE wp_posts (id bigint)")
+        assert "belongs to another program (it holds wp_posts)" in await refused(folder, url)
+        assert tables(url) == ["wp_posts"]
+    with postgres.database("ENCODING 'LATIN1' TEMPLATE template0") as url:
+        assert "has the encoding LATIN1" in await refused(folder, url)
+        assert tables(url) == []
+    with postgres.database(owner="postgres") as url:
+        assert "the role hermes may not create tables in schema public" in await refused(folder, url)
+        assert tables(url) == []
+
+
+async def test_a_seat_behind_a_pooler_is_refused(folder: Path, postgres_url: str) -> None:
+    async with pooler_before(postgres_url) as url:
+        said = await refused(folder, url)
+    assert "store.url leads to a pooler" in said
+    with connect(postgres_url) as db:
+        assert db.execute("SELECT * FROM nodes").fetchall() == []
+
+
+async def test_the_password_of_the_database_is_in_no_list_and_no_log(cluster: Cluster) -> None:
+    [one] = await cluster.start("one")
+    await cluster.converse("hello")
+    assert one.process is not None
+    assert PASSWORD not in command_of(one.process.pid)
+    with connect(cluster.address) as db:
+        shown = db.execute("SELECT application_name || query FROM pg_stat_activity").fetchall()
+    assert PASSWORD not in str(shown)
+    for words in (("config", "show"), ("config", "show", "--json"), ("status",), ("cluster", "status"), ("doctor",)):
+        code, output = await cluster.command_line(*words, node=one)
+        assert (code, PASSWORD in output) == (0, False), output
+    assert PASSWORD not in one.log_text()
