@@ -10,7 +10,6 @@ import gc
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from uuid import uuid4
 
 import structlog
 
@@ -23,8 +22,8 @@ from agent.tools.terminal.sandbox import terminal_fault
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
 from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models, open_attachments
-from gateway.cluster.agreement import AgreementCheck, agreed_settings
-from gateway.cluster.node import Duty, Node, NodeHealth
+from gateway.cluster.membership import Membership
+from gateway.cluster.node import Duty, Node
 from gateway.commands.registry import CommandContext
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
@@ -56,15 +55,14 @@ from gateway.turns.runner import TurnRunner
 from gateway.turns.terminal import terminal_settings
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
-from gateway.version import installed_version
 from hermes_state.aio import run_until
-from hermes_state.engines.opening import StoreSettings, open_seat, open_store
+from hermes_state.engines.opening import StoreSettings, open_store
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.redaction import Redactor
 from hermes_state.search.upkeep import keep_index
-from hermes_state.store.seats import KEEPER, HintKind, NodeInfo, OnHint, Seat, account_lock
+from hermes_state.store.seats import KEEPER, HintKind, account_lock
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Clock, SystemClock
 
@@ -181,9 +179,8 @@ class _Daemon:
         )
         self._heartbeat = Heartbeat(store, self._adapters, environ, self._lanes.tell_all_broken)
         self._jobs = JobRunner(store=store, runtime=self._runtime, clock=clock, files=files)
-        self._node_id = uuid4().hex
+        self._membership = Membership(store, clock, lambda: self._runtime.config)
         self._node = self._make_node()
-        self._agreement = AgreementCheck(store, clock, self._node_info)
         self._adapters.is_certain = lambda: self._node.is_certain
         self._operator = self._make_operator()
 
@@ -256,7 +253,7 @@ class _Daemon:
             deliver=self._delivery.wake,
             servers=self._tools.servers,
             reschedule=self._tools.rescheduled.set,
-            node=self._node_health,
+            node=lambda: self._node.health(self._membership.node),
         )
         return CommandRunner(context, self._delivery, self._group)
 
@@ -265,7 +262,7 @@ class _Daemon:
         config = self._loaded.config.cluster
         accounts = [] if config.role == "worker" else self._adapters.supervised
         return Node(
-            open_seat=self._open_seat,
+            open_seat=self._membership.open_seat,
             duties=[*map(self._duty_of, accounts), Duty(name="housekeeping", lock=KEEPER, run=self._keep)],
             lanes=self._lanes,
             run_command=self._commands.run_queued,
@@ -278,32 +275,6 @@ class _Daemon:
             abandon=self._delivery.abandon,
             break_off=self._store.break_off,
         )
-
-    async def _open_seat(self, on_hint: OnHint) -> Seat:
-        seconds = self._runtime.config.cluster.seat_seconds
-        seat = await open_seat(self._store, seconds, self._node_info(), on_hint, self._clock.now())
-        if seat.is_shared:
-            try:
-                await self._agreement.require()
-            except BaseException:
-                await seat.close()
-                raise
-        return seat
-
-    def _node_info(self) -> NodeInfo:
-        """This node as the others see it, with the settings of now."""
-        config = self._runtime.config
-        return NodeInfo(
-            id=self._node_id,
-            name=config.cluster.name,
-            version=installed_version(),
-            role=config.cluster.role,
-            settings=agreed_settings(config),
-        )
-
-    def _node_health(self) -> NodeHealth | None:
-        config = self._runtime.config.cluster
-        return self._node.health(config.name, config.role)
 
     def _duty_of(self, account: str) -> Duty:
         async def take_up() -> None:
@@ -331,7 +302,7 @@ class _Daemon:
             servers=self._tools.servers,
             delivery=self._delivery,
             heartbeat=self._heartbeat,
-            node=self._node_health,
+            node=lambda: self._node.health(self._membership.node),
             clock=self._clock,
             started_at=self._clock.now(),
         )
@@ -374,7 +345,7 @@ class _Daemon:
         if isinstance(self._store, SqliteStore):
             tasks.append(self._group.create_task(keep_index(self._store), name="search"))
         else:
-            tasks.append(self._group.create_task(self._agreement.run(), name="agreement"))
+            tasks.append(self._group.create_task(self._membership.run(), name="membership"))
         tasks.append(self._group.create_task(self._access.follow(self._reloaded), name="access"))
         tasks.append(self._group.create_task(self._reload_when_asked(), name="reload"))
         tasks.append(self._group.create_task(self._load_late(), name="late"))
@@ -448,7 +419,7 @@ class _Daemon:
         await self._tools.reload(self._runtime.agent.offers.registry.by_name, self._group)
         update_logging(merged.config.logging.level, merged.secrets())
         self._reloaded.set()
-        self._agreement.changed.set()
+        self._membership.changed.set()
         log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
         _log_prices_and_caching(merged.config)
 

@@ -13,7 +13,7 @@ import structlog
 from gateway.turns.lanes import LaneRegistry, RunCommand
 from hermes_state.aio import Backoff, cancel_all
 from hermes_state.errors import StateError
-from hermes_state.store.seats import Hint, HintKind, OnHint, Seat, SeatLock
+from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock
 from hermes_state.values import ChatId, TurnId
 
 log = structlog.get_logger()
@@ -99,13 +99,13 @@ class Node:
         """True while nobody else can have what this node has taken."""
         return self._seat is not None and self._seat.is_certain
 
-    def health(self, name: str, role: str) -> NodeHealth | None:
-        """Health of the node, which has this name and role; None where it has its database alone."""
+    def health(self, info: NodeInfo) -> NodeHealth | None:
+        """Health of the node, which others see so; None where it has its database alone."""
         if self._seat is None or not self._seat.is_shared:
             return None
         return NodeHealth(
-            name=name,
-            role=role,
+            name=info.name,
+            role=info.role,
             has_seat=self.is_certain,
             seats_lost=self._seats_lost,
             hints_received=self._hints_received,

@@ -32,6 +32,7 @@ from agent.tools.mcp.servers import missing_sdk
 from agent.tools.mcp.settings import ServerState, ServerStatus
 from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
 from gateway.assembly import open_attachments
+from gateway.cluster.membership import node_info
 from gateway.config import ConfigRejected, LoadedConfig, find_store_url, load_config
 from gateway.config.files import StateDirectory, locate_home
 from gateway.config.settings import Config
@@ -46,12 +47,14 @@ from gateway.turns.terminal import terminal_settings
 from hermes_state.admin.overview import describe, load_overview
 from hermes_state.admin.overview import find_fault as find_database_fault
 from hermes_state.engines.opening import open_resting
+from hermes_state.engines.postgres.nodes import find_faults, load_nodes
 from hermes_state.engines.sqlite.connections import check_engine
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError, ToolError
 from hermes_state.search.index import find_fault, load_progress
 from hermes_state.store.lock import holder
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted
+from hermes_state.values import SystemClock
 
 LOW_DISK_BYTES = 1_000_000_000
 MIN_DISK_BYTES = 100_000_000
@@ -106,6 +109,7 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
     yield from state
     for check in (_access, _models, _settings, _extras, _servers, _costs, _files, _attachments):
         yield from check(loaded)
+    yield from _cluster(loaded, state)
     yield from _context(loaded, state)
     yield from _tokens(loaded, is_online=is_online)
     if not any(result.check == "terminal" for result in state):
@@ -210,6 +214,26 @@ def check_database(db: Connection) -> CheckResult:
         f"{describe(db)}: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
         f"{seen.messages} messages, {seen.waiting} waiting, {seen.undelivered} undelivered.",
     )
+
+
+def check_cluster(db: Connection, config: Config) -> list[CheckResult]:
+    """Check what a node needs beside others on the same database; nothing of a file."""
+    if isinstance(db, sqlite3.Connection):
+        return []
+    needed = config.store.writers + config.store.readers + 1
+    faults = find_faults(db, node_info(config), needed, SystemClock().now())
+    alive = sum(node.is_alive for node in load_nodes(db))
+    text = f"{counted(alive, 'node')} {'has' if alive == 1 else 'have'} a seat; this one can have its own beside them."
+    return [warning("cluster", f"{fault}.") for fault in faults] or [fine("cluster", text)]
+
+
+def _cluster(loaded: LoadedConfig, done: Sequence[CheckResult]) -> Iterator[CheckResult]:
+    """Check what nodes need, unless a running daemon has."""
+    if loaded.config.store.url is None or any(result.check == "cluster" for result in done):
+        return
+    with suppress(HermesError), open_resting(loaded.database, loaded.config.store.url) as db:  # told by another finding
+        if db is not None:
+            yield from check_cluster(db, loaded.config)
 
 
 def check_index(path: Path, percent: int | None) -> CheckResult:

@@ -21,6 +21,7 @@ from gateway.models.selection import Runtime
 from gateway.operator.doctor import (
     CheckResult,
     CheckStatus,
+    check_cluster,
     check_context,
     check_database,
     check_index,
@@ -166,7 +167,7 @@ class OperatorHandler:
         try:
             checked = await self.store.read(check_database)
             if not isinstance(self.store, SqliteStore):
-                return [checked]
+                return [checked, *await self.store.read(check_cluster, self.runtime.config)]
             index = await asyncio.to_thread(check_index, self.store.path, await self.store.read(load_progress))
         except StoreUnavailable as error:
             return [failed("database", str(error))]

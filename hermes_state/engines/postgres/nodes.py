@@ -18,6 +18,9 @@ from hermes_state.values import ChatKey, Millis
 MAX_CLOCK_SECONDS = 60
 """Most seconds that a node's clock may differ from the server's: days, deadlines and their order go by it."""
 
+POOLED = "store.url leads to a pooler: the locks of a node are those of one session, so name the server itself"
+"""Sentence about an address that gives a node no session of its own."""
+
 GONE_MILLIS = 86_400_000
 """Time for which a node that is gone is remembered, in milliseconds."""
 
@@ -28,6 +31,12 @@ _LIVES = f"""EXISTS (SELECT 1 FROM pg_stat_activity a
   WHERE a.pid = n.pid AND a.datname = current_database() AND a.application_name = '{SEAT}' || n.id)"""
 
 _NOW = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
+
+# Purpose: whether the session takes what a seat needs, in the transaction alone.
+_SESSION = "SELECT set_config('idle_session_timeout', '1h', true), pg_backend_pid()"
+_CONNECTIONS = """
+SELECT CAST(current_setting('max_connections') AS bigint)
+  - CAST(current_setting('superuser_reserved_connections') AS bigint)"""
 
 # Purpose: living nodes and, of each other name, the last one.
 _NODES = f"""
@@ -156,6 +165,29 @@ def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
         if other.is_alive and other.id != node.id:
             found += _compared(node.name, mine, other.name, _settings_of(other.settings))
     return found
+
+
+def find_faults(db: Connection, node: NodeInfo, connections: int, now: Millis) -> list[str]:
+    """Sentences about all that keeps `node` from working beside others, with so many `connections` of its own."""
+    found = find_differences(db, node, now)
+    if not is_one_session(db):
+        found.append(POOLED)
+    nodes = 1 + sum(other.is_alive and other.name != node.name for other in load_nodes(db))
+    if nodes * connections > (free := scalar(db, int, _CONNECTIONS)):
+        found.append(
+            f"the server takes {counted(free, 'connection')}, and {counted(nodes, 'node')} with {connections} each need"
+            f" {nodes * connections}: raise its max_connections, or lower store.readers and store.writers"
+        )
+    return found
+
+
+def is_one_session(db: Connection) -> bool:
+    """True where the session behind a connection is its own, as a seat's must be, and may be ended when it is silent.
+
+    Leaves the session as it is.
+    """
+    timeout, pid = db.execute(_SESSION).fetchone()
+    return bool(pid == db.raw.info.backend_pid and timeout == "1h")  # type: ignore[attr-defined]  # PostgreSQL's
 
 
 def _compared(name: str, mine: Mapping[str, str], other: str, theirs: Mapping[str, str]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from psycopg.pq import ExecStatus
 
 from hermes_state.aio import wait_until
 from hermes_state.engines.postgres.connection import PostgresConnection
-from hermes_state.engines.postgres.nodes import SEAT
+from hermes_state.engines.postgres.nodes import POOLED, SEAT
 from hermes_state.engines.postgres.store import unavailable
 from hermes_state.errors import DatabaseRejected
 from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock, SeatLost
@@ -142,9 +142,7 @@ class PostgresSeat(Seat):
         await self._execute(f"SET idle_session_timeout = {int(self._seconds * 1000)}")
         pid, timeout = await self._execute("SELECT pg_backend_pid(), current_setting('idle_session_timeout')")
         if int(pid) != self._server.backend_pid or timeout == b"0":
-            raise DatabaseRejected(
-                "store.url leads to a pooler: the locks of a node are those of one session, so name the server itself"
-            )
+            raise DatabaseRejected(POOLED)
         await self._execute(f"SET application_name = '{SEAT}{node.id}'")
         about = (node.id, node.name, node.version, node.role, node.settings, int(pid), now)
         await self._execute(_NOTE, [str(value).encode() for value in about])

@@ -15,9 +15,12 @@ from gateway.cli import app
 from gateway.config.settings import PairingConfig
 from hermes_state.engines.opening import COPY_NOTE, open_store
 from hermes_state.engines.postgres.migrate import shipped_migrations
+from hermes_state.engines.postgres.seat import PostgresSeat
 from hermes_state.errors import DatabaseRejected, LockUnavailable
 from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.seats import NodeInfo
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
+from tests.cluster.pooler import pooler_before
 from tests.hermes_state.rows import make_chat
 from tests.postgres import PASSWORD, Postgres, connect
 
@@ -51,6 +54,25 @@ def test_doctor_tells_server_encoding_role_schema_and_size(run: Run, postgres_ur
     text = run(postgres_url, "doctor").output
     assert "UTF8) for hermes: " in text
     assert f"schema {shipped_migrations()[-1].number}, 0 chats, 0 messages" in text
+
+
+async def test_doctor_tells_what_keeps_a_node_from_joining_the_others(run: Run, postgres_url: str) -> None:
+    assert (
+        "0 nodes have a seat; this one can have its own"
+        in (await asyncio.to_thread(run, postgres_url, "doctor")).output
+    )
+    settings = json.dumps({"costs.daily_cap": "5"})
+    other = NodeInfo(id="1", name="other", version="1", role="node", settings=settings)
+    seat = await PostgresSeat.open(postgres_url, 5.0, other, lambda hint: None, SystemClock().now())
+    try:
+        said = (await asyncio.to_thread(run, postgres_url, "doctor", HERMES_CLUSTER__NAME="this")).output
+        assert "costs.daily_cap is not set at this and 5 at other" in said
+        listed = (await asyncio.to_thread(run, postgres_url, "cluster", "status")).output
+        assert listed.splitlines()[1].split()[:3] == ["other", "node", "1"]
+    finally:
+        await seat.close()
+    async with pooler_before(postgres_url) as url:
+        assert "store.url leads to a pooler" in (await asyncio.to_thread(run, url, "doctor")).output
 
 
 def test_what_is_wrong_with_the_database_is_one_sentence_of_doctors(run: Run, postgres: Postgres) -> None:

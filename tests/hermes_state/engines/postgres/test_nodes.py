@@ -11,6 +11,7 @@ from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.nodes import (
     GONE_MILLIS,
     find_differences,
+    find_faults,
     forget_gone,
     forget_node,
     load_cluster,
@@ -117,6 +118,19 @@ async def test_settings_of_now_are_those_that_are_compared(postgres_url: str, db
         assert find_differences(db, node("two", zone="CET"), SystemClock().now()) == []
         forget_node(db, node("one"))
         assert load_nodes(db) == []
+
+
+async def test_a_server_with_too_few_connections_for_all_nodes_is_a_fault(
+    postgres_url: str, db: PostgresConnection
+) -> None:
+    db.execute("BEGIN")
+    [fault] = find_faults(db, node("one"), 1_000, SystemClock().now())
+    assert "and 1 node with 1000 each need 1000: raise its max_connections" in fault
+    async with seat(postgres_url, node("two")):
+        [fault] = find_faults(db, node("one"), 100, SystemClock().now())
+        assert "2 nodes with 100 each need 200" in fault
+        assert find_faults(db, node("one"), 5, SystemClock().now()) == []
+    db.execute("ROLLBACK")
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(-62, "behind"), (62, "ahead of"), (-50, None), (50, None)])

@@ -1,4 +1,4 @@
-"""Agreement of the nodes: settings that must be the same on all of them, and clocks that must not differ.
+"""Membership in a cluster: settings that must be the same on all of its nodes, and clocks that must not differ.
 
 A start is refused where they do not agree. While the gateway runs they are looked at again each minute and after a
 reload, and what differs is a warning: nobody may stop answering because another node was configured.
@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import structlog
@@ -16,11 +17,13 @@ from pydantic import SecretStr
 from gateway.config.fields import dotted, values_of
 from gateway.config.settings import Config
 from gateway.schedules.runner import server_zone
+from gateway.version import installed_version
 from hermes_state.aio import wait_until
+from hermes_state.engines.opening import open_seat
 from hermes_state.engines.postgres.nodes import find_differences, forget_node, save_settings
 from hermes_state.errors import ConfigError, StateError
 from hermes_state.redaction import redact
-from hermes_state.store.seats import NodeInfo
+from hermes_state.store.seats import NodeInfo, OnHint, Seat
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock
 
@@ -67,25 +70,42 @@ def _shown(value: Any) -> str:
             return redact(str(value))
 
 
-class AgreementCheck:
-    """Looks whether this node agrees with the others, and with the server about the time."""
+def node_info(config: Config, node_id: str = "") -> NodeInfo:
+    """A node of this configuration as others see it."""
+    cluster, settings = config.cluster, agreed_settings(config)
+    return NodeInfo(id=node_id, name=cluster.name, version=installed_version(), role=cluster.role, settings=settings)
 
-    def __init__(self, store: Store, clock: Clock, node: Callable[[], NodeInfo]) -> None:
-        """`node`: this one, with the settings of now."""
+
+class Membership:
+    """Membership of this node in its cluster: it takes its seat, and looks whether it agrees with the others."""
+
+    def __init__(self, store: Store, clock: Clock, config: Callable[[], Config]) -> None:
         self.changed = asyncio.Event()
         """Set when the configuration has changed."""
-        self._store, self._clock, self._node = store, clock, node
+        self._store, self._clock, self._config = store, clock, config
+        self._id = uuid4().hex
         self._known: set[str] = set()
         self._is_admitted = False
 
-    async def require(self) -> None:
-        """Raise `ConfigError` where this node may not be beside those that run; of one that comes back nothing."""
-        if self._is_admitted:
-            return
-        if found := await self._store.read(find_differences, self._node(), self._clock.now()):
-            await self._store.write(forget_node, self._node())
-            raise ConfigError("\n".join(found))
-        self._is_admitted = True
+    @property
+    def node(self) -> NodeInfo:
+        """This node, with the settings of now."""
+        return node_info(self._config(), self._id)
+
+    async def open_seat(self, on_hint: OnHint) -> Seat:
+        """Take the seat. Raises what `engines.opening.open_seat` does, and `ConfigError` at a start without agreement.
+
+        A node that comes back has its seat in any case: turns wait for it.
+        """
+        seconds = self._config().cluster.seat_seconds
+        seat = await open_seat(self._store, seconds, self.node, on_hint, self._clock.now())
+        if seat.is_shared and not self._is_admitted:
+            try:
+                await self._require_agreement()
+            except BaseException:
+                await seat.close()
+                raise
+        return seat
 
     async def run(self) -> None:
         """Look each minute and after each change until cancelled; what is new is a warning in the log."""
@@ -93,15 +113,21 @@ class AgreementCheck:
             try:
                 if await wait_until(self.changed, LOOK_SECONDS):
                     self.changed.clear()
-                    await self._store.write(save_settings, self._node())
-                await self.look()
+                    await self._store.write(save_settings, self.node)
+                found = await self._find_differences()
             except StateError as error:
                 log.debug("cluster.not_looked_at", error=str(error))  # the heartbeat says what is wrong with the store
+                continue
+            for difference in found:
+                if difference not in self._known:
+                    log.warning("cluster.differs", reason=difference)
+            self._known = set(found)
 
-    async def look(self) -> None:
-        """Warn of differences that were not there at the last look."""
-        found = await self._store.read(find_differences, self._node(), self._clock.now())
-        for difference in found:
-            if difference not in self._known:
-                log.warning("cluster.differs", reason=difference)
-        self._known = set(found)
+    async def _require_agreement(self) -> None:
+        if found := await self._find_differences():
+            await self._store.write(forget_node, self.node)
+            raise ConfigError("\n".join(found))
+        self._is_admitted = True
+
+    async def _find_differences(self) -> list[str]:
+        return await self._store.read(find_differences, self.node, self._clock.now())
