@@ -116,11 +116,11 @@ class Membership:
                     await self._store.write(save_settings, self.node)
                 found = await self._find_differences()
             except StateError as error:
-                log.debug("cluster.not_looked_at", error=str(error))  # the heartbeat says what is wrong with the store
+                log.debug("node.not_compared", error=str(error))  # the heartbeat says what is wrong with the store
                 continue
             for difference in found:
                 if difference not in self._known:
-                    log.warning("cluster.differs", reason=difference)
+                    log.warning("node.differs", reason=difference)
             self._known = set(found)
 
     async def _require_agreement(self) -> None:

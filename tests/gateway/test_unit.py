@@ -23,6 +23,7 @@ from tests.sandboxes import needs_sandbox
 
 FOLDER = Path(__file__).parents[2] / "systemd"
 UNITS = {"machine": FOLDER / "hermes-gateway.service", "user": FOLDER / "user" / "hermes-gateway.service"}
+NODES = FOLDER / "hermes-gateway@.service"
 TERMINAL = FOLDER / "terminal.conf"
 MAX_TERMINAL_EXPOSURE = 2.7
 """Highest score of the machine's unit with the drop-in that commands of the agent need."""
@@ -145,6 +146,29 @@ def test_systemd_finds_nothing_to_complain_about(unit: Path, text: str, tmp_path
     copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE), encoding="utf-8")
     manager = "--user" if unit == UNITS["user"] else "--system"
     assert analyzed("verify", manager, str(copy), runtime=tmp_path) == (0, "")
+
+
+def test_the_unit_of_nodes_is_the_machine_s_but_for_names() -> None:
+    machine, node = (set(path.read_text("utf-8").splitlines()) for path in (UNITS["machine"], NODES))
+    own = {line for line in node - machine if not line.startswith("#")}
+    assert own == {
+        "Description=hermes-gateway, node %i: an LLM agent in Telegram, Discord and a local web chat",
+        "StateDirectory=hermes-gateway/%i",
+        "Environment=HERMES_HOME=%S/hermes-gateway/%i",
+        "Environment=HERMES_CLUSTER__NAME=%H-%i",
+    }
+    assert len(machine - node) == 3 + 4, "three settings and the comment at the top"
+
+
+@needs_systemd
+def test_systemd_takes_the_unit_of_a_node_and_shuts_it_in(tmp_path: Path) -> None:
+    text = NODES.read_text(encoding="utf-8")
+    copy = tmp_path / "hermes-gateway@one.service"
+    copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE), encoding="utf-8")
+    assert analyzed("verify", "--system", str(copy), runtime=tmp_path) == (0, "")
+    limit = f"--threshold={MAX_EXPOSURE * 10:.0f}"
+    code, said = analyzed("security", "--offline=true", "--no-pager", limit, str(copy), runtime=tmp_path)
+    assert code == 0, said
 
 
 @needs_systemd
