@@ -196,7 +196,7 @@ class Node:
         self._break_off()
 
     async def _start_again(self) -> None:
-        for pause in Backoff(0.2, 5.0):
+        for pause in Backoff(0.2, 2.0):
             try:
                 await self._lanes.let_go(self._left)
                 self._left = []

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import psycopg
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader, PyFormat, Transformer
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.types.numeric import Int8Dumper
 from psycopg.types.string import StrDumperUnknown
@@ -107,7 +107,7 @@ class PostgresConnection:
             for one in sent:
                 result = self._next_result()
                 if result.status in (ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED):
-                    failure = failure or psycopg.errors.error_from_result(result)
+                    failure = failure or self._failure(result)
                     if isinstance(one, tuple):
                         del self._prepared[one]
                 elif isinstance(one, Result):
@@ -133,11 +133,15 @@ class PostgresConnection:
 
     def _run_at_once(self, sql: str) -> PGresult:
         result = self.raw.pgconn.exec_(sql.encode())
-        if result.status != ExecStatus.FATAL_ERROR:
-            return result
-        if self.raw.closed:
-            raise psycopg.OperationalError(self.raw.pgconn.get_error_message())
-        raise psycopg.errors.error_from_result(result)
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise self._failure(result)
+        return result
+
+    def _failure(self, result: PGresult) -> psycopg.Error:
+        if result.status == ExecStatus.FATAL_ERROR and result.error_field(DiagnosticField.SQLSTATE) is None:
+            self.close()  # libpq's own words: it has lost the connection, also where its status does not say so yet
+            return psycopg.OperationalError(result.get_error_message())
+        return psycopg.errors.error_from_result(result)
 
     def _queue(self, sql: str, parameters: Any) -> "Result":
         if not parameters:

@@ -67,6 +67,8 @@ class _Session:
         self._url, self._prepare = url, prepare
         self._thread = ThreadPoolExecutor(1, "postgres")
         self._db: PostgresConnection | None = None
+        self._broken: PostgresConnection | None = None
+        """Connection that was broken off: what comes after that gets another one."""
 
     async def run(self, fn: Callable[Concatenate[PostgresConnection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(db, ...)` as one job on the connection's thread."""
@@ -78,7 +80,8 @@ class _Session:
             self.pending -= 1
 
     def _connect(self) -> PostgresConnection:
-        if self._db is None or self._db.raw.closed:
+        if self._db is None or self._db is self._broken or self._db.raw.closed:
+            self._disconnect()
             db = PostgresConnection.open(self._url)
             try:
                 if self._prepare is not None:
@@ -91,6 +94,7 @@ class _Session:
 
     def break_off(self) -> None:
         """End the connection under whoever waits for it."""
+        self._broken = self._db
         if self._db is not None and not self._db.raw.closed:
             with suppress(OSError), socket.socket(fileno=os.dup(self._db.raw.pgconn.socket)) as connection:
                 connection.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,8 @@
 """What one text for both engines must not see of PostgreSQL."""
 
 import contextlib
+import os
+import socket
 from collections.abc import Iterator
 
 import psycopg
@@ -164,3 +166,21 @@ def test_json_is_read_as_sqlite_reads_it(db: PostgresConnection) -> None:
     assert read == ['a " b', "5"]
     assert scalar_or_none(db, str, "SELECT json_extract(?, '$.empty')", (document,)) is None
     assert scalar_or_none(db, str, "SELECT json_extract(?, '$.missing')", (document,)) is None
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_connection_that_is_lost_is_trouble_with_the_server(
+    db: PostgresConnection, postgres: Postgres, is_ended: bool, is_cut: bool
+) -> None:
+    db.execute("SELECT ?", (1,)).fetchone()
+    if is_ended:
+        postgres.run(f"SELECT pg_terminate_backend({db.raw.info.backend_pid}, 5000)")
+    if is_cut:
+        with socket.socket(fileno=os.dup(db.raw.pgconn.socket)) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+    if is_ended or is_cut:
+        with pytest.raises(psycopg.OperationalError):
+            db.execute("SELECT ?", (2,)).fetchone()
+        with pytest.raises(psycopg.OperationalError):
+            db.execute("SELECT 1").fetchone()

@@ -211,3 +211,12 @@ async def test_a_close_ends_what_is_read_and_stores_what_waits(store: PostgresSt
         await reading
     with pytest.raises(StoreUnavailable, match="closed"):
         await store.write(save_note, "n", "")
+
+
+async def test_whoever_comes_after_connections_were_broken_off_gets_new_ones(store: PostgresStore) -> None:
+    await asyncio.gather(*(store.write(save_note, f"n{number}", "whole") for number in range(4)))
+    assert await store.read(count_notes) == 4
+    store.break_off()
+    assert await store.read(count_notes) == 4
+    await asyncio.gather(*(store.write(save_note, f"n{number}", "again") for number in range(4, 8)))
+    assert await store.read(count_notes) == 8
