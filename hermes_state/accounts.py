@@ -4,10 +4,16 @@ Each time that an account is taken it has another epoch, which everything that i
 nodes share a database, an owner that was stopped or cut off can begin nothing more.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from hermes_state.errors import StateError
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, scalar
+
+
+class AccountMoved(StateError):
+    """The account may be another node's by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +41,15 @@ WHERE state = 'sending' AND chat_id IN (SELECT id FROM chats WHERE account = ?)
 
 
 @locks(EVERYTHING)
-def take_account(db: Connection, account: str) -> tuple[AccountClaim, int]:
-    """Become the owner of an account; returns how many sends of the last one were interrupted, too."""
+def take_account(
+    db: Connection, account: str, is_certain: Callable[[], bool] = lambda: True
+) -> tuple[AccountClaim, int]:
+    """Become the owner of an account; returns how many sends of the last one were interrupted, too.
+
+    `is_certain` tells whether it is still the caller's to take. It is asked inside the transaction: a node that was
+    stopped since must not get a newer epoch than the one that took over. Raises `AccountMoved`.
+    """
+    if not is_certain():
+        raise AccountMoved(f"the account {account} may be another node's by now")
     epoch = scalar(db, int, _TAKE, (account,))
     return AccountClaim(account=account, epoch=epoch), db.execute(_INTERRUPT, (account,)).rowcount

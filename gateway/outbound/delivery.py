@@ -96,7 +96,7 @@ class Delivery:
 
     async def start(self, account: str) -> None:
         """Serve an account, which is this node's from now on: resume what is owed to its chats."""
-        claim, interrupted = await self.store.write_with_retry(take_account, account)
+        claim, interrupted = await self.store.write_with_retry(take_account, account, self.adapters.is_certain)
         self.adapters.supervised[account].claim = claim
         if interrupted:
             log.warning("delivery.interrupted", account=account, count=interrupted)

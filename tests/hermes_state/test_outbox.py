@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state import outbox
-from hermes_state.accounts import AccountClaim, take_account
+from hermes_state.accounts import AccountClaim, AccountMoved, take_account
 from hermes_state.outbox import OutboxKind, OutboxState, Reply
 from hermes_state.values import Button, ChatId, Millis, OutboundPart, OutboxId
 from tests.hermes_state.rows import START, exchange, make_chat, migrated
@@ -150,6 +150,13 @@ def test_what_was_being_sent_when_the_process_ended_is_ambiguous(db: sqlite3.Con
     assert take_account(db, "telegram")[1] == 1
     assert [row.state for row in outbox.load_open(db, chat)] == [OutboxState.AMBIGUOUS, OutboxState.PENDING]
     assert take_account(db, "telegram")[1] == 0
+
+
+def test_whoever_may_have_lost_an_account_does_not_take_it_from_the_next_owner(db: sqlite3.Connection) -> None:
+    claim, _ = take_account(db, "telegram")
+    with pytest.raises(AccountMoved):
+        take_account(db, "telegram", lambda: False)
+    assert take_account(db, "telegram")[0].epoch == claim.epoch + 1
 
 
 def test_what_can_never_be_delivered_is_settled_and_kept_for_the_operator(db: sqlite3.Connection) -> None:
