@@ -107,6 +107,7 @@ class Delivery:
         """Send nothing more, and leave the rows as they are: their accounts may be another node's by now."""
         for one in self.adapters.supervised.values():
             one.claim = None
+        await asyncio.sleep(0)  # a task that is cancelled before it began would never let go of its chat
         await cancel_all([*self._tasks, *self._unstored])
         self._left.clear()
 

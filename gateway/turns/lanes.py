@@ -280,6 +280,7 @@ class LaneRegistry:
     async def abandon(self) -> Sequence[TurnId]:
         """End all work without a word in the database: the chats may be another node's. Returns the turns cut."""
         self._seat = None
+        await asyncio.sleep(0)  # a lane that is cancelled before it began would never let go of its chat
         left = [active.turn.id for active in self.active.values()]
         await cancel_all(self._tasks)
         return left

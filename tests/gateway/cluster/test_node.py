@@ -137,6 +137,19 @@ async def test_a_lost_seat_ends_everything_and_the_next_one_goes_on_with_it(stor
         assert await gateway.rows("SELECT state, restarts, epoch FROM turns") == [("finished", 0, 2)]
 
 
+async def test_a_seat_may_end_in_the_moment_in_which_work_begins(store: Store, tmp_path: Path) -> None:
+    seats = Seats()
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+        chat_id = await chat_of(gateway)
+        await store.write(receive, chat_id, "from elsewhere")
+        gateway.lanes.wake(chat_id)
+        await gateway.lanes.abandon()
+        gateway.delivery.wake(chat_id)
+        await gateway.delivery.abandon()
+        seats.opened[0].lost.set()
+        assert len(await gateway.replies(2)) == 2
+
+
 async def chat_of(gateway: TestGateway) -> ChatId:
     """A chat in which a first message was answered."""
     await gateway.ask("hello")
