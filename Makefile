@@ -14,7 +14,7 @@ ARGS ?=
 # Extras that were asked for once are kept up to date with everything else.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-mcp)
 
-.PHONY: help install setup run anthropic cluster mcp test test-browser test-cluster check fmt lint type unit bench bench-cluster quality figures walk catalog crash months protocols fuzz lock clean
+.PHONY: help install setup run anthropic cluster mcp test test-browser test-cluster check fmt lint type unit bench bench-cluster quality figures walk catalog crash chaos months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -66,7 +66,7 @@ run: $(VENV)/.installed $(EXTRAS) ## start the gateway; ARGS="--help" shows its 
 	@exec $(BIN)/hermes-gateway run $(ARGS)
 
 # Bytecode is written whatever the environment says: workers read each other's, and the next run reads this one's.
-test test-browser test-cluster crash months protocols fuzz: export PYTHONDONTWRITEBYTECODE :=
+test test-browser test-cluster crash chaos months protocols fuzz: export PYTHONDONTWRITEBYTECODE :=
 
 # Tests of the store's functions that run over PostgreSQL, too; the others look into SQLite's files.
 ON_POSTGRES := tests/hermes_state -m "not cluster" --ignore=tests/hermes_state/engines \
@@ -92,6 +92,9 @@ test-cluster: setup ## everything that needs PostgreSQL, on a server of its own
 
 crash: setup ## every kill point, one by one; takes long
 	@$(BIN)/python -m pytest -m crash $(ARGS)
+
+chaos: setup ## 200 random schedules of faults on a cluster; RUNS=20 of them, ARGS="-k [7]" one
+	@HERMES_CHAOS_RUNS=$(or $(RUNS),200) $(BIN)/python -m pytest -n 2 -m cluster tests/cluster/test_chaos.py $(ARGS)
 
 months: setup ## 400 turns of one chat, on each platform, in three windows, with two context engines
 	@$(BIN)/python -m pytest -m months $(ARGS)

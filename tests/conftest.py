@@ -11,6 +11,7 @@ import structlog
 
 from gateway.process import loop_factory
 from hermes_state.store.writer import Store
+from tests.cluster.waits import pytest_terminal_summary
 from tests.crash.seed import pytest_configure, pytest_configure_node, pytest_report_header
 from tests.databases import IS_POSTGRES, drop_databases, open_store
 from tests.e2e.protocols import pytest_addoption
@@ -27,6 +28,7 @@ __all__ = [
     "pytest_configure",
     "pytest_configure_node",
     "pytest_report_header",
+    "pytest_terminal_summary",
     "sample",
     "store",
 ]

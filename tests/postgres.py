@@ -144,6 +144,33 @@ def postgres_url(postgres: Postgres) -> Iterator[str]:
         yield url
 
 
+class PrivateServer(Postgres):
+    """A server that one test has alone: it may be stopped and started again."""
+
+    def stop_at_once(self) -> None:
+        """End it as a crash does: whoever is connected is cut off, what was committed is found by the next start."""
+        _run(self.folder, "pg_ctl", "--pgdata=data", "--mode=immediate", "--silent", "stop")
+
+    def start_again(self) -> None:
+        """Start it on the port that it had."""
+        _run_server(self.folder, self.port, QUICK)
+
+
+@contextlib.contextmanager
+def private_server() -> Iterator[PrivateServer]:
+    """A server for the length of the block; skips the test where the package is missing."""
+    if _programs() is None:
+        pytest.skip(MISSING)
+    folder = Path(tempfile.mkdtemp(prefix="hermes-postgres-"))
+    try:
+        server = PrivateServer(folder=folder, port=_start(folder, QUICK))
+        server.run(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'")
+        yield server
+    finally:
+        _run(folder, "pg_ctl", "--pgdata=data", "--mode=immediate", "--silent", "stop", check=False)
+        shutil.rmtree(folder)
+
+
 @contextlib.contextmanager
 def running_server(folder: Path, settings: Mapping[str, str] = QUICK) -> Iterator[Postgres]:
     """The server of those who name this folder, for the length of the block at least."""
@@ -222,10 +249,14 @@ def _start(data: Path, settings: Mapping[str, str]) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
+    _run_server(data, port, settings)
+    return port
+
+
+def _run_server(data: Path, port: int, settings: Mapping[str, str]) -> None:
     private = {"listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": data}
     options = " ".join(f"-c {name}={value}" for name, value in {**settings, **private}.items())
     _run(data, "pg_ctl", "--pgdata=data", "--log=log", f"--options={options}", "--silent", "--wait", "start")
-    return port
 
 
 def _run(folder: Path, program: str, *arguments: str, check: bool = True) -> None:

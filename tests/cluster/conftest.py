@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.nodes import Cluster, cluster_in
+from tests.cluster.waits import report
+
+__all__ = ["cluster", "report"]
 
 
 @pytest.fixture

@@ -1,11 +1,15 @@
 """A world with several nodes: each a gateway of its own home, all of them on one database and one bot."""
 
+import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from hermes_state.store.seats import LockKind
+from tests.cluster.program import NOTEBOOK
 from tests.e2e.protocols import CHAT_COMPLETIONS
 from tests.e2e.world import Gateway, World
 
@@ -15,7 +19,7 @@ class Cluster(World):
 
     def __init__(self, folder: Path, address: str) -> None:
         super().__init__(folder, CHAT_COMPLETIONS)
-        self.address = address
+        self.address: str = address
         self.nodes: dict[str, Gateway] = {}
 
     def add(self, name: str, role: str = "node", **changes: str) -> Gateway:
@@ -29,10 +33,40 @@ class Cluster(World):
             "HERMES_HOME": str(folder / "home"),
             "HERMES_CLUSTER__NAME": name,
             "HERMES_CLUSTER__ROLE": role,
+            NOTEBOOK: str(self.notebook),
             **changes,
         }
         self.nodes[name] = Gateway(environ, folder / "gateway.log", self.gateway.program)
         return self.nodes[name]
+
+    @property
+    def notebook(self) -> Path:
+        """File into which the tools of all nodes write."""
+        return self._folder / "notebook.txt"
+
+    @property
+    def database(self) -> str:
+        """Name of the database."""
+        return urlsplit(self.environ["HERMES_STORE__URL"]).path[1:]
+
+    def address_by(self, port: int) -> str:
+        """Address of the database through another port."""
+        parts = urlsplit(self.environ["HERMES_STORE__URL"])
+        host = parts.netloc.rpartition(":")[0]
+        return parts._replace(netloc=f"{host}:{port}").geturl()
+
+    def ranking(self) -> list[str]:
+        """Names of the nodes that work in chats, the busiest first."""
+        return [name for name, _ in Counter(self.holders(LockKind.CHAT)).most_common()]
+
+    async def stopped(self) -> Gateway:
+        """Wait until a node has stopped itself."""
+        async with asyncio.timeout(30):
+            while True:
+                for node in self.nodes.values():
+                    if _is_stopped(node):
+                        return node
+                await asyncio.sleep(0.02)  # nothing tells
 
     async def start(self, *names: str, role: str = "node", **changes: str) -> list[Gateway]:
         """Add nodes and start them, one after the other: the first of them gets what is free."""
@@ -54,6 +88,14 @@ class Cluster(World):
                     await node.kill()
         finally:
             await super().close()
+
+
+def _is_stopped(node: Gateway) -> bool:
+    assert node.process is not None
+    try:
+        return Path(f"/proc/{node.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except FileNotFoundError:
+        return False
 
 
 @asynccontextmanager

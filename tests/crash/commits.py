@@ -1,32 +1,50 @@
 """Commits of a daemon that may be killed: the writer's k-th commit kills the process.
 
-`CRASH_KILL` is `commit:K:before` or `commit:K:after`; `CRASH_COMMITS` names a file that gets a line for each commit,
-the functions that are committed together.
+`CRASH_KILL` is `commit:K:before` or `commit:K:after`, or `NAME:K:before` for the k-th commit of a function; of several
+with commas between them the first counts. `CRASH_SIGNAL` is another signal than `SIGKILL`. `CRASH_ONCE` names a file
+that makes the processes that share it die once. `CRASH_COMMITS` names a file that gets a line for each commit, the
+functions that are committed together.
 """
 
 import os
 import signal
-from sqlite3 import Connection
+from collections import Counter
+from pathlib import Path
 from sys import _getframe
 
 from hermes_state.store import batch
+from hermes_state.store.sql import Connection
 
 _real_commit = batch.commit_batch
-_count = 0
+_counts: Counter[str] = Counter()
 
 
 def _commit_batch(db: Connection) -> None:
-    global _count
-    _count += 1
-    _note(_functions())
-    _kill_at(f"commit:{_count}:before")
+    names = _functions()
+    points = {"commit", *names}
+    _counts.update(points)
+    reached = {f"{point}:{_counts[point]}" for point in points}
+    _note("+".join(names))
+    _kill_at(reached, "before")
     _real_commit(db)
-    _kill_at(f"commit:{_count}:after")
+    _kill_at(reached, "after")
 
 
-def _kill_at(point: str) -> None:
-    if os.environ.get("CRASH_KILL") == point:
-        os.kill(os.getpid(), signal.SIGKILL)
+def _kill_at(reached: set[str], side: str) -> None:
+    wanted = os.environ.get("CRASH_KILL", "").split(",")
+    if any(f"{point}:{side}" in wanted for point in reached) and is_first(os.environ.get("CRASH_ONCE")):
+        os.kill(os.getpid(), signal.Signals[os.environ.get("CRASH_SIGNAL", "SIGKILL")])
+
+
+def is_first(path: str | None) -> bool:
+    """True for the first process that asks for this file, or always without one."""
+    if path is None:
+        return True
+    try:
+        Path(path).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _note(line: str) -> None:
@@ -36,11 +54,10 @@ def _note(line: str) -> None:
             file.write(line + "\n")
 
 
-def _functions() -> str:
-    """What the batch being committed consists of; only for people, so that not finding it out breaks nothing."""
+def _functions() -> list[str]:
+    """Functions that the batch being committed consists of."""
     writes = _getframe(2).f_locals.get("batch", ())
-    names = (getattr(getattr(write, "fn", None), "__name__", "?") for write in writes)
-    return "+".join(names) or "?"
+    return [getattr(getattr(write, "fn", None), "__name__", "?") for write in writes] or ["?"]
 
 
 def wrap_commits() -> None:

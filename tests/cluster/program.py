@@ -1,0 +1,74 @@
+"""A node of a test: the production daemon with a tool that writes, which may die at a commit or stop in its tool."""
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent.tools.registry import Tool, ToolContext
+from gateway.config import process_environment
+from gateway.process import serve
+from gateway.turns.attachments import AttachmentHandler
+from hermes_state.inbox import InboxRow
+from hermes_state.journal import PreparedMessage
+from hermes_state.values import ChatId, InboxId, ToolEffect
+from tests.crash.commits import is_first, wrap_commits
+
+NOTEBOOK = "CLUSTER_NOTEBOOK"
+"""Variable that names the file into which the tools of all nodes write."""
+
+
+POISON = "poison"
+"""A message that has this word crashes its lane, on every node."""
+
+
+def run_node() -> None:
+    """Run the production daemon with the tool `note`, until a commit or a signal ends it."""
+    wrap_commits()
+    AttachmentHandler.prepare = _prepare  # type: ignore[method-assign]  # nothing else crashes a lane
+    sys.exit(serve(process_environment(), extra_tools=[_NOTE]))
+
+
+_real_prepare = AttachmentHandler.prepare
+
+
+async def _prepare(
+    self: AttachmentHandler, chat_id: ChatId, rows: Sequence[InboxRow]
+) -> Mapping[InboxId, PreparedMessage] | None:
+    if any(POISON in row.payload.text for row in rows):
+        raise RuntimeError("poisoned")
+    return await _real_prepare(self, chat_id, rows)
+
+
+async def _note(arguments: dict[str, Any], context: ToolContext) -> str:
+    notebook = os.environ[NOTEBOOK]
+    _write(notebook, arguments["line"])
+    if arguments.get("stops") and is_first(f"{notebook}.stopped"):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return f"written: {arguments['line']}"
+
+
+def _write(path: str, line: str) -> None:
+    with open(path, "a") as file:
+        file.write(f"{line}\n")
+
+
+_NOTE = Tool(
+    name="note",
+    description="Writes a line into the notebook.",
+    parameters={
+        "type": "object",
+        "properties": {"line": {"type": "string"}, "stops": {"type": "boolean"}},
+        "required": ["line"],
+    },
+    effect=ToolEffect.WRITES,
+    needs_approval=False,
+    run=_note,
+)
+
+
+def lines_of(notebook: Path) -> list[str]:
+    """What the tools have written."""
+    return notebook.read_text().splitlines() if notebook.exists() else []

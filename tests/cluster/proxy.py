@@ -1,0 +1,72 @@
+"""A network between a node and its database that a test can cut or swallow."""
+
+import asyncio
+from typing import Self
+
+
+class Proxy:
+    """A port that leads to another one of this machine."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._passes = asyncio.Event()
+        self._passes.set()
+        self._is_cut = False
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        await self._server.wait_closed()
+
+    @property
+    def port(self) -> int:
+        """The port that nodes connect to."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def cut(self) -> None:
+        """End every connection, and refuse new ones until `mend`."""
+        self._is_cut = True
+        self._passes.set()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def hang(self) -> None:
+        """Swallow nothing and pass nothing on, either way, until `mend` or `cut`."""
+        self._passes.clear()
+
+    def mend(self) -> None:
+        """Pass everything on again, what was held back first."""
+        self._is_cut = False
+        self._passes.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._is_cut:
+            writer.transport.abort()
+            return
+        try:
+            there = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        await asyncio.gather(self._pass_on(reader, there[1]), self._pass_on(there[0], writer))
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while data := await reader.read(65536):
+                await self._passes.wait()
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass  # cut
+        finally:
+            self._writers.discard(writer)
+            writer.close()
