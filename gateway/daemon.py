@@ -24,6 +24,7 @@ from gateway.access.permissions import AccessControl
 from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models, open_attachments
 from gateway.cluster.membership import Membership
 from gateway.cluster.node import Duty, Node
+from gateway.cluster.previews import RemotePreviews
 from gateway.commands.registry import CommandContext
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
@@ -64,7 +65,7 @@ from hermes_state.redaction import Redactor
 from hermes_state.search.upkeep import keep_index
 from hermes_state.store.seats import KEEPER, HintKind, account_lock
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, Clock, SystemClock
+from hermes_state.values import ChatId, Clock, SystemClock, TurnId
 
 log = structlog.get_logger()
 
@@ -164,6 +165,8 @@ class _Daemon:
             store=store, runtime=self._runtime, clock=clock, redactor=lambda: Redactor(self._loaded.secrets())
         )
         self._lanes = self._make_lanes(gates)
+        self._previews = RemotePreviews(store=store, adapters=self._adapters, make=self._lanes.turns.remote_preview_of)
+        self._delivery.close_remote = self._previews.close
         self._approvals = ApprovalRunner(store=store, lanes=self._lanes, clock=clock, asked=self._asked)
         self._schedules = self._make_schedules()
         self._commands = self._make_commands()
@@ -200,6 +203,7 @@ class _Daemon:
                 titles=self._titles,
                 clock=clock,
                 on_question=self._asked.set,
+                has_other_nodes=not isinstance(store, SqliteStore),
             ),
             attachments=AttachmentHandler(
                 store=store,
@@ -268,13 +272,19 @@ class _Daemon:
             run_command=self._commands.run_queued,
             on_hint={
                 HintKind.OWED: lambda chat_id: self._delivery.wake(ChatId(chat_id)),
+                HintKind.PREVIEW: lambda turn_id: self._previews.note(TurnId(turn_id)),
                 HintKind.ACCESS: lambda _: self._reloaded.set(),
                 HintKind.ASKED: lambda _: self._asked.set(),
                 HintKind.SCHEDULED: lambda _: self._tools.rescheduled.set(),
             },
-            abandon=self._delivery.abandon,
+            abandon=self._abandon,
             break_off=self._store.break_off,
         )
+
+    async def _abandon(self) -> None:
+        """End what was begun for accounts, which may be another node's by now."""
+        await self._delivery.abandon()
+        await self._previews.abandon()
 
     def _duty_of(self, account: str) -> Duty:
         async def take_up() -> None:
@@ -346,6 +356,7 @@ class _Daemon:
             tasks.append(self._group.create_task(keep_index(self._store), name="search"))
         else:
             tasks.append(self._group.create_task(self._membership.run(), name="membership"))
+            tasks.append(self._group.create_task(self._previews.run(), name="previews"))
         tasks.append(self._group.create_task(self._access.follow(self._reloaded), name="access"))
         tasks.append(self._group.create_task(self._reload_when_asked(), name="reload"))
         tasks.append(self._group.create_task(self._load_late(), name="late"))

@@ -94,6 +94,11 @@ class AdapterRegistry:
         found = self.supervised.get(chat.account)
         return found.claim if found is not None else None
 
+    @property
+    def serves_any(self) -> bool:
+        """This node serves an account."""
+        return any(one.claim is not None for one in self.supervised.values())
+
     def max_file_bytes(self, chat: ChatKey) -> int:
         """Largest file that a chat takes from us, in bytes; 0: none."""
         adapter = self.of(chat)

@@ -14,7 +14,7 @@ from agent.turn import Agent, Answer
 from gateway.config.routes import RouteConfig
 from gateway.models.selection import ModelRegistry
 from gateway.turns import hygiene
-from gateway.turns.previews import LivePreview
+from gateway.turns.previews import TurnPreview
 from hermes_state.errors import ContentRejected, HermesError, ModelError, SpendingCapExceeded
 from hermes_state.turns import RunningTurn
 
@@ -43,7 +43,7 @@ class TurnAnswer:
 
 async def answer_with_fallbacks(
     turn: RunningTurn,
-    preview: LivePreview,
+    preview: TurnPreview,
     agent: Agent,
     models: ModelRegistry,
     chosen: RouteConfig,

@@ -18,7 +18,7 @@ from gateway.access.permissions import AccessControl
 from gateway.models.selection import Runtime
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.bursts import held_until, next_burst
-from gateway.turns.previews import LivePreview
+from gateway.turns.previews import TurnPreview
 from gateway.turns.runner import MAX_RESTARTS, TurnRunner
 from hermes_state import inbox, journal, outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
@@ -64,7 +64,7 @@ class ActiveTurn:
     """A turn that a lane is in the middle of."""
 
     turn: RunningTurn
-    preview: LivePreview
+    preview: TurnPreview
     task: asyncio.Task[None]
     stop_reason: str | None = None
     """Reason of a stop, as soon as people asked for one: the work is cancelled, its end is not stored yet."""

@@ -1,4 +1,8 @@
-"""Live previews: an answer is shown while it grows. What streams is a preview; the outbox row is the truth."""
+"""Previews of turns: an answer is shown while it grows. What streams is a preview; the outbox row is the truth.
+
+The node that serves the chat's account shows it. Where that is not the node of the turn, the text so far is stored,
+and its owner shows what it reads.
+"""
 
 import asyncio
 import contextlib
@@ -8,10 +12,13 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from gateway.outbound.gates import FloodControl, Gate
-from hermes_state.aio import make_way, own_cancellation, wait_until
+from hermes_state import previews
+from hermes_state.aio import cancel_all, make_way, own_cancellation, wait_until
 from hermes_state.errors import PlatformError, StateError
-from hermes_state.turns import RunningTurn
-from platforms.base import Capabilities, PlatformAdapter, Preview
+from hermes_state.store.writer import Store
+from hermes_state.turns import RunningTurn, TurnClaim
+from hermes_state.values import Clock
+from platforms.base import PlatformAdapter, Preview
 
 log = structlog.get_logger()
 
@@ -28,30 +35,33 @@ PREVIEW_OVERLAP_SECONDS = 5.0
 """Seconds before the end of a fading preview at which it is renewed: room for a pause and a slow request."""
 
 
-class LivePreview:
-    """Preview of one turn: takes the text so far, and shows it as often as the platform likes.
+STORE_SECONDS = 1.0
+"""Shortest time between two writes of what another node shows, in seconds."""
+
+BEAT_SECONDS = 2.0
+"""Longest time between them, in seconds: who shows it renews it only when there was one, so that it does not outlive
+a node."""
+
+HEARD_SECONDS = 1.0
+"""Seconds after a write in which typing may be shown for it."""
+
+REMOTE_OVERLAP_SECONDS = BEAT_SECONDS + 0.5
+"""Seconds before the end of a typing signal at which it is renewed when there was a write."""
+
+
+class TurnPreview:
+    """Preview of one turn: takes the text so far, and shows it to nobody.
 
     `text` stays readable after the end: it is the partial answer of a turn that is stopped.
     """
 
-    def __init__(
-        self,
-        turn: RunningTurn,
-        adapter: PlatformAdapter | None,
-        gate: Gate,
-        flood: FloodControl,
-        save_ref: Callable[[str], Awaitable[None]],
-    ) -> None:
+    is_stored = False
+    """What it shows may be in the database."""
+    _first_sign_seconds = FIRST_SIGN_SECONDS
+
+    def __init__(self, turn: RunningTurn) -> None:
         self._turn = turn
-        self._adapter = adapter
-        self._gate = gate
-        self._flood = flood
-        self._save_ref = save_ref
-        self._ref = self._saved_ref = turn.preview_ref
         self._changed = asyncio.Event()
-        self._closed = asyncio.Event()
-        self._shown = ""
-        self._shown_at = self._typed_at = 0.0
         self._first_sign: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self.text = ""
@@ -65,17 +75,97 @@ class LivePreview:
         """Take back what was shown, which is no part of an answer: it stays in sight until there is something else."""
         self.text = ""
 
-    def open(self) -> None:
-        """Begin to show previews. Whoever opens a preview awaits `close`."""
-        if self._adapter is not None:
-            pause = min(FIRST_SIGN_SECONDS, self._interval(self._adapter))
-            self._first_sign = asyncio.get_running_loop().call_later(pause, self._begin, self._adapter)
+    def open(self, ref: str | None = None) -> None:
+        """Begin to show previews, in the placeholder `ref` if there is one. Whoever opens a preview awaits `close`."""
+        self._first_sign = asyncio.get_running_loop().call_later(self._first_sign_seconds, self.begin)
 
-    def _begin(self, adapter: PlatformAdapter) -> None:
-        self._task = asyncio.create_task(self._run(adapter), name=f"preview-{self._turn.id}")
+    def begin(self) -> None:
+        """Begin at once: the answer is known to take a while."""
+        self._task = asyncio.create_task(self._run(), name=f"preview-{self._turn.id}")
 
     async def close(self) -> None:
         """Show no more previews. Returns when nothing is in flight, so that the final answer comes last."""
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """Show no more, and store nothing: turn and account may be another node's by now."""
+        if self._first_sign is not None:
+            self._first_sign.cancel()
+        if self._task is not None:
+            await cancel_all([self._task])
+
+    async def _run(self) -> None:
+        """Show what there is until closed."""
+
+
+class StoredPreview(TurnPreview):
+    """Preview that another node shows, which serves the chat's account: the text so far is stored for it.
+
+    A write that the end cuts off may still be stored, but not once the turn has ended.
+    """
+
+    def __init__(self, turn: RunningTurn, store: Store, clock: Clock) -> None:
+        super().__init__(turn)
+        self._store = store
+        self._clock = clock
+
+    async def _run(self) -> None:
+        self.is_stored = True
+        while True:
+            self._changed.clear()
+            text = self.text
+            try:
+                await self._store.write(previews.store, self._turn, text, self._clock.now())
+            except StateError as error:
+                log.debug("preview.failed", error=type(error).__name__)
+            await asyncio.sleep(STORE_SECONDS)
+            if self.text == text:
+                await wait_until(self._changed, BEAT_SECONDS - STORE_SECONDS)
+
+
+class LivePreview(TurnPreview):
+    """Preview that is shown as often as the platform likes."""
+
+    def __init__(
+        self,
+        turn: RunningTurn,
+        adapter: PlatformAdapter,
+        gate: Gate,
+        flood: FloodControl,
+        save_ref: Callable[[TurnClaim, str], Awaitable[None]],
+        *,
+        is_certain: Callable[[], bool] = lambda: True,
+        is_remote: bool = False,
+    ) -> None:
+        """`is_certain`: nobody else serves the account. `is_remote`: the turn runs elsewhere, and who calls `show` at
+        least every `BEAT_SECONDS` says with it that it still does.
+        """
+        super().__init__(turn)
+        self._adapter = adapter
+        self._gate = gate
+        self._flood = flood
+        self._save_ref = save_ref
+        self._is_certain = is_certain
+        self._is_remote = is_remote
+        self._closed = asyncio.Event()
+        self._saved_ref = self.ref = turn.preview_ref
+        self._shown = ""
+        self._shown_at = self._typed_at = self._heard_at = 0.0
+        self._first_sign_seconds = min(FIRST_SIGN_SECONDS, self._interval)
+
+    def show(self, text: str) -> None:
+        super().show(text)
+        self._heard_at = time.monotonic()
+
+    def open(self, ref: str | None = None) -> None:
+        self.ref = ref or self.ref
+        super().open()
+
+    def move(self, turn: RunningTurn) -> None:
+        """Go on for whoever has taken the turn up; what is the placeholder is stored for them, too."""
+        self._turn, self._saved_ref = turn, turn.preview_ref
+
+    async def close(self) -> None:
         self._closed.set()
         self._changed.set()
         if self._first_sign is not None:
@@ -86,76 +176,93 @@ class LivePreview:
         with contextlib.suppress(StateError):  # a stale copy beside the answer is better than no answer
             await self._save()
 
-    async def _run(self, adapter: PlatformAdapter) -> None:
-        capabilities, interval = adapter.capabilities, self._interval(adapter)
+    async def _run(self) -> None:
         while True:
             await make_way()
             if self._closed.is_set():
                 return
+            was_sent = False
             try:
                 with own_cancellation():
                     async with asyncio.timeout(REQUEST_SECONDS):
-                        await self._show_something(adapter)
+                        was_sent = await self._show_something()
             except (PlatformError, StateError, TimeoutError) as error:
                 log.debug("preview.failed", error=type(error).__name__)
             except Exception:  # an SDK's bug must not cost the answer, which this only foreshadows
                 log.exception("preview.crashed")
                 return
             self._changed.clear()
+            pause = max(self._interval, self._flood.penalty_seconds)
+            if self._is_remote and (was_sent or self.text != self._shown):
+                await wait_until(self._closed, pause)
             if self.text == self._shown and not self._closed.is_set():
-                await wait_until(self._changed, self._renewal_seconds(capabilities))
-            await wait_until(self._closed, max(interval, self._flood.penalty_seconds))
+                await wait_until(self._changed, self._renewal_seconds())
+            if not self._is_remote:  # else what is heard is shown at once: it was collected for a second
+                await wait_until(self._closed, pause)
 
-    def _interval(self, adapter: PlatformAdapter) -> float:
+    @property
+    def _interval(self) -> float:
         """Seconds from one preview to the next."""
-        capabilities, is_shared = adapter.capabilities, self._turn.chat_kind.is_shared
+        capabilities, is_shared = self._adapter.capabilities, self._turn.chat_kind.is_shared
         return capabilities.shared_preview_interval_seconds if is_shared else capabilities.preview_interval_seconds
 
-    async def _show_something(self, adapter: PlatformAdapter) -> None:
-        if not self._gate.is_free or self._flood.penalty_seconds > 0:
-            return
+    async def _show_something(self) -> bool:
+        """Show what is due; True if that was anything."""
+        if not self._gate.is_free or self._flood.penalty_seconds > 0 or not self._is_certain():
+            return False
         async with self._gate.passing():
             with self._flood.obeyed():
-                left = self._fades_in(adapter.capabilities)
+                left = self._fades_in()
                 is_fading = left is not None and left <= 0  # it may be a long time until a tool is done
                 if self.text.strip() and (self.text != self._shown or is_fading):
-                    await self._show_text(adapter, self.text)
-                elif self._is_typing_due(adapter):
-                    await adapter.show_typing(self._turn.chat)
+                    await self._show_text(self.text)
+                elif self._is_typing_due():
+                    await self._adapter.show_typing(self._turn.chat)
                     self._typed_at = time.monotonic()
+                else:
+                    return False
+        return True
 
-    async def _show_text(self, adapter: PlatformAdapter, text: str) -> None:
+    async def _show_text(self, text: str) -> None:
         preview = Preview(
             chat=self._turn.chat,
             is_shared=self._turn.chat_kind.is_shared,
             number=self._turn.id,
             text=text,
-            ref=self._ref,
+            ref=self.ref,
             reply_to=self._turn.question_ref if self._turn.chat_kind.is_shared else None,
         )
-        self._ref = await adapter.show(preview) or self._ref
+        self.ref = await self._adapter.show(preview) or self.ref
         self._shown = text
         self._shown_at = time.monotonic()
         await self._save()
 
     async def _save(self) -> None:
         """Store which message is the placeholder, unless that is known."""
-        if self._ref is not None and self._ref != self._saved_ref:
-            await self._save_ref(self._ref)
-            self._saved_ref = self._ref
+        if self.ref is not None and self.ref != self._saved_ref:
+            await self._save_ref(self._turn, self.ref)
+            self._saved_ref = self.ref
 
-    def _is_typing_due(self, adapter: PlatformAdapter) -> bool:
-        fades = adapter.capabilities.typing_seconds
-        return fades is not None and time.monotonic() - self._typed_at >= fades - TYPING_OVERLAP_SECONDS
+    def _is_typing_due(self) -> bool:
+        now, fades, overlap = time.monotonic(), self._adapter.capabilities.typing_seconds, TYPING_OVERLAP_SECONDS
+        if self._is_remote:
+            if now - self._heard_at > HEARD_SECONDS:
+                return False
+            overlap = REMOTE_OVERLAP_SECONDS
+        return fades is not None and now - self._typed_at >= fades - overlap
 
-    def _fades_in(self, capabilities: Capabilities) -> float | None:
+    def _fades_in(self) -> float | None:
         """Seconds until what is shown must be shown again, None if it stays by itself."""
-        if capabilities.preview_seconds is None or self._ref is not None or not self._shown:
+        seconds = self._adapter.capabilities.preview_seconds
+        if seconds is None or self.ref is not None or not self._shown:
             return None
-        return self._shown_at + capabilities.preview_seconds - PREVIEW_OVERLAP_SECONDS - time.monotonic()
+        return self._shown_at + seconds - PREVIEW_OVERLAP_SECONDS - time.monotonic()
 
-    def _renewal_seconds(self, capabilities: Capabilities) -> float | None:
-        """Seconds until something must be renewed though there is no new text; None: never."""
-        typing = None if capabilities.typing_seconds is None else capabilities.typing_seconds - TYPING_OVERLAP_SECONDS
-        waits = [wait for wait in (typing, self._fades_in(capabilities)) if wait is not None]
+    def _renewal_seconds(self) -> float | None:
+        """Seconds until something must be renewed though there is no new text; None: not before `show` is called."""
+        if self._is_remote:
+            return None
+        fades = self._adapter.capabilities.typing_seconds
+        typing = None if fades is None else fades - TYPING_OVERLAP_SECONDS
+        waits = [wait for wait in (typing, self._fades_in()) if wait is not None]
         return max(0.1, min(waits)) if waits else None

@@ -23,9 +23,9 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import pressure_sentence
 from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answer_with_fallbacks, change_notice
-from gateway.turns.previews import LivePreview
+from gateway.turns.previews import LivePreview, StoredPreview, TurnPreview
 from gateway.turns.titles import TitleWriter
-from hermes_state import journal, outbox, sessions
+from hermes_state import journal, outbox, previews, sessions
 from hermes_state.aio import make_way, own_cancellation
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import ModelAnswer
@@ -35,6 +35,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnMoved
 from hermes_state.values import Clock, Millis
+from platforms.base import PlatformAdapter
 
 log = structlog.get_logger()
 
@@ -64,18 +65,34 @@ class TurnRunner:
     clock: Clock
     on_question: Callable[[], None]
     """Called when a turn waits for a person's yes."""
+    has_other_nodes: bool = False
+    """Chats may be served by other nodes."""
 
-    def preview_of(self, turn: RunningTurn) -> LivePreview:
+    def preview_of(self, turn: RunningTurn) -> TurnPreview:
         """The preview that shows `turn`; its `text` is the partial answer."""
+        if self.has_other_nodes and self.adapters.claim_of(turn.chat) is None:
+            return StoredPreview(turn, self.store, self.clock)
+        adapter = self.adapters.of(turn.chat)
+        return TurnPreview(turn) if adapter is None else self._live_preview(turn, adapter)
+
+    def remote_preview_of(self, turn: RunningTurn) -> LivePreview:
+        """The preview that shows a turn of another node, of a chat that this one serves."""
+        adapter = self.adapters.of(turn.chat)
+        assert adapter is not None, "only what is configured is served"
+        return self._live_preview(turn, adapter, is_remote=True)
+
+    def _live_preview(self, turn: RunningTurn, adapter: PlatformAdapter, *, is_remote: bool = False) -> LivePreview:
         return LivePreview(
             turn,
-            adapter=self.adapters.of(turn.chat),
+            adapter,
             gate=self.gates.of(turn.chat_id),
             flood=self.gates.flood_of(turn.chat),
-            save_ref=lambda ref: self.store.write(journal.note_preview, turn, ref),
+            save_ref=lambda claim, ref: self.store.write(journal.note_preview, claim, ref),
+            is_certain=self.adapters.is_certain,
+            is_remote=is_remote,
         )
 
-    async def run(self, turn: RunningTurn, preview: LivePreview) -> None:
+    async def run(self, turn: RunningTurn, preview: TurnPreview) -> None:
         """Take the turn to its end. Cancelled, it leaves the turn open with every finished step stored.
 
         The deadline counts from here: with what was left before a restart, a turn would be taken up only to fail, with
@@ -108,10 +125,10 @@ class TurnRunner:
                 log.exception("turn.crashed")
                 await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
 
-    async def _answer(self, turn: RunningTurn, preview: LivePreview) -> None:
+    async def _answer(self, turn: RunningTurn, preview: TurnPreview) -> None:
         config, agent, models = self.runtime.config, self.runtime.agent, self.runtime.models
         await make_way()
-        preview.open()
+        preview.open(await self.delivery.close_preview(turn.chat_id))
         done: TurnAnswer | None = None
         try:
             async with asyncio.timeout(config.model.turn_seconds):
@@ -125,14 +142,16 @@ class TurnRunner:
             await self.delivery.store_and_send(
                 turn,
                 final.markdown or final.text,
-                lambda rendered: self.store.write_with_retry(_finish_turn, turn, final, pressure, clock, rendered),
+                lambda rendered: self.store.write_with_retry(
+                    _finish_turn, turn, final, pressure, clock, rendered, preview.is_stored
+                ),
             )
         except TurnMoved:  # the turn was stopped meanwhile: only its cost is kept
             await StoreLedger(self.store, self.clock).record(Payer.of(turn.conversation), final.call)
             raise
         self.titles.answered(turn, done.by)
 
-    async def _close(self, preview: LivePreview, turn: RunningTurn, done: TurnAnswer | None) -> None:
+    async def _close(self, preview: TurnPreview, turn: RunningTurn, done: TurnAnswer | None) -> None:
         """Show no more. Who stops the turn meanwhile gives an answer up that was paid for: its cost is kept."""
         try:
             await preview.close()
@@ -197,6 +216,7 @@ def _finish_turn(
     pressure: PressureEvent | None,
     clock: Clock,
     rendered: RenderedReply | None,
+    has_stored_preview: bool,
 ) -> OutboxRow | None:
     """The end of a turn, with what its people know from then on; returns the reply if it is to be sent now.
 
@@ -205,6 +225,8 @@ def _finish_turn(
     _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
     if pressure is not None:
         note_pressure(db, pressure)
+    if has_stored_preview:
+        previews.remove(db, turn.id)
     return first_send
 
 

@@ -13,7 +13,7 @@ from gateway.turns.previews import LivePreview
 from hermes_state import journal
 from hermes_state.errors import PlatformUnavailable, RateLimited, StoreUnavailable
 from hermes_state.store.writer import Store
-from hermes_state.turns import RunningTurn
+from hermes_state.turns import RunningTurn, TurnClaim
 from hermes_state.values import ChatId, ChatKind, LineageId, TurnId
 from tests.gateway.helpers import (
     ANN,
@@ -59,7 +59,7 @@ class Growing:
         return answer("the whole answer")
 
 
-async def nothing(_ref: str) -> None:
+async def nothing(_turn: TurnClaim, _ref: str) -> None:
     """Notes no placeholder."""
 
 
@@ -154,7 +154,7 @@ async def test_a_placeholder_that_cannot_be_noted_is_noted_at_the_end_or_let_go(
     noted: list[str] = []
     troubles = [StoreUnavailable("full"), None, StoreUnavailable("full"), StoreUnavailable("full")]
 
-    async def note(ref: str) -> None:
+    async def note(_turn: TurnClaim, ref: str) -> None:
         trouble = troubles.pop(0)
         if trouble is not None:
             raise trouble

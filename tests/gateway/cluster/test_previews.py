@@ -1,0 +1,163 @@
+"""What the owner of an account shows of turns that run elsewhere: the tests are the other node."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.cluster import previews as remote
+from gateway.cluster.previews import RemotePreviews
+from gateway.turns.previews import StoredPreview
+from hermes_state import journal, outbox, previews
+from hermes_state.aio import cancel_all
+from hermes_state.chats import ensure_chat
+from hermes_state.outbox import Reply
+from hermes_state.store.sql import Connection
+from hermes_state.store.writer import Store
+from hermes_state.turns import RunningTurn
+from hermes_state.values import ChatKind
+from tests.gateway.helpers import DIRECT, TestGateway, eventually, serving, settled
+from tests.hermes_state.rows import START, finish, start
+
+
+def _start(db: Connection) -> RunningTurn:
+    return start(db, ensure_chat(db, DIRECT, ChatKind.DIRECT, None, START), "q")
+
+
+@asynccontextmanager
+async def showing(store: Store, folder: Path) -> AsyncIterator[tuple[TestGateway, RemotePreviews, RunningTurn]]:
+    """An owner that shows a turn of another node, which is stored and has shown nothing yet."""
+    async with serving(store, folder) as gateway:
+        shown = RemotePreviews(store=store, adapters=gateway.adapters, make=gateway.turns.remote_preview_of)
+        gateway.delivery.close_remote = shown.close
+        task = asyncio.create_task(shown.run())
+        try:
+            yield gateway, shown, await store.write(_start)
+        finally:
+            await cancel_all([task])
+
+
+async def say(store: Store, shown: RemotePreviews, turn: RunningTurn, text: str) -> None:
+    """The other node stores the text so far; the hint arrives."""
+    await store.write(previews.store, turn, text, START)
+    shown.note(turn.id)
+
+
+async def test_an_answer_grows_in_one_place_and_the_whole_takes_it(store: Store, tmp_path: Path) -> None:
+    async with showing(store, tmp_path) as (gateway, shown, turn):
+        await say(store, shown, turn, "")
+        await eventually(lambda: gateway.adapter.typed, "typing")
+        await say(store, shown, turn, "the")
+        await eventually(lambda: gateway.adapter.texts() == ["the"], "a preview")
+        await say(store, shown, turn, "the whole")
+        await eventually(lambda: gateway.adapter.texts() == ["the whole"], "it grows")
+        await store.write(finish, turn, "the whole answer")
+        gateway.delivery.wake(turn.chat_id)
+        assert await gateway.replies(1) == ["the whole answer"]
+
+
+async def test_the_whole_waits_for_a_preview_in_flight_and_takes_its_place(store: Store, tmp_path: Path) -> None:
+    async with showing(store, tmp_path) as (gateway, shown, turn):
+        gateway.adapter.may_show.clear()
+        await say(store, shown, turn, "the")
+        await eventually(lambda: gateway.adapter.previews, "a preview is in flight")
+        await store.write(finish, turn, "the whole answer")
+        gateway.delivery.wake(turn.chat_id)
+        shown.note(turn.id)  # a hint that is late
+        await settled()
+        assert gateway.adapter.requests == []
+        gateway.adapter.may_show.set()
+        assert await gateway.replies(1) == ["the whole answer"]
+        await settled()
+        assert len(gateway.adapter.previews) == 1
+
+
+async def test_a_preview_goes_on_after_a_notice(store: Store, tmp_path: Path) -> None:
+    async with showing(store, tmp_path) as (gateway, shown, turn):
+        await say(store, shown, turn, "the")
+        await eventually(lambda: gateway.adapter.texts() == ["the"], "a preview")
+        notice = Reply(chat_id=turn.chat_id, markdown="by the way", dedupe_key="notice")
+        await store.write(outbox.enqueue, notice, START)
+        gateway.delivery.wake(turn.chat_id)
+        await eventually(lambda: gateway.adapter.texts() == ["the", "by the way"], "the notice")
+        await say(store, shown, turn, "the whole")
+        await eventually(lambda: gateway.adapter.texts() == ["the whole", "by the way"], "it grows in its place")
+
+
+async def test_typing_is_renewed_only_when_the_other_node_says_something(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.turns.previews.REMOTE_OVERLAP_SECONDS", 5.0)
+    async with showing(store, tmp_path) as (gateway, shown, turn):
+        for count in (1, 2):
+            await say(store, shown, turn, "")
+            await eventually(lambda count=count: len(gateway.adapter.typed) == count, "typing")  # type: ignore[misc]
+            await settled()
+        assert len(gateway.adapter.typed) == 2
+
+
+async def test_who_takes_the_turn_up_goes_on_in_the_same_place(store: Store, tmp_path: Path) -> None:
+    async with showing(store, tmp_path) as (gateway, shown, turn):
+        gateway.adapter.may_show.clear()
+        await say(store, shown, turn, "the")
+        await eventually(lambda: gateway.adapter.previews, "a preview is in flight")
+        taken = await store.write(journal.take_up, turn)
+        gateway.adapter.may_show.set()
+        await eventually(
+            lambda: gateway.adapter.texts() == ["the"], "the placeholder, which the old node's epoch names"
+        )
+        await say(store, shown, taken, "another")
+        await eventually(lambda: gateway.adapter.texts() == ["another"], "it grows in the same place")
+        await store.write(finish, taken, "another answer")
+        gateway.delivery.wake(turn.chat_id)
+        assert await gateway.replies(1) == ["another answer"]
+
+
+async def test_the_owner_takes_the_turn_up_in_the_same_place(store: Store, tmp_path: Path) -> None:
+    async with showing(store, tmp_path) as (gateway, shown, turn):
+        await say(store, shown, turn, "the")
+        await eventually(lambda: gateway.adapter.texts() == ["the"], "a preview")
+        gateway.lanes.wake(turn.chat_id)  # it finds the open turn
+        assert await gateway.replies(1) == ["echo: q"]
+
+
+async def test_a_preview_of_which_nothing_is_heard_ends(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(remote, "SILENT_SECONDS", 0.1)
+    async with showing(store, tmp_path) as (gateway, shown, turn):
+        await say(store, shown, turn, "the")
+        await eventually(lambda: gateway.adapter.texts() == ["the"], "a preview")
+        await eventually(lambda: not shown._shown, "it ends")
+
+
+async def test_who_does_not_serve_the_account_shows_nothing(store: Store, tmp_path: Path) -> None:
+    async with showing(store, tmp_path) as (gateway, shown, turn):
+        gateway.adapters.supervised[DIRECT.account].claim = None
+        await say(store, shown, turn, "the")
+        shown._hinted.add(turn.id)  # as if it had the account when the hint came
+        shown._arrived.set()
+        await settled()
+        assert gateway.adapter.previews == gateway.adapter.typed == []
+
+
+async def test_a_worker_stores_what_its_turn_shows(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.turns.previews.STORE_SECONDS", 0.0)
+    async with serving(store, tmp_path) as gateway:
+        turn = await store.write(_start)
+        gateway.turns.has_other_nodes = True
+        gateway.adapters.supervised[DIRECT.account].claim = None
+        preview = gateway.turns.preview_of(turn)
+        assert isinstance(preview, StoredPreview)
+        preview.begin()
+        await gateway.until_rows("SELECT 1 FROM previews WHERE text = ''")
+        preview.show("the")
+        await gateway.until_rows("SELECT 1 FROM previews WHERE text = 'the'")
+        await preview.close()
+        assert preview.is_stored
+        assert gateway.adapter.previews == []
