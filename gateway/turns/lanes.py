@@ -105,6 +105,8 @@ class Lane:
         self._held: tuple[InboxId | None, float] = (None, 0.0)
         self.started: RunningTurn | None = None
         """Turn that was stored for this lane to begin with."""
+        self.is_left = False
+        """What waits next is left to the owner of the chat's account, who alone can fetch its files."""
         self.woken = asyncio.Event()
 
     def close(self) -> None:
@@ -183,6 +185,9 @@ class Lane:
         if revoked:  # who was let in when they wrote, and is not any more
             await lanes.store.write(_turn_away, revoked, lanes.clock.now())
             lanes.turns.delivery.wake(self._chat_id)
+            return
+        if any(row.payload.attachments for row in rows) and not await lanes.can_fetch(self._chat_id):
+            self.is_left = self._is_closing = True
             return
         prepared = await lanes.attachments.prepare(self._chat_id, rows)
         if prepared is None:
@@ -306,6 +311,12 @@ class LaneRegistry:
         elif self._seat is not None and not self._is_closing:
             self._open(chat_id, self._seat, is_after_restart=False).started = started
 
+    async def can_fetch(self, chat_id: ChatId) -> bool:
+        """No other node can fetch files of a chat that this one cannot."""
+        if self._seat is None or not self._seat.is_shared:
+            return True
+        return self.turns.adapters.claim_of((await self.store.read_short(load_chat, chat_id)).key) is not None
+
     def note_stopped(self, turn_id: TurnId) -> None:
         """End the work on a turn whose stop another node has stored."""
         for active in self.active.values():
@@ -409,6 +420,8 @@ class LaneRegistry:
                     await lane.run()
                 finally:
                     await seat.let_go(lock)
+                if lane.is_left:
+                    return
                 # Who stored something just before that has found the chat taken.
                 turn, rows = await self.store.read_short(_load_work, chat_id)
                 if self._is_closing or (turn.is_waiting if turn is not None else not rows):

@@ -23,7 +23,7 @@ from hermes_state.store.seats import (
     chat_lock,
 )
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId
+from hermes_state.values import AttachmentKind, ChatId, IncomingAttachment
 from tests.gateway.helpers import DIRECT, Hang, TestGateway, eventually, hanging, serving
 from tests.hermes_state.rows import receive
 
@@ -167,6 +167,21 @@ async def test_a_chat_of_another_node_is_left_alone_until_it_is_free(store: Stor
         assert len(gateway.adapter.texts(DIRECT)) == 1
         seats.opened[0].taken.clear()
         assert len(await gateway.replies(2)) == 2
+
+
+async def test_a_file_waits_for_the_owner_of_its_account(store: Store, tmp_path: Path) -> None:
+    plan = IncomingAttachment(kind=AttachmentKind.DOCUMENT, file_ref="1", name="plan.txt", mime="text/plain")
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, Seats()):
+        await chat_of(gateway)
+        gateway.adapter.files["1"] = b"step one"
+        account = gateway.adapters.supervised[DIRECT.account]
+        account.claim, claim = None, account.claim
+        await gateway.say("read this", files=[plan])
+        await eventually(lambda: not gateway.lanes._lanes, "its lane goes")
+        assert (await gateway.inbox_states(), gateway.adapter.downloads) == (["done", "new"], [])
+        account.claim = claim
+        assert await gateway.replies(2) == ["echo: hello", "echo: read this"]
+        assert gateway.adapter.downloads == ["1"]
 
 
 async def test_what_another_node_has_stored_is_answered_at_its_hint(
