@@ -41,6 +41,7 @@ class Heartbeat:
         pulse = self.store.pulse
         return {
             "is_ready": self.store.trouble is None
+            and self.adapters.is_certain()
             and all(one.health().is_ready for one in self.adapters.supervised.values()),
             "database": self.store.trouble or "",
             "loop_lag_seconds": round(self._lag, 4),

@@ -48,6 +48,9 @@ async def test_status_says_how_the_daemon_is_doing(store: Store, tmp_path: Path)
         assert said["platforms"]["telegram"]["state"] == "running"
         assert said["not_stored"] == {"unaddressed": 0, "bot": 0, "stranger": 1, "denied": 0}
         assert said["vitals"]["is_ready"]
+        gateway.adapters.is_certain = lambda: False  # a node without a seat
+        assert not (await operator(gateway).handlers()["status"]({}))["vitals"]["is_ready"]
+        gateway.adapters.is_certain = lambda: True
         hang.release()
         await gateway.quiet()
 

@@ -1,0 +1,91 @@
+"""A node's membership in its cluster, over a real server."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.cluster.membership import Membership, agreed_settings
+from gateway.config.settings import ClusterConfig, Config, CostConfig, TelegramConfig
+from hermes_state.engines.postgres.nodes import load_nodes
+from hermes_state.engines.postgres.store import PostgresStore
+from hermes_state.errors import ConfigError
+from hermes_state.store.seats import Hint
+from hermes_state.values import Millis, SystemClock
+from tests.gateway.helpers import eventually
+
+pytestmark = pytest.mark.cluster
+
+
+@dataclass
+class WrongClock:
+    """The machine's clock, so many seconds off."""
+
+    seconds: int = 0
+
+    def now(self) -> Millis:
+        return Millis(SystemClock().now() + self.seconds * 1000)
+
+
+def ignore(_: Hint) -> None:
+    pass
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    opened = await PostgresStore.open(postgres_url)
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+def config(name: str = "one", cap: float | None = None) -> Config:
+    return Config(cluster=ClusterConfig(name=name), costs=CostConfig(daily_cap=cap))
+
+
+async def test_a_start_with_a_wrong_clock_is_refused_and_leaves_nothing(store: PostgresStore) -> None:
+    member = Membership(store, WrongClock(-75), config)
+    with pytest.raises(ConfigError, match="the clock of one is 75 seconds behind the PostgreSQL server's"):
+        await member.open_seat(ignore)
+    assert await store.read(load_nodes) == []
+
+
+async def test_a_node_that_comes_back_has_its_seat_whatever_differs(store: PostgresStore) -> None:
+    clock = WrongClock()
+    member = Membership(store, clock, config)
+    await (await member.open_seat(ignore)).close()
+    clock.seconds = 75
+    await (await member.open_seat(ignore)).close()
+    assert [node.seats for node in await store.read(load_nodes)] == [2]
+
+
+async def test_what_comes_to_differ_is_said_once(store: PostgresStore) -> None:
+    caps = {"one": None, "two": None}
+    one, two = (Membership(store, SystemClock(), lambda name=name: config(name, caps[name])) for name in caps)
+    seats = [await member.open_seat(ignore) for member in (one, two)]
+    with capture_logs() as logs:
+        watching = asyncio.ensure_future(one.run())
+        caps["one"] = 5.0
+        for _ in range(3):  # a look begins when the one before is over
+            one.changed.set()
+            await eventually(lambda: not one.changed.is_set(), "it looks")
+        watching.cancel()
+        await asyncio.wait({watching})
+    for seat in seats:
+        await seat.close()
+    said = [log["reason"] for log in logs if log["event"] == "node.differs"]
+    assert said == ["costs.daily_cap is 5 at one and not set at two, which has the same database: nodes must agree"]
+
+
+def test_a_token_is_a_digest_and_one_that_is_not_set_is_not_compared() -> None:
+    token = "123456:LABTOKEN"
+    noted = agreed_settings(Config(telegram=TelegramConfig(token=token)))
+    assert token not in noted
+    settings = json.loads(noted)
+    assert settings["telegram.token"].startswith("the one with digest ")
+    assert "discord.token" not in settings
+    assert settings["costs.daily_cap"] == "not set"
