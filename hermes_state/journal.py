@@ -361,21 +361,23 @@ _NEWEST_TEXT = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistan
 
 
 @locks(turn="claim.id")
-def stop_turn(db: Connection, claim: TurnClaim, partial_text: str, reason: str, now: Millis, *, notice: str) -> bool:
+def stop_turn(
+    db: Connection, claim: TurnClaim, partial_text: str | None, reason: str, now: Millis, *, notice: str
+) -> bool:
     """End a turn that a person stopped, keeping what was done; False when it has ended, or was taken up since.
 
     The partial answer becomes an assistant row flagged interrupted (and is what the chat keeps), open calls are
     answered with `reason`, so that the transcript stays legal. `notice` takes the place of a preview that shows nothing
-    which is kept.
+    which is kept. `partial_text` is None where another node works on the turn: it is the last preview then.
     """
     turn = find_unended(db, claim)
     if turn is None:
         return False
     _stop_subagents(db, turn, reason, now)
     _answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
-    text = partial_text.strip()
-    shown = scalar_or_none(db, str, _NEWEST_TEXT, (turn.id,)) or ""
-    if text and text != shown.strip():
+    shown = (scalar_or_none(db, str, _NEWEST_TEXT, (turn.id,)) or "").strip()
+    text = (_last_preview(db, turn, shown) if partial_text is None else partial_text).strip()
+    if text and text != shown:
         row = _assistant_row(turn, text, MessageBody(was_interrupted=True))
         message = append_to_tip(db, turn.lineage_id, row, now)
         outbox.enqueue(db, _reply(turn, OutboxKind.FINAL, f"{text} …", message.id), now)
@@ -383,6 +385,12 @@ def stop_turn(db: Connection, claim: TurnClaim, partial_text: str, reason: str, 
         outbox.enqueue(db, _reply(turn, OutboxKind.STATUS, notice, None), now)
     _close(db, turn, TurnState.STOPPED, reason, now)
     return True
+
+
+def _last_preview(db: Connection, turn: RunningTurn, step: str) -> str:
+    """The newest stored preview of an answer; nothing where that is of the turn's newest `step`, as it grew."""
+    text = scalar_or_none(db, str, "SELECT text FROM previews WHERE turn_id = ?", (turn.id,)) or ""
+    return "" if step.startswith(text.strip()) else text
 
 
 @locks(turn="claim.id")

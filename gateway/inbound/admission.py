@@ -14,7 +14,7 @@ from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
-from hermes_state.turns import RunningTurn, find_open_turn, find_turn
+from hermes_state.turns import RunningTurn, find_open_turn
 from hermes_state.values import (
     ChatId,
     ChatKey,
@@ -45,13 +45,13 @@ class AcceptedEvent:
     max_waiting: int | None
     """Most messages of its sender that may wait; None: it runs at once and waits behind nothing."""
     cursor: Cursor | None
-    steers: TurnId | None = None
-    """Turn that it joins, if that is still running when it is stored."""
     steered_notice: str | None = None
     queued_notice: str | None = None
     """Acknowledges it in the same transaction, if its place in the queue is behind something."""
     busy_mode: BusyMode | None = None
-    """How it meets a turn that waits for a person's yes; None: it has nothing to say to that."""
+    """How it meets the turn that the chat is in the middle of; None: it has nothing to say to that."""
+    running_here: TurnId | None = None
+    """Turn that this node works on in the chat: its lane stores its end, with the newest words of the answer."""
     may_join_any: bool = False
     """Its sender may join and end turns of this chat that others have started, too."""
     may_start: bool = False
@@ -74,6 +74,8 @@ class StoredEvent:
     """Something is owed to the chat."""
     started: RunningTurn | None = None
     """Turn that was started with it."""
+    interrupts: TurnId | None = None
+    """Turn that ends in its favour, wherever it runs."""
 
 
 @locks(chat="events.key events.cursor cursors")
@@ -94,8 +96,6 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
     message = event.message
     inbox.advance_cursor(db, event.cursor)
     chat_id = ensure_chat(db, event.key, message.chat_kind, message.chat_title, now)
-    is_steer = event.steers is not None and find_turn(db, event.steers) is not None
-    mode = InboxMode.STEER if is_steer else event.mode
     payload = InboxPayload(
         text=event.text,
         attachments=message.attachments,
@@ -104,7 +104,7 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
         via=message.via,
         ticket=message.ticket,
     )
-    row = _row(message, chat_id, payload, kind=event.kind, mode=mode, expects_more=message.expects_more)
+    row = _row(message, chat_id, payload, kind=event.kind, mode=event.mode, expects_more=message.expects_more)
     inbox_id = inbox.insert(db, row, now)
     if inbox_id is None:
         # Whoever brought it the first time may have been cancelled right after the commit: it must not be forgotten.
@@ -119,35 +119,45 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
         inbox.settle(db, inbox_id, InboxState.DROPPED, now)
         has_reply = _refuse_full(db, event, chat_id, limit, now)
         return StoredEvent(chat_id=chat_id, inbox_id=None, has_reply=has_reply)
-    met = _meet_question(db, event, chat_id, inbox_id, now)
-    is_steer = is_steer or met == "steer"
+    turn = find_open_turn(db, chat_id) if event.busy_mode is not None else None
+    mode = _meet_turn(db, event, turn, inbox_id, now) if turn is not None else None
+    is_steer = mode == "steer"
     notice = event.steered_notice if is_steer else event.queued_notice
     if not is_steer and notice is not None and not inbox.is_behind_work(db, inbox_id):
         notice = None
     if notice is not None:
         outbox.enqueue(db, _reply(event, chat_id, f"inbox:{inbox_id}:ack", notice), now)
-    return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, has_reply=notice is not None or met is not None)
+    interrupts = turn.id if turn is not None and mode == "interrupt" else None
+    is_told = interrupts is not None or (turn is not None and turn.is_waiting)
+    return StoredEvent(
+        chat_id=chat_id, inbox_id=inbox_id, has_reply=notice is not None or is_told, interrupts=interrupts
+    )
 
 
-def _meet_question(
-    db: Connection, event: AcceptedEvent, chat_id: ChatId, inbox_id: InboxId, now: Millis
+def is_busy(db: Connection, key: ChatKey) -> bool:
+    """True for a chat that is in the middle of a turn, whoever works on it."""
+    chat = find_chat(db, key)
+    return chat is not None and find_open_turn(db, chat.id) is not None
+
+
+def _meet_turn(
+    db: Connection, event: AcceptedEvent, turn: RunningTurn, inbox_id: InboxId, now: Millis
 ) -> BusyMode | None:
-    """Let a message join or end a turn that waits for a person's yes, or be told once of the question.
+    """Let a message join or end the turn that its chat is in the middle of, or be told once that this waits for a yes.
 
-    Returns what became of it; None where no turn waits.
+    In a shared chat a turn is joined and ended by whoever started it, and by admins. Returns what became of it.
     """
-    turn = find_open_turn(db, chat_id) if event.busy_mode is not None else None
-    if turn is None or not turn.is_waiting:
-        return None
     may_join = event.may_join_any or turn.started_by == event.message.sender.ref
-    if may_join and event.busy_mode == "interrupt":
-        journal.stop_turn(db, turn, "", INTERRUPTED, now, notice=STOPPED_NOTICE)
-        return event.busy_mode
-    if may_join and event.busy_mode == "steer":
+    mode = event.busy_mode if may_join else "queue"
+    if mode == "interrupt":
+        if turn.id != event.running_here:
+            journal.stop_turn(db, turn, None, INTERRUPTED, now, notice=STOPPED_NOTICE)
+        return mode
+    if mode == "steer":
         inbox.let_join(db, inbox_id)
-    if event.steered_notice is None:
-        outbox.enqueue(db, _reply(event, chat_id, f"turn:{turn.id}:question", QUESTION_IS_OPEN), now)
-    return "steer" if may_join and event.busy_mode == "steer" else "queue"
+    if turn.is_waiting and event.steered_notice is None:
+        outbox.enqueue(db, _reply(event, turn.chat_id, f"turn:{turn.id}:question", QUESTION_IS_OPEN), now)
+    return mode
 
 
 def _row(

@@ -16,7 +16,7 @@ from gateway.access.pairing import STILL_WAITING, offer_pairing, refuse
 from gateway.access.permissions import AccessControl, AccessResult
 from gateway.commands.registry import Command, CommandKind, CommandRegistry, ParsedCommand
 from gateway.commands.runner import CommandRunner
-from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, admit_all, apply_deletion, apply_edit
+from gateway.inbound.admission import AcceptedEvent, StoredEvent, admit, admit_all, apply_deletion, apply_edit, is_busy
 from gateway.inbound.offline_commands import OfflineCommandRunner
 from gateway.inbound.rate_limit import COMMANDS_PER_MINUTE, MINUTE_MS, TOO_FAST, TOO_MANY, RateLimiter
 from gateway.inbound.waiting import WaitNoticeSender
@@ -30,7 +30,6 @@ from hermes_state.chats import find_chat, move_chat
 from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.store.writer import Store
-from hermes_state.turns import RunningTurn
 from hermes_state.values import (
     ChatKey,
     ChatKind,
@@ -72,8 +71,7 @@ class _Batch:
     """Events that arrived together and are stored together."""
 
     length: int = 0
-    admissions: list[tuple[AcceptedEvent, RunningTurn | None]] = field(default_factory=list)
-    """Messages, each with the turn that ran in its chat when it arrived."""
+    admissions: list[AcceptedEvent] = field(default_factory=list)
     cursors: dict[str, Cursor] = field(default_factory=dict)
     """Newest cursor of each channel."""
 
@@ -142,8 +140,8 @@ class GatewayIntake:
             return STILL_WAITING if has_pairing else NO_ACCESS
         if command is None or parsed is None:
             return None
-        if command.name == "stop" and self.lanes.running_in(key) is not None:
-            return None
+        if command.name == "stop":
+            return None  # another node may work on what it is about: that is looked up when it is stored
         if self._command_limiter.full_since(event, COMMANDS_PER_MINUTE) is not None:
             return TOO_FAST
         return command.refusal(parsed.argument, self.access, event.sender.ref, key, event.chat_kind)
@@ -175,11 +173,9 @@ class GatewayIntake:
             await self._accept_alone(_dated(received[0].event, now), received[0].cursor)
             return 1
         if batch.admissions or batch.cursors:
-            stored = await self._store_messages(
-                [admission for admission, _ in batch.admissions], batch.cursors.values()
-            )
-            for (admission, running), admitted in zip(batch.admissions, stored, strict=True):
-                self._set_going(admission, running, admitted)
+            stored = await self._store_messages(batch.admissions, batch.cursors.values())
+            for admission, admitted in zip(batch.admissions, stored, strict=True):
+                self._set_going(admission, admitted)
         return batch.length
 
     def _joins_batch(self, batch: _Batch, event: InboundEvent | None) -> bool:
@@ -196,12 +192,11 @@ class GatewayIntake:
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         sessions = self.runtime.config.sessions
         # In the other modes a message may join or end the turn that the one before it in its chat begins.
-        is_apart = sessions.busy_mode == "queue" or all(admission.key != key for admission, _ in batch.admissions)
+        is_apart = sessions.busy_mode == "queue" or all(admission.key != key for admission in batch.admissions)
         is_plain = parsed is None and result is AccessResult.ADMITTED and is_apart
         if not is_plain or self._message_limiter.full_since(event, sessions.messages_per_minute) is not None:
             return False
-        running = self.lanes.running_in(key)
-        batch.admissions.append((self._admission(event, key, None, None, running, None), running))
+        batch.admissions.append(self._admission(event, key, None, None, None))
         self.access.judge(event)
         return True
 
@@ -224,18 +219,17 @@ class GatewayIntake:
             await self._answer_denied(message, result, cursor)
             return
         key = self._key_of(message.chat, message.chat_kind, message.sender)
-        running = self.lanes.running_in(key)
-        admission = self._admission(message, key, parsed, command, running, cursor)
+        admission = self._admission(message, key, parsed, command, cursor)
         is_stop = command is not None and command.name == "stop"
-        if not (is_stop and running is not None) and await self._is_refused(admission):
+        if not (is_stop and admission.running_here is not None) and await self._is_refused(admission, is_stop):
             return
         if command is not None:
             admitted = await self._store_command(admission, command)
         else:
             [admitted] = await self._store_messages([admission], ())
-        self._set_going(admission, running, admitted)
+        self._set_going(admission, admitted)
 
-    def _set_going(self, admission: AcceptedEvent, running: RunningTurn | None, admitted: StoredEvent) -> None:
+    def _set_going(self, admission: AcceptedEvent, admitted: StoredEvent) -> None:
         """Wake whoever works on what was stored."""
         if admitted.has_reply:
             self.delivery.wake(admitted.chat_id)
@@ -247,16 +241,16 @@ class GatewayIntake:
             self.commands.run_soon(admitted.inbox_id)
             return
         self.lanes.wake(admitted.chat_id, admitted.started)
-        if running is not None and self._interrupts(admission, running):
-            self.lanes.interrupt(admitted.chat_id, running.id)
+        if admitted.interrupts is not None:
+            self.lanes.interrupt(admitted.chat_id, admitted.interrupts)
 
-    async def _is_refused(self, admission: AcceptedEvent) -> bool:
+    async def _is_refused(self, admission: AcceptedEvent, is_stop: bool) -> bool:
         """Refuse what somebody sends too much of; say so once, but in every slash command's place."""
         message, who, now = admission.message, admission.message.sender.ref, self.clock.now()
         is_command, limit = admission.runs_at_once, self.runtime.config.sessions.messages_per_minute
         limiter = self._command_limiter if is_command else self._message_limiter
         since = limiter.full_since(message, COMMANDS_PER_MINUTE if is_command else limit)
-        if since is None:
+        if since is None or (is_stop and await self.store.read(is_busy, admission.key)):
             return False
         log.info("command.refused" if is_command else "message.refused", chat=admission.key.name, sender=who)
         once = since if message.ticket is None else message.event_ref
@@ -274,11 +268,9 @@ class GatewayIntake:
         key: ChatKey,
         parsed: ParsedCommand | None,
         command: Command | None,
-        running: RunningTurn | None,
         cursor: Cursor | None,
     ) -> AcceptedEvent:
-        sessions = self.runtime.config.sessions
-        joins = running.id if running is not None and self._may_join(message, running) else None
+        sessions, running = self.runtime.config.sessions, self.lanes.running_in(key)
         admission = AcceptedEvent(
             message=message,
             key=key,
@@ -289,17 +281,17 @@ class GatewayIntake:
             cursor=cursor,
             may_join_any=not message.chat_kind.is_shared or self.access.role_of(message.sender.ref) is UserRole.ADMIN,
             may_start=self.lanes.has_room and not (message.attachments or message.expects_more),
+            running_here=running.id if running is not None else None,
         )
         if parsed is None:
             mode = "queue" if sessions.busy_mode == "steer" and message.attachments else sessions.busy_mode
-            return replace(admission, steers=joins if mode == "steer" else None, busy_mode=mode)
+            return replace(admission, busy_mode=mode)
         if command is not None and command.kind is CommandKind.MESSAGE and parsed.argument:
             joins_running = command.name == "steer" and not message.attachments
             return replace(
                 admission,
                 mode=InboxMode.ALONE,
                 text=parsed.argument,
-                steers=joins if joins_running else None,
                 busy_mode="steer" if joins_running else None,
                 steered_notice=STEERED,
                 queued_notice=AFTER_THIS_ANSWER,
@@ -311,19 +303,6 @@ class GatewayIntake:
         notice = AFTER_THIS_ANSWER if is_queued else None
         limit = admission.max_waiting if is_queued else None
         return replace(admission, kind=InboxKind.COMMAND, max_waiting=limit, queued_notice=notice)
-
-    def _interrupts(self, admission: AcceptedEvent, running: RunningTurn) -> bool:
-        return (
-            self.runtime.config.sessions.busy_mode == "interrupt"
-            and admission.kind is InboxKind.MESSAGE
-            and admission.mode is InboxMode.QUEUE
-            and self._may_join(admission.message, running)
-        )
-
-    def _may_join(self, message: InboundMessage, running: RunningTurn) -> bool:
-        """Tell whether the sender may join a turn: in a shared chat it is for whoever started it, and for admins."""
-        is_own = running.started_by == message.sender.ref
-        return is_own or not message.chat_kind.is_shared or self.access.role_of(message.sender.ref) is UserRole.ADMIN
 
     async def _store_messages(
         self, admissions: Sequence[AcceptedEvent], cursors: Collection[Cursor]

@@ -290,6 +290,23 @@ def test_stopping_keeps_the_partial_answer_and_answers_open_calls(db: sqlite3.Co
     assert "so far I found" in payload
 
 
+@pytest.mark.parametrize(
+    ("preview", "kept"), [("so far I", "so far I"), ("Let me", None), ("Let me look.\n", None), (None, None)]
+)
+def test_a_turn_stopped_by_another_node_keeps_the_last_preview_of_what_is_no_step_yet(
+    db: sqlite3.Connection, preview: str | None, kept: str | None
+) -> None:
+    chat = make_chat(db)
+    turn = start(db, chat, "go")
+    call_tools(db, turn, "a", text="Let me look.")
+    if preview is not None:
+        db.execute("INSERT INTO previews VALUES (?, ?, ?)", (turn.id, preview, START))
+    assert journal.stop_turn(db, turn, None, "stopped", START, notice="(stopped)")
+    newest = load_view(db, turn.lineage_id).transcript[-1]
+    assert (newest.text if newest.body.was_interrupted else None) == kept
+    assert len(replies(db, chat)) == (kept is not None)
+
+
 def test_stopping_during_a_tool_does_not_tell_the_last_step_twice(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "go")

@@ -13,6 +13,7 @@ from hermes_state import inbox, journal, outbox
 from hermes_state.chats import ensure_chat
 from hermes_state.inbox import EDIT_PREFIX, InboxKind, InboxMode
 from hermes_state.sessions import reset
+from hermes_state.turns import find_turn
 from hermes_state.values import (
     ChatId,
     ChatKind,
@@ -94,7 +95,7 @@ def test_a_command_is_acknowledged_only_behind_something(db: sqlite3.Connection)
 def test_a_steer_joins_the_turn_that_is_still_open_and_else_waits(db: sqlite3.Connection) -> None:
     chat = ensure_chat(db, key_of(), ChatKind.DIRECT, None, START)
     turn = start(db, chat, "go")
-    steer = {"steers": turn.id, "steered_notice": "noted", "queued_notice": "later"}
+    steer = {"busy_mode": "steer", "steered_notice": "noted", "queued_notice": "later"}
     admit(db, admission(message(1, "in time"), **steer), START)
     finish(db, turn, "done")
     admit(db, admission(message(2, "too late"), **steer), START)
@@ -103,6 +104,26 @@ def test_a_steer_joins_the_turn_that_is_still_open_and_else_waits(db: sqlite3.Co
         ("too late", InboxMode.QUEUE),
     ]
     assert owed(db) == ["noted", "done", "later"]
+
+
+def test_a_message_ends_a_turn_unless_this_node_works_on_it_which_its_lane_ends(db: sqlite3.Connection) -> None:
+    chat = ensure_chat(db, key_of(), ChatKind.DIRECT, None, START)
+    turn = start(db, chat, "go")
+    here = admit(db, admission(message(1), busy_mode="interrupt", running_here=turn.id, may_join_any=True), START)
+    assert (here.interrupts, find_turn(db, turn.id)) == (turn.id, turn)
+    elsewhere = admit(db, admission(message(2), busy_mode="interrupt", may_join_any=True), START)
+    assert (elsewhere.interrupts, find_turn(db, turn.id)) == (turn.id, None)
+
+
+@pytest.mark.parametrize("mode", ["steer", "interrupt"])
+def test_a_turn_that_somebody_else_has_started_is_neither_joined_nor_ended(db: sqlite3.Connection, mode: str) -> None:
+    chat = ensure_chat(db, key_of(), ChatKind.GROUP, None, START)
+    turn = start(db, chat, "go")
+    for sender, may_join in ((BOB, False), (ANN, True)):
+        said = admit(db, admission(message(int(sender.id), sender=sender), busy_mode=mode), START)
+        row = inbox.load_waiting(db, chat)[-1]
+        assert (said.interrupts is not None or row.mode is InboxMode.STEER) == may_join
+        assert (find_turn(db, turn.id) is None) == (may_join and mode == "interrupt")
 
 
 def test_beyond_the_limit_one_sentence_says_so_until_the_queue_moves(db: sqlite3.Connection) -> None:

@@ -4,13 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.inbound.rate_limit import COMMANDS_PER_MINUTE, TOO_FAST, RateLimiter
+from hermes_state.store.locks import EVERYTHING, locks
+from hermes_state.store.sql import Connection, scalar
 from hermes_state.store.writer import Store
-from hermes_state.values import Cursor, InboundMessage, Millis
+from hermes_state.values import ChatId, Cursor, InboundMessage, Millis
 from tests.gateway.helpers import BOB, GROUP, PLATFORM, Hang, eventually, serving
 from tests.gateway.inbound.test_admission import message
-from tests.hermes_state.rows import START
+from tests.hermes_state.rows import START, start
 
 MINUTE = 60_000
+
+
+@locks(EVERYTHING)
+def open_turn(db: Connection) -> None:
+    """Open a turn in the only chat."""
+    start(db, scalar(db, ChatId, "SELECT id FROM chats"), "go")
 
 
 def commands(count: int, *, every: int, first: int = 0) -> list[InboundMessage]:
@@ -68,6 +76,17 @@ async def test_a_running_turn_can_always_be_stopped(store: Store, tmp_path: Path
         await hang.begun.wait()
         await gateway.say("/stop")
         await eventually(lambda: gateway.model.running == 0, "the turn is stopped")
+        await gateway.quiet()
+        assert "Stopped." in gateway.adapter.texts()
+
+
+async def test_a_turn_that_nobody_works_on_here_can_always_be_stopped(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        for _ in range(COMMANDS_PER_MINUTE + 1):
+            await gateway.say("/help")
+        await gateway.quiet()
+        await store.write(open_turn)
+        await gateway.say("/stop")
         await gateway.quiet()
         assert "Stopped." in gateway.adapter.texts()
 

@@ -206,7 +206,7 @@ BUSY: Mapping[str, Writer] = {
     "record": lambda s, now: write(ledger.record, s.turn.id, s.turn.lineage_id, CALL, now),
     "start_turn": lambda s, now: write(_start_turn, s.chat_id, [s.waiting.id], {}, now),
     "admit": lambda s, now: write(admit, say("more", "more", queued_notice="I have it."), now),
-    "admit/steer": lambda s, now: write(admit, say("also", "also", steers=s.turn.id, steered_notice="Joins."), now),
+    "admit/steer": lambda s, now: write(admit, say("also", "also", busy_mode="steer", steered_notice="Joins."), now),
     "apply_edit": lambda s, now: write(apply_edit, edit("later"), CHAT, None, now),
     "apply_edit/notice": lambda s, now: write(
         apply_edit, edit("hurry", Sender(platform="telegram", id="2", name="Bob")), key_of(), None, now
