@@ -38,7 +38,7 @@ class InboxMode(StrEnum):
     STEER = "steer"
     """Joins the running turn before its next model call; opens the next turn when there is none."""
     ALONE = "alone"
-    """Queued, and never merged with its neighbours."""
+    """Never merged with its neighbours: a message that is queued, or a command that waits behind nothing."""
 
 
 class InboxState(StrEnum):
@@ -88,6 +88,11 @@ class InboxRow(NewInboxRow, frozen=True, kw_only=True):
     id: InboxId
     state: InboxState = InboxState.NEW
     received_at: Millis
+
+    @property
+    def runs_at_once(self) -> bool:
+        """A command beside the queue, which whoever serves its account carries out, not the chat's lane."""
+        return self.kind is InboxKind.COMMAND and self.mode is InboxMode.ALONE
 
 
 _encode = msgspec.json.Encoder().encode
@@ -154,14 +159,15 @@ def load_waiting_commands(db: Connection, account: str) -> list[InboxId]:
 
 
 def load_chats_with_waiting(db: Connection) -> list[ChatId]:
-    """Chats in which something waits or a turn runs: where work starts after a restart.
+    """Chats in which something waits for a lane or a turn runs: where work starts after a restart.
 
     What is behind a turn that waits keeps its place: whoever decides about that wakes the chat.
     """
     query = """WITH opened AS (
       SELECT chat_id, state FROM turns WHERE parent_turn_id IS NULL AND state IN ('running','waiting'))
     SELECT chat_id FROM inbox
-    WHERE state IN ('new','claimed') AND chat_id NOT IN (SELECT chat_id FROM opened WHERE state = 'waiting')
+    WHERE state IN ('new','claimed') AND kind <> 'notice' AND NOT (kind = 'command' AND mode = 'alone')
+      AND chat_id NOT IN (SELECT chat_id FROM opened WHERE state = 'waiting')
     UNION SELECT chat_id FROM opened WHERE state = 'running'"""
     return scalars(db, ChatId, query)
 

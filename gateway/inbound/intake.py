@@ -300,9 +300,9 @@ class GatewayIntake:
         if command is not None and is_queued:
             refusal = command.refusal(parsed.argument, self.access, message.sender.ref, key, message.chat_kind)
             is_queued = refusal is None  # a refusal waits for nothing
-        notice = AFTER_THIS_ANSWER if is_queued else None
-        limit = admission.max_waiting if is_queued else None
-        return replace(admission, kind=InboxKind.COMMAND, max_waiting=limit, queued_notice=notice)
+        if is_queued:
+            return replace(admission, kind=InboxKind.COMMAND, queued_notice=AFTER_THIS_ANSWER)
+        return replace(admission, kind=InboxKind.COMMAND, mode=InboxMode.ALONE, max_waiting=None)
 
     async def _store_messages(
         self, admissions: Sequence[AcceptedEvent], cursors: Collection[Cursor]

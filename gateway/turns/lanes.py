@@ -424,7 +424,8 @@ class LaneRegistry:
                     return
                 # Who stored something just before that has found the chat taken.
                 turn, rows = await self.store.read_short(_load_work, chat_id)
-                if self._is_closing or (turn.is_waiting if turn is not None else not rows):
+                is_idle = turn.is_waiting if turn is not None else all(row.kind is InboxKind.NOTICE for row in rows)
+                if self._is_closing or is_idle:
                     return
 
     async def _still_open(self, started: RunningTurn | None) -> RunningTurn | None:
@@ -466,4 +467,5 @@ def _start_turn(
 
 def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow]]:
     turn = find_open_turn(db, chat_id)
-    return turn, [] if turn is not None else inbox.load_waiting(db, chat_id)
+    rows = inbox.load_waiting(db, chat_id) if turn is None else []
+    return turn, [row for row in rows if not row.runs_at_once]
