@@ -65,7 +65,7 @@ from hermes_state.redaction import Redactor
 from hermes_state.search.upkeep import keep_index
 from hermes_state.store.seats import KEEPER, HintKind, account_lock
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, Clock, SystemClock, TurnId
+from hermes_state.values import ChatId, Clock, InboxId, SystemClock, TurnId
 
 log = structlog.get_logger()
 
@@ -276,6 +276,7 @@ class _Daemon:
                 HintKind.ACCESS: lambda _: self._reloaded.set(),
                 HintKind.ASKED: lambda _: self._asked.set(),
                 HintKind.SCHEDULED: lambda _: self._tools.rescheduled.set(),
+                HintKind.DROPPED: lambda inbox_id: self._commands.note_dropped(InboxId(inbox_id)),
             },
             abandon=self._abandon,
             break_off=self._store.break_off,

@@ -50,7 +50,7 @@ class CommandReply:
     buttons: tuple[Button, ...] = ()
     other_chat: ChatId | None = None
     """Another chat that the command's transaction owes something to."""
-    on_commit: Callable[[], None] | None = None
+    on_commit: Callable[[], object] | None = None
     """Step behind the transaction that has stored the reply."""
     is_urgent: bool = False
     """Goes out before what is owed to the chat already."""

@@ -68,6 +68,10 @@ class CommandRunner:
         work = self._delivery.send_unstored(message, key, text(self._context, key))
         return track(self._tasks, self._group.create_task(work, name=name))
 
+    def note_dropped(self, inbox_id: InboxId) -> None:
+        """End the work of a command that another node has stopped."""
+        self._context.tasks.stop(inbox_id)
+
     async def close(self) -> None:
         """End what runs beside the lanes; a command that is not done is carried out at the next start."""
         await cancel_all(self._tasks)

@@ -19,15 +19,14 @@ from hermes_state.errors import CommandError
 from hermes_state.sessions import Session, count_messages, load_active, load_title
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted
-from hermes_state.turns import RunningTurn
+from hermes_state.turns import RunningTurn, find_open_turn
 from hermes_state.values import ChatId, ChatKey
 from platforms.base import AdapterState
 
 
 async def status(request: CommandRequest) -> CommandResult:
     context, chat = request.context, request.chat
-    session, title, messages, waiting = await context.store.read(_load_status, chat.id)
-    running = context.lanes.running_turn(chat.id)
+    session, title, messages, waiting, turn = await context.store.read(_load_status, chat.id)
     lines = list(_model_lines(context, session.chosen_model if session is not None else None))
     if session is None:
         lines.append("- Conversation: none yet; write to me to begin one")
@@ -39,8 +38,8 @@ async def status(request: CommandRequest) -> CommandResult:
         if (by := context.runtime.fallbacks.of(session.lineage_id, chosen)) is not None:
             lines.append(f"- The last answer came from {by.label}, in place of {chosen.label}")
         lines += await context_lines(request, session)
-    if running is not None:
-        lines.append(_running_line(context, running))
+    if turn is not None and not turn.is_waiting:
+        lines.append(_running_line(context, turn))
     if waiting:
         lines.append(f"- Waiting: {counted(waiting, 'message')}")
     if request.role is UserRole.ADMIN:
@@ -128,13 +127,13 @@ async def context_lines(request: CommandRequest, session: Session) -> list[str]:
     return lines
 
 
-def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str | None, int, int]:
-    """The chat's session with its title, its conversation's messages, and how many more wait."""
-    session = load_active(db, chat_id)
+def _load_status(db: Connection, chat_id: ChatId) -> tuple[Session | None, str | None, int, int, RunningTurn | None]:
+    """The chat's session with its title, its conversation's messages, how many more wait, and the open turn."""
+    session, turn = load_active(db, chat_id), find_open_turn(db, chat_id)
     waiting = sum(row.kind is inbox.InboxKind.MESSAGE for row in inbox.load_waiting(db, chat_id))
     if session is None:
-        return None, None, 0, waiting
-    return session, load_title(db, session.lineage_id), count_messages(db, session.lineage_id), waiting
+        return None, None, 0, waiting, turn
+    return session, load_title(db, session.lineage_id), count_messages(db, session.lineage_id), waiting, turn
 
 
 async def usage(request: CommandRequest) -> CommandResult:

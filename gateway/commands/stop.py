@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from gateway.commands.registry import CommandReply, CommandRequest, CommandResult
+from gateway.commands import compression
+from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, parse, reply_to
 from gateway.turns.lanes import ActiveTurn
 from gateway.turns.runner import STOPPED_NOTICE
 from hermes_state import inbox, journal, outbox
@@ -10,13 +11,13 @@ from hermes_state.errors import CommandError
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.turns import RunningTurn, find_open_turn, find_turn, was_stopped
-from hermes_state.values import Millis, UserRef
+from hermes_state.values import InboxId, Millis, UserRef
 
 STOPPED = "stopped by the person"
 
 
 async def stop(request: CommandRequest) -> CommandResult:
-    """Cancel the work at once; then one transaction stores the stop and answers."""
+    """Cancel the work at once, where this node does it; then one transaction stores the stop, for all, and answers."""
     lanes, store, chat_id = request.context.lanes, request.context.store, request.chat.id
     argument = request.argument.lower()
     if argument not in ("", "all"):
@@ -52,12 +53,12 @@ def _check_may_stop(request: CommandRequest, started_by: UserRef | None, did: st
 
 def _stop_task(request: CommandRequest) -> bool:
     """End the work of a command such as /compress; whether there was any."""
-    tasks, chat_id = request.context.tasks, request.chat.id
-    started_by = tasks.started_by(chat_id)
-    if started_by is None:
+    tasks = request.context.tasks
+    command = tasks.find(request.chat.id)
+    if command is None:
         return False
-    _check_may_stop(request, started_by, "gave", "command")
-    return tasks.stop(chat_id)
+    _check_may_stop(request, command.sender_ref, "gave", "command")
+    return tasks.stop(command.id)
 
 
 def _stop(
@@ -71,15 +72,16 @@ def _stop(
     chat_id, sender = request.chat.id, None if request.is_in_charge else request.row.sender_ref
     # Before the turn ends: its partial answer is new, and kept.
     has_stopped_delivery = outbox.stop_delivery(db, chat_id, sender, request.row.id, now)
-    turn = find_open_turn(db, chat_id)
+    turn, command = find_open_turn(db, chat_id), None
     if turn is not None and _is_meant(request, turn):
         _check_may_stop(request, turn.started_by, "started", "turn")
-        partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else ""
+        partial_text = stopping.partial_text if stopping is not None and stopping.turn.id == turn.id else None
         has_stopped = journal.stop_turn(db, turn, partial_text, STOPPED, now, notice=STOPPED_NOTICE)
     else:
         earlier = request.context.lanes.stopped_for.get(request.row.id)  # its lane has stored the end already
         has_stored_end = earlier is not None and was_stopped(db, earlier)
-        has_stopped = has_ended_task or stopping is not None or has_stored_end
+        command = _drop_command(request, db, now) if turn is None else None
+        has_stopped = has_ended_task or stopping is not None or has_stored_end or command is not None
     dropped = 0
     if is_all:
         dropped = inbox.drop_waiting(db, chat_id, sender, now)
@@ -91,7 +93,24 @@ def _stop(
         text += f" Dropped {counted(dropped, 'waiting message')}."
     elif waiting:
         text += f" {counted(waiting, 'message')} still waiting: /stop all drops what waits."
-    return CommandReply(markdown=text, is_urgent=True)
+    end_task = partial(request.context.tasks.stop, command) if command is not None else None
+    return CommandReply(markdown=text, is_urgent=True, on_commit=end_task)
+
+
+def _drop_command(request: CommandRequest, db: Connection, now: Millis) -> InboxId | None:
+    """Settle the `/compress` that comes first in the queue: it is what a node is busy with, or is about to be."""
+    waiting = [row for row in inbox.load_waiting(db, request.chat.id) if not row.runs_at_once]
+    first = next((row for row in waiting if row.kind is not inbox.InboxKind.NOTICE), None)
+    if first is None or first.kind is not inbox.InboxKind.COMMAND or first.id > request.row.id:
+        return None
+    parsed = parse(first.payload.text)
+    if parsed is None or parsed.name != "compress":
+        return None
+    _check_may_stop(request, first.sender_ref, "gave", "command")
+    inbox.settle(db, first.id, inbox.InboxState.DROPPED, now)
+    reply = CommandReply(markdown=compression.STOPPED)
+    outbox.enqueue(db, reply_to(first, request.chat, reply, f"inbox:{first.id}"), now)
+    return first.id
 
 
 def _is_meant(request: CommandRequest, turn: RunningTurn) -> bool:

@@ -68,6 +68,8 @@ class HintKind(IntEnum):
     """A turn waits for a person's yes."""
     SCHEDULED = 7
     """A schedule has changed."""
+    DROPPED = 8
+    """A command was stopped."""
 
 
 class Hint(NamedTuple):

@@ -33,9 +33,9 @@ BEGIN
   RETURN NULL;
 END $$;
 
-CREATE FUNCTION hint_of_stop() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION hint_of_row() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM pg_notify('hermes_gateway', 'stopped ' || NEW.id);
+  PERFORM pg_notify('hermes_gateway', TG_ARGV[0] || ' ' || NEW.id);
   RETURN NULL;
 END $$;
 
@@ -51,11 +51,16 @@ BEGIN
   RETURN NULL;
 END $$;
 
-CREATE TRIGGER work AFTER INSERT ON inbox FOR EACH ROW EXECUTE FUNCTION hint_of_chat('work');
+CREATE TRIGGER work AFTER INSERT ON inbox FOR EACH ROW WHEN (NEW.kind <> 'command' OR NEW.mode <> 'alone')
+  EXECUTE FUNCTION hint_of_chat('work');
+CREATE TRIGGER decided AFTER UPDATE OF state ON turns FOR EACH ROW
+  WHEN (OLD.state = 'waiting' AND NEW.state = 'running') EXECUTE FUNCTION hint_of_chat('work');
 CREATE TRIGGER owed AFTER INSERT ON outbox FOR EACH ROW WHEN (NEW.state = 'pending')
   EXECUTE FUNCTION hint_of_chat('owed');
 CREATE TRIGGER stopped AFTER UPDATE OF state ON turns FOR EACH ROW WHEN (NEW.state = 'stopped')
-  EXECUTE FUNCTION hint_of_stop();
+  EXECUTE FUNCTION hint_of_row('stopped');
+CREATE TRIGGER dropped AFTER UPDATE OF state ON inbox FOR EACH ROW
+  WHEN (NEW.state = 'dropped' AND NEW.kind = 'command') EXECUTE FUNCTION hint_of_row('dropped');
 CREATE TRIGGER preview AFTER INSERT OR UPDATE ON previews FOR EACH ROW EXECUTE FUNCTION hint_of_preview();
 CREATE TRIGGER access AFTER INSERT OR UPDATE OR DELETE ON pairings FOR EACH STATEMENT
   EXECUTE FUNCTION hint_of_change('access');
