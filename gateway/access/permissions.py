@@ -57,6 +57,7 @@ class AccessControl:
                     await self._store.write(queue_steers, lambda ref: self.role_of(ref) is not None)
                     self._changed.set()
                     self._changed = asyncio.Event()
+                    log.debug("access.loaded", paired=len(self._paired))
                     return
                 except StoreUnavailable as error:
                     log.warning("access.stale", retry_seconds=pause, error=str(error))
@@ -77,6 +78,12 @@ class AccessControl:
         if ref in self._paired:
             return self._paired[ref]
         return UserRole.USER if access.allow_all or ref in access.allow or ref in access.moderators else None
+
+    async def load_role(self, ref: UserRef) -> UserRole | None:
+        """The role of a person. Where none is known here the pairings are read: another node may have let them in."""
+        if self.role_of(ref) is None:
+            await self.load()
+        return self.role_of(ref)
 
     def may_moderate(self, ref: UserRef) -> bool:
         """True for people who may change the conversation of a chat that others share."""

@@ -118,6 +118,8 @@ class Node:
         Raises what opening a seat raises.
         """
         self._seat = seat = await self._open_seat(self._take_hint)
+        for kind in CHANGES if seat.is_shared else ():  # hints of them were missed
+            self._take_hint(Hint(kind, 0))
         try:
             await self._take_free(seat)
             await self._lanes.start(self._run_command, seat)
@@ -204,8 +206,6 @@ class Node:
             except StateError as error:
                 log.warning("seat.missing", error=str(error), retry_seconds=pause)
             else:
-                for kind in CHANGES:  # hints of them were missed
-                    self._take_hint(Hint(kind, 0))
                 log.info("seat.taken")
                 return
             await asyncio.sleep(pause)  # the database gives no sign when it answers again

@@ -135,7 +135,7 @@ class CommandRunner:
         """Decide what the command does; every refusal is an answer."""
         parsed, command = self._context.registry.resolve(row.payload.text)
         assert parsed is not None, "only command lines are stored as commands"
-        role = self._context.access.role_of(row.sender_ref)
+        role = await self._context.access.load_role(row.sender_ref)
         if role is None:
             return say("You have no access any more.")
         if command is None:

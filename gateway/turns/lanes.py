@@ -181,7 +181,7 @@ class Lane:
 
     async def _start(self, rows: Sequence[InboxRow]) -> None:
         lanes = self._lanes
-        revoked = [row for row in rows if lanes.access.role_of(row.sender_ref) is None]
+        revoked = [row for row in rows if await lanes.access.load_role(row.sender_ref) is None]
         if revoked:  # who was let in when they wrote, and is not any more
             await lanes.store.write(_turn_away, revoked, lanes.clock.now())
             lanes.turns.delivery.wake(self._chat_id)
