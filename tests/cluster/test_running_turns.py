@@ -1,0 +1,193 @@
+"""What people do to a turn that another node works on than the one that hears them."""
+
+import time
+from typing import Any
+
+import pytest
+
+from hermes_state.store.seats import LockKind
+from tests.cluster.nodes import Cluster
+from tests.e2e.protocols import conversation_of
+from tests.e2e.test_approvals import delivered
+from tests.e2e.test_compression import FILLER, LAYERS, SMALL
+from tests.e2e.test_costs import PRICES
+from tests.e2e.world import Gateway
+
+pytestmark = pytest.mark.cluster
+
+GROUP: dict[str, Any] = {"chat_id": -100200, "chat_type": "supergroup", "title": "Harbour"}
+ADMIN = 1
+
+
+async def start_apart(cluster: Cluster, **changes: str) -> tuple[Gateway, Gateway]:
+    """A node that serves the bot and has no room for another turn, and a worker."""
+    [one] = await cluster.start("one", HERMES_SESSIONS__MAX_TURNS="1", **changes)
+    await cluster.script(match="fill it", text="full", hang_after=0)
+    await cluster.say("fill it", chat_id=43)
+    await cluster.asked(1)
+    [two] = await cluster.start("two", role="worker", **changes)
+    return one, two
+
+
+async def begin_elsewhere(cluster: Cluster, text: str, **message: object) -> None:
+    """Say something that the worker works on: it has begun to answer when this returns."""
+    seen = await cluster.asked(0, wait=0)
+    await cluster.tg.post("message", {"chat_id": 42, "user_id": 42, "text": text, **message})
+    assert await cluster.asked(1, since=seen[-1]["seq"])
+    assert sorted(cluster.holders(LockKind.CHAT)) == ["one", "two"]
+
+
+async def gone(cluster: Cluster, **filters: object) -> None:
+    """Wait until a node has given up what it asked the model."""
+    assert len(await cluster.asked(1, outcome="client_gone", **filters)) == 1
+
+
+async def said(cluster: Cluster, person: int, text: str, answer: str) -> None:
+    """A person says something to the bot in the group, and gets this answer."""
+    await cluster.tg.post("message", {**GROUP, "user_id": person, "text": f"@lab_gateway_bot {text}"})
+    assert await cluster.replies(1, match=answer, chat_id=GROUP["chat_id"]), answer
+
+
+async def test_stop_ends_a_turn_of_another_node_for_good(cluster: Cluster) -> None:
+    nodes = await start_apart(cluster)
+    await cluster.script(match="hang please", text="one two three", hang_after=1)
+    await begin_elsewhere(cluster, "hang please")
+    asked_at = time.monotonic()
+    await cluster.say("/stop")
+    assert await cluster.replies(1, match="^Stopped")
+    await gone(cluster)
+    print(f"stopped at another node {time.monotonic() - asked_at:.3f} s after /stop was given")
+    await cluster.converse("and now?")
+    assert "turn.finished" in nodes[1].log_text(), "it had no more work to do for the turn"
+    await delivered(cluster)  # what is killed while it is sent may be seen twice
+    for node in nodes:
+        await node.kill()
+    await nodes[0].start(HERMES_SESSIONS__MAX_TURNS="9")
+    await cluster.converse("and now again?")
+    assert cluster.query("SELECT state, restarts FROM turns WHERE chat_id = 2 ORDER BY id") == [
+        ("stopped", 0),
+        ("finished", 0),
+        ("finished", 0),
+    ]
+
+
+async def test_status_tells_of_a_turn_of_another_node(cluster: Cluster) -> None:
+    _, two = await start_apart(cluster)
+    await cluster.script(match="hang please", hang=True)
+    await begin_elsewhere(cluster, "hang please")
+    for _ in range(5):
+        before = len(await cluster.replies(0, wait=0))
+        await cluster.say("/status")
+        *_, told = await cluster.replies(before + 1)
+        assert "Working on an answer" in told
+        assert "telegram: connected" in told
+    assert "command.done" not in two.log_text()
+
+
+async def test_commands_beside_the_queue_are_left_to_the_owner_of_the_bot(cluster: Cluster) -> None:
+    await cluster.start("one")
+    [two] = await cluster.start("two", role="worker")
+    await cluster.converse("hello", *["/status"] * 10)
+    assert "command.done" not in two.log_text()
+    assert cluster.holders(LockKind.CHAT) == []
+
+
+async def test_steer_joins_a_turn_of_another_node(cluster: Cluster) -> None:
+    await start_apart(cluster)
+    await cluster.hold(match="look it up", tool_calls=[{"name": "history_search", "arguments": {"query": "x"}}])
+    await begin_elsewhere(cluster, "look it up")
+    await cluster.say("/steer use metric units")
+    assert await cluster.replies(1, match="take it into account")
+    await cluster.release()
+    *_, request = await cluster.asked(3)
+    assert "use metric units" in conversation_of(request)
+    await cluster.replies(2)
+    assert cluster.query("SELECT state FROM turns WHERE chat_id = 2") == [("finished",)]
+
+
+async def test_a_message_interrupts_a_turn_of_another_node(cluster: Cluster) -> None:
+    await start_apart(cluster, HERMES_SESSIONS__BUSY_MODE="interrupt")
+    await cluster.script(match="hang please", text="one two three", hang_after=1)
+    await begin_elsewhere(cluster, "hang please")
+    await cluster.say("something else")
+    await gone(cluster)
+    assert await cluster.replies(1, match="something else")
+    assert cluster.query("SELECT state FROM turns WHERE chat_id = 2 ORDER BY id") == [("stopped",), ("finished",)]
+
+
+async def test_in_a_group_a_bystander_neither_stops_nor_interrupts_a_turn_of_another_node(cluster: Cluster) -> None:
+    await start_apart(cluster, HERMES_SESSIONS__BUSY_MODE="interrupt")
+    await cluster.script(match="hang please", text="one two three", hang_after=1)
+    await begin_elsewhere(cluster, "@lab_gateway_bot hang please", **GROUP)
+    await said(cluster, 43, "/stop", "Only whoever started this turn, or an admin, can stop it")
+    await cluster.tg.post("message", {**GROUP, "user_id": 43, "text": "@lab_gateway_bot and me?"})
+    await cluster.stored(3)
+    assert cluster.query("SELECT state FROM turns WHERE chat_id = 2") == [("running",)]
+    await said(cluster, ADMIN, "/stop", "Stopped.*1 message still waiting")
+    await gone(cluster)
+    assert await cluster.replies(1, match="and me", chat_id=GROUP["chat_id"])
+
+
+async def test_stop_ends_a_compression_of_another_node(cluster: Cluster) -> None:
+    one, two = await start_apart(cluster, **SMALL)
+    await cluster.converse(*(f"Message {number}: TICKET-{number}. {FILLER}" for number in range(20)))
+    await cluster.script(summary=True, hang=True)
+    await cluster.say("/compress")
+    await cluster.asked(1, summary="true")
+    await cluster.say("/stop")
+    assert await cluster.replies(1, match="^Stopped")
+    assert await cluster.replies(1, match="gave up compressing")
+    await gone(cluster, summary="true")
+    await cluster.converse("and now?")
+    assert cluster.query(LAYERS) == []
+    await delivered(cluster)
+    for node in (one, two):
+        await node.kill()
+    await one.start(HERMES_SESSIONS__MAX_TURNS="9")
+    await cluster.converse("and now again?")
+    assert len(await cluster.asked(0, wait=0, summary="true")) == 1
+
+
+async def test_who_was_let_in_and_turned_away_at_one_node_is_so_at_every_other(cluster: Cluster) -> None:
+    _, two = await start_apart(cluster)
+    await cluster.say("let me in", chat_id=77)
+    [offer] = await cluster.replies(1, chat_id=77)
+    await cluster.say(f"/pair approve {offer.split('pair approve ')[1].split()[0].rstrip(',')}", chat_id=ADMIN)
+    assert await cluster.replies(1, match="has access now", chat_id=ADMIN)
+    await cluster.hold(match="wait for it")
+    await begin_elsewhere(cluster, "wait for it", chat_id=77, user_id=77)
+    await cluster.say("and then this", chat_id=77)
+    await cluster.stored(3)
+    seen = len(two.log_bytes())
+    await cluster.say("/pair revoke telegram:77", chat_id=ADMIN)
+    assert await cluster.replies(1, match="has no access any more", chat_id=ADMIN)
+    await two.wait_for_log("access.loaded", since=seen)
+    await cluster.release()
+    assert await cluster.replies(1, match="wait for it", chat_id=77)
+    assert await cluster.replies(1, match="You have no access any more", chat_id=77)
+    of_theirs = "SELECT i.state FROM inbox i JOIN chats c ON c.id = i.chat_id WHERE c.chat_ref = '77' ORDER BY i.id"
+    assert cluster.query(of_theirs) == [("done",), ("dropped",)]
+    await cluster.say("may I again?", chat_id=77)
+    assert await cluster.replies(2, match="pairing code", chat_id=77)
+
+
+async def test_a_burst_on_three_nodes_exceeds_a_cap_by_no_more_than_the_calls_in_flight(cluster: Cluster) -> None:
+    settings = {
+        "HERMES_COSTS__PRICES": PRICES,
+        "HERMES_COSTS__DAILY_CAP": "0.1",
+        "HERMES_SESSIONS__MAX_TURNS": "2",
+        "HERMES_ACCESS__ALLOW_ALL": "true",
+    }
+    nodes = await cluster.start("one", **settings) + await cluster.start("two", "three", role="worker", **settings)
+    people = range(100, 140)
+    await cluster.script(match="burst", delay=1, text="done")
+    for person in people:
+        await cluster.say(f"burst {person}", chat_id=person)
+    for person in people:
+        assert await cluster.replies(1, chat_id=person, wait=40), person
+    costs = [cost for (cost,) in cluster.query("SELECT cost_microusd FROM model_calls ORDER BY id")]
+    print(f"a cap of $0.1 was exceeded by ${sum(costs) / 1e6 - 0.1:.4f}, one call costs ${max(costs) / 1e6:.4f}")
+    assert 100_000 <= sum(costs) < 100_000 + 6 * max(costs)
+    assert cluster.query("SELECT count(*) FROM turns WHERE state = 'failed'") == [(len(people) - len(costs),)]
+    assert len(await cluster.asked(0, wait=0)) == len(costs) < len(people)
+    assert sum("turn.finished" in node.log_text() for node in nodes) >= 2
