@@ -23,7 +23,7 @@ from agent.turn import Agent
 from gateway.access.permissions import AccessControl
 from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models, open_attachments
 from gateway.cluster.membership import Membership
-from gateway.cluster.node import Duty, Node
+from gateway.cluster.node import Node
 from gateway.cluster.previews import RemotePreviews
 from gateway.commands.registry import CommandContext
 from gateway.commands.runner import CommandRunner
@@ -31,6 +31,7 @@ from gateway.commands.table import REGISTRY
 from gateway.config import ConfigRejected, LoadedConfig, load_config, merge_for_reload, reload_differences
 from gateway.config.files import prepare_home
 from gateway.config.settings import Config
+from gateway.duties import DutyRoster
 from gateway.health import Heartbeat
 from gateway.inbound.intake import GatewayIntake
 from gateway.logs import update_logging
@@ -63,9 +64,8 @@ from hermes_state.errors import ConfigError, HermesError
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.redaction import Redactor
 from hermes_state.search.upkeep import keep_index
-from hermes_state.store.seats import KEEPER, HintKind, account_lock
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatId, Clock, InboxId, SystemClock, TurnId
+from hermes_state.values import Clock, SystemClock
 
 log = structlog.get_logger()
 
@@ -77,9 +77,6 @@ FLUSH_SECONDS = 10.0
 
 LISTENING_SECONDS = 5.0
 """Longest wait for the platforms before what the first answer needs is loaded, in seconds."""
-
-JOBS_SECONDS = 60.0
-"""Seconds after the start before the scheduler is loaded: the first of its jobs is due minutes later."""
 
 
 async def run_daemon(
@@ -262,45 +259,26 @@ class _Daemon:
         return CommandRunner(context, self._delivery, self._group)
 
     def _make_node(self) -> Node:
-        """Make the node, whose duties are the accounts and what one node does for all."""
-        config = self._loaded.config.cluster
-        accounts = [] if config.role == "worker" else self._adapters.supervised
+        duties = DutyRoster(
+            adapters=self._adapters,
+            intake=self._intake,
+            commands=self._commands,
+            delivery=self._delivery,
+            previews=self._previews,
+            approvals=self._approvals,
+            schedules=self._schedules,
+            jobs=self._jobs,
+            access_changed=self._reloaded,
+        )
         return Node(
             open_seat=self._membership.open_seat,
-            duties=[*map(self._duty_of, accounts), Duty(name="housekeeping", lock=KEEPER, run=self._keep)],
+            duties=duties.of(self._loaded.config.cluster.role),
             lanes=self._lanes,
             run_command=self._commands.run_queued,
-            on_hint={
-                HintKind.OWED: lambda chat_id: self._delivery.wake(ChatId(chat_id)),
-                HintKind.PREVIEW: lambda turn_id: self._previews.note(TurnId(turn_id)),
-                HintKind.ACCESS: lambda _: self._reloaded.set(),
-                HintKind.ASKED: lambda _: self._asked.set(),
-                HintKind.SCHEDULED: lambda _: self._tools.rescheduled.set(),
-                HintKind.DROPPED: lambda inbox_id: self._commands.note_dropped(InboxId(inbox_id)),
-            },
-            abandon=self._abandon,
+            on_hint=duties.on_hint(),
+            abandon=duties.abandon,
             break_off=self._store.break_off,
         )
-
-    async def _abandon(self) -> None:
-        """End what was begun for accounts, which may be another node's by now."""
-        await self._delivery.abandon()
-        await self._previews.abandon()
-
-    def _duty_of(self, account: str) -> Duty:
-        async def take_up() -> None:
-            await self._commands.start(account)
-            await self._delivery.start(account)
-
-        one = self._adapters.supervised[account]
-        return Duty(name=account, lock=account_lock(account), take_up=take_up, run=lambda: one.run(self._intake))
-
-    async def _keep(self) -> None:
-        """Do what one node does for all, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._approvals.run(), name="approvals")
-            group.create_task(self._schedules.run(), name="schedules")
-            group.create_task(self._jobs.run(JOBS_SECONDS), name="jobs")
 
     def _make_operator(self) -> OperatorHandler:
         return OperatorHandler(
