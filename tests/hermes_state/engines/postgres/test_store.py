@@ -9,7 +9,7 @@ import pytest
 
 from hermes_state.engines.postgres.copying import open_target
 from hermes_state.engines.postgres.store import PostgresStore
-from hermes_state.errors import LockUnavailable, StoreUnavailable
+from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
 from hermes_state.store.locks import locks
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.sql import Connection, scalar
@@ -183,17 +183,17 @@ async def test_gateways_share_a_database_that_nobody_has_alone(store: PostgresSt
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "error", "complaint"),
     [
-        (("test_", "missing_"), "does not exist"),
-        ((PASSWORD, "wrong-password"), "password authentication failed"),
-        (("127.0.0.1:", "127.0.0.1:1"), "127.0.0.1"),
+        (("test_", "missing_"), DatabaseRejected, "does not exist"),
+        ((PASSWORD, "wrong-password"), DatabaseRejected, "password authentication failed"),
+        (("127.0.0.1:", "127.0.0.1:1"), StoreUnavailable, "127.0.0.1"),
     ],
 )
 async def test_a_server_that_lets_nobody_in_is_one_sentence_without_the_password(
-    postgres_url: str, change: tuple[str, str], complaint: str
+    postgres_url: str, change: tuple[str, str], error: type[Exception], complaint: str
 ) -> None:
-    with pytest.raises(StoreUnavailable, match=complaint) as caught:
+    with pytest.raises(error, match=complaint) as caught:
         await PostgresStore.open(postgres_url.replace(*change))
     assert "\n" not in str(caught.value)
     assert PASSWORD not in str(caught.value)
