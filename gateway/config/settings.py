@@ -290,7 +290,7 @@ class StoreConfig(BaseConfig):
     writers: int = setting(2, ge=1, le=16, unit="connections", restart=True)
     """Connections for writing to PostgreSQL; a file has one."""
     busy_seconds: float = setting(30, ge=1, le=600, unit="seconds", restart=True)
-    """Longest wait of a write while another process locks the file."""
+    """Longest wait of a write while another process locks the database."""
     settled_days: int = setting(30, ge=1, le=3_650, unit="days")
     """Time for which the keys of settled messages are kept, by which a repeated one is recognised."""
 

@@ -91,7 +91,9 @@ async def open_store(
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = path.with_name(path.name + ".lock")
             held.enter_context(FileLock.acquire(lock, what=f"the state directory {path.parent}"))
-            store = await PostgresStore.open(url, writers=settings.writers, readers=settings.readers)
+            store = await PostgresStore.open(
+                url, writers=settings.writers, readers=settings.readers, busy_seconds=settings.busy_seconds
+            )
         try:
             if await store.read(load_note, COPY_NOTE) is not None:
                 raise DatabaseRejected(

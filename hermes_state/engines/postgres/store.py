@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
@@ -126,13 +126,16 @@ class PostgresStore(Store):
         self._lost: str | None = None
 
     @classmethod
-    async def open(cls, url: str, *, writers: int = 2, readers: int = 2) -> Self:
+    async def open(cls, url: str, *, writers: int = 2, readers: int = 2, busy_seconds: float = 30.0) -> Self:
         """Open the database at `url`, a `postgresql://` address, and bring it to the newest schema.
+
+        `busy_seconds` bounds how long a write waits for locks of other processes, and with it how long `close` takes.
 
         Raises `LockUnavailable` if a process has it alone, `DatabaseRejected` for one that is not ours (nothing
         is touched then) or whose name or password is wrong, or `StoreUnavailable`.
         """
-        sessions = [_Session(url, _join if number == 0 else _bound_pauses) for number in range(writers + readers)]
+        prepare, join = partial(_bound_waits, busy_seconds), partial(_join, busy_seconds)
+        sessions = [_Session(url, prepare if number else join) for number in range(writers + readers)]
         try:
             await sessions[0].run(migrate)
             return cls(url, sessions[:writers], sessions[writers:])
@@ -216,14 +219,15 @@ def be_the_only_one(db: PostgresConnection) -> None:
     _lock(db, _ALONE, "the database is in use by another gateway", "another gateway")
 
 
-def _join(db: PostgresConnection) -> None:
+def _join(busy_seconds: float, db: PostgresConnection) -> None:
     """Keep out who wants the database alone, for as long as the connection lives; raises `LockUnavailable`."""
     _lock(db, _TOGETHER, "the database is being copied, or a gateway of an older version has it", "another process")
-    _bound_pauses(db)
+    _bound_waits(busy_seconds, db)
 
 
-def _bound_pauses(db: PostgresConnection) -> None:
-    db.execute(f"SET idle_in_transaction_session_timeout = {int(PAUSE_SECONDS * 1000)}")
+def _bound_waits(busy_seconds: float, db: PostgresConnection) -> None:
+    pause, wait = int(PAUSE_SECONDS * 1000), int(busy_seconds * 1000)
+    db.execute(f"SET idle_in_transaction_session_timeout = {pause}; SET lock_timeout = {wait}")
 
 
 def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> None:

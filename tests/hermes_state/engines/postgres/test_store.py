@@ -13,6 +13,7 @@ from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavaila
 from hermes_state.store.locks import locks
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.sql import Connection, scalar
+from tests.hermes_state.helpers import locked_by_another_process
 from tests.postgres import PASSWORD, Postgres
 
 pytestmark = pytest.mark.cluster
@@ -137,6 +138,18 @@ async def test_a_lost_connection_is_said_and_made_anew(postgres_url: str, postgr
         with pytest.raises(StoreUnavailable):
             await store.read(count_notes)
         assert await store.read(count_notes) == 2
+    finally:
+        await store.close()
+
+
+async def test_a_write_waits_for_locks_of_others_no_longer_than_it_may(postgres_url: str) -> None:
+    store = await PostgresStore.open(postgres_url, writers=1, readers=1, busy_seconds=0.2)
+    try:
+        with locked_by_another_process(postgres_url, 60):
+            with pytest.raises(StoreUnavailable, match="lock timeout"):
+                await store.write(save_note, "n1", "")
+            assert await store.read(count_notes) == 0
+        await store.write(save_note, "n1", "")
     finally:
         await store.close()
 
