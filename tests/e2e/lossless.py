@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
+from hermes_state.store.sql import Connection
 from hermes_state.transcripts import load_messages, load_view
 from hermes_state.values import LineageId, Origin, parse_recall_id
 from tests.e2e.world import World
@@ -27,7 +28,7 @@ def tree_of(world: World) -> Path:
     return path
 
 
-def check_tree(world: World, db: sqlite3.Connection, lineage_id: LineageId) -> None:
+def check_tree(world: World, db: Connection, lineage_id: LineageId) -> None:
     """Every message is kept as it was said, and what is out of view is under the nodes that the handoff names."""
     with closing(sqlite3.connect(tree_of(world))) as tree:
         kept = {parse_recall_id(one): text for one, text in tree.execute("SELECT id, text FROM messages")}

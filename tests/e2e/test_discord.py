@@ -1,9 +1,9 @@
 """The same promises on Discord."""
 
-import sqlite3
 from typing import Any
 
 from tests.e2e.world import World
+from tests.hermes_state.helpers import locked_by_another_process
 
 ALICE = 100000000000000001
 
@@ -112,13 +112,10 @@ async def test_a_stop_is_heard_while_the_database_is_locked(discord_world: World
     await world.script(match="hang", hang=True)
     await say(world, "hang")
     await world.asked(1)
-    with sqlite3.connect(world.home / "state.db", isolation_level=None) as other:
-        other.execute("BEGIN IMMEDIATE")
+    with locked_by_another_process(world.database, 60):
         await say(world, "an ordinary message first", channel="general", mention=True)
         await say(world, "/stop")
         await world.gateway.wait_for_log("command.from_memory")
-        other.execute("ROLLBACK")
-    other.close()
     assert await world.dc.get("sent", action="send|edit", match="Stopped", wait=20, count=1)
     assert world.query("SELECT state FROM turns ORDER BY id LIMIT 1") == [("stopped",)]
 

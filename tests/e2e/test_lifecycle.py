@@ -14,6 +14,7 @@ import pytest
 from yarl import URL
 
 from gateway.config.settings import Config
+from tests.databases import IS_POSTGRES, about_files
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import ROOT, START_SECONDS, STARTED_ANEW, STOP_SECONDS, World, world_in
 from tests.hermes_state.helpers import locked_by_another_process
@@ -96,10 +97,21 @@ async def test_a_start_that_a_locked_database_holds_up_can_be_stopped(world: Wor
     await world.gateway.start()
     assert await world.gateway.stop() == 0
     seen = len(world.gateway.log_bytes())
-    with locked_by_another_process(world.home / "state.db", 60):
+    with locked_by_another_process(world.database, 60):
         await world.gateway.spawn(HERMES_STORE__BUSY_SECONDS="1")
-        await world.gateway.wait_for_log("another process keeps the database locked", since=seen)
+        if IS_POSTGRES:
+            await waits_for_a_lock(world)
+        else:
+            await world.gateway.wait_for_log("another process keeps the database locked", since=seen)
         assert await asyncio.wait_for(world.gateway.stop(), 10) == 0
+
+
+async def waits_for_a_lock(world: World) -> None:
+    """Wait until a session of the gateway waits for somebody else's lock."""
+    query = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with asyncio.timeout(START_SECONDS):
+        while not world.query(query):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # another process has no event to wait for
 
 
 async def test_a_crash_is_logged_and_ends_with_1(world: World) -> None:
@@ -199,6 +211,7 @@ async def test_a_gateway_ends_when_what_started_it_at_its_terminal_waits_for_it(
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@about_files
 async def test_a_database_that_is_not_ours_ends_with_78_and_stays_as_it_was(world: World) -> None:
     world.home.mkdir(mode=0o700)
     foreign = world.home / "state.db"

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.databases import about_files
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import World, world_in
 from tests.hermes_state.helpers import opened
 from tests.side_by_side import side_by_side
+
+pytestmark = about_files
 
 LOST = "store.broken"
 

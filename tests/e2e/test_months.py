@@ -4,9 +4,7 @@ What is said, answered and called in a turn follows from its number alone. A sam
 of them, 400 turns each, are run by `make months`.
 """
 
-import sqlite3
 from collections import Counter
-from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,9 +12,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.search.full_text import search
 from hermes_state.sessions import get_compression_tip
+from hermes_state.store.sql import Connection
 from hermes_state.transcripts import load_messages
 from hermes_state.values import LineageId, MessageRole, Origin, SessionId
 from tests.e2e.lossless import check_tree, find_the_first
@@ -159,7 +157,7 @@ async def live(world: World, chat: Chat, month: Month) -> None:
         await chat.wait_for(f"END-{number:04d}")
 
 
-def check_lineage(db: sqlite3.Connection) -> LineageId:
+def check_lineage(db: Connection) -> LineageId:
     columns = "id, lineage_id, depth, parent_session_id, started_at, ended_at, end_reason, kind"
     rows = db.execute(f"SELECT {columns} FROM sessions ORDER BY id").fetchall()
     [lineage_id] = {row[1] for row in rows}
@@ -175,7 +173,7 @@ def check_lineage(db: sqlite3.Connection) -> LineageId:
     return LineageId(lineage_id)
 
 
-def check_rows(db: sqlite3.Connection, lineage_id: LineageId, month: Month) -> None:
+def check_rows(db: Connection, lineage_id: LineageId, month: Month) -> None:
     """Everything said is there, as it was said, and is found by its words."""
     numbers = range(1, month.turns + 1)
     said = load_messages(db, lineage_id, 1_000_000)
@@ -230,8 +228,7 @@ async def spend(world: World, chat: Chat, month: Month) -> None:
     again = {"output_cap"} if month.engine != "compressor" and world.protocol.name == "anthropic" else set()
     assert await world.outcomes() <= {"ok"} | again, "nothing was refused, nothing failed"
     assert await world.violations() == []
-    with closing(sqlite3.connect(f"file:{world.home / 'state.db'}?mode=ro", uri=True)) as db:
-        register_functions(db)
+    with world.connected() as db:
         lineage_id = check_lineage(db)
         check_rows(db, lineage_id, month)
         count = db.execute("SELECT count(*) FROM compressions WHERE outcome = 'compressed'").fetchone()[0]

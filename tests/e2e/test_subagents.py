@@ -125,7 +125,7 @@ async def test_a_database_that_takes_nothing_for_a_while_loses_no_report(world: 
     await world.hold(match="count lamps", times=-1, **reply)
     await world.say("hand it on")
     await world.asked(2)
-    with locked_by_another_process(world.home / "state.db", 2.6):
+    with locked_by_another_process(world.database, 2.6):
         await world.release()
         [answer] = await world.replies(1, wait=30)
     assert answer == "tool said: twelve lamps"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.databases import sqlite_only
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.test_compression import page_of
 from tests.e2e.test_discord import ready
@@ -26,7 +27,7 @@ async def test_a_twenty_second_lock_by_another_process_delays_and_loses_nothing(
     await world.say("before")
     await world.replies(1)
     began = time.monotonic()
-    with locked_by_another_process(world.home / "state.db", 20.0):
+    with locked_by_another_process(world.database, 20.0):
         for number in range(3):
             await world.say(f"while locked {number}", chat_id=42)
         assert await world.replies(1, match="while locked 2", wait=45)
@@ -37,6 +38,7 @@ async def test_a_twenty_second_lock_by_another_process_delays_and_loses_nothing(
     assert world.query("SELECT count(*), count(DISTINCT inbox_id) FROM messages WHERE role = 'user'") == [(4, 4)]
 
 
+@sqlite_only
 @pytest.mark.parametrize("is_running", [True, False], ids=["while it runs", "while it rests"])
 async def test_a_damaged_search_index_stops_nobody_and_is_made_anew(world: World, is_running: bool) -> None:
     await world.gateway.start()
@@ -64,7 +66,7 @@ async def test_stop_acts_from_memory_while_the_database_is_locked(world: World, 
     await world.script(match="hang", hang=True)
     await world.say("hang")
     await world.turn_runs()
-    with locked_by_another_process(world.home / "state.db", 60.0) as holder:
+    with locked_by_another_process(world.database, 60.0) as holder:
         for text in before:
             await world.say(text, chat_id=43)
         await world.say("/stop")
@@ -276,7 +278,7 @@ async def test_who_waits_for_a_locked_database_is_told_on_each_platform(
         async with page_of(world) as page:
             await page.write("before")
             await page.until_answered(1)
-            with locked_by_another_process(world.home / "state.db", 16.0):
+            with locked_by_another_process(world.database, 16.0):
                 await world.say("hello")
                 await world.say("behind it", chat_id=1)
                 await say_on_discord(world, "hello")

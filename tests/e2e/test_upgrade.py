@@ -19,10 +19,13 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
+from tests.databases import about_files
 from tests.e2e.protocols import CHAT_COMPLETIONS
 from tests.e2e.test_compression import page_of
 from tests.e2e.test_discord import say as say_on_discord
 from tests.e2e.world import ROOT, World, world_in
+
+pytestmark = about_files
 
 BEFORE = ROOT / "tests" / "fixtures" / "before"
 ADMIN, ANN, BO, REVOKED, GROUP = 1, 42, 43, 79, -100200

@@ -8,8 +8,8 @@ import signal
 import socket
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from aiohttp import web
 from gateway.config import load_config
 from gateway.process import lock_folder, token_locks
 from hermes_state.engines.postgres.connection import PostgresConnection
+from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.store.sql import Connection
 from tests.databases import IS_POSTGRES, fresh_address
 from tests.e2e.protocols import ANTHROPIC, ModelProtocol
 from tests.fakes import fake_discord, fake_llm, fake_telegram
@@ -287,13 +289,27 @@ class World:
 
     # ---- the database, read only ---------------------------------------------------------------------------------
 
+    @property
+    def database(self) -> Path | str:
+        """The file, or the address."""
+        return self.address or self.home / "state.db"
+
     def query(self, sql: str, *args: object) -> list[tuple[Any, ...]]:
         """Read the database of a gateway that may be running."""
-        if self.address is not None:
-            with closing(PostgresConnection.open(self.address)) as database:
-                return database.execute(sql, args).fetchall()
-        with closing(sqlite3.connect(f"file:{self.home / 'state.db'}?mode=ro", uri=True)) as db:
+        with self.connected() as db:
             return db.execute(sql, args).fetchall()
+
+    @contextmanager
+    def connected(self) -> Iterator[Connection]:
+        """A connection that can only read."""
+        if self.address is not None:
+            with closing(PostgresConnection.open(self.address)) as opened:
+                opened.execute("SET default_transaction_read_only = on")
+                yield opened
+            return
+        with closing(sqlite3.connect(f"file:{self.home / 'state.db'}?mode=ro", uri=True)) as file:
+            register_functions(file)
+            yield file
 
 
 @asynccontextmanager
