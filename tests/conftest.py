@@ -17,13 +17,13 @@ from tests.databases import IS_POSTGRES, drop_databases, open_store
 from tests.e2e.protocols import pytest_addoption
 from tests.fakes.llm_http import FINDINGS
 from tests.fakes.llm_legality import untidy
-from tests.postgres import postgres, postgres_url
+from tests.postgres import Postgres, postgres
+from tests.reused_databases import reused_databases
 from tests.sampling import sample  # registers the profiles of Hypothesis before a test module asks for one
 
 __all__ = [
     "every_message_list_is_legal",
     "postgres",
-    "postgres_url",
     "pytest_addoption",
     "pytest_configure",
     "pytest_configure_node",
@@ -65,6 +65,13 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
         yield opened
     finally:
         await opened.close()
+
+
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> Iterator[str]:
+    """Address of a database of the test's own that has the newest schema."""
+    with reused_databases(postgres).database() as url:
+        yield url
 
 
 if IS_POSTGRES:

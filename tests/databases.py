@@ -20,6 +20,7 @@ from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from tests.postgres import Postgres, running_server
+from tests.reused_databases import reused_databases
 
 IS_POSTGRES = os.environ.get("HERMES_TEST_ENGINE") == "postgres"
 
@@ -77,7 +78,7 @@ def fresh_connection() -> Iterator[Connection]:
 @contextlib.contextmanager
 def fresh_address() -> Iterator[str]:
     """Address of an empty database on the run's PostgreSQL server."""
-    with _running().fresh_database() as address:
+    with reused_databases(_running()).database() as address:
         yield address
 
 

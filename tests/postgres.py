@@ -137,13 +137,6 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
         yield server
 
 
-@pytest.fixture
-def postgres_url(postgres: Postgres) -> Iterator[str]:
-    """Address of a database of the test's own that has the newest schema."""
-    with postgres.fresh_database() as url:
-        yield url
-
-
 class PrivateServer(Postgres):
     """A server that one test has alone: it may be stopped and started again."""
 
