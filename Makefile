@@ -14,7 +14,7 @@ ARGS ?=
 # Extras that were asked for once are kept up to date with everything else.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-mcp)
 
-.PHONY: help install setup run anthropic cluster mcp test test-browser test-cluster check fmt lint type unit bench bench-cluster quality figures walk catalog crash chaos months protocols fuzz lock clean
+.PHONY: help install setup run anthropic cluster mcp test test-browser test-cluster test-cluster-all check fmt lint type unit bench bench-cluster quality figures walk catalog crash chaos months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -66,13 +66,17 @@ run: $(VENV)/.installed $(EXTRAS) ## start the gateway; ARGS="--help" shows its 
 	@exec $(BIN)/hermes-gateway run $(ARGS)
 
 # Bytecode is written whatever the environment says: workers read each other's, and the next run reads this one's.
-test test-browser test-cluster crash chaos months protocols fuzz: export PYTHONDONTWRITEBYTECODE :=
+test test-browser test-cluster test-cluster-all crash chaos months protocols fuzz: export PYTHONDONTWRITEBYTECODE :=
 
-# Tests of the store's functions that run over PostgreSQL, too; the others look into SQLite's files.
-ON_POSTGRES := tests/hermes_state -m "not cluster" --ignore=tests/hermes_state/engines \
+# What runs over PostgreSQL, too: the store's functions, but for those that look into SQLite's files, and the gateway's
+# promises: accepted once, one turn, answered once. `make test-cluster-all` runs the rest.
+STORE_ON_POSTGRES := tests/hermes_state --ignore=tests/hermes_state/engines \
 	--ignore=tests/hermes_state/search/test_index.py --ignore=tests/hermes_state/search/test_ranking.py \
 	--ignore=tests/hermes_state/admin/test_repair.py --ignore=tests/hermes_state/admin/test_overview.py \
 	--ignore=tests/hermes_state/admin/test_copy.py
+GATEWAY_ON_POSTGRES := tests/gateway/inbound tests/gateway/turns/test_lanes.py tests/gateway/turns/test_statements.py \
+	tests/gateway/operator/test_spending.py $(foreach name,approvals busy_chat commands compression delivery durability \
+	lifecycle replay schedules web,tests/e2e/test_$(name).py)
 
 # Five workers, on two processors too: half of what a test takes is waiting.
 test: setup ## every test that needs no browser; ARGS="-k name" picks some
@@ -88,7 +92,13 @@ test-browser: setup ## the web chat in a headless Chromium
 test-cluster: setup ## everything that needs PostgreSQL, on a server of its own
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
 	@$(BIN)/python -m pytest -n 3 --dist worksteal -m cluster $(ARGS)
-	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 3 --dist worksteal $(ON_POSTGRES) $(ARGS)
+	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 3 --dist worksteal -m "not cluster" \
+		--protocol chat_completions $(STORE_ON_POSTGRES) $(GATEWAY_ON_POSTGRES) $(ARGS)
+
+test-cluster-all: setup ## the gateway's and the end-to-end tests over PostgreSQL; takes ten minutes
+	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 3 --dist worksteal \
+		-m "not browser and not cluster and not crash and not months" \
+		tests/gateway tests/platforms/local tests/e2e $(ARGS)
 
 crash: setup ## every kill point, one by one; takes long
 	@$(BIN)/python -m pytest -m crash $(ARGS)
