@@ -53,8 +53,8 @@ async def resume_later(node: Gateway) -> None:
 async def test_a_busy_worker_is_killed(cluster: Cluster, traffic: Traffic, report: Report) -> None:
     await cluster.start("owner", HERMES_SESSIONS__MAX_TURNS="3")
     await cluster.start("worker", "other", role="worker")
-    await cluster.hold(match="wait")
     for place in PLACES:
+        await cluster.hold(match="wait")
         await traffic.say(place, "wait")
     await cluster.asked(len(PLACES))
     await traffic.run(PLACES, 1, 0, [NOTE])
