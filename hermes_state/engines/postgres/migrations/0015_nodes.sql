@@ -19,8 +19,9 @@ CREATE TABLE accounts (
   epoch   bigint NOT NULL
 );
 
--- Answers as they grow, which the owner of the chat's account shows; lost with the server, and written again.
-CREATE UNLOGGED TABLE previews (
+-- Answers as they grow, which the owner of the chat's account shows. Not unlogged: a server that crashed has left the
+-- index of such a table unreadable, and every turn asks it.
+CREATE TABLE previews (
   turn_id  bigint PRIMARY KEY,
   text     text COLLATE "C" NOT NULL,
   shown_at bigint NOT NULL
