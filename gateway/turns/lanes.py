@@ -29,7 +29,7 @@ from hermes_state.journal import InboxMoved, PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.store.locks import locks
-from hermes_state.store.seats import Seat, chat_lock
+from hermes_state.store.seats import Seat, SeatLock, chat_lock
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, find_open_turn, find_unended
@@ -270,6 +270,8 @@ class LaneRegistry:
     _run_command: RunCommand | None = field(default=None, init=False)
     _seat: Seat | None = field(default=None, init=False)
     _is_closing: bool = field(default=False, init=False)
+    _at_work: int = field(default=0, init=False)
+    """Chats whose locks this node has, or asks for."""
 
     async def start(self, run_command: RunCommand, seat: Seat) -> None:
         """Take up what waits, and what ran when a process ended. `run_command` runs queued commands."""
@@ -293,7 +295,12 @@ class LaneRegistry:
     @property
     def has_room(self) -> bool:
         """A turn that is started now runs at once."""
-        return self._seat is not None and not self._is_closing and not self.slots.locked()
+        return self._seat is not None and not self._is_closing and not self.slots.locked() and not self._is_full
+
+    @property
+    def _is_full(self) -> bool:
+        """As many chats are locked here as turns may run: another one would wait here with its lock."""
+        return self._at_work >= self.runtime.config.sessions.max_turns
 
     @property
     def load(self) -> float:
@@ -414,19 +421,29 @@ class LaneRegistry:
         """Work in a chat while no other node does, and as long as a turn would run here at once."""
         lock = chat_lock(chat_id)
         with suppress(StateError):  # a sweep finds what is left
-            while not self.slots.locked() and await seat.take([lock]):
-                try:
-                    lane.started = await self._still_open(lane.started)
-                    await lane.run()
-                finally:
-                    await seat.let_go(lock)
-                if lane.is_left:
+            while not self._is_full:
+                if not await self._serve_locked(lane, lock, seat) or lane.is_left:
                     return
                 # Who stored something just before that has found the chat taken.
                 turn, rows = await self.store.read_short(_load_work, chat_id)
                 is_idle = turn.is_waiting if turn is not None else all(row.kind is InboxKind.NOTICE for row in rows)
                 if self._is_closing or is_idle:
                     return
+
+    async def _serve_locked(self, lane: Lane, lock: SeatLock, seat: Seat) -> bool:
+        """Work in a chat with its lock; False where another node has that."""
+        self._at_work += 1
+        try:
+            if not await seat.take([lock]):
+                return False
+            try:
+                lane.started = await self._still_open(lane.started)
+                await lane.run()
+            finally:
+                await seat.let_go(lock)
+            return True
+        finally:
+            self._at_work -= 1
 
     async def _still_open(self, started: RunningTurn | None) -> RunningTurn | None:
         """The turn that was stored for a lane, unless another node has had it meanwhile."""
