@@ -98,7 +98,7 @@ class Membership:
         A node that comes back has its seat in any case: turns wait for it.
         """
         seconds = self._config().cluster.seat_seconds
-        seat = await open_seat(self._store, seconds, self.node, on_hint, self._clock.now())
+        seat = await open_seat(self._store, seconds, lambda: self.node, on_hint, self._clock.now())
         if seat.is_shared and not self._is_admitted:
             try:
                 await self._require_agreement()

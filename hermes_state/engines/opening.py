@@ -5,7 +5,7 @@ quarter of a second.
 """
 
 import importlib.util
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +48,10 @@ def missing_driver(url: str | None) -> str | None:
     )
 
 
-async def open_seat(store: Store, seconds: float, node: NodeInfo, on_hint: OnHint, now: Millis) -> Seat:
+async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], on_hint: OnHint, now: Millis) -> Seat:
     """Take the seat of a gateway at an open database; where others may have one, it ends after `seconds` of silence.
+
+    `node`: asked for what others see of this one, where there may be others.
 
     Raises what `open` of the engine's seat raises.
     """
@@ -59,7 +61,7 @@ async def open_seat(store: Store, seconds: float, node: NodeInfo, on_hint: OnHin
     from hermes_state.engines.postgres.store import PostgresStore
 
     assert isinstance(store, PostgresStore), "there are two engines"
-    return await PostgresSeat.open(store.url, seconds, node, on_hint, now)
+    return await PostgresSeat.open(store.url, seconds, node(), on_hint, now)
 
 
 @asynccontextmanager
