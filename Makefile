@@ -74,9 +74,9 @@ STORE_ON_POSTGRES := tests/hermes_state --ignore=tests/hermes_state/engines \
 	--ignore=tests/hermes_state/search/test_index.py --ignore=tests/hermes_state/search/test_ranking.py \
 	--ignore=tests/hermes_state/admin/test_repair.py --ignore=tests/hermes_state/admin/test_overview.py \
 	--ignore=tests/hermes_state/admin/test_copy.py
-GATEWAY_ON_POSTGRES := tests/gateway/inbound tests/gateway/turns/test_lanes.py tests/gateway/turns/test_statements.py \
-	tests/gateway/operator/test_spending.py $(foreach name,approvals busy_chat commands compression delivery durability \
-	lifecycle replay schedules web,tests/e2e/test_$(name).py)
+GATEWAY_ON_POSTGRES := tests/gateway/turns/test_lanes.py tests/gateway/turns/test_statements.py \
+	tests/gateway/operator/test_spending.py \
+	$(foreach name,approvals busy_chat commands compression delivery durability replay web,tests/e2e/test_$(name).py)
 
 # Five workers, on two processors too: half of what a test takes is waiting.
 test: setup ## every test that needs no browser; ARGS="-k name" picks some

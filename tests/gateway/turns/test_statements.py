@@ -58,7 +58,8 @@ def _noted(db: PostgresConnection, seen: list[str]) -> None:
     execute = type(db).execute
 
     def noting(sql: str, parameters: Any = (), /) -> Any:
-        seen.append(sql)
+        if "advisory_xact_lock" not in sql:  # the locks travel with the BEGIN
+            seen.append(sql)
         return execute(db, sql, parameters)
 
     db.execute = noting  # type: ignore[method-assign]  # libpq can only trace into a file
