@@ -101,6 +101,8 @@ async def misbehave(call: Call, reply: Json, dialect: str) -> web.Response | Non
             raise scripted_error({"status": rule.get("status", 400), "body": rule["body"]}, dialect)
     if reply.get("delay"):
         await hold(call, float(reply["delay"]))
+    if (may_go_on := reply.get("waits_for")) is not None:
+        await may_go_on.wait()
     if reply.get("hang"):
         await _hang(call, labkit.FOREVER_SECONDS if reply["hang"] is True else float(reply["hang"]))
     if reply.get("reset"):

@@ -65,13 +65,19 @@ async def test_of_all_layers_at_once_one_compresses_and_the_others_learn_that_th
         }
         turn = await fill_and_ask(chat, agents["loop"], 4_400)
         conversation, before = turn.conversation, (await look(chat, turn.lineage_id)).said
-        for name in order:
-            delay = 0.25 + 0.25 * order.index(name)
-            llm.add_scripts([{"summary": True, "model": f"lab-{name}", "delay": delay, "text": summary_of(name)}])
+        may_arrive = {name: asyncio.Event() for name in order}
+        for name, event in may_arrive.items():
+            llm.add_scripts([{"summary": True, "model": f"lab-{name}", "waits_for": event, "text": summary_of(name)}])
+        asked = len(llm.requests.rows)
         async with asyncio.TaskGroup() as group:
-            group.create_task(agents["hygiene"].check(turn))
+            checking = group.create_task(agents["hygiene"].check(turn))
             answering = group.create_task(agents["loop"].run(turn, Sink()))
             commanded = group.create_task(by_hand(chat, agents["hand"], conversation))
+            assert len(await llm.requests.query({"since": asked, "count": 3, "wait": 30})) == 3
+            tasks = {"hygiene": checking, "loop": answering, "hand": commanded}
+            for name in order:
+                may_arrive[name].set()
+                await asyncio.wait({tasks[name]})
         found = await look(chat, turn.lineage_id)
         assert found.depth == 1
         assert found.summary_calls == ["ok", "ok", "ok"], "the losers' summaries were paid for"

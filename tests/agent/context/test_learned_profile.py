@@ -34,11 +34,13 @@ class Provider:
     def __init__(self, answer: ModelLimits | None) -> None:
         self.answer = answer
         self.asked = 0
+        self.was_asked = asyncio.Event()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
     async def __call__(self) -> ModelLimits | None:
         self.asked += 1
+        self.was_asked.set()
         await self.may_answer.wait()
         return self.answer
 
@@ -190,7 +192,7 @@ async def test_a_turn_that_is_cancelled_while_the_provider_thinks_leaves_it_to_t
     profiles = book(store, clock, provider)
     provider.may_answer.clear()
     asking = asyncio.create_task(profiles.ask())
-    await asyncio.sleep(0.01)
+    await provider.was_asked.wait()
     asking.cancel()
     await asyncio.wait({asking})
     provider.may_answer.set()
