@@ -140,9 +140,9 @@ unit: setup ## the systemd units and the documentation against the code
 bench: setup ## speed and memory, beside the floor in the same run; ARGS="chats start" runs some groups
 	@$(BIN)/python -m bench $(ARGS)
 
-bench-cluster: setup ## PostgreSQL beside SQLite, on a server of its own; ARGS=--quick takes fewer rounds
+bench-cluster: setup ## PostgreSQL and several nodes, on a server of their own; ARGS="--quick nodes" runs a group, shorter
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
-	@$(BIN)/python -m bench.engines_bench $(ARGS)
+	@$(BIN)/python -m bench.cluster_bench $(ARGS)
 
 quality: setup ## what compressions keep, beside other policies; ARGS="--windows 32 -- facts" runs some, ARGS=costs their costs
 	@$(BIN)/python -m bench.quality $(ARGS)

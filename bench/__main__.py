@@ -1,11 +1,5 @@
 """`python -m bench`: every figure with its bar, as one table, or those of the groups that are named."""
 
-import argparse
-import asyncio
-import platform
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
-
 from bench import (
     compression_bench,
     estimate_bench,
@@ -23,9 +17,9 @@ from bench import (
     trajectories_bench,
     turn_bench,
 )
-from bench.measure import Measure, table
+from bench.groups import Groups, run_groups
 
-GROUPS: Mapping[str, Callable[[bool], Sequence[Measure] | Coroutine[Any, Any, Sequence[Measure]]]] = {
+GROUPS: Groups = {
     "estimate": lambda _: estimate_bench.run(),
     "compression": compression_bench.run,
     "turn": turn_bench.run,
@@ -50,22 +44,5 @@ GROUPS: Mapping[str, Callable[[bool], Sequence[Measure] | Coroutine[Any, Any, Se
 }
 
 
-def main() -> None:
-    """Run the groups and print the table; the exit code says whether every bar holds."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="smaller databases and fewer messages")
-    parser.add_argument("groups", nargs="*", help=f"all of them by default: {', '.join(GROUPS)}")
-    given = parser.parse_args()
-    if unknown := set(given.groups) - set(GROUPS):
-        parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
-    print(f"Python {platform.python_version()}, {platform.machine()}; ratios are within this run\n")
-    measures: list[Measure] = []
-    for name in given.groups or GROUPS:
-        found = GROUPS[name](given.quick)
-        measures += asyncio.run(found) if isinstance(found, Coroutine) else found
-    print(table(measures))
-    raise SystemExit(0 if all(measure.holds for measure in measures) else 1)
-
-
 if __name__ == "__main__":
-    main()
+    run_groups("bench", __doc__, GROUPS)

@@ -1,11 +1,10 @@
-"""PostgreSQL beside SQLite: `python -m bench.engines_bench [--quick]`.
+"""PostgreSQL beside SQLite, without a gateway.
 
 Both keep what they acknowledge whatever happens to the machine, on the same disk. The server is one of its own with
 PostgreSQL's settings as they are delivered, on the same processors as the store: every trip to it costs both sides'
 time. The engines are measured in turns, so that other load on the machine meets both.
 """
 
-import argparse
 import asyncio
 import contextlib
 import itertools
@@ -17,7 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from bench.corpus import Corpus
-from bench.measure import Measure, table
+from bench.measure import Measure
 from bench.plain_turn import NOW, count_on_postgres, count_on_sqlite, plain_turn
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, split
@@ -199,16 +198,3 @@ def _long_session(db: Connection) -> LineageId:
 @locks(chat="plan.parent.chat_id")
 def _split(db: Connection, plan: SplitPlan) -> None:
     split(db, plan, NOW)
-
-
-def main() -> None:
-    """Print the table; the exit code says whether every bar holds."""
-    parser = argparse.ArgumentParser(prog="python -m bench.engines_bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    measures = run(parser.parse_args().quick)
-    print(table(measures))
-    raise SystemExit(0 if all(measure.holds for measure in measures) else 1)
-
-
-if __name__ == "__main__":
-    main()

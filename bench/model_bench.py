@@ -95,13 +95,13 @@ async def run(quick: bool) -> list[Measure]:
     measures: list[Measure] = []
     with tempfile.TemporaryDirectory(prefix="model-bench-") as name:
         folder = Path(name)
-        async with replaying(folder, await recorded(REPLY_CHARACTERS, 24)) as url:
+        async with replaying(folder, await recorded(REPLY_CHARACTERS, 24)) as provider:
             for protocol in PROTOCOLS:
                 for streams in (True, False):
-                    measures += await _calls(protocol, url, streams, folder, 40 if quick else 200)
-        async with replaying(folder, await recorded(FLOOD_CHARACTERS, FLOOD_CHUNK)) as url:
-            measures += [await _flood(protocol, url) for protocol in PROTOCOLS]
-            measures.append(await _flood_gateway(url, folder))
+                    measures += await _calls(protocol, provider.url, streams, folder, 40 if quick else 200)
+        async with replaying(folder, await recorded(FLOOD_CHARACTERS, FLOOD_CHUNK)) as provider:
+            measures += [await _flood(protocol, provider.url) for protocol in PROTOCOLS]
+            measures.append(await _flood_gateway(provider.url, folder))
     return measures
 
 

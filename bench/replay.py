@@ -32,14 +32,22 @@ class Recorded:
     """The events of a stream, each sent by itself, or one whole body."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """A running provider."""
+
+    url: str
+    pid: int
+
+
 def kind_of(path: str, *, streams: bool) -> str:
     """Under which an answer is kept."""
     return f"{path} {'streamed' if streams else 'whole'}"
 
 
 @asynccontextmanager
-async def replaying(folder: Path, replies: Mapping[str, Recorded]) -> AsyncIterator[str]:
-    """The provider as a process of its own; gives its address."""
+async def replaying(folder: Path, replies: Mapping[str, Recorded]) -> AsyncIterator[Provider]:
+    """The provider as a process of its own."""
     file = folder / "replies.json"
     file.write_bytes(msgspec.json.encode(replies))
     process = await asyncio.create_subprocess_exec(
@@ -48,7 +56,7 @@ async def replaying(folder: Path, replies: Mapping[str, Recorded]) -> AsyncItera
     assert process.stdout is not None
     try:
         line = await asyncio.wait_for(process.stdout.readline(), READY_SECONDS)
-        yield json.loads(line)["url"]
+        yield Provider(url=json.loads(line)["url"], pid=process.pid)
     finally:
         process.terminate()
         await process.wait()

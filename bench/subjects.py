@@ -7,12 +7,13 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from bench.cpu import cpu_seconds
 from tests.fakes.labkit import Control
 from tests.fakes.proc import Proc
 
@@ -36,6 +37,8 @@ class Lab:
     telegram: Control
     discord: Control
     model: Control
+    processes: Mapping[str, int]
+    """Process of each service."""
     platform: Literal["telegram", "discord"] = "telegram"
     seen: int = 0
     """Journal row of the last answer that was waited for."""
@@ -77,16 +80,27 @@ class Lab:
             self.seen = rows[-1]["seq"]
         return rows
 
+    async def new_answers(self, least: int, seconds: float) -> list[dict[str, Any]]:
+        """Answers on Telegram that came since those that were waited for before: `least` or more of them, or as many
+        as there are after so many seconds."""
+        query = {"method": "sendMessage", "match": f"^{WORDS}$", "since": self.seen}
+        rows: list[dict[str, Any]] = await self.telegram.get("sent", count=least, wait=seconds, **query)
+        if rows:
+            self.seen = rows[-1]["seq"]
+        return rows
+
 
 @asynccontextmanager
 async def lab() -> AsyncIterator[Lab]:
     """Three fake services, gone at the end."""
-    async with (
-        Proc("fake_telegram.py", "--token", TOKEN) as telegram,
-        Proc("fake_discord.py") as discord,
-        Proc("fake_llm.py") as model,
-    ):
-        yield Lab(telegram=telegram, discord=discord, model=model)
+    services = {
+        "telegram": Proc("fake_telegram.py", "--token", TOKEN),
+        "discord": Proc("fake_discord.py"),
+        "model": Proc("fake_llm.py"),
+    }
+    async with AsyncExitStack() as stack:
+        controls = {name: await stack.enter_async_context(service) for name, service in services.items()}
+        yield Lab(**controls, processes={name: service.pid for name, service in services.items()})
 
 
 class Subject:
@@ -140,8 +154,7 @@ class Subject:
     @property
     def cpu_seconds(self) -> float:
         """Processor time used so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self._process.pid)
 
     @property
     def switches(self) -> int:

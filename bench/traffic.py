@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.measure import percentile
@@ -12,6 +12,8 @@ from bench.subjects import Lab, Subject
 CHATS = 50
 WARM_UP = 5
 """Messages of a chat that do not count: they open connections."""
+TAKEN, TAKEN_SECONDS = 10, 0.05
+"""Answers that are looked for at a time, and how long for: each look costs the service some time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,76 @@ async def bursts(here: Lab, subject: Subject, rounds: int, *, per_chat: int = 10
         await burst(here, subject, per_chat, chats=chats, first_chat=10_000 * (number + 1)) for number in range(rounds)
     ]
     return sorted(found, key=lambda one: one.per_second)[rounds // 2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversations:
+    """What chats came to in each of which one message follows on the answer to the one before."""
+
+    count: int
+    seconds: float
+    p50: float
+    """Milliseconds from writing to the answer."""
+    cpu_ms: Mapping[str, float]
+    """Processor time of each process for an answer."""
+
+    @property
+    def per_second(self) -> float:
+        return self.count / self.seconds
+
+
+async def conversations(
+    here: Lab, meters: Mapping[str, Callable[[], float]], seconds: float, chats: Sequence[int]
+) -> Conversations:
+    """Write in each chat as soon as it has its answer, for so many seconds after each chat's first messages.
+
+    `meters`: seconds of processor time that each process has used so far.
+    """
+    talk = _Talk(here, chats)
+    await talk.begin()
+    while len(talk.took) < WARM_UP * len(chats):
+        await talk.go_on()
+    talk.took.clear()
+    began, before = time.monotonic(), {name: read() for name, read in meters.items()}
+    while time.monotonic() < began + seconds:
+        await talk.go_on()
+    took, count = time.monotonic() - began, len(talk.took)
+    cpu_ms = {name: (read() - before[name]) * 1e3 / count for name, read in meters.items()}
+    await talk.end()
+    return Conversations(count=count, seconds=took, p50=statistics.median(talk.took[:count]) * 1e3, cpu_ms=cpu_ms)
+
+
+class _Talk:
+    """Chats that all have one message without an answer."""
+
+    def __init__(self, here: Lab, chats: Sequence[int]) -> None:
+        self._here = here
+        self._chats = chats
+        self._said: dict[int, float] = {}
+        self.took: list[float] = []
+        """Seconds of each answer that came."""
+
+    async def begin(self) -> None:
+        await self._write(self._chats)
+
+    async def go_on(self) -> None:
+        """Take the answers that have come, and write in their chats."""
+        if answered := await self._take():
+            await self._write(answered)
+
+    async def end(self) -> None:
+        """Take the answers that still come."""
+        while self._said:
+            await self._take()
+
+    async def _write(self, chats: Sequence[int]) -> None:
+        self._said.update(dict.fromkeys(chats, time.monotonic()))
+        await self._here.write([(chat, "And then?") for chat in chats])
+
+    async def _take(self) -> list[int]:
+        rows = await self._here.new_answers(min(TAKEN, len(self._said)), TAKEN_SECONDS)
+        self.took += [row["t"] - self._said.pop(row["chat_id"]) for row in rows]
+        return [row["chat_id"] for row in rows]
 
 
 class _Meter:

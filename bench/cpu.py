@@ -1,0 +1,39 @@
+"""Processor time of processes, as the kernel counts it."""
+
+import os
+from pathlib import Path
+
+_OWN = slice(11, 13)  # user and system time in /proc/PID/stat, behind the name
+_ALL = slice(11, 15)  # with those of children that have ended
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used so far."""
+    return _seconds(pid, _OWN)
+
+
+def family_cpu_seconds(pid: int) -> float:
+    """Processor time that a process and its children have used so far, those that have ended included."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return _seconds(pid, _ALL) + sum(_seconds_if_alive(int(child)) for child in children)
+
+
+def parent_of(pid: int) -> int:
+    """Process that started another one."""
+    return int(_fields(pid)[1])
+
+
+def _seconds_if_alive(pid: int) -> float:
+    try:
+        return _seconds(pid, _OWN)
+    except FileNotFoundError:  # it has ended this moment: its parent will have its time
+        return 0.0
+
+
+def _seconds(pid: int, which: slice) -> float:
+    return sum(map(int, _fields(pid)[which])) / _TICKS
+
+
+def _fields(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

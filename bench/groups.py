@@ -1,0 +1,29 @@
+"""Groups of measures, all of them or those that are named on the command line."""
+
+import argparse
+import asyncio
+import platform
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, NoReturn
+
+from bench.measure import Measure, table
+
+Groups = Mapping[str, Callable[[bool], Sequence[Measure] | Coroutine[Any, Any, Sequence[Measure]]]]
+"""Each is told whether a first look is enough."""
+
+
+def run_groups(module: str, description: str | None, groups: Groups) -> NoReturn:
+    """Run them and print the table; the exit code says whether every bar holds."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--quick", action="store_true", help="smaller databases, fewer messages and rounds")
+    parser.add_argument("groups", nargs="*", help=f"all of them by default: {', '.join(groups)}")
+    given = parser.parse_args()
+    if unknown := set(given.groups) - set(groups):
+        parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(groups)}")
+    print(f"Python {platform.python_version()}, {platform.machine()}; ratios are within this run\n")
+    measures: list[Measure] = []
+    for name in given.groups or groups:
+        found = groups[name](given.quick)
+        measures += asyncio.run(found) if isinstance(found, Coroutine) else found
+    print(table(measures))
+    raise SystemExit(0 if all(measure.holds for measure in measures) else 1)
