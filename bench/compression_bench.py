@@ -35,7 +35,7 @@ from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.model.client import ModelClient
 from bench import peer_compressor
 from bench.conversation import Conversation, as_chat_messages, as_new_message
-from bench.measure import Measure, NoFailures, peer_output, table
+from bench.measure import PEER, Measure, NoFailures, peer_output, table
 from gateway.process import SWITCH_SECONDS
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, split
@@ -67,7 +67,6 @@ With these lengths hermes-agent needs about what is known of it: 60 / 84 / 239 m
 STEPS = ((200, 1_000, 4), (1_000, 4_000, 1), (4_000, 20_000, 1))
 """Few messages and many of the same length: the cost may grow with their number, and no faster."""
 WINDOW = 128_000
-PEER = "BENCH_PEER"
 LINEAR_BAR = 1.2
 PEER_BAR = 0.2
 STALL_BAR = 10.0

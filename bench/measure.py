@@ -44,6 +44,10 @@ class Measure:
         return value >= self.bar if self.at_least else value <= self.bar
 
 
+PEER = "BENCH_PEER"
+"""Variable that names an interpreter with hermes-agent."""
+
+
 def peer_output(interpreter: str, script: str, arguments: Sequence[str], folder: str) -> Sequence[Any]:
     """List that a script prints as JSON in its last line, run by an interpreter that has another program."""
     environ = {"PATH": os.environ["PATH"], "HOME": folder, "HERMES_HOME": f"{folder}/home"}

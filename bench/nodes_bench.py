@@ -5,36 +5,29 @@ PostgreSQL with its settings as they are delivered. The sides are measured in tu
 process is printed: all of them share the machine's processors, those that only measure, too.
 """
 
-import json
+import itertools
+import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bench.cpu import cpu_seconds, family_cpu_seconds, parent_of
-from bench.measure import Measure, aligned
-from bench.replay import Recorded, kind_of, replaying
+from bench.measure import PEER, Measure, aligned
+from bench.peer_gateway import MISSING, PEER_NAME, peer
+from bench.replay import chat_completions, replaying
 from bench.subjects import WORDS, Lab, Subject, gateway, lab
 from bench.traffic import Conversations, conversations
 from tests.postgres import Postgres, connect, running_server
 
 NODES = 3
 CHATS = 100
-
-_CHUNKS: list[dict[str, Any]] = [
-    {"choices": [{"index": 0, "delta": {"role": "assistant", "content": WORDS}, "finish_reason": None}]},
-    {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
-    {"choices": [], "usage": {"prompt_tokens": 900, "completion_tokens": 17, "total_tokens": 917}},
-]
-_ANSWER = Recorded(
-    content_type="text/event-stream",
-    frames=["".join(f"data: {json.dumps(chunk)}\n\n" for chunk in _CHUNKS) + "data: [DONE]\n\n"],
-)
-_PATH = "/v1/chat/completions"
+PEER_CHATS = 20
+"""Chats that write to hermes-agent. It works in ten at a time, and a hundred would take it minutes to begin."""
+SQLITE = "one gateway on SQLite"
 
 Meter = Callable[[], float]
 """Seconds of processor time that something has used so far."""
@@ -47,78 +40,115 @@ class Side:
     name: str
     here: Lab
     meters: Mapping[str, Meter]
+    chats: int = CHATS
 
 
 async def run(quick: bool) -> list[Measure]:
     """The sides in turns, several times. `quick`: once, and shorter."""
-    rounds, seconds = (1, 4.0) if quick else (3, 8.0)
     with (
         tempfile.TemporaryDirectory(prefix="nodes-bench-", ignore_cleanup_errors=True) as name,
         running_server(Path(name) / "postgres", {}) as server,
     ):
-        async with nodes(Path(name), server) as several, _on_sqlite(Path(name)) as single:
-            found: dict[str, list[Conversations]] = {side.name: [] for side in (several, single)}
-            for number in range(rounds):
-                for side in (several, single):
-                    chats = range(10_000 * (number + 1), 10_000 * (number + 1) + CHATS)
-                    found[side.name].append(await conversations(side.here, side.meters, seconds, chats))
-    middle = [sorted(each, key=lambda one: one.per_second)[rounds // 2] for each in found.values()]
-    print(_described(dict(zip(found, middle, strict=True))))
-    ours, theirs = (one.per_second for one in middle)
+        async with AsyncExitStack() as stack:
+            sides = [await stack.enter_async_context(side) for side in _sides(Path(name), server)]
+            found = await _in_turns(sides, *((1, 4.0) if quick else (3, 8.0)))
+    print(_described(found))
+    ours, *others = found.items()
+    bars = {SQLITE: 0.5, PEER_NAME: 3.0}
     return [
         Measure(
-            name=f"turns of {CHATS} chats on {NODES} nodes, against one gateway on SQLite",
-            ours=ours,
-            yardstick=theirs,
+            name=f"turns of {CHATS} chats on {ours[0]}, against {name}",
+            ours=ours[1].per_second,
+            yardstick=theirs.per_second,
             unit="turns/s",
-            bar=0.5,
+            bar=bars[name],
             at_least=True,
         )
+        for name, theirs in others
     ]
+
+
+def _sides(folder: Path, server: Postgres) -> Iterator[AbstractAsyncContextManager[Side]]:
+    """Ours first."""
+    yield nodes(folder / "nodes", server)
+    yield _on_sqlite(folder / "single")
+    if interpreter := os.environ.get(PEER):
+        yield _peer(interpreter, folder / "peer")
+    else:
+        print(MISSING)
+
+
+async def _in_turns(sides: Sequence[Side], rounds: int, seconds: float) -> dict[str, Conversations]:
+    """The middle of several rounds for each side, by its turns per second."""
+    found: dict[str, list[Conversations]] = {side.name: [] for side in sides}
+    for number, side in itertools.product(range(1, rounds + 1), sides):
+        chats = range(10_000 * number, 10_000 * number + side.chats)
+        found[side.name].append(await conversations(side.here, side.meters, seconds, chats))
+    return {name: sorted(each, key=lambda one: one.per_second)[rounds // 2] for name, each in found.items()}
 
 
 @asynccontextmanager
 async def nodes(folder: Path, server: Postgres, count: int = NODES) -> AsyncIterator[Side]:
     """So many nodes on a database of their own; the first one serves the bot."""
     async with AsyncExitStack() as stack:
-        here, meters, model = await stack.enter_async_context(_services(folder / "several"))
+        here, meters, model = await stack.enter_async_context(_services(folder))
         url = stack.enter_context(server.fresh_database())
         for number in range(1, count + 1):
-            home = folder / f"node-{number}"
-            home.mkdir()
-            changes = {"HERMES_STORE__URL": url, "HERMES_CLUSTER__NAME": home.name, **model}
-            node = await stack.enter_async_context(gateway(here, home, changes=changes))
-            await here.telegram.get("calls", method="getUpdates", count=1, wait=30)  # the first node has the bot
-            meters[home.name] = partial(_cpu_seconds_of, node)
+            name = f"node {number}"
+            changes = {"HERMES_STORE__URL": url, "HERMES_CLUSTER__NAME": name, **_settings(model)}
+            node = gateway(here, _made(folder / name), changes=changes)
+            meters[name] = await _started(stack, here, node)
         meters["PostgreSQL"] = partial(family_cpu_seconds, server_pid(url))
         yield Side(name=f"{count} nodes", here=here, meters=meters)
 
 
 @asynccontextmanager
 async def _on_sqlite(folder: Path) -> AsyncIterator[Side]:
-    home = folder / "single"
-    async with _services(home) as (here, meters, model), gateway(here, home, changes=model) as single:
-        yield Side(name="SQLite", here=here, meters={**meters, home.name: partial(_cpu_seconds_of, single)})
+    async with AsyncExitStack() as stack:
+        here, meters, model = await stack.enter_async_context(_services(folder))
+        bot = gateway(here, _made(folder / "bot"), changes=_settings(model))
+        meters["bot"] = await _started(stack, here, bot)
+        yield Side(name=SQLITE, here=here, meters=meters)
 
 
 @asynccontextmanager
-async def _services(folder: Path) -> AsyncIterator[tuple[Lab, dict[str, Meter], dict[str, str]]]:
-    """The fake services of a side, meters of them, and the settings that name the model."""
-    (home := folder / "model").mkdir(parents=True)
-    async with lab() as here, replaying(home, {kind_of(_PATH, streams=True): _ANSWER}) as model:
+async def _peer(interpreter: str, folder: Path) -> AsyncIterator[Side]:
+    async with AsyncExitStack() as stack:
+        here, meters, model = await stack.enter_async_context(_services(folder))
+        bot = peer(interpreter, here, _made(folder / "bot"), model)
+        meters["bot"] = await _started(stack, here, bot)
+        yield Side(name=PEER_NAME, here=here, meters=meters, chats=PEER_CHATS)
+
+
+@asynccontextmanager
+async def _services(folder: Path) -> AsyncIterator[tuple[Lab, dict[str, Meter], str]]:
+    """The fake services of a side, meters of them, and the address of the model."""
+    async with lab() as here, replaying(_made(folder / "model"), chat_completions(WORDS)) as model:
         telegram = partial(cpu_seconds, here.processes["telegram"])
         meters = {"telegram": telegram, "model": partial(cpu_seconds, model.pid), "bench": time.process_time}
-        yield here, meters, {"HERMES_MODEL__BASE_URL": f"{model.url}/v1"}
+        yield here, meters, f"{model.url}/v1"
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _settings(model_url: str) -> dict[str, str]:
+    return {"HERMES_MODEL__BASE_URL": model_url}
+
+
+async def _started(stack: AsyncExitStack, here: Lab, bot: Subject) -> Meter:
+    """Start a bot until somebody polls; returns what it uses."""
+    await stack.enter_async_context(bot)
+    await here.telegram.get("calls", method="getUpdates", count=1, wait=60)
+    return lambda: bot.cpu_seconds
 
 
 def server_pid(url: str) -> int:
     """Process of the server that has this database."""
     with connect(url) as db:
         return parent_of(db.execute("SELECT pg_backend_pid()").fetchone()[0])
-
-
-def _cpu_seconds_of(subject: Subject) -> float:
-    return subject.cpu_seconds
 
 
 def _described(found: Mapping[str, Conversations]) -> str:

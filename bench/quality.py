@@ -28,11 +28,11 @@ from agent.tools.registry import Tool
 from bench.agent_month import Record
 from bench.built_in import agent_with_all_tools
 from bench.compression_bench import prepared
-from bench.measure import aligned
+from bench.measure import PEER, aligned
 from bench.months import DENSE, USUAL
 from bench.policies import REMEDIES
 from bench.quality_questions import corpus, search, topics
-from bench.quality_runs import LEAN, PEER, PEER_NAME, SIZES, Bench, Cell, Row, span
+from bench.quality_runs import LEAN, PEER_NAME, SIZES, Bench, Cell, Row, span
 
 LONG = {128_000: (250, 8)}
 """The same where ten compressions take longer than a month."""

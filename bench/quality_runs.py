@@ -13,7 +13,7 @@ from agent.context.model_handle import ContextSettings
 from agent.tools.registry import Tool
 from bench import policies
 from bench.agent_month import AgentMonth, Record, virtual
-from bench.measure import peer_output
+from bench.measure import PEER, peer_output
 from bench.months import DENSE, DOMAINS, USUAL, month
 from bench.policies import REMEDIES, StandInKind, Turn, simulate
 from hermes_state.engines.sqlite.store import SqliteStore
@@ -24,7 +24,7 @@ Cell = Callable[[int], str | None]
 Row = tuple[str, Mapping[int, str], str]
 """Name, cells by window, and the figure to reach."""
 
-PEER, PEER_NAME, LEAN = "BENCH_PEER", "hermes-agent 0.19.0", "lean, emulated"
+PEER_NAME, LEAN = "hermes-agent 0.19.0", "lean, emulated"
 SIZES = {8_192: (120, 2), 32_768: (190, 2), 128_000: (160, 8), 200_000: (110, 8)}
 """Turns of a month, and how long they are, by window."""
 GAP = 45.0

@@ -13,12 +13,16 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 ROOT = Path(__file__).resolve().parents[1]
 READY_SECONDS = 20.0
 
+_CHAT_COMPLETIONS = "/v1/chat/completions"
+_COMPLETION = {"id": "replayed", "object": "chat.completion", "created": 0, "model": "replayed"}
+_USAGE = {"prompt_tokens": 900, "completion_tokens": 17, "total_tokens": 917}
 _STREAMS = re.compile(rb'"stream":\s*true')
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 
@@ -60,6 +64,26 @@ async def replaying(folder: Path, replies: Mapping[str, Recorded]) -> AsyncItera
     finally:
         process.terminate()
         await process.wait()
+
+
+def chat_completions(text: str) -> dict[str, Recorded]:
+    """An answer to every request of chat completions, all of it in one piece."""
+    chunks: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+        {"choices": [], "usage": _USAGE},
+    ]
+    message = {"role": "assistant", "content": text}
+    whole = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": _USAGE}
+    events = [f"data: {json.dumps(_COMPLETION | chunk)}\n\n" for chunk in chunks]
+    return {
+        kind_of(_CHAT_COMPLETIONS, streams=True): Recorded(
+            content_type="text/event-stream", frames=["".join([*events, "data: [DONE]\n\n"])]
+        ),
+        kind_of(_CHAT_COMPLETIONS, streams=False): Recorded(
+            content_type="application/json", frames=[json.dumps(_COMPLETION | whole)]
+        ),
+    }
 
 
 class _Provider:

@@ -106,12 +106,19 @@ async def lab() -> AsyncIterator[Lab]:
 class Subject:
     """A bot as a child process."""
 
-    root = ROOT
-    python = sys.executable
-
-    def __init__(self, name: str, command: list[str], environ: Mapping[str, str], ready: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        ready: str,
+        *,
+        python: str = sys.executable,
+        folder: Path = ROOT,
+    ) -> None:
         self.name = name
-        self._command = command
+        self._command = (python, *command)
+        self._folder = folder
         self._environ = dict(environ)
         self._ready = ready
         self._reader: asyncio.Task[None] | None = None
@@ -119,9 +126,9 @@ class Subject:
     async def __aenter__(self) -> "Subject":
         self.started_at = time.monotonic()
         self._process = await asyncio.create_subprocess_exec(
-            *(self.python, *self._command),
+            *self._command,
             env=self._environ,
-            cwd=self.root,
+            cwd=self._folder,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.measure import percentile
-from bench.subjects import Lab, Subject
+from bench.subjects import ANSWER_SECONDS, Lab, Subject
 
 CHATS = 50
 WARM_UP = 5
 """Messages of a chat that do not count: they open connections."""
+TALK_WARM_UP = 3
+"""The same where many chats talk at once."""
 TAKEN, TAKEN_SECONDS = 10, 0.05
 """Answers that are looked for at a time, and how long for: each look costs the service some time."""
 
@@ -94,7 +96,7 @@ async def conversations(
     """
     talk = _Talk(here, chats)
     await talk.begin()
-    while len(talk.took) < WARM_UP * len(chats):
+    while len(talk.took) < TALK_WARM_UP * len(chats):
         await talk.go_on()
     talk.took.clear()
     began, before = time.monotonic(), {name: read() for name, read in meters.items()}
@@ -113,6 +115,7 @@ class _Talk:
         self._here = here
         self._chats = chats
         self._said: dict[int, float] = {}
+        self._came_at = time.monotonic()
         self.took: list[float] = []
         """Seconds of each answer that came."""
 
@@ -135,6 +138,10 @@ class _Talk:
 
     async def _take(self) -> list[int]:
         rows = await self._here.new_answers(min(TAKEN, len(self._said)), TAKEN_SECONDS)
+        if rows:
+            self._came_at = time.monotonic()
+        elif time.monotonic() > self._came_at + ANSWER_SECONDS:
+            raise RuntimeError(f"{len(self._said)} chats wait for an answer")
         self.took += [row["t"] - self._said.pop(row["chat_id"]) for row in rows]
         return [row["chat_id"] for row in rows]
 
