@@ -15,6 +15,9 @@ COMMON = "the"
 CHINESE = "数据"
 """Two characters that stand in about one message of a hundred."""
 
+EMOJI = "🎉"
+"""Stands in one message of 50."""
+
 _SYLLABLES = ("ba", "ce", "di", "fo", "gu", "ha", "je", "ki", "lo", "mu", "na", "pe", "ro", "su", "ta", "tion", "er")
 _COMMON_WORDS = (
     *("the", "of", "and", "to", "a", "in", "is", "it", "you", "that", "he", "was", "for", "on", "are", "with", "as"),
@@ -56,5 +59,5 @@ class Corpus:
         if number % 100 == 39:
             planted += f" 我的{CHINESE}库"
         if number % 50 == 7:
-            planted += " 🎉"
+            planted += f" {EMOJI}"
         return planted

@@ -13,34 +13,29 @@ import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from bench.bare_writer import BareWriter
-from bench.corpus import CHINESE, COMMON, PHRASE, RARE, Corpus
+from bench.corpus import PHRASE, RARE, Corpus
 from bench.measure import Measure, table
-from hermes_state.chats import ensure_chat
-from hermes_state.engines.sqlite.connections import register_functions
+from bench.searches import NOW, batched, fill, message, raw_connection, start, timed_searches, usual_searches
 from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.engines.sqlite.store import SqliteStore
-from hermes_state.search.full_text import search
 from hermes_state.search.other_words import search_in_other_words
-from hermes_state.sessions import Session, load_tip, start_session
+from hermes_state.sessions import Session, load_tip
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import NewMessage, append
-from hermes_state.values import ChatId, ChatKey, ChatKind, LineageId, MessageRole, Millis, Origin
+from hermes_state.transcripts import append
+from hermes_state.values import LineageId
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-CHATS = 200
 RARE_CHAT = 17
 """Number of the chat where the rare word is said."""
 DIFFERENT_MESSAGES = 1_000_000
 """More are the same ones, said again."""
-_RAW_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "temp_store = MEMORY", "cache_size = -65536")
-_NOW = Millis(0)
 
 
 def run(quick: bool) -> list[Measure]:
@@ -57,7 +52,7 @@ def run_searches(messages: int) -> list[Measure]:
 
 async def _run_searches(path: Path, messages: int) -> list[Measure]:
     await (await SqliteStore.open(path)).close()
-    _fill(path, min(messages, DIFFERENT_MESSAGES))
+    fill(path, min(messages, DIFFERENT_MESSAGES))
     _repeat(path, messages)
     store = await SqliteStore.open(path)
     try:
@@ -75,7 +70,7 @@ async def _run(folder: Path, messages: int, rounds: int) -> list[Measure]:
     ]
     big = folder / "big.db"
     await (await SqliteStore.open(big)).close()
-    _fill(big, messages)
+    fill(big, messages)
     store = await SqliteStore.open(big)
     try:
         return [*measures, *await _searches(store, messages), *await _stalls(store, messages)]
@@ -110,7 +105,7 @@ async def _awaited_writes(folder: Path, rounds: int) -> list[Measure]:
     store = await SqliteStore.open(folder / "writes.db")
     await store.write(_create)
     raw_times, our_times, raw_rates, our_rates, bare_rates = [], [], [], [], []
-    with _raw(folder / "raw.db") as raw, _bare(folder / "bare.db") as bare:
+    with raw_connection(folder / "raw.db") as raw, _bare(folder / "bare.db") as bare:
         _create(raw)
         for _ in range(rounds):
             raw_times += [_timed(_insert_and_commit, raw, text) for text in texts]
@@ -163,7 +158,7 @@ async def _rate_of_a_hundred(write: Callable[[str], Awaitable[None]], texts: lis
 
 @contextlib.contextmanager
 def _bare(path: Path) -> Iterator[BareWriter]:
-    with _raw(path, check_same_thread=False) as db:
+    with raw_connection(path, check_same_thread=False) as db:
         _create(db)
         with contextlib.closing(BareWriter(db)) as bare:
             yield bare
@@ -177,12 +172,12 @@ async def _search_index_cost(folder: Path, rounds: int) -> Measure:
     texts = list(Corpus(2).messages(500))
     stores = [await SqliteStore.open(folder / "indexed.db"), await SqliteStore.open(folder / "plain.db")]
     await stores[1].write(_drop_index_trigger)
-    sessions = [await store.write(_start, "a") for store in stores]
+    sessions = [await store.write(start, "a") for store in stores]
     times: list[list[float]] = [[], []]
     for _, side in itertools.product(range(rounds), (0, 1)):
         began = time.perf_counter()
         for text in texts:
-            await stores[side].write(append, sessions[side].id, _message(text), _NOW)
+            await stores[side].write(append, sessions[side].id, message(text), NOW)
         times[side].append((time.perf_counter() - began) / len(texts))
     for store in stores:
         await store.close()
@@ -204,11 +199,11 @@ def _search_index_size(folder: Path) -> Measure:
     sizes = {}
     for indexed in (True, False):
         with _schema_only(folder / f"size-{indexed}.db", indexed) as db:
-            session = _start(db, "a")
-            for batch in _batched(texts, 1_000):
+            session = start(db, "a")
+            for batch in batched(texts, 1_000):
                 db.execute("BEGIN")
                 for text in batch:
-                    append(db, session.id, _message(text), _NOW)
+                    append(db, session.id, message(text), NOW)
                 db.execute("COMMIT")
             pages, page_size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
             sizes[indexed] = pages * page_size
@@ -228,7 +223,7 @@ async def _tip_lookup(folder: Path) -> Measure:
     """The newest session of a chain of 1,000, against one that was never compressed."""
 
     def chain(db: sqlite3.Connection, chat_ref: str, length: int) -> LineageId:
-        root = _start(db, chat_ref)
+        root = start(db, chat_ref)
         insert = """INSERT INTO sessions (key, chat_id, parent_session_id, lineage_id, depth, kind, started_at)
                     VALUES (?, ?, ?, ?, ?, 'continuation', 0)"""
         parent = int(root.id)
@@ -244,7 +239,7 @@ async def _tip_lookup(folder: Path) -> Measure:
 
     store = await SqliteStore.open(folder / "lineage.db")
     for number in range(2_000):
-        await store.write(_start, f"other-{number}")
+        await store.write(start, f"other-{number}")
     lineages = await store.write(chain, "short", 1), await store.write(chain, "long", 1_000)
     await store.write(lambda db: db.execute("ANALYZE"))
     short, long = await store.read(look_up, lineages)
@@ -255,23 +250,12 @@ async def _tip_lookup(folder: Path) -> Measure:
 # --- a million messages
 
 
-def _fill(path: Path, messages: int) -> None:
-    """Fill the database at `path` as years of use would, only faster: the rows and triggers are the same."""
-    with _raw(path) as db:
-        sessions = [_start(db, f"chat-{number}") for number in range(CHATS)]
-        for batch in _batched(enumerate(Corpus(4).messages(messages)), 5_000):
-            db.execute("BEGIN")
-            for number, text in batch:
-                append(db, sessions[number % CHATS].id, _message(text), _NOW)
-            db.execute("COMMIT")
-
-
 def _repeat(path: Path, messages: int) -> None:
     """Let everything be said again until there are so many messages."""
     again = """INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, indexed, created_at)
       SELECT session_id, chat_id, lineage_id, seq + :first, role, origin, text, 1, created_at
       FROM messages WHERE id > :said AND id <= :until"""
-    with _raw(path) as db:
+    with raw_connection(path) as db:
         for first in range(DIFFERENT_MESSAGES, messages, 5_000):
             said = first % DIFFERENT_MESSAGES
             until = said + min(5_000, messages - first)
@@ -279,23 +263,8 @@ def _repeat(path: Path, messages: int) -> None:
 
 
 async def _searches(store: Store, messages: int) -> list[Measure]:
-    chat_id = await store.read(lambda db: ChatId(db.execute("SELECT min(id) FROM chats").fetchone()[0]))
-    cases = (
-        ("a rare word", RARE, None, 5),
-        ("a phrase", f'"{PHRASE}"', None, 5),
-        ("a common word in one chat", COMMON, chat_id, 5 if messages <= DIFFERENT_MESSAGES else 8),
-        ("two Chinese characters", CHINESE, None, 10),
-    )
-    measures = []
-    for name, query, within, bar in cases:
-        times = []
-        for _ in range(30):
-            began = time.perf_counter()
-            hits = await store.read(search, query, chat_id=within)
-            times.append(time.perf_counter() - began)
-            assert hits, f"{query} must be found"
-        name = f"search {messages:,} messages: {name}, p50"
-        measures.append(Measure(name=name, ours=statistics.median(times) * 1e3, unit="ms", bar=bar))
+    searches = usual_searches(rare=5, phrase=5, common=5 if messages <= DIFFERENT_MESSAGES else 8, chinese=10)
+    measures = await timed_searches(store, f"{messages:,} messages", searches)
     return [*measures, await _search_in_other_words(store, messages)]
 
 
@@ -317,7 +286,7 @@ async def _search_in_other_words(store: Store, messages: int) -> Measure:
 
 async def _stalls(store: Store, messages: int) -> list[Measure]:
     """The longest anything waited while ten chats append 10,000 messages to a full database."""
-    sessions = [await store.write(_start, f"stall-{number}") for number in range(10)]
+    sessions = [await store.write(start, f"stall-{number}") for number in range(10)]
     texts = list(Corpus(5).messages(1_000))
     waits: list[float] = []
     lags: list[float] = []
@@ -325,7 +294,7 @@ async def _stalls(store: Store, messages: int) -> list[Measure]:
     async def converse(session: Session) -> None:
         for text in texts:
             began = time.perf_counter()
-            await store.write(append, session.id, _message(text), _NOW)
+            await store.write(append, session.id, message(text), NOW)
             waits.append(time.perf_counter() - began)
 
     async def watch() -> None:
@@ -349,17 +318,6 @@ async def _stalls(store: Store, messages: int) -> list[Measure]:
 # --- shared
 
 
-def _start(db: sqlite3.Connection, chat_ref: str) -> Session:
-    key = ChatKey(platform="local", account="local", chat_ref=chat_ref)
-    return start_session(db, ensure_chat(db, key, ChatKind.LOCAL, None, _NOW), _NOW)
-
-
-def _message(text: str) -> NewMessage:
-    return NewMessage(
-        role=MessageRole.USER, origin=Origin.HUMAN, text=text, sender_ref="local:bench", sender_name="Bench"
-    )
-
-
 def _timed(call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> float:
     began = time.perf_counter()
     call(*args, **kwargs)
@@ -367,29 +325,13 @@ def _timed(call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> floa
 
 
 @contextlib.contextmanager
-def _raw(path: Path, *, check_same_thread: bool = True) -> Iterator[sqlite3.Connection]:
-    """sqlite3 as a careful program would use it: one thread, one connection, everything synced."""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None, check_same_thread=check_same_thread)) as db:
-        for pragma in _RAW_PRAGMAS:
-            db.execute(f"PRAGMA {pragma}")
-        register_functions(db)
-        yield db
-
-
-@contextlib.contextmanager
 def _schema_only(path: Path, indexed: bool) -> Iterator[sqlite3.Connection]:
     """Our schema without our writer; if not `indexed`, without the trigger that feeds the search index."""
-    with _raw(path) as db:
+    with raw_connection(path) as db:
         migrate(db, path)
         if not indexed:
             _drop_index_trigger(db)
         yield db
-
-
-def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    iterator = iter(items)
-    while batch := list(itertools.islice(iterator, size)):
-        yield batch
 
 
 def main() -> None:

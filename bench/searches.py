@@ -1,0 +1,110 @@
+"""Databases that are full of messages, and searches in them."""
+
+import contextlib
+import itertools
+import sqlite3
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from bench.corpus import CHINESE, COMMON, EMOJI, PHRASE, RARE, Corpus
+from bench.measure import Measure
+from hermes_state.chats import ensure_chat
+from hermes_state.engines.sqlite.connections import register_functions
+from hermes_state.search.full_text import search
+from hermes_state.sessions import Session, start_session
+from hermes_state.store.sql import Connection
+from hermes_state.store.writer import Store
+from hermes_state.transcripts import NewMessage, append
+from hermes_state.values import ChatId, ChatKey, ChatKind, MessageRole, Millis, Origin
+
+T = TypeVar("T")
+
+CHATS = 200
+NOW = Millis(0)
+_RAW_PRAGMAS = ("journal_mode = WAL", "synchronous = FULL", "temp_store = MEMORY", "cache_size = -65536")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Something that is looked for, and the most milliseconds that it may take."""
+
+    name: str
+    query: str
+    bar: float
+    is_in_one_chat: bool = False
+
+
+def usual_searches(*, rare: float, phrase: float, common: float, chinese: float) -> list[Search]:
+    """What is looked for everywhere, by its bar."""
+    return [
+        Search(name="a rare word", query=RARE, bar=rare),
+        Search(name="a phrase", query=f'"{PHRASE}"', bar=phrase),
+        Search(name="a common word in one chat", query=COMMON, bar=common, is_in_one_chat=True),
+        Search(name="two Chinese characters", query=CHINESE, bar=chinese),
+    ]
+
+
+def emoji_search(bar: float) -> Search:
+    """Something that is no word."""
+    return Search(name="an emoji", query=EMOJI, bar=bar)
+
+
+async def timed_searches(store: Store, where: str, searches: Sequence[Search]) -> list[Measure]:
+    """How long each takes `where` it is looked for."""
+    chat_id = await store.read(lambda db: ChatId(db.execute("SELECT min(id) FROM chats").fetchone()[0]))
+    measures = []
+    for one in searches:
+        times = []
+        for _ in range(30):
+            began = time.perf_counter()
+            hits = await store.read(search, one.query, chat_id=chat_id if one.is_in_one_chat else None)
+            times.append(time.perf_counter() - began)
+            assert hits, f"{one.query} must be found"
+        name = f"search {where}: {one.name}, p50"
+        measures.append(Measure(name=name, ours=statistics.median(times) * 1e3, unit="ms", bar=one.bar))
+    return measures
+
+
+def fill(path: Path, messages: int) -> None:
+    """Fill the database at `path` as years of use would, only faster: the rows and triggers are the same."""
+    with raw_connection(path) as db:
+        sessions = [start(db, f"chat-{number}") for number in range(CHATS)]
+        for batch in batched(enumerate(Corpus(4).messages(messages)), 5_000):
+            db.execute("BEGIN")
+            for number, text in batch:
+                append(db, sessions[number % CHATS].id, message(text), NOW)
+            db.execute("COMMIT")
+
+
+def start(db: Connection, chat_ref: str) -> Session:
+    """A chat, and its session."""
+    key = ChatKey(platform="local", account="local", chat_ref=chat_ref)
+    return start_session(db, ensure_chat(db, key, ChatKind.LOCAL, None, NOW), NOW)
+
+
+def message(text: str) -> NewMessage:
+    """What somebody says."""
+    return NewMessage(
+        role=MessageRole.USER, origin=Origin.HUMAN, text=text, sender_ref="local:bench", sender_name="Bench"
+    )
+
+
+@contextlib.contextmanager
+def raw_connection(path: Path, *, check_same_thread: bool = True) -> Iterator[sqlite3.Connection]:
+    """sqlite3 as a careful program would use it: one thread, one connection, everything synced."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, check_same_thread=check_same_thread)) as db:
+        for pragma in _RAW_PRAGMAS:
+            db.execute(f"PRAGMA {pragma}")
+        register_functions(db)
+        yield db
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """The items, so many at a time."""
+    iterator = iter(items)
+    while batch := list(itertools.islice(iterator, size)):
+        yield batch
