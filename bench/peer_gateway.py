@@ -19,7 +19,7 @@ MISSING = (
 )
 
 
-def peer(interpreter: str, here: Lab, folder: Path, model_url: str) -> Subject:
+def peer(interpreter: str, here: Lab, model_url: str, folder: Path) -> Subject:
     """Its gateway as a child process, with its state in `folder`."""
     home = folder / "home"
     home.mkdir()

@@ -7,6 +7,7 @@ JSON: `Recorded` by kind. The address is printed when all is ready. `GET /last` 
 
 import asyncio
 import json
+import math
 import re
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -34,6 +35,8 @@ class Recorded:
     content_type: str
     frames: list[str]
     """The events of a stream, each sent by itself, or one whole body."""
+    pause: float = 0.0
+    """Seconds before each of them but the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,24 +69,31 @@ async def replaying(folder: Path, replies: Mapping[str, Recorded]) -> AsyncItera
         await process.wait()
 
 
-def chat_completions(text: str) -> dict[str, Recorded]:
-    """An answer to every request of chat completions, all of it in one piece."""
-    chunks: list[dict[str, Any]] = [
-        {"choices": [{"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}]},
-        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
-        {"choices": [], "usage": _USAGE},
-    ]
+def chat_completions(text: str, *, pieces: int = 1, seconds: float = 0.0) -> dict[str, Recorded]:
+    """An answer to every request of chat completions; a stream has so many `pieces` over so many `seconds`."""
+    size = math.ceil(len(text) / pieces)
+    deltas = [_chunk({"content": text[at : at + size]}) for at in range(0, len(text), size)]
+    ends = _chunk({}, "stop") + _event({"choices": [], "usage": _USAGE}) + "data: [DONE]\n\n"
     message = {"role": "assistant", "content": text}
     whole = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": _USAGE}
-    events = [f"data: {json.dumps(_COMPLETION | chunk)}\n\n" for chunk in chunks]
     return {
         kind_of(_CHAT_COMPLETIONS, streams=True): Recorded(
-            content_type="text/event-stream", frames=["".join([*events, "data: [DONE]\n\n"])]
+            content_type="text/event-stream",
+            frames=[*deltas[:-1], deltas[-1] + ends],
+            pause=seconds / max(1, len(deltas) - 1),
         ),
         kind_of(_CHAT_COMPLETIONS, streams=False): Recorded(
             content_type="application/json", frames=[json.dumps(_COMPLETION | whole)]
         ),
     }
+
+
+def _chunk(delta: dict[str, Any], finish: str | None = None) -> str:
+    return _event({"choices": [{"index": 0, "delta": {"role": "assistant"} | delta, "finish_reason": finish}]})
+
+
+def _event(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(_COMPLETION | chunk)}\n\n"
 
 
 class _Provider:
@@ -112,7 +122,9 @@ class _Provider:
 
 async def _say(writer: asyncio.StreamWriter, reply: Recorded) -> None:
     writer.write(_head(reply.content_type) + b"transfer-encoding: chunked\r\n\r\n")
-    for frame in reply.frames:
+    for number, frame in enumerate(reply.frames):
+        if number and reply.pause:
+            await asyncio.sleep(reply.pause)
         data = frame.encode()
         writer.write(b"%x\r\n%b\r\n" % (len(data), data))
         await writer.drain()

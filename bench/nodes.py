@@ -1,0 +1,84 @@
+"""Bots as processes between fake services that are processes too, and nodes of a cluster that make up one of them."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from bench.cpu import cpu_seconds, family_cpu_seconds, parent_of
+from bench.replay import Recorded, chat_completions, replaying
+from bench.subjects import WORDS, Lab, Subject, gateway, lab
+from tests.postgres import connect
+
+AT_ONCE = chat_completions(WORDS)
+"""A model that has its answer ready."""
+OWNER, POSTGRESQL = "node 1", "PostgreSQL"
+POLL_SECONDS = 60.0
+"""Longest wait for the first poll of a bot: hermes-agent takes a while to start."""
+
+Meter = Callable[[], float]
+"""Something that only grows, such as the seconds of processor time that a process has used so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """A bot with fake services of its own."""
+
+    name: str
+    here: Lab
+    model_url: str
+    folder: Path
+    stack: AsyncExitStack
+    meters: dict[str, Meter] = field(default_factory=dict)
+    """Processor time of each process."""
+
+    async def start(self, name: str, make: Callable[[Path], Subject]) -> None:
+        """Start a process of the bot with a folder of its own, and wait until the bot is served."""
+        folder = self.folder / name
+        folder.mkdir()
+        process = await self.stack.enter_async_context(make(folder))
+        await self.here.telegram.get("calls", method="getUpdates", count=1, wait=POLL_SECONDS)
+        self.meters[name] = lambda: process.cpu_seconds
+
+    async def start_gateway(self, name: str, **changes: str) -> None:
+        """Start our gateway, its environment changed."""
+        environ = {"HERMES_MODEL__BASE_URL": self.model_url, **changes}
+        await self.start(name, lambda folder: gateway(self.here, folder, changes=environ))
+
+
+@asynccontextmanager
+async def side(name: str, folder: Path, model: Mapping[str, Recorded] = AT_ONCE) -> AsyncIterator[Side]:
+    """A side without a bot yet; `model`: what it answers."""
+    async with AsyncExitStack() as stack:
+        place = _made(folder / name.replace(" ", "-"))
+        provider = await stack.enter_async_context(replaying(place, model))
+        here = await stack.enter_async_context(lab())
+        made = Side(name=name, here=here, model_url=f"{provider.url}/v1", folder=place, stack=stack)
+        made.meters["Telegram"] = partial(cpu_seconds, here.processes["telegram"])
+        made.meters["model"] = partial(cpu_seconds, provider.pid)
+        made.meters["bench"] = time.process_time
+        yield made
+
+
+@asynccontextmanager
+async def nodes(count: int, folder: Path, address: str, model: Mapping[str, Recorded] = AT_ONCE) -> AsyncIterator[Side]:
+    """So many nodes on one database; the first of them serves the bot."""
+    async with side(f"{count} nodes", folder, model) as made:
+        made.meters[POSTGRESQL] = partial(family_cpu_seconds, server_pid(address))
+        for number in range(1, count + 1):
+            name = f"node {number}"
+            await made.start_gateway(name, HERMES_STORE__URL=address, HERMES_CLUSTER__NAME=name)
+        yield made
+
+
+def server_pid(address: str) -> int:
+    """Process of the server that has this database."""
+    with connect(address) as db:
+        return parent_of(db.execute("SELECT pg_backend_pid()").fetchone()[0])
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
