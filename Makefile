@@ -14,7 +14,7 @@ ARGS ?=
 # Extras that were asked for once are kept up to date with everything else.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-mcp)
 
-.PHONY: help install setup run anthropic cluster mcp test test-browser test-cluster test-cluster-all check fmt lint type unit bench bench-cluster quality figures walk catalog crash chaos months protocols fuzz lock clean
+.PHONY: help install setup run anthropic cluster mcp test test-browser test-cluster test-cluster-all check fmt lint type unit bench bench-cluster scale quality figures walk catalog crash chaos months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -143,6 +143,10 @@ bench: setup ## speed and memory, beside the floor in the same run; ARGS="chats 
 bench-cluster: setup ## PostgreSQL and several nodes, on a server of their own; ARGS="--quick nodes" runs a group, shorter
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
 	@$(BIN)/python -m bench.cluster_bench $(ARGS)
+
+scale: setup ## messages a second that one, two and three nodes take, in ten minutes; ARGS=--quick takes one
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
+	@$(BIN)/python -m bench.scale $(ARGS)
 
 quality: setup ## what compressions keep, beside other policies; ARGS="--windows 32 -- facts" runs some, ARGS=costs their costs
 	@$(BIN)/python -m bench.quality $(ARGS)

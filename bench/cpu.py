@@ -5,6 +5,7 @@ from pathlib import Path
 
 _OWN = slice(11, 13)  # user and system time in /proc/PID/stat, behind the name
 _ALL = slice(11, 15)  # with those of children that have ended
+_IDLE = (3, 4)  # waiting for nothing, and for a disk, in the first line of /proc/stat
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -37,3 +38,9 @@ def _seconds(pid: int, which: slice) -> float:
 
 def _fields(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def machine_cpu_seconds() -> float:
+    """Processor time that everything on this machine has used so far."""
+    used = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    return sum(int(ticks) for number, ticks in enumerate(used[:8]) if number not in _IDLE) / _TICKS

@@ -14,7 +14,7 @@ from tests.postgres import connect
 
 AT_ONCE = chat_completions(WORDS)
 """A model that has its answer ready."""
-OWNER, POSTGRESQL = "node 1", "PostgreSQL"
+POSTGRESQL = "PostgreSQL"
 POLL_SECONDS = 60.0
 """Longest wait for the first poll of a bot: hermes-agent takes a while to start."""
 

@@ -23,6 +23,7 @@ READY_SECONDS = 60.0
 ANSWER_SECONDS = 120.0
 ANSWER_SLICE = 100
 """Answers that are waited for at a time: the service looks through all of these at each new one."""
+_SHOWS = "sendMessage|editMessageText"
 DISCORD_USERS = 10**17
 WORDS = "The tide comes in twice every day, and with it all fishing boats."
 WORD = 5
@@ -80,11 +81,11 @@ class Lab:
             self.seen = rows[-1]["seq"]
         return rows
 
-    async def new_answers(self, least: int, seconds: float) -> list[dict[str, Any]]:
-        """Answers on Telegram that came since those that were waited for before: `least` or more of them, or as many
-        as there are after so many seconds."""
-        query = {"method": "sendMessage", "match": f"^{WORDS}$", "since": self.seen}
-        rows: list[dict[str, Any]] = await self.telegram.get("sent", count=least, wait=seconds, **query)
+    async def new_answers(self, least: int = 0, seconds: float = 0.0) -> list[dict[str, Any]]:
+        """Whole answers on Telegram that came since those that were waited for before: `least` or more of them, or as
+        many as there are after so many seconds."""
+        query = {"method": _SHOWS, "match": f"^{WORDS}$", "count": least, "wait": seconds, "since": self.seen}
+        rows: list[dict[str, Any]] = await self.telegram.get("sent", **query)
         if rows:
             self.seen = rows[-1]["seq"]
         return rows

@@ -142,8 +142,9 @@ class _Talk:
             self._came_at = time.monotonic()
         elif time.monotonic() > self._came_at + ANSWER_SECONDS:
             raise RuntimeError(f"{len(self._said)} chats wait for an answer")
-        self.took += [row["t"] - self._said.pop(row["chat_id"]) for row in rows]
-        return [row["chat_id"] for row in rows]
+        answered = {row["chat_id"]: row["t"] for row in rows if row["chat_id"] in self._said}
+        self.took += [at - self._said.pop(chat) for chat, at in answered.items()]
+        return list(answered)
 
 
 class _Meter:

@@ -1,0 +1,132 @@
+"""Messages that come at a rate, whatever becomes of them."""
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.measure import percentile
+from bench.subjects import Lab
+
+CHAT_SECONDS = 5.0
+"""Time from one message of a chat to its next, as long as it is answered meanwhile."""
+TICK_SECONDS = 0.05
+"""Messages that come within it are written at once."""
+LATE_SECONDS = 30.0
+"""How long answers are waited for when the last message was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """What became of the messages."""
+
+    waits: Sequence[float]
+    """Seconds to the whole answer; so far, of those that got none."""
+    unanswered: int
+    answered_per_second: float
+    per_second: Mapping[str, float]
+    """How much each meter has gained."""
+
+    @property
+    def p50(self) -> float:
+        return percentile(self.waits, 0.5)
+
+    @property
+    def p95(self) -> float:
+        return percentile(self.waits, 0.95)
+
+    @property
+    def longest(self) -> float:
+        return max(self.waits)
+
+
+async def arrivals(
+    here: Lab,
+    meters: Mapping[str, Callable[[], float]],
+    rate: float,
+    *,
+    warm_up: float,
+    seconds: float,
+    first_chat: int,
+) -> Arrivals:
+    """Write `rate` messages a second, in as many chats as that needs, for so many `seconds` after a `warm_up`."""
+    crowd = _Crowd(here, rate, first_chat)
+    await crowd.write_for(warm_up)
+    crowd.count_from_now()
+    began, before = time.monotonic(), {name: read() for name, read in meters.items()}
+    await crowd.write_for(seconds)
+    took, answered = time.monotonic() - began, crowd.answered
+    gained = {name: read() - before[name] for name, read in meters.items()}
+    await crowd.listen_for(LATE_SECONDS)
+    return Arrivals(
+        waits=crowd.waits,
+        unanswered=crowd.unanswered,
+        answered_per_second=answered / took,
+        per_second={name: value / took for name, value in gained.items()},
+    )
+
+
+class _Crowd:
+    """People in chats of their own, each of whom waits for an answer before writing again."""
+
+    def __init__(self, here: Lab, rate: float, first_chat: int) -> None:
+        self._here = here
+        self._rate = rate
+        self._numbers = itertools.count(first_chat)
+        self._idle = deque(itertools.islice(self._numbers, round(rate * CHAT_SECONDS)))
+        self._said: dict[int, float] = {}
+        self._counts_from = 0.0
+        self._answered: list[float] = []
+        self.answered = 0
+        """Answers since it was counted."""
+
+    def count_from_now(self) -> None:
+        self._counts_from, self.answered = time.monotonic(), 0
+
+    @property
+    def waits(self) -> list[float]:
+        """Seconds of every message that counts."""
+        return [*self._answered, *(time.monotonic() - at for at in self._open)]
+
+    @property
+    def unanswered(self) -> int:
+        return len(self._open)
+
+    @property
+    def _open(self) -> list[float]:
+        return [at for at in self._said.values() if at >= self._counts_from]
+
+    async def write_for(self, seconds: float) -> None:
+        """Write at the rate, and look for answers beside it."""
+        began, written = time.monotonic(), 0
+        while (passed := time.monotonic() - began) < seconds:
+            due = int(passed * self._rate) + 1 - written
+            if due > 0:
+                await self._write(due)
+                written += due
+            await self._look()
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def listen_for(self, seconds: float) -> None:
+        """Look for answers until there are no more to come, or it has taken so long."""
+        until = time.monotonic() + seconds
+        while self._said and time.monotonic() < until:
+            await self._look()
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _write(self, count: int) -> None:
+        chats = [self._idle.popleft() if self._idle else next(self._numbers) for _ in range(count)]
+        self._said.update(dict.fromkeys(chats, time.monotonic()))
+        await self._here.write([(chat, "And then?") for chat in chats])
+
+    async def _look(self) -> None:
+        for row in await self._here.new_answers():
+            began = self._said.pop(row["chat_id"], None)
+            if began is None:
+                continue  # an answer that is shown once more
+            self.answered += 1
+            self._idle.append(row["chat_id"])
+            if began >= self._counts_from:
+                self._answered.append(row["t"] - began)
