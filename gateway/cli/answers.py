@@ -26,18 +26,12 @@ def configured_redactor() -> Redactor:
 
 
 def configured_database() -> tuple[Path, str | None]:
-    """The database as a file and, where one is configured, as an address.
+    """The database as a file and, where one is configured, as an address; other settings may be wrong.
 
-    A file that is there can be read without a configuration that can.
+    Raises `ConfigError` where nobody can tell which of the two it is.
     """
     environ = process_environment()
-    path = find_state(environ).database
-    try:
-        return path, find_store_url(environ)
-    except ConfigError:
-        if path.exists():
-            return path, None
-        raise
+    return find_state(environ).database, find_store_url(environ)
 
 
 def ask_or_read(

@@ -1,7 +1,6 @@
 """`hermes-gateway backup` and `doctor --repair`: copies of the database, and what is left of a damaged one."""
 
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from gateway.config.files import find_state, locate_home
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.engines.sqlite.backup import copy_into
 from hermes_state.engines.sqlite.resting import open_resting_file
-from hermes_state.errors import CommandError, ConfigError
+from hermes_state.errors import CommandError
 
 _BACKUP_SECONDS = 3_700.0
 """Longest wait for the daemon's copy, in seconds: more than it takes by its own limit."""
@@ -54,10 +53,8 @@ def repair(*, as_json: bool) -> None:
     from hermes_state.admin.repair import repair_database
 
     environ = process_environment()
-    path, url = locate_home(environ) / "state.db", None
-    with suppress(ConfigError):  # of a file that is to be repaired
-        url = find_store_url(environ)
-    if url is not None:
+    path = locate_home(environ) / "state.db"  # which `find_state` looks into, and it may be damaged
+    if find_store_url(environ) is not None:
         raise CommandError(
             "The database is in PostgreSQL, which repairs it when it starts. What is damaged beyond that comes from a "
             "backup that pg_dump has made."

@@ -42,6 +42,7 @@ from gateway.config.files import (
     YamlFile,
     check_config_is_ours,
     find_state,
+    locate_home,
     read_env_file,
     read_yaml,
 )
@@ -110,7 +111,7 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     warnings = (*warnings, *unknown_credentials, *_warn_unknown_variables(sources))
     chosen = _choose(sources, file)
     config, problems = _checked(chosen, file)
-    unknown = list(_unknown_keys(file, file.values))
+    unknown = [line for _, line in _unknown_keys(file, file.values)]
     if config is None or unknown:
         raise ConfigRejected([*unknown, *problems], warnings)
     if not (config.telegram.token or config.discord.token or config.local.enabled):
@@ -127,9 +128,10 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
 def find_store_url(environ: Mapping[str, str]) -> str | None:
     """Address of the database as it is configured, whatever is wrong with other settings; None for the file.
 
-    Raises `ConfigError` where it cannot be used, or the files cannot be read.
+    Raises `ConfigError` where it cannot be used or is misspelt, or the files cannot be read: nobody may take the file
+    for the database then. The database itself is not looked at.
     """
-    state = find_state(environ)
+    state = StateDirectory(home=locate_home(environ))
     env_file, _ = read_env_file(state.env_file)
     credentials, _ = _read_credentials(environ)
     sources = (("", environ), ("credential ", credentials), (f"{state.env_file}: ", env_file))
@@ -137,7 +139,10 @@ def find_store_url(environ: Mapping[str, str]) -> str | None:
     key: KeyPath = ("store", "url")
     found = _choose(sources, file).get(key)
     config, problems = _checked({key: found} if found is not None else {}, file)
-    if config is None:
+    if found is None:
+        unknown = _unknown_keys(file, file.values)
+        problems += [line for key, line in unknown if key[0] == "store" or "did you mean store" in line]
+    if config is None or problems:
         raise ConfigRejected(problems, ())
     return config.store.url
 
@@ -262,8 +267,8 @@ def _explained(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], 
     return f"{where}: {dotted(key)}: {problem(detail, field)}{shown}"
 
 
-def _unknown_keys(file: YamlFile, values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[str]:
-    """A line for every key in the file that is no setting, with the nearest one that is."""
+def _unknown_keys(file: YamlFile, values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Every key in the file that is no setting, with a line that has the nearest one that is."""
     for name, value in values.items():
         key = (*above, str(name))
         if key in BLOCKS:
@@ -271,9 +276,9 @@ def _unknown_keys(file: YamlFile, values: Mapping[str, Any], above: KeyPath = ()
                 yield from _unknown_keys(file, value, key)
             elif value is not None:
                 inner = ", ".join(dotted(known) for known in FIELDS if known[: len(key)] == key)
-                yield f"{file.position(key)}: {dotted(key)} is a block of keys ({inner}), not a value"
+                yield key, f"{file.position(key)}: {dotted(key)} is a block of keys ({inner}), not a value"
         elif key not in FIELDS:
-            yield f"{file.position(key)}: unknown key {dotted(key)}{_suggestion(key)}"
+            yield key, f"{file.position(key)}: unknown key {dotted(key)}{_suggestion(key)}"
 
 
 def _suggestion(key: KeyPath) -> str:

@@ -25,8 +25,9 @@ from gateway.config.settings import PairingConfig
 from gateway.operator.socket import serve_control
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
+from hermes_state.engines import opening
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID
-from hermes_state.errors import CommandError
+from hermes_state.errors import CommandError, ConfigError
 from hermes_state.store.lock import FileLock
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
 from tests.databases import about_files, open_store, store_environ
@@ -404,6 +405,33 @@ async def test_pairing_is_decided_without_a_daemon_too_and_the_person_is_told_at
     assert [WELCOME[UserRole.USER] in payload for (payload,) in owed] == [False, True]
     done = await threaded(run, "pair", "revoke", "telegram:42")
     assert "no access any more" in done.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("pair", "list"), ("pair", "approve", "K7QM4XPA"), ("pair", "revoke", "telegram:42"), ("status",)),
+        *(("sessions",), ("lineage",), ("search", "word"), ("history", "m1"), ("usage",), ("insights",)),
+        *(("store", "copy", "--to", "copy.db"), ("backup", "copy.db"), ("doctor", "--repair"), ("cluster", "status")),
+        ("trajectories", "export", "out.jsonl"),
+    ],
+    ids=" ".join,
+)
+async def test_an_address_with_a_slip_never_leads_to_the_file(
+    run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with opening.open_store(home / "state.db"):
+        pass
+    before = (home / "state.db").read_bytes()
+    slip = {"HERMES_STORE__URL": "postgresq://hermes@db/hermes"}
+    done = await threaded(run, *words, **slip)
+    assert isinstance(done.exception, ConfigError), done.output
+    assert "store.url: must be an address" in str(done.exception)
+    assert done.output == ""
+    assert (home / "state.db").read_bytes() == before
+    assert os.listdir(tmp_path) == ["home"]
+    assert "XX  config" in (await threaded(run, "doctor", **slip)).output
 
 
 def test_pairing_without_a_daemon_says_so(environ: dict[str, str]) -> None:

@@ -67,3 +67,19 @@ def test_the_address_is_found_whatever_is_wrong_with_other_settings(tmp_path: Pa
     assert find_store_url(environ(tmp_path, HERMES_STORE__URL="postgresql://db/other")) == "postgresql://db/other"
     with pytest.raises(ConfigError, match=r"store\.url"):
         find_store_url(environ(tmp_path, HERMES_STORE__URL="sqlite:///file"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "store: {urll: 'postgresql://db/hermes'}",
+        "stor: {url: 'postgresql://db/hermes'}",
+        "store: postgresql://db/hermes",
+        "store: {url: 'postgresql://db/hermes'",
+    ],
+)
+def test_an_address_that_is_misspelt_is_not_taken_for_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"store|not valid YAML"):
+        find_store_url(environ(tmp_path))
