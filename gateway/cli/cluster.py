@@ -40,7 +40,7 @@ def _lines(found: ClusterStatus) -> Iterator[str]:
     yield from table(_HEAD, map(_row, found.nodes))
     for node in found.nodes:
         if node.chats:
-            yield f"At work on {node.name}: {', '.join(node.chats)}."
+            yield f"At work on {node.label}: {', '.join(node.chats)}."
     if found.unserved:
         yield f"Nobody serves: {', '.join(found.unserved)}."
     if found.oldest_waiting_seconds is not None:
@@ -49,5 +49,6 @@ def _lines(found: ClusterStatus) -> Iterator[str]:
 
 def _row(node: NodeStatus) -> tuple[str, ...]:
     duties = [*node.accounts, *(["housekeeping"] if node.is_keeper else [])]
+    about = (node.label, node.role, node.version, format_time(node.started_at))
     state, numbers = "alive" if node.is_alive else "gone", (str(node.seats_lost), str(len(node.chats)))
-    return (node.name, node.role, node.version, format_time(node.started_at), state, *numbers, ", ".join(duties) or "-")
+    return (*about, state, *numbers, ", ".join(duties) or "-")

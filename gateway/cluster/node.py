@@ -47,6 +47,7 @@ class Duty:
 class NodeHealth:
     """Health of this node, for operators."""
 
+    id: str
     name: str
     role: str
     has_seat: bool
@@ -104,6 +105,7 @@ class Node:
         if self._seat is None or not self._seat.is_shared:
             return None
         return NodeHealth(
+            id=info.id,
             name=info.name,
             role=info.role,
             has_seat=self.is_certain,

@@ -216,12 +216,12 @@ def check_database(db: Connection) -> CheckResult:
     )
 
 
-def check_cluster(db: Connection, config: Config) -> list[CheckResult]:
-    """Check what a node needs beside others on the same database; nothing of a file."""
+def check_cluster(db: Connection, config: Config, node_id: str = "") -> list[CheckResult]:
+    """Check what a node needs beside others on the same database; nothing of a file. `node_id`: of one that runs."""
     if isinstance(db, sqlite3.Connection):
         return []
     needed = config.store.writers + config.store.readers + 1
-    faults = find_faults(db, node_info(config), needed, SystemClock().now())
+    faults = find_faults(db, node_info(config, node_id), needed, SystemClock().now())
     alive = sum(node.is_alive for node in load_nodes(db))
     text = f"{counted(alive, 'node')} {'has' if alive == 1 else 'have'} a seat; this one can have its own beside them."
     return [warning("cluster", f"{fault}.") for fault in faults] or [fine("cluster", text)]

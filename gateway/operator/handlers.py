@@ -167,7 +167,7 @@ class OperatorHandler:
         try:
             checked = await self.store.read(check_database)
             if not isinstance(self.store, SqliteStore):
-                return [checked, *await self.store.read(check_cluster, self.runtime.config)]
+                return [checked, *await self.store.read(check_cluster, self.runtime.config, self._node_id())]
             index = await asyncio.to_thread(check_index, self.store.path, await self.store.read(load_progress))
         except StoreUnavailable as error:
             return [failed("database", str(error))]
@@ -209,6 +209,9 @@ class OperatorHandler:
     async def revoke_browsers(self, args: Mapping[str, Any]) -> Mapping[str, int]:
         """Sign out the browser `id`, or all without one."""
         return {"signed_out": await self._local().access.revoke(args.get("id"))}
+
+    def _node_id(self) -> str:
+        return "" if (node := self.node()) is None else node.id
 
     def _local(self) -> "LocalAdapter":
         local = self.adapters.supervised.get("local")

@@ -50,3 +50,19 @@ async def test_status_names_the_node_and_its_seat(cluster: Cluster) -> None:
     await cluster.say("/status")
     [reply] = await cluster.replies(1)
     assert "Node: one, with its seat" in reply
+
+
+async def test_nodes_of_one_name_are_told_apart(cluster: Cluster) -> None:
+    [one] = await cluster.start("one", HERMES_CLUSTER__NAME="same")
+    two = cluster.add("two", HERMES_CLUSTER__NAME="same")
+    await two.start()
+    rows = (await asked(cluster, one, "cluster", "status"))["nodes"]
+    assert [row["name"] for row in rows] == ["same", "same"]
+    _, said = await cluster.command_line("cluster", "status", node=one)
+    assert [f"same ({row['id'][:8]})" in said for row in rows] == [True, True], said
+    _, said = await cluster.command_line("doctor", node=two)
+    assert "another node is called same, too: give each a name of its own (cluster.name)" in said
+    three = cluster.add("three", HERMES_CLUSTER__NAME="same", HERMES_COSTS__DAILY_CAP="7")
+    await three.spawn()
+    assert await three.wait() == 78
+    assert f"costs.daily_cap is 7 at same (this one) and not set at same ({rows[0]['id'][:8]})" in three.log_text()

@@ -3,9 +3,9 @@
 What a node has is in PostgreSQL's own tables of sessions and locks. Nobody writes it down, so it cannot be out of date.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -80,7 +80,10 @@ class NodeRow:
 class NodeStatus:
     """A node with what it has of the work."""
 
+    id: str
     name: str
+    label: str
+    """Its name in sentences: with the beginning of its id where another node has the same name."""
     role: str
     version: str
     started_at: Millis
@@ -130,9 +133,13 @@ def load_cluster(db: Connection) -> ClusterStatus:
         held[lock.pid, lock.kind].add(lock.key)
     accounts = scalars(db, str, "SELECT account FROM accounts ORDER BY account")
     chats = {chat.lock_key: chat.key.name for chat in select(db, _LockedChat, _CHATS)}
+    found = load_nodes(db)
+    labels = _labels(found)
     nodes = [
         NodeStatus(
+            id=node.id,
             name=node.name,
+            label=labels[node.id],
             role=node.role,
             version=node.version,
             started_at=node.started_at,
@@ -143,7 +150,7 @@ def load_cluster(db: Connection) -> ClusterStatus:
             is_keeper=KEEPER.key in held[node.pid, LockKind.KEEPER],
             chats=sorted(chats.get(key, "?") for key in held[node.pid, LockKind.CHAT]),
         )
-        for node in load_nodes(db)
+        for node in found
     ]
     oldest = scalar_or_none(db, int, _OLDEST)
     return ClusterStatus(
@@ -160,10 +167,10 @@ def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
     if abs(late) > MAX_CLOCK_SECONDS:
         off = f"{counted(abs(late), 'second')} {'behind' if late > 0 else 'ahead of'}"
         found.append(f"the clock of {node.name} is {off} the PostgreSQL server's, a minute at most is allowed: use NTP")
-    mine = _settings_of(node.settings)
-    for other in load_nodes(db):
-        if other.is_alive and other.id != node.id:
-            found += _compared(node.name, mine, other.name, _settings_of(other.settings))
+    others, mine = _living_others(db, node), _settings_of(node.settings)
+    labels = _labels([replace(node, id=""), *others])
+    for other in others:
+        found += _compared(labels[""], mine, labels[other.id], _settings_of(other.settings))
     return found
 
 
@@ -172,13 +179,30 @@ def find_faults(db: Connection, node: NodeInfo, connections: int, now: Millis) -
     found = find_differences(db, node, now)
     if not is_one_session(db):
         found.append(POOLED)
-    nodes = 1 + sum(other.is_alive and other.name != node.name for other in load_nodes(db))
+    others = _living_others(db, node)
+    if any(other.name == node.name for other in others):
+        found.append(
+            f"another node is called {node.name}, too: give each a name of its own (cluster.name), or logs and "
+            "`cluster status` tell them apart by their ids only"
+        )
+    nodes = 1 + len(others)
     if nodes * connections > (free := scalar(db, int, _CONNECTIONS)):
         found.append(
             f"the server takes {counted(free, 'connection')}, and {counted(nodes, 'node')} with {connections} each need"
             f" {nodes * connections}: raise its max_connections, or lower store.readers and store.writers"
         )
     return found
+
+
+def _living_others(db: Connection, node: NodeInfo) -> list[NodeRow]:
+    return [other for other in load_nodes(db) if other.is_alive and other.id != node.id]
+
+
+def _labels(nodes: Sequence[NodeInfo | NodeRow]) -> dict[str, str]:
+    """Names of nodes in sentences, by their ids; the node that asks has none."""
+    counts = Counter(node.name for node in nodes)
+    ids = {node.id: node.id[:8] or "this one" for node in nodes}
+    return {node.id: node.name if counts[node.name] == 1 else f"{node.name} ({ids[node.id]})" for node in nodes}
 
 
 def is_one_session(db: Connection) -> bool:
