@@ -1,5 +1,6 @@
 """Answers for the command line: the daemon's, or those of the database itself while no daemon has it open."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,10 +10,12 @@ import msgspec
 from gateway.config import find_store_url, load_config, process_environment
 from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
-from hermes_state.engines.opening import open_resting
+from hermes_state.engines.opening import open_resting, open_store
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.redaction import Redactor
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
+from hermes_state.values import Millis, SystemClock
 
 T = TypeVar("T")
 
@@ -62,3 +65,23 @@ def ask_or_read(
         return msgspec.convert(found, answer)
     except msgspec.ValidationError as error:
         raise CommandError("the daemon that runs is of another version; restart it") from error
+
+
+def ask_or_write(request: str, args: Mapping[str, Any], write: Callable[[Connection, Millis], Any]) -> Any:
+    """The daemon's answer, or that of `write`, at the time of now, in the database itself while no daemon runs.
+
+    Raises what `ask` and `open_store` raise; `DaemonNotRunningError`, too, where there is no database yet.
+    """
+    state = find_state(process_environment())
+    try:
+        return ask(state.control_socket, request, args)
+    except DaemonNotRunningError:
+        path, url = configured_database()
+        if url is None and not path.exists():
+            raise
+    return asyncio.run(_at_rest(path, url, write))
+
+
+async def _at_rest(path: Path, url: str | None, write: Callable[[Connection, Millis], Any]) -> Any:
+    async with open_store(path, url) as store:
+        return await store.write(locks(EVERYTHING)(write), SystemClock().now())

@@ -1,21 +1,25 @@
 """`hermes-gateway run | status | url | doctor`: the daemon in the foreground, its state, its address, its checks."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from gateway.cli.answers import configured_database
+from gateway.cli.answers import ask_or_read, ask_or_write, configured_database
 from gateway.cli.database import repair
 from gateway.cli.output import Json, echo, print_json, show, table, tree
 from gateway.config import process_environment
 from gateway.config.files import find_state
+from gateway.operator.browsers import browser_rows, served_elsewhere, sign_out
 from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import load_overview
 from hermes_state.engines.opening import open_resting
 from hermes_state.errors import CommandError
 from hermes_state.imports import without
+from hermes_state.store.sql import Connection
 from hermes_state.text import counted
+from hermes_state.values import SystemClock
 
 EXIT_NOT_RUNNING = 3
 
@@ -67,22 +71,42 @@ def url(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print a fresh address of the web chat; it signs one browser in, once."""
-    socket = find_state(process_environment()).control_socket
+    """Print a fresh address of the web chat; it signs one browser in, once.
+
+    Of several nodes the one that serves the web chat prints it; the others name that one, and list and sign out, too.
+    """
     if is_revoked:
-        count = ask(socket, "local.revoke", {"id": browser} if browser else {})["signed_out"]
+        args = {"id": browser} if browser else {}
+        count = ask_or_write("local.revoke", args, lambda db, now: sign_out(db, browser or None, now))["signed_out"]
         if browser and not count:
             raise CommandError(f"no browser {browser} is signed in; `hermes-gateway url --list` shows them")
         show({"signed_out": count}, [f"Signed out: {counted(count, 'browser')}."], as_json=as_json)
     elif is_list:
-        found = ask(socket, "local.browsers")
+        found = ask_or_read("local.browsers", {}, list[dict[str, str]], _read_browsers, empty=[], timeout_seconds=10.0)
         rows = [(one["id"], one["since"], one["agent"]) for one in found]
         lines = table(("ID", "SIGNED IN", "BROWSER"), rows) if rows else ["No browser is signed in."]
         show(found, lines, as_json=as_json)
-    elif (address := ask(socket, "local.url")["url"]) is None:
+    elif (address := _mint_url()) is None:
         raise CommandError("the web chat is not being served right now; `hermes-gateway status` says why")
     else:
         show({"url": address}, [address], as_json=as_json)
+
+
+def _read_browsers(db: Connection, _request: str, _args: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    return browser_rows(db, SystemClock().now())
+
+
+def _mint_url() -> str | None:
+    try:
+        address: str | None = ask(find_state(process_environment()).control_socket, "local.url")["url"]
+    except DaemonNotRunningError:
+        path, url = configured_database()
+        if url is not None:
+            with open_resting(path, url) as db:
+                if db is not None and (elsewhere := served_elsewhere(db)) is not None:
+                    raise CommandError(elsewhere) from None
+        raise
+    return address
 
 
 def doctor(

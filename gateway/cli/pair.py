@@ -1,23 +1,16 @@
 """`hermes-gateway pair list | approve | revoke`: access by code."""
 
-import asyncio
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
 from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_rows, pairing_row, revoke_pairing
-from gateway.cli.answers import ask_or_read, configured_database
+from gateway.cli.answers import ask_or_read, ask_or_write
 from gateway.cli.output import Json, show, table
-from gateway.config import process_environment
-from gateway.config.files import find_state
-from gateway.operator.socket import DaemonNotRunningError, ask
-from hermes_state.admin.pairings import Pairing, UserRole
-from hermes_state.engines.opening import open_store
-from hermes_state.store.locks import EVERYTHING, locks
+from hermes_state.admin.pairings import UserRole
 from hermes_state.store.sql import Connection
-from hermes_state.values import Millis, SystemClock, UserRef
+from hermes_state.values import SystemClock, UserRef
 
 app = typer.Typer(no_args_is_help=True, help="Let people in by code, and see them out.", rich_markup_mode=None)
 
@@ -44,10 +37,10 @@ def approve(
 ) -> None:
     """Let in the person who was shown this code; they are told so, at the next start if the gateway is not running."""
     role = UserRole.ADMIN if as_admin else UserRole.USER
-    answer = _decide(
+    answer = ask_or_write(
         "pair.approve",
         {"code": code, "role": role},
-        lambda db, now: approve_pairing(db, code, role, COMMAND_LINE, now)[0],
+        lambda db, now: pairing_row(approve_pairing(db, code, role, COMMAND_LINE, now)[0]),
     )
     show(answer, [f"{answer['name']} ({answer['user']}) may write now, as {answer['role']}."], as_json=as_json)
 
@@ -58,24 +51,9 @@ def revoke(
     as_json: Json = False,
 ) -> None:
     """Take back the access of a paired person, at once."""
-    answer = _decide(
-        "pair.revoke", {"user": person}, lambda db, now: revoke_pairing(db, UserRef(person), COMMAND_LINE, now)
+    answer = ask_or_write(
+        "pair.revoke",
+        {"user": person},
+        lambda db, now: pairing_row(revoke_pairing(db, UserRef(person), COMMAND_LINE, now)),
     )
     show(answer, [f"{answer['name']} ({answer['user']}) has no access any more."], as_json=as_json)
-
-
-def _decide(request: str, args: dict[str, str], decide: Callable[[Connection, Millis], Pairing]) -> Any:
-    """The daemon's answer, or that of the database itself while no daemon runs."""
-    state = find_state(process_environment())
-    try:
-        return ask(state.control_socket, request, args)
-    except DaemonNotRunningError:
-        path, url = configured_database()
-        if url is None and not path.exists():
-            raise
-    return pairing_row(asyncio.run(_at_rest(path, url, decide)))
-
-
-async def _at_rest(path: Path, url: str | None, decide: Callable[[Connection, Millis], Pairing]) -> Pairing:
-    async with open_store(path, url) as store:
-        return await store.write(locks(EVERYTHING)(decide), SystemClock().now())

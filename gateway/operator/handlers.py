@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
@@ -18,6 +18,7 @@ from gateway.config import LoadedConfig
 from gateway.health import Heartbeat
 from gateway.models.pricing import cap_limits
 from gateway.models.selection import Runtime
+from gateway.operator.browsers import WEB_CHAT, browser_rows, served_elsewhere, sign_out
 from gateway.operator.doctor import (
     CheckResult,
     CheckStatus,
@@ -46,9 +47,6 @@ from hermes_state.search.index import load_progress
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis, UserRef
 from platforms.base import AdapterHealth
-
-if TYPE_CHECKING:  # it brings a web server and the templates, and is imported where it is on
-    from platforms.local import LocalAdapter
 
 log = structlog.get_logger()
 
@@ -199,28 +197,29 @@ class OperatorHandler:
 
     async def mint_local_url(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Address that signs one browser in to the web chat; None while it is not served."""
-        return {"url": self._local().mint_url()}
+        local = self.adapters.supervised.get(WEB_CHAT)
+        if local is not None:
+            from platforms.local import LocalAdapter
+
+            assert isinstance(local.adapter, LocalAdapter), "made by `make_adapters`"
+            if (url := local.adapter.mint_url()) is not None:
+                return {"url": url}
+        if (own_id := self._node_id()) and (elsewhere := await self.store.read(served_elsewhere, own_id)) is not None:
+            raise CommandError(elsewhere)
+        if local is None:
+            raise CommandError("the web chat is switched off (local.enabled)")
+        return {"url": None}
 
     async def list_browsers(self, _args: Mapping[str, Any]) -> list[Mapping[str, str]]:
         """Browsers that are signed in to the web chat, the newest first."""
-        found = reversed(self._local().access.browsers)
-        return [{"id": one.id, "since": format_time(one.created_at), "agent": one.agent} for one in found]
+        return await self.store.read(browser_rows, self.clock.now())
 
     async def revoke_browsers(self, args: Mapping[str, Any]) -> Mapping[str, int]:
         """Sign out the browser `id`, or all without one."""
-        return {"signed_out": await self._local().access.revoke(args.get("id"))}
+        return await self.store.write(sign_out, args.get("id"), self.clock.now())
 
     def _node_id(self) -> str:
         return "" if (node := self.node()) is None else node.id
-
-    def _local(self) -> "LocalAdapter":
-        local = self.adapters.supervised.get("local")
-        if local is None:
-            raise CommandError("the web chat is switched off (local.enabled)")
-        from platforms.local import LocalAdapter
-
-        assert isinstance(local.adapter, LocalAdapter), "made by `make_adapters`"
-        return local.adapter
 
 
 def _health_row(health: AdapterHealth) -> Mapping[str, Any]:

@@ -1,12 +1,19 @@
-"""Browsers that are signed in to the web chat. What signs them in is stored as a hash only."""
+"""Browsers that are signed in to the web chat. What signs them in is stored as a hash only.
+
+Nobody remembers them: one node serves the page, and people sign browsers out on any.
+"""
 
 from dataclasses import dataclass
 
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, select
+from hermes_state.store.sql import Connection, scalar, select
 from hermes_state.values import Millis
 
-_LOAD = "SELECT digest, agent, created_at FROM browsers ORDER BY id"
+LIFETIME_MS = 90 * 24 * 3_600_000
+"""Time for which a browser stays signed in, in milliseconds."""
+
+_LOAD = "SELECT digest, agent, created_at FROM browsers WHERE created_at >= ? ORDER BY id"
+_IS_SIGNED_IN = "SELECT EXISTS (SELECT 1 FROM browsers WHERE digest = ? AND created_at >= ?)"
 _REMOVE_OLD = "DELETE FROM browsers WHERE created_at < ?"
 
 # Purpose: the oldest give way. The limit holds between transactions, too: they have a lock of their own.
@@ -30,26 +37,29 @@ class SignedInBrowser:
         return self.digest[:8]
 
 
-def load(db: Connection) -> list[SignedInBrowser]:
+def load(db: Connection, now: Millis) -> list[SignedInBrowser]:
     """Every browser that is signed in, the newest last."""
-    return select(db, SignedInBrowser, _LOAD)
+    return select(db, SignedInBrowser, _LOAD, (now - LIFETIME_MS,))
+
+
+def is_signed_in(db: Connection, digest: str, now: Millis) -> bool:
+    """True for the digest of a browser that is signed in."""
+    return scalar(db, bool, _IS_SIGNED_IN, (digest, now - LIFETIME_MS))
 
 
 @locks("browsers")
-def add(db: Connection, browser: SignedInBrowser, max_age_ms: int, max_browsers: int) -> list[SignedInBrowser]:
-    """Sign a browser in; those older than `max_age_ms`, and the oldest above `max_browsers`, are signed out."""
+def add(db: Connection, browser: SignedInBrowser, max_browsers: int) -> None:
+    """Sign a browser in; those whose time is over, and the oldest above `max_browsers`, are signed out."""
     insert = "INSERT INTO browsers (digest, agent, created_at) VALUES (?, ?, ?)"
     db.execute(insert, (browser.digest, browser.agent, browser.created_at))
-    db.execute(_REMOVE_OLD, (browser.created_at - max_age_ms,))
+    db.execute(_REMOVE_OLD, (browser.created_at - LIFETIME_MS,))
     db.execute(_REMOVE_SURPLUS, (max_browsers,))
-    return load(db)
 
 
 @locks("browsers")
-def remove(db: Connection, browser_id: str | None) -> list[SignedInBrowser]:
-    """Sign out the browser with this id, or all when it is None; returns those that are left."""
+def remove(db: Connection, browser_id: str | None, now: Millis) -> int:
+    """Sign out the browser with this id, or all when it is None; returns how many."""
+    db.execute(_REMOVE_OLD, (now - LIFETIME_MS,))
     if browser_id is None:
-        db.execute("DELETE FROM browsers")
-    else:
-        db.execute("DELETE FROM browsers WHERE substr(digest, 1, 8) = ?", (browser_id,))
-    return load(db)
+        return db.execute("DELETE FROM browsers").rowcount
+    return db.execute("DELETE FROM browsers WHERE substr(digest, 1, 8) = ?", (browser_id,)).rowcount

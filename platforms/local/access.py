@@ -15,13 +15,14 @@ from yarl import URL
 
 from hermes_state.admin import browsers
 from hermes_state.admin.browsers import SignedInBrowser
+from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis
 
 TOKEN_MS = 24 * 3600 * 1000
 """Lifetime of a printed token that nobody uses, in milliseconds."""
 
-COOKIE_SECONDS = 90 * 24 * 3600
+COOKIE_SECONDS = browsers.LIFETIME_MS // 1000
 """Seconds for which a browser stays signed in."""
 
 KEY_HEADER = "Hermes-Key"
@@ -58,19 +59,21 @@ class Credentials(msgspec.Struct, frozen=True):
     cookie: str
     key: str
 
+    @property
+    def digest(self) -> str:
+        """Digest of both together, by which the database knows the browser."""
+        return _digest(self.cookie + self.key)
+
 
 class BrowserAccessControl:
-    """Open tokens, and the browsers that are signed in."""
+    """Open tokens, and access for the browsers that have exchanged one."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._tokens: dict[str, Millis] = {}
-        self._browsers: Sequence[SignedInBrowser] = ()
-
-    async def load(self) -> None:
-        """Read which browsers are signed in. Raises `StoreUnavailable`."""
-        self._browsers = await self._store.read(browsers.load)
+        self._admitted: set[str] = set()
+        """Digests of browsers that were signed in when somebody last asked."""
 
     def mint(self) -> str:
         """Make a new token; the oldest unused one gives way when there are too many."""
@@ -91,31 +94,28 @@ class BrowserAccessControl:
             return None
         made = Credentials(cookie=secrets.token_urlsafe(32), key=secrets.token_urlsafe(32))
         shown = "".join(character for character in agent if character.isprintable())[:MAX_AGENT_CHARACTERS]
-        digest_of_both = _digest(made.cookie + made.key)
-        browser = SignedInBrowser(digest=digest_of_both, agent=shown, created_at=self._clock.now())
+        browser = SignedInBrowser(digest=made.digest, agent=shown, created_at=self._clock.now())
         try:
-            self._browsers = await self._store.write(browsers.add, browser, COOKIE_SECONDS * 1000, MAX_BROWSERS)
+            await self._store.write(browsers.add, browser, MAX_BROWSERS)
         except BaseException:
             self._tokens[digest] = minted_at
             raise
+        self._admitted.add(made.digest)
         return made
 
-    def admits(self, given: Credentials) -> bool:
-        """Tell whether cookie and key open the page."""
-        digest = _digest(given.cookie + given.key)
-        return any(browser.digest == digest for browser in self.browsers)
+    async def admits(self, given: Credentials) -> bool:
+        """Tell whether cookie and key open the page, as of now: another process may have signed the browser out.
 
-    @property
-    def browsers(self) -> Sequence[SignedInBrowser]:
-        """Browsers that are signed in, the newest last."""
-        oldest = self._clock.now() - COOKIE_SECONDS * 1000
-        return [browser for browser in self._browsers if browser.created_at >= oldest]
-
-    async def revoke(self, browser_id: str | None) -> int:
-        """Sign out one browser, or all when it is None, at once; returns how many. Raises `StoreUnavailable`."""
-        before = len(self.browsers)
-        self._browsers = await self._store.write(browsers.remove, browser_id)
-        return before - len(self.browsers)
+        While nothing can be read, whoever was admitted last stays so: there is nothing to see, and pages come back.
+        """
+        if not (given.cookie and given.key):
+            return False
+        try:
+            is_signed_in = await self._store.read_short(browsers.is_signed_in, given.digest, self._clock.now())
+        except StoreUnavailable:
+            return given.digest in self._admitted
+        (self._admitted.add if is_signed_in else self._admitted.discard)(given.digest)
+        return is_signed_in
 
 
 def is_same_origin(headers: Mapping[str, str], method: str, hosts: Sequence[str]) -> bool:

@@ -112,7 +112,6 @@ class LocalAdapter:
         """Serve until cancelled. Raises `PlatformUnavailable` when the port is taken or the store does not answer."""
         try:
             await asyncio.to_thread(self._uploads.open)
-            await self.access.load()
             self._chats.open(await self._store.read(load_recent))
         except (OSError, StateError) as error:
             raise PlatformUnavailable(f"the web chat cannot start: {error}") from error

@@ -123,13 +123,13 @@ class RouteHandler:
         """Let only signed-in browsers at a handler: pages are empty until they get their content from it."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
-            return await handler(request) if self._is_signed_in(request) else _html("", status=401)
+            return await handler(request) if await self._is_signed_in(request) else _html("", status=401)
 
         return guarded
 
-    def _is_signed_in(self, request: web.Request) -> bool:
+    async def _is_signed_in(self, request: web.Request) -> bool:
         cookie, key = request.cookies.get(self.cookie_name, ""), request.headers.get(KEY_HEADER, "")
-        return self.access.admits(Credentials(cookie, key))
+        return await self.access.admits(Credentials(cookie, key))
 
     def _complain(self, request: web.Request, status: int, sentence: str) -> web.Response:
         if request.headers.get("HX-Request") == "true":
@@ -144,7 +144,7 @@ class RouteHandler:
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
         """Exchange a token for the cookie and the key that the page keeps; whoever is signed in needs neither."""
-        if self._is_signed_in(request):
+        if await self._is_signed_in(request):
             return web.Response(status=204)
         made = await self.access.exchange(request.headers.get(TOKEN_HEADER, ""), request.headers.get("User-Agent", ""))
         if made is None:
@@ -273,7 +273,7 @@ class RouteHandler:
         seen = request.headers.get("Last-Event-ID", "")
         listed: Mapping[str, str | None] = {}
         await response.write(b": hello\n\n")
-        while not stream.is_closed and self._is_signed_in(request):
+        while not stream.is_closed and await self._is_signed_in(request):
             missed = stream.after(seen)
             if missed is None:
                 view = await self._view(chat.name)

@@ -3,8 +3,11 @@
 import json
 from typing import Any
 
+import aiohttp
 import pytest
+from yarl import URL
 
+from platforms.local.access import KEY_HEADER, TOKEN_HEADER
 from tests.cluster.nodes import Cluster
 from tests.e2e.world import Gateway
 
@@ -50,6 +53,42 @@ async def test_status_names_the_node_and_its_seat(cluster: Cluster) -> None:
     await cluster.say("/status")
     [reply] = await cluster.replies(1)
     assert "Node: one, with its seat" in reply
+
+
+async def sign_in(url: URL) -> dict[str, str]:
+    """Headers of a browser that has used an address."""
+    headers = {"Origin": str(url.origin()), TOKEN_HEADER: url.query["token"], "User-Agent": "Firefox"}
+    async with aiohttp.ClientSession() as browser, browser.post(url.with_path("/sign-in"), headers=headers) as answer:
+        cookies = "; ".join(f"{one.key}={one.value}" for one in answer.cookies.values())
+        return {"Cookie": cookies, KEY_HEADER: await answer.text()}
+
+
+async def shown(url: URL, headers: dict[str, str]) -> int:
+    """Status of a look into the chat."""
+    page = url.with_path("/chat/main/earlier").with_query(before=9)
+    async with aiohttp.ClientSession() as browser, browser.get(page, headers=headers) as answer:
+        return answer.status
+
+
+async def test_the_web_chat_of_one_node_is_looked_after_from_every_machine(cluster: Cluster) -> None:
+    local = {"HERMES_LOCAL__ENABLED": "true", "HERMES_LOCAL__PORT": "0"}
+    [one] = await cluster.start("one", **local)
+    [two] = await cluster.start("two", **local)
+    [worker] = await cluster.start("three", role="worker")
+    away = cluster.add("away")  # where none runs
+    url = URL((await asked(cluster, one, "url"))["url"])
+    for node in (two, worker, away):
+        code, said = await cluster.command_line("url", node=node)
+        assert code == 1
+        assert "the node one serves the web chat: run `hermes-gateway url` on its machine" in said
+    for node in (one, two, worker, away):
+        browser = await sign_in(URL((await asked(cluster, one, "url"))["url"]))
+        assert await shown(url, browser) == 200
+        [listed] = await asked(cluster, node, "url", "--list")
+        assert listed["agent"] == "Firefox"
+        assert await asked(cluster, node, "url", "--revoke", listed["id"]) == {"signed_out": 1}
+        assert await shown(url, browser) == 401, "signed out at once"
+    assert await asked(cluster, two, "url", "--revoke") == {"signed_out": 0}
 
 
 async def test_nodes_of_one_name_are_told_apart(cluster: Cluster) -> None:

@@ -160,6 +160,11 @@ def load_cluster(db: Connection) -> ClusterStatus:
     )
 
 
+def find_owner(db: Connection, account: str) -> NodeStatus | None:
+    """The node that serves an account; None where none does."""
+    return next((node for node in load_cluster(db).nodes if account in node.accounts), None)
+
+
 def find_differences(db: Connection, node: NodeInfo, now: Millis) -> list[str]:
     """Sentences about what `node` must agree on with the server and with the living nodes, and does not."""
     late = (scalar(db, int, _NOW) - now) // 1000

@@ -24,6 +24,8 @@ from gateway.cli import app
 from gateway.config.settings import PairingConfig
 from gateway.operator.socket import serve_control
 from hermes_state.admin import pairings
+from hermes_state.admin.browsers import SignedInBrowser
+from hermes_state.admin.browsers import add as add_browser
 from hermes_state.admin.pairings import UserRole
 from hermes_state.engines import opening
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID
@@ -294,6 +296,19 @@ async def test_signed_in_browsers_are_listed_and_signed_out(run: Run, made_home:
         unknown = await threaded(run, "url", "--revoke", "00000000")
     assert unknown.exit_code == 1
     assert asked == [{}, {"id": "0a1b2c3d"}, {"id": "00000000"}]
+
+
+async def test_browsers_are_listed_and_signed_out_while_nothing_runs(run: Run, home: Path) -> None:
+    assert "No browser is signed in." in (await threaded(run, "url", "--list")).output
+    store = await open_store(home / "state.db")
+    browser = SignedInBrowser(digest="0a1b2c3d" * 8, agent="Firefox", created_at=SystemClock().now())
+    await store.write(add_browser, browser, 20)
+    await store.close()
+    assert "0a1b2c3d" in (await threaded(run, "url", "--list")).output
+    assert (await threaded(run, "url", "--revoke", "00000000")).exit_code == 1
+    assert "1 browser" in (await threaded(run, "url", "--revoke", "0a1b2c3d")).output
+    assert json.loads((await threaded(run, "url", "--list", "--json")).output) == []
+    assert "the gateway is not running" in str((await threaded(run, "url")).exception)
 
 
 OLD_SUMS = {"cost_usd": 1.5, "calls": 3, "failed_calls": 0, "estimated_calls": 0, "unpriced_calls": 0}

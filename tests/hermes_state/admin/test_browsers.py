@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.admin.browsers import SignedInBrowser, add, load, remove
+from hermes_state.admin.browsers import LIFETIME_MS, SignedInBrowser, add, is_signed_in, load, remove
 from hermes_state.engines.postgres import migrate as postgresql
 from hermes_state.engines.sqlite import migrate as sqlite
 from hermes_state.store.meta import load_note, save_note
@@ -15,7 +15,7 @@ from hermes_state.values import Millis
 from tests.hermes_state.rows import START, migrated
 from tests.postgres import Postgres, connect
 
-DAY = 24 * 3_600_000
+NOW = Millis(START)
 NOTE = "local.cookies"
 NOTED = """[{"digest": "a1", "since": 5}, {"digest": "f2", "since": 1800000000001, "agent": "Füchse \\"9\\""},
   {"digest": "b3", "since": 1800000000000, "agent": ""}]"""
@@ -34,13 +34,14 @@ def db() -> Iterator[Connection]:
 
 def sign_in(db: Connection, name: str, *, at: int = START, most: int = 3) -> list[str]:
     browser = SignedInBrowser(digest=name * 16, agent=name, created_at=Millis(at))
-    return [one.agent for one in add(db, browser, DAY, most)]
+    add(db, browser, most)
+    return [one.agent for one in load(db, Millis(at))]
 
 
 def test_browsers_are_kept_in_the_order_in_which_they_were_signed_in(db: Connection) -> None:
     assert sign_in(db, "beta") == ["beta"]
     assert sign_in(db, "alfa", at=START - 7) == ["beta", "alfa"], "the clock was set back"
-    assert [one.id for one in load(db)] == ["betabeta", "alfaalfa"]
+    assert [one.id for one in load(db, NOW)] == ["betabeta", "alfaalfa"]
 
 
 def test_the_oldest_give_way(db: Connection) -> None:
@@ -52,15 +53,21 @@ def test_the_oldest_give_way(db: Connection) -> None:
 def test_those_that_do_not_count_any_more_go(db: Connection) -> None:
     sign_in(db, "alfa")
     sign_in(db, "beta", at=START + 1)
-    assert sign_in(db, "coda", at=START + 1 + DAY) == ["beta", "coda"]
+    later = Millis(START + 1 + LIFETIME_MS)
+    assert [one.agent for one in load(db, later)] == ["beta"]
+    assert [is_signed_in(db, name * 16, later) for name in ("alfa", "beta", "coda")] == [False, True, False]
+    assert sign_in(db, "coda", at=later) == ["beta", "coda"]
+    assert remove(db, "alfaalfa", later) == 0
 
 
 def test_one_browser_or_all_are_signed_out(db: Connection) -> None:
     for name in ("alfa", "beta", "coda"):
         sign_in(db, name)
-    assert [one.agent for one in remove(db, "betabeta")] == ["alfa", "coda"]
-    assert [one.agent for one in remove(db, "nobody")] == ["alfa", "coda"]
-    assert remove(db, None) == load(db) == []
+    assert remove(db, "betabeta", NOW) == 1
+    assert remove(db, "nobody", NOW) == 0
+    assert [one.agent for one in load(db, NOW)] == ["alfa", "coda"]
+    assert remove(db, None, NOW) == 2
+    assert load(db, NOW) == []
 
 
 def before(migrations: tuple[Migration, ...]) -> list[Migration]:
@@ -74,7 +81,7 @@ def test_a_file_of_an_earlier_version_gets_a_row_for_each_browser(tmp_path: Path
         sqlite.migrate(db, path, before(sqlite.shipped_migrations()))
         save_note(db, NOTE, NOTED)
         sqlite.migrate(db, path)
-        assert load(db) == KEPT
+        assert load(db, NOW) == KEPT
         assert load_note(db, NOTE) is None
 
 
@@ -84,5 +91,5 @@ def test_a_server_s_database_gets_them_too(postgres: Postgres) -> None:
         postgresql.migrate(db, before(postgresql.shipped_migrations()))
         save_note(db, NOTE, NOTED)
         postgresql.migrate(db)
-        assert load(db) == KEPT
+        assert load(db, NOW) == KEPT
         assert load_note(db, NOTE) is None

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hermes_state.admin import browsers
+from hermes_state.admin.browsers import SignedInBrowser
 from hermes_state.engines.sqlite.connections import prepare_writer, register_functions
 from hermes_state.engines.sqlite.migrate import migrate, shipped_migrations
 from hermes_state.engines.sqlite.store import SqliteStore
@@ -62,6 +64,10 @@ async def fetch(
         return answer.status, text, answer.headers
 
 
+async def signed_in(local: LocalHarness) -> list[SignedInBrowser]:
+    return await local.store.read(browsers.load, local.clock.now())
+
+
 @pytest.mark.parametrize("path", ADDRESSES)
 async def test_without_cookie_and_key_no_address_gives_any_content(local: LocalHarness, path: str) -> None:
     status, text, _ = await fetch(local, path)
@@ -106,7 +112,7 @@ async def test_a_token_works_once(local: LocalHarness) -> None:
     await local.sign_in()
     local.browser.cookie_jar.clear()
     assert await local.use(local.ready_urls[0]) == 401
-    assert len(local.adapter.access.browsers) == 1
+    assert len(await signed_in(local)) == 1
 
 
 async def test_whoever_is_signed_in_does_not_use_up_another_token(local: LocalHarness) -> None:
@@ -149,10 +155,10 @@ async def test_a_browser_stays_signed_in_over_a_restart_and_the_store_knows_only
         local.adapter = local.another_adapter(port=port)
         async with running(local.adapter, intake), local.listening():
             pass
-        browsers = await local.store.read(lambda db: db.execute("SELECT * FROM browsers").fetchall())
-    assert len(browsers) == 1
-    assert cookie.value not in str(browsers)
-    assert local.key not in str(browsers)
+        rows = await local.store.read(lambda db: db.execute("SELECT * FROM browsers").fetchall())
+    assert len(rows) == 1
+    assert cookie.value not in str(rows)
+    assert local.key not in str(rows)
 
 
 @sqlite_only
@@ -169,7 +175,7 @@ async def test_cookies_of_an_earlier_version_stay_signed_in_and_those_from_befor
         migrate(db, path, [one for one in shipped_migrations() if one.number < 16])
         save_note(db, "local.cookies", noted)
     async with LocalHarness(tmp_path, clock=SetClock(2**41)) as local, running(local.adapter, RecordingIntake()):
-        assert [browser.agent for browser in local.adapter.access.browsers] == ["Firefox"]
+        assert [browser.agent for browser in await signed_in(local)] == ["Firefox"]
         cookie = f"hermes_local_{local.root.rsplit(':', 1)[1]}"
         for value, status in (("oldest", 401), ("cookie", 200), ("other", 401)):
             got, *_ = await fetch(local, "/chat/main/stream", Cookie=f"{cookie}={value}", **{KEY_HEADER: "key"})
@@ -178,15 +184,13 @@ async def test_cookies_of_an_earlier_version_stay_signed_in_and_those_from_befor
 
 async def test_a_browser_that_is_signed_out_hears_nothing_more(local: LocalHarness) -> None:
     async with local.opened() as page:
-        [browser] = local.adapter.access.browsers
-        assert browser.agent is not None
+        [browser] = await signed_in(local)
         assert browser.agent.startswith("Python")
-        assert await local.adapter.access.revoke("00000000") == 0
-        assert await local.adapter.access.revoke(browser.id) == 1
+        assert await local.store.write(browsers.remove, browser.id, local.clock.now()) == 1
         await local.adapter.send(request(local.direct_chat, "a secret", key="k2"))
         with pytest.raises(EOFError):
             await page.next()
-    assert local.adapter.access.browsers == []
+    assert await signed_in(local) == []
     assert (await fetch(local, "/chat/main/stream", **{KEY_HEADER: local.key}))[0] == 401
 
 
