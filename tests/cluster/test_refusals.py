@@ -66,6 +66,31 @@ async def test_a_wrong_password_and_a_wrong_name_are_configuration(folder: Path,
     assert "does not exist" in await refused(folder, url)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("?sslmode=sometimes", "invalid sslmode value"),
+        ("?sslmode=verify-full", "SSL was required"),
+        ("?connect_timeout=5&port=70000", "invalid port number"),
+        ("?options=-c%20nonsense%3D1", "unrecognized configuration parameter"),
+    ],
+)
+async def test_what_no_waiting_mends_is_configuration(
+    folder: Path, postgres: Postgres, change: str, reason: str
+) -> None:
+    with postgres.database() as url:
+        said = await refused(folder, url + change)
+    assert said.startswith("hermes-gateway: configuration: ")
+    assert reason in said
+    assert said.endswith("see store.url, and docs/operations.md, PostgreSQL")
+
+
+async def test_a_role_that_is_let_in_nowhere_is_configuration(folder: Path, postgres: Postgres) -> None:
+    with postgres.database() as url:
+        postgres.run(f"REVOKE CONNECT ON DATABASE {url.rpartition('/')[2]} FROM public, hermes")
+        assert 'permission denied for database "test_' in await refused(folder, url)
+
+
 async def test_a_server_that_does_not_answer_may_come_back(folder: Path) -> None:
     nobody = f"postgresql://hermes:{PASSWORD}@127.0.0.1:{World.free_port()}/hermes"
     assert "hermes-gateway: failed: PostgreSQL database hermes at 127.0.0.1" in await refused(folder, nobody, 1)

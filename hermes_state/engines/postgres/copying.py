@@ -8,7 +8,7 @@ import psycopg
 
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.migrate import load_version, migrate, shipped_migrations
-from hermes_state.engines.postgres.store import be_the_only_one, name_of, unavailable
+from hermes_state.engines.postgres.store import be_the_only_one, name_of, refusal
 from hermes_state.engines.postgres.words import store_words
 from hermes_state.errors import DatabaseRejected
 from hermes_state.store.sql import Connection
@@ -56,7 +56,7 @@ def _open_alone(url: str) -> Iterator[PostgresConnection]:
             be_the_only_one(db)
             yield db
     except psycopg.Error as error:
-        raise unavailable(url, error) from error
+        raise refusal(url, error) from error
 
 
 def load_sequences(db: Connection) -> dict[str, int]:

@@ -8,14 +8,15 @@ import psycopg
 
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.migrate import load_version
-from hermes_state.engines.postgres.store import unavailable
+from hermes_state.engines.postgres.store import refusal
 
 
 @contextmanager
 def open_resting_database(url: str) -> Iterator[PostgresConnection | None]:
     """A connection that can only read, in one snapshot; None where no start has made the tables yet.
 
-    Raises `DatabaseRejected` for a database that is not ours, `StoreUnavailable` for one that cannot be reached.
+    Raises `DatabaseRejected` for a database that is not ours or lets nobody in, `StoreUnavailable` for one that cannot
+    be reached.
     """
     try:
         with contextlib.closing(PostgresConnection.open(url)) as db:
@@ -23,4 +24,4 @@ def open_resting_database(url: str) -> Iterator[PostgresConnection | None]:
             db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             yield db if is_made else None
     except psycopg.Error as error:
-        raise unavailable(url, error) from error
+        raise refusal(url, error) from error

@@ -40,7 +40,11 @@ not stay locked."""
 # HGWY; keys of two integers are a space of their own. Gateways share it, a copy has it alone.
 _ALONE, _TOGETHER = "SELECT pg_advisory_lock(1212634969, 1)", "SELECT pg_advisory_lock_shared(1212634969, 1)"
 _REFUSED = re.compile(
-    r'password authentication failed|no password supplied|(role|database) ".*" does not exist|no pg_hba.conf entry'
+    r"^connection is bad: (?!connection to server)"  # libpq could not even try
+    r"|invalid (integer )?value|unrecognized configuration parameter"
+    r"|password authentication failed|no password supplied|no pg_hba.conf entry|is not permitted to log in"
+    r'|(role|database) ".*" does not exist|permission denied for database'
+    r"|certificate|private key file|SSL was required|channel binding required|authentication method requirement"
 )
 """Refusals of a connection in which waiting does not help. libpq tells no code of them: a server that speaks another
 language is tried again, as one that is not up yet."""
@@ -143,8 +147,7 @@ class PostgresStore(Store):
             for session in sessions:
                 await session.close()
             if isinstance(error, psycopg.Error):
-                told = unavailable(url, error)
-                raise (DatabaseRejected(str(told)) if _REFUSED.search(str(told)) else told) from error
+                raise refusal(url, error) from error
             raise
 
     async def read_within(
@@ -212,6 +215,14 @@ def unavailable(url: str, error: BaseException) -> StoreUnavailable:
     """The error that a caller gets for trouble with the server."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return StoreUnavailable(f"{name_of(url)}: {lines[0]}")
+
+
+def refusal(url: str, error: psycopg.Error) -> DatabaseRejected | StoreUnavailable:
+    """The error of a process that cannot begin without the server; what waiting does not mend is `DatabaseRejected`."""
+    told = unavailable(url, error)
+    if error.sqlstate is None and _REFUSED.search(str(error)):
+        return DatabaseRejected(f"{told}; see store.url, and docs/operations.md, PostgreSQL")
+    return told
 
 
 def be_the_only_one(db: PostgresConnection) -> None:

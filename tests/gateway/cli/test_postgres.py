@@ -80,6 +80,8 @@ def test_what_is_wrong_with_the_database_is_one_sentence_of_doctors(run: Run, po
         assert "The next start makes them." in run(url, "doctor").output
         wrong = url.replace(PASSWORD, "not-the-password")
         assert "password authentication failed" in run(wrong, "doctor").output
+        for words in (("status",), ("sessions",), ("pair", "list"), ("pair", "approve", CODE), ("cluster", "status")):
+            assert isinstance(run(wrong, *words).exception, DatabaseRejected), words
         with connect(url) as db:
             db.execute("CREATE TABLE theirs (id bigint)")
         assert "belongs to another program (it holds theirs)" in run(url, "doctor").output
