@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from bench.compression_bench import heartbeat
+from gateway.assembly import open_attachments
 from gateway.config import LoadedConfig, load_config
 from gateway.daemon import run_daemon
 from gateway.process import loop_factory, prepare_process
@@ -26,7 +27,7 @@ async def _run(loaded: LoadedConfig, file: Path, seconds: float) -> None:
             lags.clear()
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, write)
-        await run_daemon(loaded, environ=os.environ)
+        await run_daemon(loaded, open_attachments(loaded), environ=os.environ)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from agent.tools.registry import Tool
 from agent.tools.terminal.sandbox import terminal_fault
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
-from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models, open_attachments
+from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models
 from gateway.cluster.membership import Membership
 from gateway.cluster.node import Node
 from gateway.cluster.previews import RemotePreviews
@@ -80,12 +80,17 @@ LISTENING_SECONDS = 5.0
 
 
 async def run_daemon(
-    loaded: LoadedConfig, *, environ: Mapping[str, str], extra_tools: Sequence[Tool] = (), is_fresh: bool = False
+    loaded: LoadedConfig,
+    files: AttachmentFolder,
+    *,
+    environ: Mapping[str, str],
+    extra_tools: Sequence[Tool] = (),
+    is_fresh: bool = False,
 ) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code. `is_fresh`: without the database that there was before.
 
     Raises `LockUnavailable` when another process holds the database, `DatabaseRejected` for one that is not
-    ours to open, `StoreUnavailable` when it, or the object store of attachments, cannot be opened.
+    ours to open, `StoreUnavailable` when it cannot be opened.
     """
     prepare_home(loaded.home)
     wanted = loaded.config.store
@@ -95,7 +100,6 @@ async def run_daemon(
         writers=wanted.writers,
         busy_seconds=wanted.busy_seconds,
     )
-    files = await asyncio.to_thread(open_attachments, loaded)
     async with open_store(loaded.database, wanted.url, settings, is_fresh=is_fresh) as store:
         daemon = _Daemon(loaded, store, files, environ, extra_tools, SystemClock())
         _freeze_memory()

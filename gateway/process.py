@@ -29,21 +29,28 @@ It has to wait at every step while a long conversation is being compressed, and 
 """
 
 
-def serve(environ: Mapping[str, str], **options: Any) -> int:
-    """Load, prepare the process and run the daemon; returns its exit code. `options` go to `run_daemon`.
+def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any) -> int:
+    """Load, prepare the process and run the daemon; returns its exit code. `is_fresh` and `options` go to `run_daemon`.
 
-    Raises `ConfigError` and `LockUnavailable` before anything was started, `StoreUnavailable` when the database cannot
-    be used. Any other error is ours: it is logged, without secrets, and ends the process with exit code 1.
+    Raises `ConfigError`, `DatabaseRejected` and `LockUnavailable` before anything was started, `StoreUnavailable` when
+    the database cannot be used. A place that cannot be used is told before anything was made. Any other error is ours:
+    it is logged, without secrets, and ends the process with exit code 1.
     """
     loaded = load_config(environ)
-    prepare_process(loaded)
+    if loaded.config.store.url is not None:
+        from gateway.cluster.membership import refuse_early  # which a file needs as little as most errors do
+
+        refuse_early(loaded, loaded.config.store.url, is_fresh=is_fresh)
     gc.disable()  # until all is made: nothing of it is garbage, and walking over it takes a tenth of a start
     # The SDKs take half a second to import; a configuration error needs none of them.
+    from gateway.assembly import open_attachments
     from gateway.daemon import run_daemon
 
+    files = open_attachments(loaded)
+    prepare_process(loaded)
     try:
         with _held_tokens(loaded, environ), asyncio.Runner(loop_factory=loop_factory(environ)) as runner:
-            return runner.run(run_daemon(loaded, environ=environ, **options))
+            return runner.run(run_daemon(loaded, files, environ=environ, is_fresh=is_fresh, **options))
     except HermesError:
         raise
     except Exception:  # Python's own traceback would not reach the log file, nor pass the redaction

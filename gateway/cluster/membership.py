@@ -14,18 +14,19 @@ import msgspec
 import structlog
 from pydantic import SecretStr
 
+from gateway.config import LoadedConfig
 from gateway.config.fields import dotted, values_of
 from gateway.config.settings import Config
 from gateway.schedules.runner import server_zone
 from gateway.version import installed_version
 from hermes_state.aio import wait_until
-from hermes_state.engines.opening import open_seat
+from hermes_state.engines.opening import check_place, open_seat
 from hermes_state.engines.postgres.nodes import find_differences, forget_node, save_settings
 from hermes_state.errors import ConfigError, StateError
 from hermes_state.redaction import redact
 from hermes_state.store.seats import NodeInfo, OnHint, Seat
 from hermes_state.store.writer import Store
-from hermes_state.values import Clock
+from hermes_state.values import Clock, SystemClock
 
 log = structlog.get_logger()
 
@@ -74,6 +75,11 @@ def node_info(config: Config, node_id: str = "") -> NodeInfo:
     """A node of this configuration as others see it."""
     cluster, settings = config.cluster, agreed_settings(config)
     return NodeInfo(id=node_id, name=cluster.name, version=installed_version(), role=cluster.role, settings=settings)
+
+
+def refuse_early(loaded: LoadedConfig, url: str, *, is_fresh: bool) -> None:
+    """Raise what keeps this gateway from its place at the database `url`, before it makes anything. Blocks."""
+    check_place(loaded.database, url, node_info(loaded.config), SystemClock().now(), is_fresh=is_fresh)
 
 
 class Membership:

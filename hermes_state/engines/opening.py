@@ -17,7 +17,7 @@ from hermes_state.engines.sqlite.presence import has_content
 from hermes_state.engines.sqlite.resting import open_resting_file
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, DatabaseRejected
-from hermes_state.store.lock import FileLock
+from hermes_state.store.lock import FileLock, refuse_held
 from hermes_state.store.meta import load_note
 from hermes_state.store.seats import NodeInfo, OnHint, OnlySeat, Seat
 from hermes_state.store.sql import Connection, scalar
@@ -89,26 +89,45 @@ async def open_store(
             _check_address(url)
             from hermes_state.engines.postgres.store import PostgresStore
 
-            with suppress(OSError):  # the lock says what is wrong
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = path.with_name(path.name + ".lock")
-            held.enter_context(FileLock.acquire(lock, what=f"the state directory {path.parent}"))
+            lock, what = path.with_name(path.name + ".lock"), f"the state directory {path.parent}"
+            refuse_held(lock, what=what)
             store = await PostgresStore.open(
                 url, writers=settings.writers, readers=settings.readers, busy_seconds=settings.busy_seconds
             )
         try:
+            if url is not None:  # a database that cannot be used leaves nothing behind here
+                with suppress(OSError):  # the lock says what is wrong
+                    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                held.enter_context(FileLock.acquire(lock, what=what))
             if await store.read(load_note, COPY_NOTE) is not None:
                 raise DatabaseRejected(
                     f"{store.name} is an unfinished copy: finish it with `hermes-gateway store copy`"
                 )
             if url is not None and not is_fresh and has_content(path) and not await store.read(_has_chats):
-                raise DatabaseRejected(
-                    f"{store.name} is empty, and there is {path}: `hermes-gateway store copy` moves it there before "
-                    "store.url is set, or begin anew with `hermes-gateway run --fresh`"
-                )
+                raise _forgotten_copy(store.name, path)
             yield store
         finally:
             await store.close()
+
+
+def check_place(path: Path, url: str, node: NodeInfo, now: Millis, *, is_fresh: bool) -> None:
+    """Check that a gateway may open the database at `url` and have its seat there, before it makes anything anywhere.
+
+    Raises `ConfigError`, `DatabaseRejected` and `StoreUnavailable` as `open_store` and `open_seat` would later.
+    """
+    _check_address(url)
+    from hermes_state.engines.postgres import resting as postgres_resting
+
+    is_made = postgres_resting.check_place(url, node, now)
+    if not (is_made or is_fresh) and has_content(path):
+        raise _forgotten_copy(name_of(url), path)
+
+
+def _forgotten_copy(name: str, path: Path) -> DatabaseRejected:
+    return DatabaseRejected(
+        f"{name} is empty, and there is {path}: `hermes-gateway store copy` moves it there before store.url is set, or "
+        "begin anew with `hermes-gateway run --fresh`"
+    )
 
 
 def _has_chats(db: Connection) -> bool:

@@ -1,5 +1,6 @@
 """Nodes of one database have the same settings, where that matters, and the same time."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -17,6 +18,7 @@ async def refused(node: Gateway) -> str:
     await node.spawn()
     assert await node.wait() == 78
     assert "Traceback" not in node.log_text()
+    assert "home" not in os.listdir(node.environ["HOME"])
     return node.log_text()
 
 

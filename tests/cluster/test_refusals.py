@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from hermes_state.engines.opening import check_place
+from hermes_state.errors import DatabaseRejected
+from hermes_state.store.seats import NodeInfo
+from hermes_state.values import SystemClock
 from tests.cluster.nodes import Cluster
 from tests.cluster.pooler import pooler_before
 from tests.e2e.world import Gateway, World
@@ -30,7 +34,6 @@ async def refused(folder: Path, url: str, code: int = 78) -> str:
         "HERMES_HOME": str(folder / "home"),
         "HERMES_STORE__URL": url,
         "HERMES_LOCAL__PORT": "0",
-        "HERMES_LOGGING__FILE": "false",
     }
     gateway = Gateway(environ, folder / "gateway.log", run_gateway)
     await gateway.spawn()
@@ -40,7 +43,7 @@ async def refused(folder: Path, url: str, code: int = 78) -> str:
     [line] = [line for line in said.splitlines() if line.startswith("hermes-gateway: ")]
     assert PASSWORD not in said
     assert "Traceback" not in said
-    assert not (folder / "home" / "state.db").exists()
+    assert not (folder / "home").exists()
     return line
 
 
@@ -110,12 +113,23 @@ async def test_a_database_that_is_not_ours_to_use_stays_as_it_is(folder: Path, p
         assert tables(url) == []
 
 
-async def test_a_seat_behind_a_pooler_is_refused(folder: Path, postgres_url: str) -> None:
-    async with pooler_before(postgres_url) as url:
-        said = await refused(folder, url)
-    assert "store.url leads to a pooler" in said
-    with connect(postgres_url) as db:
-        assert db.execute("SELECT * FROM nodes").fetchall() == []
+async def test_a_seat_behind_a_pooler_is_refused(folder: Path, postgres: Postgres) -> None:
+    with postgres.database() as address:
+        async with pooler_before(address) as url:
+            assert "store.url leads to a pooler" in await refused(folder, url)
+        assert tables(address) == []
+
+
+async def test_an_empty_database_beside_a_file_stays_empty(folder: Path, postgres: Postgres) -> None:
+    made = folder / "home" / "state.db"
+    made.parent.mkdir()
+    made.write_bytes(b"something")
+    node = NodeInfo(id="", name="one", version="1", role="node")
+    with postgres.database() as url:
+        with pytest.raises(DatabaseRejected, match=r"is empty, and there is .*state\.db"):
+            check_place(made, url, node, SystemClock().now(), is_fresh=False)
+        assert tables(url) == []
+        check_place(made, url, node, SystemClock().now(), is_fresh=True)
 
 
 async def test_the_password_of_the_database_is_in_no_list_and_no_log(cluster: Cluster) -> None:
