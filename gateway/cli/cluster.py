@@ -1,12 +1,17 @@
 """`hermes-gateway cluster status`: the nodes that share a database, asked of the database itself."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 
+import msgspec
 import typer
 
 from gateway.cli.answers import configured_database
 from gateway.cli.output import Json, show, table
+from gateway.config import process_environment
+from gateway.config.files import find_state
+from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.times import format_time
 from hermes_state.engines.opening import open_resting
 from hermes_state.engines.postgres.nodes import ClusterStatus, NodeStatus, load_cluster
@@ -24,13 +29,21 @@ _EMPTY = ClusterStatus(nodes=[], unserved=[], oldest_waiting_seconds=None)
 @app.command()
 def status(as_json: Json = False) -> None:
     """Show which nodes there are, what each has of the work, and what waits. It needs no running gateway."""
-    path, url = configured_database()
-    if url is None:
+    if (found := _load()) is None:
         show({"is_shared": False}, [_ALONE], as_json=as_json)
-        return
+    else:
+        show({"is_shared": True, **asdict(found)}, _lines(found), as_json=as_json)
+
+
+def _load() -> ClusterStatus | None:
+    path, url = configured_database()
+    if url is None:  # a gateway that runs may have it from a credential
+        with suppress(DaemonNotRunningError):
+            found = ask(find_state(process_environment()).control_socket, "cluster.status")
+            return msgspec.convert(found, ClusterStatus | None)
+        return None
     with open_resting(path, url) as db:
-        found = _EMPTY if db is None else load_cluster(db)
-    show({"is_shared": True, **asdict(found)}, _lines(found), as_json=as_json)
+        return _EMPTY if db is None else load_cluster(db)
 
 
 def _lines(found: ClusterStatus) -> Iterator[str]:

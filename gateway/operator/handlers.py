@@ -40,6 +40,7 @@ from gateway.outbound.delivery import Delivery
 from gateway.times import format_time
 from gateway.turns.lanes import LaneRegistry
 from hermes_state.admin.pairings import UserRole
+from hermes_state.engines.postgres.nodes import ClusterStatus, load_cluster
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
@@ -79,6 +80,7 @@ class OperatorHandler:
             "local.url": self.mint_local_url,
             "local.browsers": self.list_browsers,
             "local.revoke": self.revoke_browsers,
+            "cluster.status": self.look_at_cluster,
             "doctor": self.examine,
             "backup": self.back_up,
             **{name: partial(self.look_up, name) for name in LOOKUPS},
@@ -209,6 +211,10 @@ class OperatorHandler:
         if local is None:
             raise CommandError("the web chat is switched off (local.enabled)")
         return {"url": None}
+
+    async def look_at_cluster(self, _args: Mapping[str, Any]) -> ClusterStatus | None:
+        """All nodes of the database; None where this gateway has it alone."""
+        return None if isinstance(self.store, SqliteStore) else await self.store.read(load_cluster)
 
     async def list_browsers(self, _args: Mapping[str, Any]) -> list[Mapping[str, str]]:
         """Browsers that are signed in to the web chat, the newest first."""

@@ -1,6 +1,7 @@
 """What the operator of several nodes sees of them."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -53,6 +54,15 @@ async def test_status_names_the_node_and_its_seat(cluster: Cluster) -> None:
     await cluster.say("/status")
     [reply] = await cluster.replies(1)
     assert "Node: one, with its seat" in reply
+
+
+async def test_a_gateway_that_runs_knows_the_address_that_its_unit_was_given(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "credentials").mkdir()
+    (tmp_path / "credentials" / "store.url").write_text(cluster.address)
+    given = {"CREDENTIALS_DIRECTORY": str(tmp_path / "credentials"), "HERMES_STORE__URL": ""}
+    [one] = await cluster.start("one", **given)
+    del one.environ["CREDENTIALS_DIRECTORY"]  # which a shell is not told
+    assert [node["name"] for node in (await asked(cluster, one, "cluster", "status"))["nodes"]] == ["one"]
 
 
 async def sign_in(url: URL) -> dict[str, str]:
