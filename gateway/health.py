@@ -37,8 +37,8 @@ class Heartbeat:
     _trouble: str | None = field(default=None, init=False)
 
     def vitals(self) -> Mapping[str, bool | float | str]:
-        """Health for operators: the last delay of the loop, the age of the oldest waiting write, the last commit."""
-        pulse = self.store.pulse
+        """Health for operators: the last delay of the loop, and what the connections to the database have to do."""
+        pulse, readers = self.store.pulse, self.store.readers
         return {
             "is_ready": self.store.trouble is None
             and self.adapters.is_certain()
@@ -47,6 +47,13 @@ class Heartbeat:
             "loop_lag_seconds": round(self._lag, 4),
             "writer_waiting_seconds": round(pulse.oldest_wait_seconds, 4),
             "last_commit_seconds": round(pulse.last_commit_seconds, 4),
+            "since_commit_seconds": round(pulse.since_commit_seconds, 1),
+            "writers": pulse.writers,
+            "writers_busy": pulse.busy,
+            "writes_waiting": pulse.waiting,
+            "readers": readers.readers,
+            "readers_busy": readers.busy,
+            "reads_waiting": readers.waiting,
         }
 
     async def run(self) -> None:

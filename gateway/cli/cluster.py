@@ -14,7 +14,8 @@ from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.times import format_time
 from hermes_state.engines.opening import open_resting
-from hermes_state.engines.postgres.nodes import ClusterStatus, NodeStatus, load_cluster
+from hermes_state.engines.postgres.nodes import ClusterStatus, NodeStatus, ServerLoad, load_cluster
+from hermes_state.text import counted
 
 app = typer.Typer(no_args_is_help=True, help="Look at the nodes that share a database.", rich_markup_mode=None)
 
@@ -23,7 +24,7 @@ _ALONE = (
     "docs/cluster.md."
 )
 _HEAD = ("NODE", "ROLE", "VERSION", "SINCE", "STATE", "SEATS LOST", "CHATS", "SERVES")
-_EMPTY = ClusterStatus(nodes=[], unserved=[], oldest_waiting_seconds=None)
+_EMPTY = ClusterStatus(nodes=[], unserved=[], waiting=0, oldest_waiting_seconds=None, load=None)
 
 
 @app.command()
@@ -57,7 +58,20 @@ def _lines(found: ClusterStatus) -> Iterator[str]:
     if found.unserved:
         yield f"Nobody serves: {', '.join(found.unserved)}."
     if found.oldest_waiting_seconds is not None:
-        yield f"The oldest message that no turn has taken up came {found.oldest_waiting_seconds:.1f} s ago."
+        waiting = counted(found.waiting, "message")
+        yield f"No turn has taken up {waiting}, of which the oldest came {found.oldest_waiting_seconds:.1f} s ago."
+    if found.load is not None:
+        yield from _load_lines(found.load)
+
+
+def _load_lines(load: ServerLoad) -> Iterator[str]:
+    yield (
+        f"Gateways have {counted(load.connections, 'connection')}, {load.busy} in a transaction (the longest for "
+        f"{load.longest_seconds:.1f} s), {load.lock_waits} waiting for a lock; the server has "
+        f"{load.server_connections} of {load.max_connections}."
+    )
+    if load.hint_queue_percent >= 1:
+        yield f"The server's queue of hints is {load.hint_queue_percent:.0f} % full: a node does not read its own."
 
 
 def _row(node: NodeStatus) -> tuple[str, ...]:

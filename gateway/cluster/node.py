@@ -55,6 +55,8 @@ class NodeHealth:
     seats_lost: int
     """Since its start."""
     hints_received: int
+    chats: int
+    """Chats whose locks it has, or asks for."""
     duties: tuple[str, ...]
     """Accounts that it serves, and the housekeeping."""
 
@@ -111,6 +113,7 @@ class Node:
             has_seat=self.is_certain,
             seats_lost=self._seats_lost,
             hints_received=self._hints_received,
+            chats=self._lanes.locked,
             duties=tuple(duty.name for duty in self._taken),
         )
 

@@ -303,6 +303,11 @@ class LaneRegistry:
         return self._at_work >= self.runtime.config.sessions.max_turns
 
     @property
+    def locked(self) -> int:
+        """Chats whose locks this node has, or asks for."""
+        return self._at_work
+
+    @property
     def load(self) -> float:
         """Share of the turns that may run which run now."""
         return len(self.active) / self.runtime.config.sessions.max_turns

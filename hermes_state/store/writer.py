@@ -8,7 +8,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -37,9 +37,29 @@ class WriterHealth:
 
     last_commit_seconds: float
     """Duration of the last batch, from leaving the queue to being on disk."""
+    since_commit_seconds: float
+    """Time since then, or since the store was opened."""
     oldest_wait_seconds: float
     """Age of the write that waits longest (or runs now); 0 when there is none."""
     waiting: int
+    writers: int
+    busy: int
+    """Writers that have a batch to store."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderHealth:
+    """State of the connections for reading."""
+
+    readers: int
+    busy: int
+    waiting: int
+    """Reads that wait for one of them."""
+
+    @classmethod
+    def of(cls, pending: Sequence[int]) -> "ReaderHealth":
+        """State of connections that have so many reads to do, each one that runs included."""
+        return cls(len(pending), sum(map(bool, pending)), sum(max(0, reads - 1) for reads in pending))
 
 
 class Store(ABC):
@@ -61,6 +81,7 @@ class Store(ABC):
         self._arrived = asyncio.Event()
         self._running: list[list[WriteRequest]] = [[] for _ in range(writers)]
         self._last_commit_seconds = 0.0
+        self._committed_at = time.monotonic()
         self._is_open = True
         self._closed_at = 0.0
         self._shutdown: asyncio.Task[None] | None = None
@@ -153,7 +174,15 @@ class Store(ABC):
             last_commit_seconds=self._last_commit_seconds,
             oldest_wait_seconds=time.monotonic() - min(oldest) if oldest else 0.0,
             waiting=len(self._queue),
+            since_commit_seconds=time.monotonic() - self._committed_at,
+            writers=len(self._running),
+            busy=sum(map(bool, self._running)),
         )
+
+    @property
+    @abstractmethod
+    def readers(self) -> ReaderHealth:
+        """State of the connections for reading right now."""
 
     async def close(self) -> None:
         """Store what waits, close every connection and give every lock back. May be called again, by anyone.
@@ -244,7 +273,8 @@ class Store(ABC):
         if (failure := await self._run(writer, batch)) is not None:
             for write in batch:
                 write.error = failure
-        self._last_commit_seconds = time.monotonic() - started
+        self._committed_at = time.monotonic()
+        self._last_commit_seconds = self._committed_at - started
         for write in batch:
             if write.error is not None:
                 write.fail(self._for_caller(write.error))

@@ -38,6 +38,8 @@ async def test_cluster_status_tells_who_has_what(cluster: Cluster) -> None:
     assert nodes["one"]["accounts"] == ["telegram"]
     assert nodes["one"]["is_keeper"]
     assert nodes["one"]["chats"] + nodes["two"]["chats"] == ["telegram:42"]
+    assert (found["waiting"], found["load"]["lock_waits"]) == (0, 0)
+    assert found["load"]["connections"] >= 6
     await one.kill()
     code, lines = await cluster.command_line("cluster", "status", node=two)
     assert (code, "Nobody serves: telegram." in lines) == (0, True), lines
@@ -51,6 +53,9 @@ async def test_status_names_the_node_and_its_seat(cluster: Cluster) -> None:
     assert said["node"]["name"] == "one"
     assert said["node"]["has_seat"]
     assert set(said["node"]["duties"]) == {"telegram", "housekeeping"}
+    assert said["node"]["chats"] == 0
+    assert (said["vitals"]["writers"], said["vitals"]["readers"]) == (2, 2)
+    assert (said["vitals"]["writes_waiting"], said["vitals"]["reads_waiting"]) == (0, 0)
     await cluster.say("/status")
     [reply] = await cluster.replies(1)
     assert "Node: one, with its seat" in reply

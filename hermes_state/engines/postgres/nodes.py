@@ -11,7 +11,7 @@ import msgspec
 
 from hermes_state.store.locks import locks
 from hermes_state.store.seats import KEEPER, LockKind, NodeInfo, account_lock
-from hermes_state.store.sql import Connection, columns, scalar, scalar_or_none, scalars, select
+from hermes_state.store.sql import Connection, columns, scalar, scalars, select
 from hermes_state.text import counted
 from hermes_state.values import ChatKey, Millis
 
@@ -34,9 +34,10 @@ _NOW = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
 
 # Purpose: whether the session takes what a seat needs, in the transaction alone.
 _SESSION = "SELECT set_config('idle_session_timeout', '1h', true), pg_backend_pid()"
-_CONNECTIONS = """
-SELECT CAST(current_setting('max_connections') AS bigint)
-  - CAST(current_setting('superuser_reserved_connections') AS bigint)"""
+_CONNECTIONS = (
+    "SELECT CAST(current_setting('max_connections') AS bigint)"
+    " - CAST(current_setting('superuser_reserved_connections') AS bigint)"
+)
 
 # Purpose: living nodes and, of each other name, the last one.
 _NODES = f"""
@@ -52,8 +53,20 @@ SELECT pid, CAST(classid AS bigint) AS kind, CAST(objid AS bigint) AS key FROM p
 WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND CAST(classid AS bigint) IN ({_KINDS})
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
+# Purpose: what gateways, this session aside, have to do with the database, and how full its server is.
+_LOAD = f"""
+SELECT count(*) AS connections,
+  count(*) FILTER (WHERE xact_start IS NOT NULL) AS busy,
+  count(*) FILTER (WHERE wait_event_type = 'Lock') AS lock_waits,
+  coalesce(max(CAST(extract(epoch FROM clock_timestamp() - xact_start) AS double precision)), 0) AS longest_seconds,
+  (SELECT CAST(sum(numbackends) AS bigint) FROM pg_stat_database) AS server_connections,
+  ({_CONNECTIONS}) AS max_connections,
+  CAST(100 * pg_notification_queue_usage() AS double precision) AS hint_queue_percent
+FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE 'hermes-gateway%' AND pid <> pg_backend_pid()"""
+
 _CHATS = f"SELECT {columns(ChatKey, 'c', 'key')}, c.id & 2147483647 AS lock_key FROM chats c"
-_OLDEST = "SELECT min(received_at) FROM inbox WHERE state = 'new'"
+_WAITING = "SELECT count(*), min(received_at) FROM inbox WHERE state = 'new'"
 
 # Purpose: nodes that were gone at the last look, and a day ago at least.
 _NOTE_GONE = f"UPDATE nodes n SET gone_at = :now WHERE gone_at IS NULL AND NOT {_LIVES}"
@@ -98,14 +111,37 @@ class NodeStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """Load of the database and its server."""
+
+    connections: int
+    """Connections of gateways to the database."""
+    busy: int
+    """Those in a transaction."""
+    lock_waits: int
+    """Those that wait for what another one has locked."""
+    longest_seconds: float
+    """Age of their longest transaction."""
+    server_connections: int
+    """Connections of everybody to the server."""
+    max_connections: int
+    hint_queue_percent: float
+    """Share of the server's queue of notifications that a seat has not yet read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
     """All nodes of a database, and what waits for one."""
 
     nodes: list[NodeStatus]
     unserved: list[str]
     """Accounts that no node serves right now."""
+    waiting: int
+    """Messages that no turn has taken up."""
     oldest_waiting_seconds: float | None
-    """Age of the oldest message that no turn has taken up; None: there is none."""
+    """Age of the oldest of them; None: there is none."""
+    load: ServerLoad | None
+    """None: nobody has made the tables yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +188,14 @@ def load_cluster(db: Connection) -> ClusterStatus:
         )
         for node in found
     ]
-    oldest = scalar_or_none(db, int, _OLDEST)
+    waiting, oldest = db.execute(_WAITING).fetchone()
+    (load,) = select(db, ServerLoad, _LOAD)
     return ClusterStatus(
         nodes=nodes,
         unserved=[name for name in accounts if not any(name in node.accounts for node in nodes)],
+        waiting=waiting,
         oldest_waiting_seconds=None if oldest is None else max(0, scalar(db, int, _NOW) - oldest) / 1000,
+        load=load,
     )
 
 

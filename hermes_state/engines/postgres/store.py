@@ -22,7 +22,7 @@ from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavaila
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.locks import locks_of
 from hermes_state.store.sql import Connection
-from hermes_state.store.writer import Store
+from hermes_state.store.writer import ReaderHealth, Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -172,6 +172,10 @@ class PostgresStore(Store):
 
     def check_files(self) -> None:
         """Nothing: the files are the server's."""
+
+    @property
+    def readers(self) -> ReaderHealth:
+        return ReaderHealth.of([reader.pending for reader in self._readers])
 
     @property
     def trouble(self) -> str | None:

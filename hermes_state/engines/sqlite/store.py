@@ -27,7 +27,7 @@ from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.lock import FileLock, refuse_held
 from hermes_state.store.sql import Connection
-from hermes_state.store.writer import Store
+from hermes_state.store.writer import ReaderHealth, Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -192,6 +192,10 @@ class SqliteStore(Store):
     def check_files(self) -> None:
         """Compare the open files with those under their names; while they differ, writes are refused: `StoreBroken`."""
         self.loss = self._files.find_loss()
+
+    @property
+    def readers(self) -> ReaderHealth:
+        return ReaderHealth.of([reader.pending for reader in self._readers])
 
     @property
     def trouble(self) -> str | None:

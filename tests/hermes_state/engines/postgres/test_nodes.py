@@ -1,5 +1,6 @@
 """What the database knows of nodes, over a real server."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
@@ -67,6 +68,27 @@ async def test_each_node_has_the_work_of_which_it_has_the_locks(postgres_url: st
     assert all(had.is_alive and had.seats_lost == 0 for had in found.nodes)
     assert found.unserved == ["discord"]
     assert found.oldest_waiting_seconds is None
+
+
+async def test_the_load_of_the_server_tells_what_waits_for_a_lock(postgres_url: str, db: PostgresConnection) -> None:
+    chat_id = make_chat(db)
+    assert load_cluster(db).load.lock_waits == 0
+    with (
+        closing(PostgresConnection.open(postgres_url)) as first,
+        closing(PostgresConnection.open(postgres_url)) as second,
+    ):
+        for one in (first, second):
+            one.execute("BEGIN")
+        update = "UPDATE chats SET title = 'x' WHERE id = ?"
+        first.execute(update, (chat_id,)).fetchall()
+        waiting = asyncio.ensure_future(asyncio.to_thread(lambda: second.execute(update, (chat_id,)).rowcount))
+        await eventually(lambda: load_cluster(db).load.lock_waits == 1, "the second one waits")
+        load = load_cluster(db).load
+        assert (load.connections, load.busy) == (2, 2)
+        assert load.longest_seconds > 0
+        assert load.connections < load.server_connections <= load.max_connections
+        first.execute("ROLLBACK")
+        assert await waiting == 1
 
 
 async def test_a_node_is_gone_with_its_session_and_its_name_goes_to_the_next(

@@ -15,7 +15,7 @@ from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
 from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.writer import Store
+from hermes_state.store.writer import ReaderHealth, Store
 from tests.hermes_state.helpers import (
     commits_in_log,
     file_states,
@@ -305,6 +305,25 @@ class TestWriting:
         async with one_batch(store):
             await asyncio.sleep(0.05)
             assert store.pulse.oldest_wait_seconds >= 0.05
+            assert store.pulse.since_commit_seconds >= 0.05
+            assert (store.pulse.writers, store.pulse.busy) == (1, 1)
+        assert store.pulse.busy == 0
+
+    async def test_reads_that_wait_for_a_connection_are_counted(self, store: Store) -> None:
+        release, begun = threading.Event(), threading.Semaphore(0)
+
+        def wait(_db: sqlite3.Connection) -> bool:
+            begun.release()
+            return release.wait(10)
+
+        assert store.readers == ReaderHealth(readers=2, busy=0, waiting=0)
+        reading = [asyncio.ensure_future(store.read_within(10, wait)) for _ in range(3)]
+        for _ in range(2):
+            await asyncio.to_thread(begun.acquire)
+        assert store.readers == ReaderHealth(readers=2, busy=2, waiting=1)
+        release.set()
+        await asyncio.gather(*reading)
+        assert store.readers == ReaderHealth(readers=2, busy=0, waiting=0)
 
 
 class TestLocked:
