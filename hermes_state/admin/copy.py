@@ -8,7 +8,7 @@ gateway opens a database with that note. The source is only read. Both belong to
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -19,6 +19,10 @@ from hermes_state.engines.sqlite import copying as sqlite_copying
 from hermes_state.errors import DatabaseRejected, StoreBroken
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.sql import Connection, scalar
+from hermes_state.text import shortened
+
+MAX_NAMED = 10
+"""Most rows of a slice that are named where a target cannot hold them."""
 
 SLICE_ROWS = 500
 """Rows in one transaction: few enough to be held in memory with the longest texts."""
@@ -81,6 +85,9 @@ class CopiedTable:
 class _CopyEngine(Protocol):
     """The module of an engine that knows what is its own in a copy."""
 
+    ROW_ERRORS: tuple[type[Exception], ...]
+    """Errors about a row, not about the database."""
+
     def load_sequences(self, db: Connection, /) -> dict[str, int]: ...
     def set_sequences(self, db: Connection, highest: dict[str, int], /) -> None: ...
     def make_search_index(self, db: Connection, /) -> None: ...
@@ -133,8 +140,7 @@ def _copy_table(source: Connection, target: Connection, table: str, progress: Pr
     insert = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
     later = columns.index(FORWARD[table]) if table in FORWARD else None
     for rows in _slices(source, table, columns, after):
-        with _transaction(target):
-            target.executemany(insert, [_blanked(_without_nul(row), later) for row in rows])
+        _store(target, table, insert, [_blanked(_without_nul(row), later) for row in rows], columns)
         done += len(rows)
         progress(table, done, total)
 
@@ -143,8 +149,34 @@ def _fill_forward(source: Connection, target: Connection, table: str, column: st
     """Fill a column that refers to a later table; what is filled already is filled once more."""
     update = f"UPDATE {table} SET {column} = ? WHERE id = ?"
     for rows in _slices(source, table, (column, "id")):
+        _store(target, table, update, [row for row in rows if row[0] is not None], (column, "id"))
+
+
+def _store(target: Connection, table: str, statement: str, rows: Sequence[_Row], columns: Sequence[str]) -> None:
+    """Store all the rows, or none. Raises `DatabaseRejected` with the names of those that the target cannot hold."""
+    errors = _engine_of(target).ROW_ERRORS
+    try:
         with _transaction(target):
-            target.executemany(update, [row for row in rows if row[0] is not None])
+            target.executemany(statement, rows)
+    except errors:
+        faults = []
+        with suppress(_TakenBack), _transaction(target):
+            for row in rows:
+                try:
+                    with _savepoint(target):
+                        target.execute(statement, row)
+                except errors as error:
+                    faults.append(f"{_name_of_row(table, columns, row)}: {str(error).splitlines()[0]}")
+            raise _TakenBack from None
+        if not faults:
+            raise
+        more = [f"and {len(faults) - MAX_NAMED} more"] if len(faults) > MAX_NAMED else []
+        head = f"the target cannot hold these rows of {table}; nothing is changed in the source:"
+        raise DatabaseRejected("\n".join([head, *faults[:MAX_NAMED], *more])) from None
+
+
+def _name_of_row(table: str, columns: Sequence[str], row: _Row) -> str:
+    return ", ".join(f"{key} {shortened(str(row[columns.index(key)]))}" for key in TABLES[table])
 
 
 def _compared(source: Connection, target: Connection, table: str) -> CopiedTable:
@@ -215,6 +247,22 @@ def _without_nul(row: _Row) -> tuple[Any, ...]:
 
 def _blanked(row: tuple[Any, ...], index: int | None) -> tuple[Any, ...]:
     return row if index is None else (*row[:index], None, *row[index + 1 :])
+
+
+class _TakenBack(Exception):
+    """Ends a transaction of which nothing is to stay."""
+
+
+@contextmanager
+def _savepoint(db: Connection) -> Iterator[None]:
+    """A part of a transaction that an error takes back alone."""
+    db.execute("SAVEPOINT one")
+    try:
+        yield
+        db.execute("RELEASE one")  # what PostgreSQL says of a statement may come only here
+    except BaseException:
+        db.execute("ROLLBACK TO one")
+        raise
 
 
 @contextmanager

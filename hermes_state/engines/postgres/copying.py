@@ -13,6 +13,12 @@ from hermes_state.engines.postgres.words import store_words
 from hermes_state.errors import DatabaseRejected
 from hermes_state.store.sql import Connection
 
+ROW_ERRORS: tuple[type[Exception], ...] = (
+    psycopg.IntegrityError,
+    psycopg.DataError,
+    psycopg.errors.ProgramLimitExceeded,
+)
+
 _SLICE_ROWS = 500
 
 

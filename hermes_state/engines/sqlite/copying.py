@@ -15,6 +15,8 @@ from hermes_state.errors import DatabaseRejected
 from hermes_state.store.lock import FileLock
 from hermes_state.store.sql import Connection, scalar, scalars
 
+ROW_ERRORS: tuple[type[Exception], ...] = (sqlite3.IntegrityError, sqlite3.DataError)
+
 _LOCKED_SECONDS = 30.0
 
 

@@ -1,6 +1,7 @@
 """Copies of a whole database: every row of every table, over interruptions, from either engine to the other."""
 
 import contextlib
+import random
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -213,6 +214,33 @@ def test_nul_characters_are_replaced_and_counted(source: Path, target: Place) ->
     assert {one.table: one.replaced for one in copied(source, target) if one.replaced} == {"messages": 2}
     with resting(target) as db:
         assert db.execute("SELECT text FROM messages WHERE id = 4").fetchone() == ("one�two�",)
+
+
+@pytest.mark.cluster
+def test_rows_that_the_target_cannot_hold_are_named(source: Path, postgres: Postgres) -> None:
+    long_key = "k" + random.Random(1).randbytes(4_000).hex()  # more than an index of PostgreSQL takes
+    with opened(source) as db:
+        register_functions(db)
+        save_note(db, long_key, "x")
+        save_note(db, long_key[1:], "x")
+    with postgres.database() as url:
+        with pytest.raises(DatabaseRejected) as caught:
+            copied(source, url)
+        said = str(caught.value).splitlines()
+        assert said[0] == "the target cannot hold these rows of meta; nothing is changed in the source:"
+        for line, key in zip(said[1:], sorted((long_key, long_key[1:])), strict=True):
+            assert line.startswith(f"key {key[:59]}…: index row size 8")
+
+
+@pytest.mark.cluster
+def test_a_row_that_refers_to_nothing_is_named(source: Path, postgres: Postgres) -> None:
+    with opened(source) as db:
+        register_functions(db)
+        db.execute("PRAGMA foreign_keys = OFF")
+        db.execute("UPDATE messages SET session_id = 99999 WHERE id = 7")
+    refusal = pytest.raises(DatabaseRejected, match=r"rows of messages.*\nid 7: .*foreign key")
+    with postgres.database() as url, refusal:
+        copied(source, url)
 
 
 async def test_nobody_else_has_either_end_open(source: Path, target: Place, tmp_path: Path) -> None:
