@@ -14,7 +14,7 @@ from gateway.config import ConfigRejected, LoadedConfig, load_config, process_en
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
 from gateway.config.routes import PartialRouteConfig
-from gateway.config.types import BaseConfig
+from gateway.config.types import BaseConfig, masked
 from gateway.models.auxiliary import all_routes
 from gateway.models.call_settings import missing_keys
 from gateway.models.capacity import capacity_in, window_from
@@ -122,7 +122,7 @@ def _shown(value: Any) -> Any:
     if isinstance(value, SecretStr):
         return MARK
     if isinstance(value, str):
-        return redact(value)
+        return redact(masked(value))
     if isinstance(value, PartialRouteConfig):
         return _shown(value.written)
     if isinstance(value, BaseConfig):

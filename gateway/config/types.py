@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
+from hermes_state.redaction import MARK
 from hermes_state.values import ReasoningEffort
 
 # ---- blocks and fields
@@ -158,7 +159,7 @@ _PASSWORD = re.compile(r"[a-z]+://[^\s/?#@:]*:([^\s/?#@]+)@|[?&](?:ssl)?password
 
 def checked_store_url(value: str) -> str:
     """The address of a PostgreSQL database, as it is. Raises `ValueError` for any other."""
-    if _POSTGRES.fullmatch(value) is None:
+    if _POSTGRES.fullmatch(value) is None or not value.isprintable():  # libpq reads up to a NUL
         raise ValueError(
             "must be an address such as postgresql://hermes@db.example.org/hermes, with %40 and so on for @ and other "
             "signs in a password; not set, the database is the file state.db in the state directory"
@@ -176,6 +177,16 @@ def _files_url(value: str) -> str:
             "regions and endpoints belong into attachments.options"
         )
     return value.rstrip("/")
+
+
+def masked(address: str) -> str:
+    """The address with a mark in place of each password that it carries."""
+
+    def without(found: re.Match[str]) -> str:
+        start, end = (place - found.start() for place in found.span(1 if found[1] else 2))
+        return f"{found[0][:start]}{MARK}{found[0][end:]}"
+
+    return _PASSWORD.sub(without, address)
 
 
 def passwords_in(address: str) -> Iterator[str]:

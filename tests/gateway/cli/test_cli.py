@@ -220,6 +220,15 @@ def test_config_show_names_what_a_block_holds(run: Run) -> None:
     assert " -  " in shown["costs.prices"]
 
 
+@pytest.mark.parametrize("password", ["a", 'its"own<word>', "it's"])
+def test_a_password_in_the_database_s_address_is_masked_whatever_it_is(run: Run, password: str) -> None:
+    url = f"postgresql://hermes:{password}@db/hermes?sslpassword={password}"
+    for words in (("config", "show"), ("config", "show", "--json")):
+        assert f":{password}@" not in run(*words, HERMES_STORE__URL=url).output
+    shown = json.loads(run("config", "show", "--json", HERMES_STORE__URL=url).output)["settings"]["store.url"]
+    assert shown["value"] == "postgresql://hermes:[redacted]@db/hermes?sslpassword=[redacted]"
+
+
 def test_an_address_is_shown_without_the_password_in_it(run: Run) -> None:
     address = {"HERMES_MODEL__NAME": "m", "HERMES_MODEL__BASE_URL": "https://me:geheim@example.org/v1"}
     assert "geheim" not in run("config", "show", "--json", **address).output

@@ -38,6 +38,7 @@ def test_addresses_that_postgresql_knows_are_taken(tmp_path: Path, url: str) -> 
         "postgresql://hermes:s3cretWord/more@db/hermes",
         "postgresql://hermes:s3cretWord@more@db/hermes",
         "postgresql://hermes:s3cretWord#@db/hermes",
+        "postgresql://hermes:s3cretWord\0more@db/hermes",
     ],
 )
 def test_any_other_address_is_refused_in_one_sentence_without_its_password(tmp_path: Path, url: str) -> None:
