@@ -32,7 +32,7 @@ from agent.tools.mcp.servers import missing_sdk
 from agent.tools.mcp.settings import ServerState, ServerStatus
 from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
 from gateway.assembly import open_attachments
-from gateway.cluster.membership import node_info
+from gateway.cluster.membership import node_info, refuse_early
 from gateway.config import ConfigRejected, LoadedConfig, find_store_url, load_config
 from gateway.config.files import StateDirectory, locate_home
 from gateway.config.settings import Config
@@ -228,12 +228,19 @@ def check_cluster(db: Connection, config: Config, node_id: str = "") -> list[Che
 
 
 def _cluster(loaded: LoadedConfig, done: Sequence[CheckResult]) -> Iterator[CheckResult]:
-    """Check what nodes need, unless a running daemon has."""
-    if loaded.config.store.url is None or any(result.check == "cluster" for result in done):
+    """Check what nodes need, unless a running daemon has; in a database that is still empty, what a start would."""
+    url, is_empty = loaded.config.store.url, False
+    if url is None or any(result.check == "cluster" for result in done):
         return
-    with suppress(HermesError), open_resting(loaded.database, loaded.config.store.url) as db:  # told by another finding
+    with suppress(HermesError), open_resting(loaded.database, url) as db:  # told by another finding
+        is_empty = db is None
         if db is not None:
             yield from check_cluster(db, loaded.config)
+    if is_empty:
+        try:
+            refuse_early(loaded, url, is_fresh=False)
+        except HermesError as error:
+            yield warning("cluster", f"{error}.")
 
 
 def check_index(path: Path, percent: int | None) -> CheckResult:

@@ -56,7 +56,9 @@ def test_doctor_tells_server_encoding_role_schema_and_size(run: Run, postgres_ur
     assert f"schema {shipped_migrations()[-1].number}, 0 chats, 0 messages" in text
 
 
-async def test_doctor_tells_what_keeps_a_node_from_joining_the_others(run: Run, postgres_url: str) -> None:
+async def test_doctor_tells_what_keeps_a_node_from_joining_the_others(
+    run: Run, postgres: Postgres, postgres_url: str
+) -> None:
     assert (
         "0 nodes have a seat; this one can have its own"
         in (await asyncio.to_thread(run, postgres_url, "doctor")).output
@@ -71,8 +73,10 @@ async def test_doctor_tells_what_keeps_a_node_from_joining_the_others(run: Run, 
         assert listed.splitlines()[1].split()[:3] == ["other", "node", "1"]
     finally:
         await seat.close()
-    async with pooler_before(postgres_url) as url:
-        assert "store.url leads to a pooler" in (await asyncio.to_thread(run, url, "doctor")).output
+    with postgres.database() as empty:
+        for database in (postgres_url, empty):
+            async with pooler_before(database) as url:
+                assert "store.url leads to a pooler" in (await asyncio.to_thread(run, url, "doctor")).output
 
 
 def test_what_is_wrong_with_the_database_is_one_sentence_of_doctors(run: Run, postgres: Postgres) -> None:
@@ -181,12 +185,17 @@ async def test_an_unfinished_copy_is_not_opened(postgres_url: str, tmp_path: Pat
                 pass
 
 
-async def test_a_copy_that_was_forgotten_is_no_beginning_anew(postgres_url: str, tmp_path: Path) -> None:
+async def test_a_copy_that_was_forgotten_is_no_beginning_anew(
+    run: Run, postgres: Postgres, postgres_url: str, tmp_path: Path
+) -> None:
     async with open_store(tmp_path / "state.db"):
         pass
     with pytest.raises(DatabaseRejected, match=r"is empty, and there is .*state\.db: `hermes-gateway store copy`"):
         async with open_store(tmp_path / "state.db", postgres_url):
             pass
+    with postgres.database() as empty:
+        said = await asyncio.to_thread(run, empty, "doctor", HERMES_HOME=str(tmp_path))
+        assert f"is empty, and there is {tmp_path / 'state.db'}" in said.output
     async with open_store(tmp_path / "state.db", postgres_url, is_fresh=True) as store:
         await store.write(make_chat)
     async with open_store(tmp_path / "state.db", postgres_url):
