@@ -5,7 +5,7 @@ nodes share a database, an owner that was stopped or cut off can begin nothing m
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from hermes_state.errors import StateError
 from hermes_state.store.locks import EVERYTHING, locks
@@ -27,6 +27,13 @@ class AccountClaim:
 
 IS_HELD = "EXISTS (SELECT 1 FROM accounts a WHERE a.account = :account AND a.epoch = :epoch)"
 """Condition for a claim while nobody has taken the account since."""
+
+
+def require_held(db: Connection, claim: AccountClaim) -> None:
+    """Raise `AccountMoved` where somebody has taken the account since."""
+    if not scalar(db, bool, f"SELECT {IS_HELD}", asdict(claim)):
+        raise AccountMoved(f"the account {claim.account} was taken by another node")
+
 
 # Purpose: the next epoch of an account.
 _TAKE = """

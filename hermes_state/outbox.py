@@ -3,15 +3,18 @@
 A row starts with the Markdown as written (`rendered = 0`). Before the first send it is rendered once and its parts are
 committed, each a row of its own with the same `dedupe_key`; every retry sends those bytes. `sending` is
 committed before the request leaves: found after a restart it means the outcome is unknown (`ambiguous`).
+
+An attempt states whose it is and which one: what an earlier owner of the account, or an earlier attempt, has still to
+say of a row gives up nothing that another one is sending. Only that the platform has it is true whoever says it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 import msgspec
 
-from hermes_state.accounts import IS_HELD, AccountClaim
+from hermes_state.accounts import IS_HELD, AccountClaim, require_held
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar_or_none, scalars, select, select_one
 from hermes_state.values import (
@@ -196,14 +199,16 @@ WHERE id = :row_id AND settled_at IS NULL AND {IS_HELD} RETURNING {_COLUMNS}
 def begin_send(
     db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, claim: AccountClaim, now: Millis
 ) -> OutboxRow | None:
-    """Commit that a send begins; None where the row was settled, or the account taken, and nothing is to be sent.
+    """Commit that a send begins; None where the row was settled, and nothing is to be sent.
 
-    `parts`, for a row that was not rendered yet, are stored with it.
+    `parts`, for a row that was not rendered yet, are stored with it. Raises `AccountMoved`.
     """
     payload = None if parts is None else _encode(parts[0]).decode()
     values = {"now": now, "payload": payload, "row_id": row_id, **asdict(claim)}
     row = select_one(db, OutboxRow, _BEGIN, values)
-    if row is not None and parts is not None:
+    if row is None:
+        require_held(db, claim)
+    elif parts is not None:
         _insert_parts(db, row_id, parts)
     return row
 
@@ -222,39 +227,51 @@ _SHOWN = "INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id
 
 @locks(outbox="row_id")
 def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
-    """Settle a row that the platform has, and remember which transcript row it shows; True when more is owed."""
+    """Settle a row that the platform has, and remember which transcript row it shows; True when more is owed.
+
+    It has it whoever serves the account by now: who would send it again finds it settled.
+    """
     chat_id, message_id, part, is_owed = db.execute(_SENT, (ref, now, row_id)).fetchone() or (None, None, 0, 0)
     if message_id is not None:
         db.execute(_SHOWN, (chat_id, ref, message_id, part))
     return bool(is_owed)
 
 
-# Purpose: note when a row is due again.
-_RETRY = f"""
-UPDATE outbox SET state = :state, error = :error, next_at = :next_at
-WHERE id = :row_id AND settled_at IS NULL AND {IS_HELD}
+# Purpose: the end of a row's newest attempt, which was not sent; `settled_at` is NULL where another one follows.
+_END_ATTEMPT = f"""
+UPDATE outbox SET state = :state, error = :error, next_at = :next_at, settled_at = CAST(:settled_at AS BIGINT)
+WHERE id = :id AND attempts = :attempts AND settled_at IS NULL AND {IS_HELD}
 """
 
 
-@locks(outbox="row_id")
+@locks(outbox="row.id")
 def mark_retry(
-    db: Connection, row_id: OutboxId, is_ambiguous: bool, error: str, claim: AccountClaim, next_at: Millis
+    db: Connection, row: OutboxRow, is_ambiguous: bool, error: str, claim: AccountClaim, next_at: Millis
 ) -> None:
-    """Note a failed attempt; `next_at` is when the next one is due. There is none where the row was settled meanwhile.
+    """Note that the attempt that began with `row` failed; `next_at` is when the next one is due.
 
-    Where the account was taken meanwhile, its new owner knows what is to be done.
+    There is none where the row was settled meanwhile. Raises `AccountMoved`: the new owner knows what is to be done.
 
     `is_ambiguous`: this or an earlier attempt may have been seen by people.
     """
     state = OutboxState.AMBIGUOUS if is_ambiguous else OutboxState.PENDING
-    values = {"state": state, "error": error, "next_at": next_at, "row_id": row_id, **asdict(claim)}
-    db.execute(_RETRY, values)
+    _end_attempt(db, row, claim, {"state": state, "error": error, "next_at": next_at, "settled_at": None})
 
 
-@locks(outbox="row_id")
-def mark_dead(db: Connection, row_id: OutboxId, error: str, now: Millis) -> None:
-    """Give up a row that can never be delivered (a dead letter). The payload stays for the operator."""
-    db.execute("UPDATE outbox SET state = 'dead', error = ?, settled_at = ? WHERE id = ?", (error, now, row_id))
+@locks(outbox="row.id")
+def mark_dead(db: Connection, row: OutboxRow, error: str, claim: AccountClaim, now: Millis) -> None:
+    """Give up a row that the attempt that began with `row` has found undeliverable (a dead letter).
+
+    The payload stays for the operator. Raises `AccountMoved`: the new owner finds out by itself.
+    """
+    ended = {"state": OutboxState.DEAD, "error": error, "next_at": row.next_at, "settled_at": now}
+    _end_attempt(db, row, claim, ended)
+
+
+def _end_attempt(db: Connection, row: OutboxRow, claim: AccountClaim, ended: Mapping[str, object]) -> None:
+    values = {"id": row.id, "attempts": row.attempts, **ended, **asdict(claim)}
+    if not db.execute(_END_ATTEMPT, values).rowcount:
+        require_held(db, claim)
 
 
 # Purpose: give up answers that are not delivered yet, and what follows a first part; for a person, only their own.

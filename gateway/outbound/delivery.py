@@ -326,7 +326,7 @@ class Delivery:
             await self._retry(row, is_repeat, error, claim, error.retry_after)
         except (ChatUnreachable, MessageRejected) as error:
             log.warning("delivery.given_up", error=type(error).__name__, detail=str(error))
-            await self.store.write_with_retry(outbox.mark_dead, row.id, str(error), self.clock.now())
+            await self.store.write_with_retry(outbox.mark_dead, row, str(error), claim, self.clock.now())
         except ChatMoved as error:
             args = (chat.platform, chat.account, chat.chat_ref, error.new_chat_ref, self.clock.now())
             moved = await self.store.write_with_retry(move_chat, *args)
@@ -359,7 +359,7 @@ class Delivery:
     ) -> None:
         reason, next_at = f"{type(error).__name__}: {error}", Millis(self.clock.now() + int(1000 * pause))
         self._due[row.id] = time.monotonic() + pause
-        await self.store.write_with_retry(outbox.mark_retry, row.id, is_ambiguous, reason, claim, next_at)
+        await self.store.write_with_retry(outbox.mark_retry, row, is_ambiguous, reason, claim, next_at)
 
 
 def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:

@@ -1,6 +1,7 @@
 import itertools
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import pytest
 from hypothesis import given
@@ -9,11 +10,12 @@ from hypothesis import strategies as st
 from hermes_state import outbox
 from hermes_state.accounts import AccountClaim, AccountMoved, take_account
 from hermes_state.outbox import OutboxKind, OutboxState, Reply
-from hermes_state.values import Button, ChatId, Millis, OutboundPart, OutboxId
+from hermes_state.values import Button, ChatId, Millis, OutboundPart
 from tests.hermes_state.rows import START, exchange, make_chat, migrated
 from tests.sampling import examples
 
 CLAIM = AccountClaim(account="telegram", epoch=1)
+LateEnd: TypeAlias = Callable[[sqlite3.Connection, outbox.OutboxRow], None]
 
 
 @pytest.fixture
@@ -34,6 +36,14 @@ def parts(*texts: str) -> list[OutboundPart]:
 
 def first(db: sqlite3.Connection, chat: ChatId) -> outbox.OutboxRow:
     return outbox.load_open(db, chat, 1)[0]
+
+
+def begin(db: sqlite3.Connection, chat: ChatId, text: str, claim: AccountClaim = CLAIM) -> outbox.OutboxRow:
+    """Begin to send what a chat is owed first."""
+    row = first(db, chat)
+    begun = outbox.begin_send(db, row.id, None if row.written is None else parts(text), claim, START)
+    assert begun is not None
+    return begun
 
 
 def test_the_same_reason_owes_one_reply(db: sqlite3.Connection) -> None:
@@ -103,6 +113,7 @@ def test_parts_stay_together_when_another_reply_comes_between(db: sqlite3.Connec
 def test_whatever_is_stored_between_sends_every_reply_is_sent_whole_and_in_order(steps: list[int]) -> None:
     """0 stores a reply; n sends the next part of what is owed, rendered to n parts if it is new."""
     with migrated() as db:
+        take_account(db, "telegram")
         chat = make_chat(db)
         stored: list[str] = []
         sent: list[tuple[str, int]] = []
@@ -131,12 +142,11 @@ def test_whatever_is_stored_between_sends_every_reply_is_sent_whole_and_in_order
 def test_a_retry_keeps_the_bytes_and_the_time_of_the_first_attempt(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     owe(db, chat, "hello")
-    row_id = first(db, chat).id
-    outbox.begin_send(db, row_id, parts("hello"), CLAIM, START)
-    outbox.mark_retry(db, row_id, False, "refused", CLAIM, Millis(START + 500))
+    begun = begin(db, chat, "hello")
+    outbox.mark_retry(db, begun, False, "refused", CLAIM, Millis(START + 500))
     row = first(db, chat)
     assert (row.state, row.next_at, row.attempts) == (OutboxState.PENDING, START + 500, 1)
-    outbox.begin_send(db, row_id, None, CLAIM, Millis(START + 500))
+    outbox.begin_send(db, row.id, None, CLAIM, Millis(START + 500))
     row = first(db, chat)
     assert row.rendered == parts("hello")[0]
     assert (row.attempts, row.first_tried_at) == (2, START)
@@ -162,8 +172,7 @@ def test_whoever_may_have_lost_an_account_does_not_take_it_from_the_next_owner(d
 def test_what_can_never_be_delivered_is_settled_and_kept_for_the_operator(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     owe(db, chat, "hello")
-    outbox.begin_send(db, first(db, chat).id, parts("hello"), CLAIM, START)
-    outbox.mark_dead(db, first(db, chat).id, "blocked", START)
+    outbox.mark_dead(db, begin(db, chat, "hello"), "blocked", CLAIM, START)
     assert outbox.load_open(db, chat) == []
     [(state, error, payload)] = db.execute("SELECT state, error, payload FROM outbox").fetchall()
     assert (state, error) == ("dead", "blocked")
@@ -193,5 +202,66 @@ def test_settled_rows_are_no_ones_work(db: sqlite3.Connection) -> None:
     one, two = make_chat(db, "1"), make_chat(db, "2")
     owe(db, one, "a")
     owe(db, two, "b")
-    outbox.mark_dead(db, OutboxId(1), "gone", START)
+    outbox.mark_dead(db, first(db, one), "gone", CLAIM, START)
     assert outbox.load_chats_owed(db, "telegram") == [two]
+
+
+LATE_ENDS: dict[str, LateEnd] = {
+    "retry": lambda db, row: outbox.mark_retry(db, row, False, "late", CLAIM, START),
+    "dead": lambda db, row: outbox.mark_dead(db, row, "late", CLAIM, START),
+}
+
+
+@pytest.mark.parametrize("late", LATE_ENDS.values(), ids=LATE_ENDS)
+@pytest.mark.parametrize("has_begun", [False, True], ids=["has-yet-to-send", "is-sending"])
+def test_a_former_owner_ends_nothing_of_what_the_next_one_owes(
+    db: sqlite3.Connection, late: LateEnd, has_begun: bool
+) -> None:
+    chat = make_chat(db)
+    owe(db, chat, "hello")
+    row = begin(db, chat, "hello")
+    claim, _ = take_account(db, "telegram")
+    owed = begin(db, chat, "hello", claim) if has_begun else first(db, chat)
+    with pytest.raises(AccountMoved):
+        late(db, row)
+    assert first(db, chat) == owed
+
+
+@pytest.mark.parametrize("late", LATE_ENDS.values(), ids=LATE_ENDS)
+def test_an_earlier_attempt_ends_nothing_of_a_later_one(db: sqlite3.Connection, late: LateEnd) -> None:
+    chat = make_chat(db)
+    owe(db, chat, "hello")
+    row = begin(db, chat, "hello")
+    later = begin(db, chat, "hello")
+    late(db, row)
+    assert first(db, chat) == later
+
+
+@pytest.mark.parametrize("late", LATE_ENDS.values(), ids=LATE_ENDS)
+def test_what_is_settled_stays_as_it_is(db: sqlite3.Connection, late: LateEnd) -> None:
+    chat = make_chat(db)
+    owe(db, chat, "hello")
+    row = begin(db, chat, "hello")
+    outbox.mark_sent(db, row.id, "p1", START)
+    before = db.execute("SELECT * FROM outbox").fetchall()
+    late(db, row)
+    assert db.execute("SELECT * FROM outbox").fetchall() == before
+
+
+def test_that_the_platform_has_it_is_true_whoever_says_it(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    owe(db, chat, "hello")
+    row = begin(db, chat, "hello")
+    claim, _ = take_account(db, "telegram")
+    outbox.mark_sent(db, row.id, "p1", START)
+    assert outbox.begin_send(db, row.id, None, claim, START) is None
+    assert outbox.load_open(db, chat) == []
+
+
+def test_a_former_owner_begins_nothing(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    owe(db, chat, "hello")
+    take_account(db, "telegram")
+    with pytest.raises(AccountMoved):
+        outbox.begin_send(db, first(db, chat).id, parts("hello"), CLAIM, START)
+    assert (first(db, chat).state, first(db, chat).attempts) == (OutboxState.PENDING, 0)

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
@@ -15,6 +15,7 @@ from agent.model.base import FinishReason, ModelReply, ModelRequest
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import RENDERED_AT_ONCE
 from hermes_state import outbox
+from hermes_state.accounts import take_account
 from hermes_state.chats import ensure_chat, load_chat
 from hermes_state.errors import (
     ChatMoved,
@@ -53,6 +54,11 @@ async def owe(
     await gateway.store.write(outbox.enqueue, reply, now)
     gateway.delivery.wake(chat)
     return chat
+
+
+def events(logs: Sequence[Mapping[str, object]]) -> list[object]:
+    """What the log says, without its details."""
+    return [log["event"] for log in logs]
 
 
 async def test_parts_arrive_in_order_with_keys_of_their_own(store: Store, tmp_path: Path) -> None:
@@ -294,6 +300,33 @@ async def test_a_later_part_that_was_under_way_at_a_crash_is_repeated_as_a_repea
         assert await again.replies(2) == ["bbb", "ccc"]
         assert [request.is_repeat for request in again.adapter.requests] == [True, False]
         assert again.adapter.requests[0].key == gateway.adapter.requests[1].key
+
+
+async def test_a_refusal_that_a_former_owner_hears_late_gives_up_nothing(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        gateway.adapter.may_send.clear()
+        gateway.adapter.troubles.append(ChatUnreachable("kicked"))
+        await owe(gateway, "hello")
+        await eventually(lambda: gateway.adapter.requests, "the request is on its way")
+        await store.write(take_account, DIRECT.account)  # another node, which has noticed before this one
+        with capture_logs() as logs:
+            gateway.adapter.may_send.set()
+            await eventually(lambda: "delivery.delayed" in events(logs), "it is refused")
+        assert await gateway.rows("SELECT state FROM outbox") == [("ambiguous",)]
+
+
+async def test_whose_account_was_taken_begins_nothing_and_does_not_ask_all_the_time(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await store.write(take_account, DIRECT.account)
+        with capture_logs() as logs:
+            await owe(gateway, "hello")
+            await eventually(lambda: "delivery.delayed" in events(logs), "it is refused")
+            await settled()
+        assert events(logs).count("delivery.delayed") == 1
+        assert gateway.adapter.requests == []
+        assert await gateway.rows("SELECT state, attempts FROM outbox") == [("pending", 0)]
 
 
 async def test_flood_control_of_a_group_holds_for_all_its_topics(store: Store, tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ class Busy:
 def busy(db: Connection) -> Busy:
     """A turn whose tools run, with a steer, a message and a command that wait, and a reply that is owed."""
     chat_id, earlier = conversations(db)
+    take_account(db, CLAIM.account)
     turn = start(db, chat_id, "what now?")
     asked = call_tools(db, turn, "c1", "c2")
     journal.start_tools(db, turn, asked.id, asked.body.calls[:1], START)
@@ -227,8 +228,8 @@ BUSY: Mapping[str, Writer] = {
     "move_chat": lambda s, now: write(move_chat, "telegram", "telegram", "42", "-42", now),
     "begin_send": lambda s, now: write(outbox.begin_send, s.owed.id, [PART, PART], CLAIM, now),
     "mark_sent": lambda s, now: write(outbox.mark_sent, s.owed.id, "r77", now),
-    "mark_retry": lambda s, now: write(outbox.mark_retry, s.owed.id, True, "cut off", CLAIM, LATER),
-    "mark_dead": lambda s, now: write(outbox.mark_dead, s.owed.id, "gone", now),
+    "mark_retry": lambda s, now: write(outbox.mark_retry, s.owed, True, "cut off", CLAIM, LATER),
+    "mark_dead": lambda s, now: write(outbox.mark_dead, s.owed, "gone", CLAIM, now),
     "take_account": lambda s, now: write(take_account, "telegram"),
     "enqueue": lambda s, now: write(
         outbox.enqueue, Reply(chat_id=s.chat_id, markdown="hi", dedupe_key=f"turn:{s.turn.id}"), now
@@ -403,6 +404,7 @@ def shared(db: Connection) -> Shared:
     keys = [replace(GROUP, user_ref="1"), replace(GROUP, user_ref="2"), key_of("-77", user_ref="1")]
     chats = [ensure_chat(db, key, ChatKind.GROUP, None, START) for key in keys]
     exchange(db, chats[0], "one", "two")
+    take_account(db, CLAIM.account)
     waiting = [receive(db, chat_id, "again", ref=f"w{at}") for at, chat_id in enumerate(chats)]
     return Shared(chats=chats, waiting=waiting, owed=outbox.load_open(db, chats[0])[0])
 
