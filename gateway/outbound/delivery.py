@@ -89,6 +89,8 @@ class Delivery:
     """Time of the next attempt at rows that failed, by the monotonic clock: the time of day may be changed."""
     _left: set[OutboxId] = field(default_factory=set, init=False)
     """Rows whose request has left, until what came of it is stored."""
+    _under_way: dict[OutboxId, asyncio.Event] = field(default_factory=dict, init=False)
+    """Rows that a sender is busy with right now, with what is set when it is not any more."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _unstored: set[asyncio.Task[bool]] = field(default_factory=set, init=False)
     _told_broken: set[ChatKey] = field(default_factory=set, init=False)
@@ -252,6 +254,9 @@ class Delivery:
             chat, rows = await self.store.read_short(_load, chat_id)
         if not rows:
             return None
+        if (ended := self._under_way.get(rows[0].id)) is not None:  # its chat has moved here meanwhile
+            await ended.wait()
+            return 0.0
         adapter, claim = self.adapters.of(chat), self.adapters.claim_of(chat)
         if adapter is None:
             log.warning("delivery.no_adapter", chat=chat.name)
@@ -296,7 +301,12 @@ class Delivery:
         """Send a row that is `sending` by now, and store what came of it; None when its chat is owed nothing more."""
         with bound_contextvars(chat=chat.name, outbox_id=row.id):
             self._left.add(row.id)
-            is_owed = await self._attempt(chat, row, adapter, claim, is_repeat)
+            ended = self._under_way[row.id] = asyncio.Event()
+            try:
+                is_owed = await self._attempt(chat, row, adapter, claim, is_repeat)
+            finally:
+                del self._under_way[row.id]
+                ended.set()
             self._left.discard(row.id)
         return 0.0 if is_owed else None
 

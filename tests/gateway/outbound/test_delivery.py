@@ -33,6 +33,7 @@ from tests.gateway.helpers import (
     ANN,
     DIRECT,
     GROUP,
+    PLATFORM,
     Hang,
     MemoryAdapter,
     TestGateway,
@@ -265,6 +266,34 @@ async def test_a_reply_follows_its_chat_into_a_conversation_that_goes_on_there(s
         gateway.adapter.troubles.append(ChatMoved(GROUP.chat_ref))
         await owe(gateway, "hello")
         assert await gateway.replies(2, GROUP) == ["echo: hi", "hello"]
+
+
+async def test_what_a_move_takes_along_waits_for_the_request_that_is_under_way(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("hi", chat=GROUP)
+        gateway.adapter.may_send.clear()
+        await owe(gateway, "hello")
+        await eventually(lambda: len(gateway.adapter.requests) == 2, "the request is on its way")
+        await gateway.intake.move_chat(PLATFORM, DIRECT.account, DIRECT.chat_ref, GROUP.chat_ref)
+        await settled()
+        gateway.adapter.may_send.set()
+        await gateway.quiet(GROUP)
+        assert [request.part.text for request in gateway.adapter.requests] == ["echo: hi", "hello"]
+        assert await gateway.rows("SELECT state FROM outbox") == [("sent",)] * 2
+
+
+async def test_what_a_move_takes_along_is_sent_there_once_its_request_has_failed(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("hi", chat=GROUP)
+        gateway.adapter.may_send.clear()
+        gateway.adapter.troubles.append(PlatformUnavailable("the group is being moved"))
+        await owe(gateway, "hello")
+        await eventually(lambda: len(gateway.adapter.requests) == 2, "the request is on its way")
+        await gateway.intake.move_chat(PLATFORM, DIRECT.account, DIRECT.chat_ref, GROUP.chat_ref)
+        await settled()
+        gateway.adapter.may_send.set()
+        assert await gateway.replies(2, GROUP) == ["echo: hi", "hello"]
+        assert [request.is_repeat for request in gateway.adapter.requests] == [False, False, False]
 
 
 async def test_without_its_platform_a_reply_waits_for_the_next_start(store: Store, tmp_path: Path) -> None:
