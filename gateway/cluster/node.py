@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from gateway.turns.lanes import LaneRegistry, RunCommand
-from hermes_state.aio import Backoff, cancel_all
+from hermes_state.aio import Backoff, cancel_all, run_until
 from hermes_state.errors import StateError
 from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock
 from hermes_state.values import ChatId, TurnId
@@ -24,6 +24,8 @@ SWEEP_SECONDS = 0.5
 HEAD_START_SECONDS = 0.005
 SPREAD_SECONDS = 0.05
 """Seconds for which a node leaves a new message to the one that has stored it and, as it gets busier, to idler ones."""
+
+DUTY_BACKOFF = Backoff(max_seconds=60.0)
 
 CHANGES = (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED)
 """Kinds of hints about what nodes have read and remember."""
@@ -126,7 +128,8 @@ class Node:
         for kind in CHANGES if seat.is_shared else ():  # hints of them were missed
             self._take_hint(Hint(kind, 0))
         try:
-            await self._take_free(seat)
+            for duty in await self._lock_free(seat):
+                await self._take_up(duty, seat)
             await self._lanes.start(self._run_command, seat)
         except StateError:  # nobody else can have what it holds
             seat.lost.set()
@@ -153,42 +156,57 @@ class Node:
 
     async def _follow(self, seat: Seat) -> None:
         """Take what becomes free until the seat ends, whatever the database is doing."""
-        sweeping = [asyncio.create_task(self._sweep(seat), name="sweep")] if seat.is_shared else []
-        try:
+        if seat.is_shared:
+            await run_until(seat.lost, self._sweep(seat))
+        else:
             await seat.lost.wait()
-        finally:
-            await cancel_all(sweeping)
 
     async def _sweep(self, seat: Seat) -> None:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)  # hints may be lost
             try:
-                before = len(self._taken)
-                await self._take_free(seat)
-                self._tasks += [self._begin(duty) for duty in self._taken[before:]]
+                for duty in await self._lock_free(seat):
+                    await self._take_over(duty, seat)
                 await self._lanes.sweep()
             except StateError as error:
                 log.warning("node.delayed", error=str(error))
 
-    async def _take_free(self, seat: Seat) -> None:
+    async def _lock_free(self, seat: Seat) -> list[Duty]:
+        """Take the locks of duties that nobody has."""
         wanted = [duty for duty in self._duties if duty not in self._taken]
         taken = await seat.take([duty.lock for duty in wanted]) if wanted else set()
-        for duty in wanted:
-            if duty.lock in taken:
-                if seat.is_shared:
-                    log.info("duty.taken", duty=duty.name)
-                if duty.take_up is not None:
-                    await duty.take_up()
-                self._taken.append(duty)
+        return [duty for duty in wanted if duty.lock in taken]
+
+    async def _take_up(self, duty: Duty, seat: Seat) -> None:
+        if duty.take_up is not None:
+            await duty.take_up()
+        if seat.is_shared:
+            log.info("duty.taken", duty=duty.name)
+        self._taken.append(duty)
+
+    async def _take_over(self, duty: Duty, seat: Seat) -> None:
+        """Begin a duty that became free; where that fails, another node may have it, or this one at its next look."""
+        try:
+            await self._take_up(duty, seat)
+        except Exception as error:  # the other duties, and the chats, must not notice
+            log.warning("duty.delayed", duty=duty.name, exc_info=not isinstance(error, StateError), error=str(error))
+            await seat.let_go(duty.lock)
+        else:
+            self._tasks.append(self._begin(duty))
 
     def _begin(self, duty: Duty) -> asyncio.Task[None]:
         return asyncio.ensure_future(self._run_duty(duty))
 
     async def _run_duty(self, duty: Duty) -> None:
-        try:
-            await duty.run()
-        except Exception:  # the others must not notice; each duty has boundaries of its own inside
-            log.exception("duty.crashed", duty=duty.name)
+        """Do a duty, again and again where it crashes: while this node has its lock nobody else does it."""
+        for pause in DUTY_BACKOFF:
+            try:
+                await duty.run()
+            except Exception:  # the others must not notice; each duty has boundaries of its own inside
+                log.exception("duty.crashed", duty=duty.name, retry_seconds=pause)
+            else:
+                return
+            await asyncio.sleep(pause)  # nothing tells whether what it has met is over
 
     async def _give_up(self, seat: Seat) -> None:
         """End all work without a write: what was this node's may be another's by now."""

@@ -1,14 +1,16 @@
 """A node with a seat that the test ends and others that the test lets come."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.cluster.node import Duty, Node
-from hermes_state.aio import cancel_all
+from hermes_state.aio import Backoff, cancel_all
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.seats import (
     KEEPER,
@@ -24,7 +26,7 @@ from hermes_state.store.seats import (
 )
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, ChatId, IncomingAttachment
-from tests.gateway.helpers import DIRECT, Hang, TestGateway, eventually, hanging, serving
+from tests.gateway.helpers import DIRECT, WAIT_SECONDS, Hang, TestGateway, eventually, hanging, serving
 from tests.hermes_state.rows import receive
 
 
@@ -37,12 +39,19 @@ class SharedSeat(OnlySeat):
         super().__init__()
         self.on_hint = on_hint
         self.taken = set(taken)
+        self.let_go_of: list[SeatLock] = []
         self.is_closed = False
+        self.bug: Exception | None = None
 
     async def take(self, locks: Collection[SeatLock]) -> set[SeatLock]:
+        if self.bug is not None:
+            raise self.bug
         if self.lost.is_set():
             raise SeatLost("ended")
         return set(locks) - self.taken
+
+    async def let_go(self, lock: SeatLock) -> None:
+        self.let_go_of.append(lock)
 
     async def close(self) -> None:
         self.is_closed = True
@@ -65,14 +74,24 @@ class Seats:
 
 
 class Work:
-    """A duty that tells whether it runs."""
+    """A duty that tells whether it runs, and breaks as it is told."""
 
     def __init__(self, name: str, lock: SeatLock) -> None:
         self.begun = self.ended = 0
-        self.duty = Duty(name=name, lock=lock, run=self.run)
+        self.crashes: deque[Exception] = deque()
+        """What ends the next runs."""
+        self.troubles: deque[Exception] = deque()
+        """What comes of the next times that it is taken up."""
+        self.duty = Duty(name=name, lock=lock, run=self.run, take_up=self.take_up)
+
+    async def take_up(self) -> None:
+        if self.troubles:
+            raise self.troubles.popleft()
 
     async def run(self) -> None:
         self.begun += 1
+        if self.crashes:
+            raise self.crashes.popleft()
         try:
             await asyncio.Event().wait()
         finally:
@@ -100,7 +119,7 @@ async def node_of(gateway: TestGateway, seats: Seats, *work: Work) -> AsyncItera
     )
     await gateway.access.load()
     await node.start()
-    task = asyncio.create_task(node.run())
+    task = asyncio.create_task(node.run(), name="node")
     try:
         yield node
     finally:
@@ -116,6 +135,41 @@ async def test_a_duty_of_another_node_is_taken_when_it_becomes_free(store: Store
         assert not keeping.begun
         seats.opened[0].taken.clear()
         await eventually(lambda: keeping.begun == 1, "it is kept now")
+
+
+@pytest.mark.parametrize("trouble", [StoreUnavailable("away"), RuntimeError("a bug")], ids=["store", "bug"])
+async def test_a_duty_that_cannot_be_taken_up_is_left_to_others_and_holds_up_none(
+    store: Store, tmp_path: Path, trouble: Exception
+) -> None:
+    seats, first, second = Seats(), Work("first", account_lock("first")), Work("second", KEEPER)
+    seats.taken = {first.duty.lock, second.duty.lock}
+    first.troubles.append(trouble)
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats, first, second) as node:
+        seats.opened[0].taken.clear()
+        await eventually(lambda: second.begun, "the other is taken")
+        assert (first.begun, seats.opened[0].let_go_of) == (0, [first.duty.lock])
+        await eventually(lambda: first.begun, "it is taken up at the next look")
+        assert [duty.name for duty in node._taken] == ["telegram", "second", "first"]
+
+
+async def test_a_duty_that_crashes_goes_on(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.cluster.node.DUTY_BACKOFF", Backoff(0.01))
+    keeping = Work("keeping", KEEPER)
+    keeping.crashes.extend([KeyError("a bug"), StoreUnavailable("away")])
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, Seats(), keeping):
+        with capture_logs() as logs:
+            await eventually(lambda: keeping.begun == 3, "it is kept again")
+        assert [log["log_level"] for log in logs if log["event"] == "duty.crashed"] == ["error", "error"]
+
+
+async def test_a_bug_in_the_sweep_ends_the_process_instead_of_the_sweep_alone(store: Store, tmp_path: Path) -> None:
+    seats, keeping = Seats(), Work("keeping", KEEPER)
+    seats.taken = {KEEPER}
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats, keeping):
+        [running] = [task for task in asyncio.all_tasks() if task.get_name() == "node"]
+        seats.opened[0].bug = RuntimeError("a bug")
+        with pytest.raises(RuntimeError, match="a bug"):
+            await asyncio.wait_for(running, WAIT_SECONDS)
 
 
 async def test_a_lost_seat_ends_everything_and_the_next_one_goes_on_with_it(store: Store, tmp_path: Path) -> None:
