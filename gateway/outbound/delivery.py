@@ -99,12 +99,21 @@ class Delivery:
     _is_closed: bool = field(default=False, init=False)
 
     async def start(self, account: str) -> None:
-        """Serve an account, which is this node's from now on: resume what is owed to its chats."""
+        """Serve an account, which is this node's from now on: resume what is owed to its chats.
+
+        Raises `AccountMoved`, and `StoreUnavailable` where nobody knows what is owed; it is not served then.
+        """
+        one = self.adapters.supervised[account]
         claim, interrupted = await self.store.write_with_retry(take_account, account, self.adapters.is_certain)
-        self.adapters.supervised[account].claim = claim
         if interrupted:
             log.warning("delivery.interrupted", account=account, count=interrupted)
-        for chat_id in await self.store.read(outbox.load_chats_owed, account):
+        one.claim = claim  # before the look: what is owed from now on comes with a hint
+        try:
+            owed = await self.store.read(outbox.load_chats_owed, account)
+        except StateError:
+            one.claim = None
+            raise
+        for chat_id in owed:
             self.wake(chat_id)
 
     async def abandon(self) -> None:

@@ -24,6 +24,7 @@ from hermes_state.errors import (
     PlatformUnavailable,
     RateLimited,
     SendAmbiguous,
+    StoreUnavailable,
 )
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.writer import Store
@@ -356,6 +357,24 @@ async def test_whose_account_was_taken_begins_nothing_and_does_not_ask_all_the_t
         assert events(logs).count("delivery.delayed") == 1
         assert gateway.adapter.requests == []
         assert await gateway.rows("SELECT state, attempts FROM outbox") == [("pending", 0)]
+
+
+class Unreadable:
+    """A store that can be written and not read."""
+
+    def __init__(self, store: Store) -> None:
+        self.write_with_retry = store.write_with_retry
+
+    async def read(self, *_: object) -> None:
+        raise StoreUnavailable("the readers have no connection")
+
+
+async def test_an_account_of_which_nobody_knows_what_it_owes_is_not_served(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, is_started=False) as gateway:
+        gateway.delivery.store = Unreadable(store)  # type: ignore[assignment]  # as far as a start goes
+        with pytest.raises(StoreUnavailable):
+            await gateway.delivery.start(DIRECT.account)
+        assert gateway.adapters.claim_of(DIRECT) is None, "its lock is given back, and nothing runs"
 
 
 async def test_flood_control_of_a_group_holds_for_all_its_topics(store: Store, tmp_path: Path) -> None:
