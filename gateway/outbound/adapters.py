@@ -51,6 +51,7 @@ class SupervisedAdapter:
     async def run(self, intake: Intake) -> None:
         """Keep the adapter running until cancelled or its token is rejected."""
         delays = iter(RETRY_BACKOFF)
+        self._is_rejected = False
         while True:
             began = time.monotonic()
             self._pause_ends = None

@@ -79,6 +79,17 @@ async def test_a_rejected_token_ends_the_adapter_and_not_its_neighbours() -> Non
         tasks[1].cancel()
 
 
+async def test_whoever_serves_the_account_again_is_healthy_again() -> None:
+    one = SupervisedAdapter(Restless([TokenRejected("401: check telegram.token")]))
+    one.claim = CLAIM
+    await one.run(NO_INTAKE)
+    assert one.health().state is AdapterState.FAILED
+    task = asyncio.create_task(one.run(NO_INTAKE))  # its node has lost its seat and taken another
+    await eventually(lambda: one.health().state is AdapterState.RUNNING, "it runs")
+    task.cancel()
+    await asyncio.wait({task})
+
+
 def test_a_chat_is_reached_through_its_account() -> None:
     adapter = MemoryAdapter()
     adapters = AdapterRegistry({"telegram": adapter})
