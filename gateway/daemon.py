@@ -136,6 +136,7 @@ class _Daemon:
         self._group = asyncio.TaskGroup()
         announce = partial(_announce, environ)
         self._adapters = AdapterRegistry(make_adapters(loaded, store, REGISTRY.menu(), files, clock, announce))
+        self._adapters.has_other_nodes = not isinstance(store, SqliteStore)
         gates = GateRegistry()
         self._delivery = Delivery(
             store=store,
@@ -204,7 +205,6 @@ class _Daemon:
                 titles=self._titles,
                 clock=clock,
                 on_question=self._asked.set,
-                has_other_nodes=not isinstance(store, SqliteStore),
             ),
             attachments=AttachmentHandler(
                 store=store,

@@ -22,6 +22,9 @@ HEALTHY_SECONDS = 60.0
 
 RETRY_BACKOFF = Backoff(max_seconds=60.0)
 
+COMMON_FILE_BYTES = 10 << 20
+"""Largest file that every platform takes, in bytes: for chats of a platform that only other nodes know."""
+
 
 class SupervisedAdapter:
     """One adapter with its supervisor: a new attempt after every end, except where only a new token helps."""
@@ -84,6 +87,8 @@ class AdapterRegistry:
         self.supervised = {name: SupervisedAdapter(adapter) for name, adapter in adapters.items()}
         self.is_certain: Callable[[], bool] = lambda: True
         """Tells whether nobody else can have taken the accounts that are this node's."""
+        self.has_other_nodes = False
+        """Other nodes may serve accounts, configured here or not."""
 
     def of(self, chat: ChatKey) -> PlatformAdapter | None:
         """Adapter that reaches a chat; None when its platform is not configured any more."""
@@ -102,8 +107,9 @@ class AdapterRegistry:
 
     def max_file_bytes(self, chat: ChatKey) -> int:
         """Largest file that a chat takes from us, in bytes; 0: none."""
-        adapter = self.of(chat)
-        return 0 if adapter is None else adapter.capabilities.max_file_bytes
+        if (adapter := self.of(chat)) is not None:
+            return adapter.capabilities.max_file_bytes
+        return COMMON_FILE_BYTES if self.has_other_nodes else 0
 
     def health(self) -> Mapping[str, AdapterHealth]:
         """Health of each account, by its name."""

@@ -267,10 +267,9 @@ class Delivery:
             await ended.wait()
             return 0.0
         adapter, claim = self.adapters.of(chat), self.adapters.claim_of(chat)
-        if adapter is None:
-            log.warning("delivery.no_adapter", chat=chat.name)
-            return None
-        if claim is None:
+        if adapter is None or claim is None:
+            if adapter is None and not self.adapters.has_other_nodes:
+                log.warning("delivery.no_adapter", chat=chat.name)
             return None  # its owner learned of the row when it was stored
         if adapter.health().state is AdapterState.STARTING:
             return STARTING_PAUSE_SECONDS  # an attempt now would certainly fail, and count as one that may be repeated

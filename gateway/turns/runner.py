@@ -65,12 +65,10 @@ class TurnRunner:
     clock: Clock
     on_question: Callable[[], None]
     """Called when a turn waits for a person's yes."""
-    has_other_nodes: bool = False
-    """Chats may be served by other nodes."""
 
     def preview_of(self, turn: RunningTurn) -> TurnPreview:
         """The preview that shows `turn`; its `text` is the partial answer."""
-        if self.has_other_nodes and self.adapters.claim_of(turn.chat) is None:
+        if self.adapters.has_other_nodes and self.adapters.claim_of(turn.chat) is None:
             return StoredPreview(turn, self.store, self.clock)
         adapter = self.adapters.of(turn.chat)
         return TurnPreview(turn) if adapter is None else self._live_preview(turn, adapter)

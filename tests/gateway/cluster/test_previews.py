@@ -152,7 +152,7 @@ async def test_a_worker_stores_what_its_turn_shows(
     monkeypatch.setattr("gateway.turns.previews.STORE_SECONDS", 0.0)
     async with serving(store, tmp_path) as gateway:
         turn = await store.write(_start)
-        gateway.turns.has_other_nodes = True
+        gateway.adapters.has_other_nodes = True
         gateway.adapters.supervised[DIRECT.account].claim = None
         preview = gateway.turns.preview_of(turn)
         assert isinstance(preview, StoredPreview)
