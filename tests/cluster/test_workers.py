@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.nodes import Cluster
+from tests.e2e.test_approvals import delivered
 from tests.e2e.test_files import FREELY, on_telegram
 from tests.e2e.world import Gateway
 
@@ -42,3 +43,22 @@ async def test_a_worker_gives_a_file_to_the_chat(cluster: Cluster, tmp_path: Pat
     assert await on_telegram(cluster, "document") == [("as you asked", "plan.md", b"# Plan")]
     assert await cluster.replies(1, match="is on its way to the chat")
     assert "delivery.no_adapter" not in worker.log_text(), "its owner sends it"
+
+
+async def test_where_files_are_not_shared_people_are_told_of_one_that_cannot_be_sent(cluster: Cluster) -> None:
+    await with_worker(cluster, **FREELY)
+    await write_and_send(cluster)
+    [told] = await cluster.replies(1, match="could not be sent")
+    assert told == "as you asked\n(The file “plan.md” could not be sent here.)"
+
+
+async def test_a_worker_asks_and_a_button_lets_it_go_on(cluster: Cluster) -> None:
+    worker = await with_worker(cluster)
+    await cluster.script(match="a plan", last_role="user", tool_calls=[{"name": "write_file", "arguments": PLAN}])
+    await cluster.say("make a plan")
+    assert len(await cluster.replies(1, match="May I use")) == 1
+    await cluster.tg.post("callback", {"chat_id": 42, "user_id": 42, "button": "Yes, once"})
+    assert await cluster.replies(1, match="Wrote 6 bytes")
+    await delivered(cluster)
+    assert "turn.waiting" in worker.log_text()
+    assert len(await cluster.replies(0, wait=0, match="May I use")) == 1
