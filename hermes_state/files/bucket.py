@@ -6,23 +6,22 @@ that made it. obstore, which speaks to it, is an extra: this is imported only wh
 
 import errno
 import os
-import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import obstore
-from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+from obstore.exceptions import BaseError
 from obstore.store import from_url
 
 from hermes_state.attachments import StoredFile
-from hermes_state.errors import ConfigError, StoreUnavailable
+from hermes_state.errors import ConfigError
+from hermes_state.files.bucket_errors import os_errors, reason, start_error
 from hermes_state.files.folder import AttachmentFolder, stored_file
-from hermes_state.redaction import redact
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -49,12 +48,13 @@ class AttachmentBucket(AttachmentFolder):
         self._new_bytes = max_cache_bytes
         """Bytes that came into the cache since all of it was looked at."""
 
-    def check(self) -> None:
-        """Write an object, read and remove it. Raises obstore's errors."""
-        name = f"check-{uuid4().hex}"
-        obstore.put(self._bucket, name, b"hermes-gateway")
-        obstore.get(self._bucket, name).bytes()
+    def check(self) -> bool:
+        """Write an object, read and remove it; False where something else was read. Raises obstore's errors."""
+        name, data = f"check-{uuid4().hex}", b"hermes-gateway"
+        obstore.put(self._bucket, name, data)
+        found = bytes(obstore.get(self._bucket, name).bytes())
         obstore.delete(self._bucket, [name])
+        return found == data
 
     def local(self, path: str) -> Path:
         cached = self.folder / path
@@ -66,19 +66,19 @@ class AttachmentBucket(AttachmentFolder):
 
     def remove(self, paths: Iterable[str]) -> None:
         for path in paths:
-            with _os_errors(), suppress(FileNotFoundError):
+            with suppress(FileNotFoundError), os_errors(path):
                 obstore.delete(self._bucket, [path])
             super().remove([path])
 
     def _put(self, fetched: Path, file: StoredFile) -> None:
-        with _os_errors():
+        with os_errors(file.path):
             obstore.put(self._bucket, file.path, fetched, max_concurrency=_PARTS_AT_ONCE)
         self._put_into_cache(fetched, file)
 
     def _fetch(self, path: str) -> None:
         fetched = self.new_file()
         try:
-            with _os_errors(), fetched.open("wb") as file:
+            with os_errors(path), fetched.open("wb") as file:
                 for chunk in obstore.get(self._bucket, path).stream():
                     file.write(chunk)
             found = stored_file(fetched, "", None)
@@ -118,31 +118,12 @@ def open_bucket(url: str, options: Mapping[str, str], cache: Path, max_cache_byt
     try:
         store = from_url(url, config=config, client_options=client, retry_config=_RETRIES)
     except (BaseError, ValueError) as error:
-        raise ConfigError(f"attachments: {url} cannot be used with these options: {_reason(error)}") from None
+        raise ConfigError(f"attachments: {url} cannot be used with these options: {reason(error)}") from None
     bucket = AttachmentBucket(store, cache, max_cache_bytes)
     try:
-        bucket.check()
-    except FileNotFoundError:
-        raise ConfigError(f"attachments.url: there is no {url}: make the bucket first") from None
-    except (PermissionDeniedError, UnauthenticatedError):
-        raise ConfigError(
-            f"attachments.url: {url} may not be written, read and removed from with the keys of attachments.options "
-            "or the environment"
-        ) from None
-    except BaseError as error:
-        raise StoreUnavailable(f"the attachments cannot be written to {url}: {_reason(error)}") from None
+        is_object_store = bucket.check()
+    except (BaseError, FileNotFoundError) as error:
+        raise start_error(url, error) from None
+    if not is_object_store:
+        raise ConfigError(f"attachments.url: what is written to {url} is not what is read there: check the endpoint")
     return bucket
-
-
-@contextmanager
-def _os_errors() -> Iterator[None]:
-    """Raise what goes wrong as an `OSError`. Not `from` obstore's, whose words hold signed addresses."""
-    try:
-        yield
-    except BaseError as error:
-        raise OSError(errno.EIO, _reason(error)) from None
-
-
-def _reason(error: Exception) -> str:
-    """The first sentence of obstore's words, without what servers say, and signatures in addresses."""
-    return redact(re.sub(r"\?\S+", "", re.split(r"[\n<]", str(error))[0])).strip(" :")

@@ -13,6 +13,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 BUCKET, KEY_ID, SECRET = "lab", "KEYIDOFTESTS", "s3cr3t-of-the-tests"
 
 
+_NOT_REMOVED = "<Error><Key>{}</Key><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+_REFUSAL = f"<Error><AWSAccessKeyId>{KEY_ID}</AWSAccessKeyId></Error>"
+
+
 @dataclass
 class FakeObjectStore:
     """Objects by name, requests so far, and what goes wrong."""
@@ -22,8 +26,13 @@ class FakeObjectStore:
     objects: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     """Methods and names."""
-    faults: dict[str, int] = field(default_factory=dict)
-    """Status by method."""
+    faults: dict[str, int | tuple[int, str]] = field(default_factory=dict)
+    """Status by method, with or without the document that comes with it; `*` is any method."""
+
+    may_remove: bool = True
+    """The keys may remove objects; that they may not is said of each object, in an answer with status 200."""
+    breaks_off: bool = False
+    """Half of what is read never comes."""
 
     @property
     def options(self) -> dict[str, str]:
@@ -51,24 +60,25 @@ def object_store() -> Iterator[FakeObjectStore]:
         def do_POST(self) -> None:
             """Deletes several, however few; what was not there is no error."""
             names = re.findall(r"<Key>(.*?)</Key>", self._body.decode())
-            for name in names:
+            for name in names if fake.may_remove else ():
                 fake.objects.pop(name, None)
-            deleted = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in names)
-            self._answer(200, f"<DeleteResult>{deleted}</DeleteResult>".encode())
+            of_each = "<Deleted><Key>{}</Key></Deleted>" if fake.may_remove else _NOT_REMOVED
+            self._answer(200, f"<DeleteResult>{''.join(map(of_each.format, names))}</DeleteResult>".encode())
 
         def parse_request(self) -> bool:
             if not super().parse_request():
                 return False
             self._body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             fake.requests.append(f"{self.command} {self._name()}")
-            status = fake.faults.get(self.command, 200)
+            fault = fake.faults.get(self.command, fake.faults.get("*", 200))
+            status, body = fault if isinstance(fault, tuple) else (fault, _REFUSAL)
             if f"Credential={KEY_ID}/" not in self.headers.get("Authorization", ""):
                 status = 403
             elif not self.path.startswith(f"/{BUCKET}"):
                 status = 404
-            if status != 200:
-                self._answer(status, f"<Error><AWSAccessKeyId>{KEY_ID}</AWSAccessKeyId></Error>".encode())
-            return status == 200
+            if status != 200 or fault != 200:
+                self._answer(status, body.encode())
+            return status == 200 and fault == 200
 
         def log_message(self, format: str, *args: object) -> None:
             """Nobody reads it."""
@@ -78,10 +88,13 @@ def object_store() -> Iterator[FakeObjectStore]:
 
         def _answer(self, status: int, body: bytes = b"") -> None:
             self.send_response(status)
-            self.send_header("ETag", '"1"')
-            self.send_header("Last-Modified", "Tue, 24 Nov 2026 00:00:00 GMT")
+            if b"<html" not in body and b"<!doctype" not in body:  # what answers with a page is no object store
+                self.send_header("ETag", '"1"')
+                self.send_header("Last-Modified", "Tue, 24 Nov 2026 00:00:00 GMT")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
+            if fake.breaks_off and self.command == "GET":
+                body, self.close_connection = body[: len(body) // 2], True
             self.wfile.write(body)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
