@@ -13,7 +13,7 @@ from hermes_state.admin import retention
 from hermes_state.engines.postgres.nodes import forget_gone
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StateError
-from hermes_state.files.folder import AttachmentFolder
+from hermes_state.files.folder import LEFTOVER_MILLIS, AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis
 
@@ -25,8 +25,6 @@ log = structlog.get_logger()
 IDLE_CHECK_MINUTES = 5
 HOUSEKEEPING_MINUTES = 60
 SLICE_ROWS = 500
-LEFTOVER_MILLIS = 24 * 3_600_000
-"""Age in milliseconds of a file being fetched from which on it is a leftover: no file takes a day to fetch."""
 
 
 class JobRunner:

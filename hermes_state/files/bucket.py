@@ -21,7 +21,7 @@ from obstore.store import from_url
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ConfigError
 from hermes_state.files.bucket_errors import os_errors, reason, start_error
-from hermes_state.files.folder import AttachmentFolder, stored_file
+from hermes_state.files.folder import LEFTOVER_MILLIS, AttachmentFolder, states_of, stored_file
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -96,8 +96,9 @@ class AttachmentBucket(AttachmentFolder):
             self._trim()
 
     def _trim(self) -> None:
-        """Let those files go that nobody has used for longest."""
-        states = [(path, path.stat()) for path in self.folder.glob("*/*")]
+        """Let those files go that nobody has used for longest, and what a process left that ended."""
+        self.remove_leftovers(int(time.time() * 1000) - LEFTOVER_MILLIS)
+        states = states_of(self.folder.glob("*/*"))
         found = sorted((max(state.st_atime, state.st_mtime), state.st_size, path) for path, state in states)
         surplus = sum(size for _, size, _ in found) - self._max_cache_bytes
         for used_at, size, path in found:

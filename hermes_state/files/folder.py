@@ -3,13 +3,17 @@
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from hermes_state.attachments import StoredFile
 
 _INCOMING = "incoming-"
 """Prefix of the names of files that are being fetched."""
+
+LEFTOVER_MILLIS = 24 * 3_600_000
+"""Age in milliseconds of a file being fetched from which on it is a leftover: no file takes a day to fetch."""
 
 
 class AttachmentFolder:
@@ -45,10 +49,12 @@ class AttachmentFolder:
 
     def keep_copy(self, name: str, data: bytes) -> None:
         """Write what can be made again from a kept file, whole or not at all; `name` begins with its path and a dot."""
-        part = self.folder / f"{name}.part"
-        part.touch(0o600)
-        part.write_bytes(data)
-        part.replace(self.folder / name)
+        part = self.new_file()  # one of its own: another node may write the same copy right now
+        try:
+            part.write_bytes(data)
+            part.replace(self.folder / name)
+        finally:
+            part.unlink(missing_ok=True)
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove kept files, with their copies."""
@@ -59,14 +65,21 @@ class AttachmentFolder:
 
     def remove_leftovers(self, before_ms: int) -> None:
         """Remove what was being fetched when a process ended, and is older than `before_ms`, in UTC milliseconds."""
-        for path in self.folder.glob(f"{_INCOMING}*"):
-            if path.stat().st_mtime * 1000 < before_ms:
+        for path, state in states_of(self.folder.glob(f"{_INCOMING}*")):
+            if state.st_mtime * 1000 < before_ms:
                 path.unlink(missing_ok=True)
 
     def _put(self, fetched: Path, file: StoredFile) -> None:
         path = self.folder / file.path
         path.parent.mkdir(mode=0o700, exist_ok=True)
         fetched.replace(path)
+
+
+def states_of(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Files with their states, but for those that somebody removes meanwhile."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            yield path, path.stat()
 
 
 def stored_file(fetched: Path, name: str, mime: str | None) -> StoredFile:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -84,6 +85,25 @@ def test_what_was_removed_is_gone_with_its_copies(files: AttachmentFolder) -> No
     assert (files.read(stays), files.read_copy(f"{stays}.9-9")) == (b"stays", b"smaller")
 
 
+def test_a_copy_that_several_make_at_a_time_is_whole_at_any_time(files: AttachmentFolder) -> None:
+    path, data = keep(files, b"original").path, os.urandom(300_000)
+    files.keep_copy(f"{path}.9-9", data)
+
+    def make_and_read(_: int) -> bool:
+        files.keep_copy(f"{path}.9-9", data)
+        return files.read_copy(f"{path}.9-9") == data
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(make_and_read, range(200)))
+    assert sorted(file.name for file in everything(files)) == sorted([Path(path).name, f"{Path(path).name}.9-9"])
+
+
+def test_a_copy_that_cannot_be_written_leaves_nothing(files: AttachmentFolder) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.keep_copy("ab/never-there.9-9", b"smaller")
+    assert everything(files) == []
+
+
 def test_what_was_being_fetched_at_an_end_goes_once_it_is_old(files: AttachmentFolder) -> None:
     kept, old, new = keep(files, b"kept").path, files.new_file(), files.new_file()
     for path in (old, files.local(kept)):
@@ -131,6 +151,37 @@ def test_the_cache_is_bounded_and_what_left_it_comes_back(store: MemoryStore, tm
     newest = keep(files, b"x" * 40).path
     assert {path for path in (*paths, newest) if (tmp_path / path).exists()} == {paths[0], newest}
     assert files.read(paths[1]) == b"\1" * 40
+
+
+def vanish(folder: Path, name: str) -> None:
+    """A file that another thread, or another node, has removed after its name was read."""
+    place = folder / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(folder / "gone")
+
+
+def test_a_file_that_vanishes_while_the_cache_is_looked_at_fails_nobody(store: MemoryStore, tmp_path: Path) -> None:
+    files = machine(store, tmp_path, most=10)
+    vanish(tmp_path, "ab/vanished")
+    assert files.read(keep(files, b"x" * 40).path) == b"x" * 40
+
+
+def test_a_file_that_vanishes_while_leftovers_are_looked_for_fails_nobody(tmp_path: Path) -> None:
+    files = AttachmentFolder(tmp_path)
+    old = files.new_file()
+    os.utime(old, (1_000, 1_000))
+    for name in ("incoming-a", "incoming-z"):
+        vanish(tmp_path, name)
+    files.remove_leftovers(2_000_000)
+    assert not old.exists()
+
+
+def test_every_machine_removes_what_was_left_in_its_own_cache(store: MemoryStore, tmp_path: Path) -> None:
+    files = machine(store, tmp_path, most=10)
+    old, new = files.new_file(), files.new_file()
+    os.utime(old, (1_000, 1_000))
+    keep(files, b"x" * 40)
+    assert (old.exists(), new.exists()) == (False, True)
 
 
 def test_what_was_just_asked_for_stays_however_full_the_cache_is(store: MemoryStore, tmp_path: Path) -> None:
