@@ -34,10 +34,10 @@ def open_files(url: str, options: Mapping[str, str], cache: Path, max_cache_byte
 
 
 def _open_folder(folder: Path) -> AttachmentFolder:
-    if not folder.is_dir():  # making it would hide that a disk is not mounted
-        raise ConfigError(f"attachments.url: {folder} is no folder: make it, or mount what it is on")
     files = AttachmentFolder(folder)
     try:
+        if not folder.is_dir():  # making it would hide that a disk is not mounted
+            raise ConfigError(f"attachments.url: {folder} is no folder: make it, or mount what it is on")
         files.new_file().unlink()
     except OSError as error:
         raise ConfigError(f"attachments.url: {folder} cannot be written: {error.strerror}") from error

@@ -87,6 +87,11 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         open_files("file:///proc", {}, tmp_path / "cache", MUCH)
 
 
+def test_a_folder_that_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written: File name too long"):  # root may look at everything else
+        open_files(f"file://{tmp_path}/{'x' * 300}", {}, tmp_path / "cache", MUCH)
+
+
 def test_a_missing_client_is_told_of_and_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert missing_client(None) is None
