@@ -8,8 +8,11 @@ is needed: one trip to the server for all of them (libpq's pipeline mode). The e
 at the latest at the end of its savepoint or at the COMMIT.
 """
 
+import os
 import re
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import count
 from select import POLLIN, POLLOUT, poll
@@ -38,6 +41,10 @@ _TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|(?P<mark>\?)|:(?P<name>
 class PostgresConnection:
     """An open connection in autocommit mode; `raw` is psycopg's. Its owner closes it."""
 
+    silence_seconds: float | None = None
+    """Longest wait for a word from the server, None: for ever. A server that is stopped, or one behind a proxy that
+    has lost its way, keeps the connection alive and says nothing."""
+
     def __init__(self, raw: "psycopg.Connection[tuple[Any, ...]]") -> None:
         self.raw = raw
         raw.adapters.register_dumper(int, _IntDumper)
@@ -50,6 +57,8 @@ class PostgresConnection:
         self._numbers = count()
         self._socket = poll()
         self._socket.register(raw.pgconn.socket, POLLIN)
+        self._wire = socket.socket(fileno=os.dup(raw.pgconn.socket))  # ours: libpq's may be closed by another thread
+        self._is_broken_off = False
 
     @classmethod
     def open(cls, url: str, seconds: int = 10) -> "PostgresConnection":
@@ -65,6 +74,11 @@ class PostgresConnection:
                 tcp_user_timeout=30_000,  # milliseconds until a server that does not answer counts as gone
             )
         )
+
+    @property
+    def is_over(self) -> bool:
+        """True once it is lost, closed or broken off."""
+        return self._is_broken_off or self.raw.closed
 
     @property
     def in_transaction(self) -> bool:
@@ -121,7 +135,14 @@ class PostgresConnection:
         if failure is not None:
             raise failure
 
+    def break_off(self) -> None:
+        """End the connection under the thread that waits for the server; its owner closes it all the same."""
+        self._is_broken_off = True
+        with suppress(OSError):  # it has ended by itself
+            self._wire.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
+        self._wire.close()
         self.raw.close()
 
     def load(self, result: PGresult) -> "list[tuple[Any, ...]]":
@@ -132,10 +153,19 @@ class PostgresConnection:
         return self._values.load_rows(0, result.ntuples, tuple)
 
     def _run_at_once(self, sql: str) -> PGresult:
-        result = self.raw.pgconn.exec_(sql.encode())
-        if result.status == ExecStatus.FATAL_ERROR:
-            raise self._failure(result)
-        return result
+        """Run statements of a text; returns the last one's result."""
+        try:
+            self.raw.pgconn.send_query(sql.encode())
+            self._flush()
+            results = [self._next_result()]
+            while (result := self._next()) is not None:
+                results.append(result)
+        except psycopg.Error:
+            self.close()
+            raise
+        if results[-1].status == ExecStatus.FATAL_ERROR:
+            raise self._failure(results[-1])
+        return results[-1]
 
     def _failure(self, result: PGresult) -> psycopg.Error:
         if result.status == ExecStatus.FATAL_ERROR and result.error_field(DiagnosticField.SQLSTATE) is None:
@@ -168,11 +198,7 @@ class PostgresConnection:
                 server.send_query_prepared(self._prepared[one.key], one.values)
             sent.append(one)
         server.pipeline_sync()
-        while server.flush():
-            self._socket.modify(server.socket, POLLIN | POLLOUT)
-            self._socket.poll()
-            self._socket.modify(server.socket, POLLIN)
-            server.consume_input()  # otherwise the server may wait for us, too
+        self._flush()
         return sent
 
     def _prepare(self, key: _Key) -> "list[_Awaited]":
@@ -186,12 +212,23 @@ class PostgresConnection:
         self._prepared[key] = name
         return [*told, key]
 
+    def _flush(self) -> None:
+        server = self.raw.pgconn
+        while server.flush():
+            self._await_server(POLLIN | POLLOUT)
+            server.consume_input()  # otherwise the server may wait for us, too
+
     def _next(self) -> PGresult | None:
         server = self.raw.pgconn
         while server.is_busy():
-            self._socket.poll()
+            self._await_server(POLLIN)
             server.consume_input()
         return server.get_result()
+
+    def _await_server(self, events: int) -> None:
+        self._socket.modify(self.raw.pgconn.socket, events)
+        if not self._socket.poll(None if self.silence_seconds is None else 1000 * self.silence_seconds):
+            raise psycopg.OperationalError(f"the server has said nothing for {self.silence_seconds:g} seconds")
 
     def _next_result(self) -> PGresult:
         if (result := self._next()) is None:

@@ -1,12 +1,9 @@
 """The store in a PostgreSQL database: writers side by side, whose batches lock their chats first."""
 
 import asyncio
-import os
 import re
-import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial, reduce
 from operator import or_
 from pathlib import Path
@@ -37,7 +34,14 @@ PAUSE_SECONDS = 5.0
 """Time after which the server takes back the transaction of a process that was stopped or cut off in it: its chats must
 not stay locked."""
 
-# HGWY; keys of two integers are a space of their own. Gateways share it, a copy has it alone.
+ANSWER_SECONDS = 10.0
+"""Seconds beyond its own time limits after which a server that says nothing is given up."""
+
+CLOSE_SECONDS = 10.0
+"""Longest time in which a close stores what waits, in seconds: a server may take nothing any more."""
+
+# HGWY; keys of two integers are a space of their own. Gateways share it, a copy has it alone; it is the session's, not
+# the transaction's.
 _ALONE, _TOGETHER = "SELECT pg_advisory_lock(1212634969, 1)", "SELECT pg_advisory_lock_shared(1212634969, 1)"
 _REFUSED = re.compile(
     r"^connection is bad: (?!connection to server)"  # libpq could not even try
@@ -66,13 +70,12 @@ RULES = TransactionRules(
 class _Session:
     """A connection on a thread of its own, made anew when it was lost."""
 
-    def __init__(self, url: str, prepare: Callable[[PostgresConnection], None] | None = None) -> None:
+    def __init__(self, url: str, prepare: Callable[[PostgresConnection], None]) -> None:
         self.pending = 0
         self._url, self._prepare = url, prepare
         self._thread = ThreadPoolExecutor(1, "postgres")
         self._db: PostgresConnection | None = None
-        self._broken: PostgresConnection | None = None
-        """Connection that was broken off: what comes after that gets another one."""
+        self._has_ended = False
 
     async def run(self, fn: Callable[Concatenate[PostgresConnection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(db, ...)` as one job on the connection's thread."""
@@ -84,30 +87,30 @@ class _Session:
             self.pending -= 1
 
     def _connect(self) -> PostgresConnection:
-        if self._db is None or self._db is self._broken or self._db.raw.closed:
+        if not self._has_ended and (self._db is None or self._db.is_over):
             self._disconnect()
-            db = PostgresConnection.open(self._url)
+            self._db = PostgresConnection.open(self._url)
             try:
-                if self._prepare is not None:
-                    self._prepare(db)
+                self._prepare(self._db)
             except BaseException:
-                db.close()
+                self._db.close()
                 raise
-            self._db = db
+        if self._has_ended or self._db is None:
+            raise psycopg.OperationalError("the store is closed")
         return self._db
 
     def break_off(self) -> None:
         """End the connection under whoever waits for it."""
-        self._broken = self._db
-        if self._db is not None and not self._db.raw.closed:
-            with suppress(OSError), socket.socket(fileno=os.dup(self._db.raw.pgconn.socket)) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
+        if self._db is not None:
+            self._db.break_off()
 
-    async def close(self, *, breaks_off: bool = False) -> None:
-        """Close the connection once its thread has nothing left to do; `breaks_off` what runs now."""
-        if breaks_off and self.pending and self._db is not None:
-            with suppress(psycopg.Error):
-                await asyncio.to_thread(self._db.raw.cancel_safe, timeout=5.0)
+    def end(self) -> None:
+        """Break off what runs, and refuse what comes."""
+        self._has_ended = True
+        self.break_off()
+
+    async def close(self) -> None:
+        """Close the connection once its thread has nothing left to do."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
         self._thread.shutdown()
 
@@ -123,9 +126,10 @@ class PostgresStore(Store):
     where the server had stored it and only the answer did not come back: keys in the rows make a second try safe.
     """
 
-    def __init__(self, url: str, writers: list[_Session], readers: list[_Session]) -> None:
+    def __init__(self, url: str, writers: list[_Session], readers: list[_Session], busy_seconds: float) -> None:
         super().__init__(name_of(url), len(writers))
         self.url = url
+        self._close_seconds = min(busy_seconds, CLOSE_SECONDS)
         self._writers, self._readers = writers, readers
         self._lost: str | None = None
 
@@ -133,7 +137,8 @@ class PostgresStore(Store):
     async def open(cls, url: str, *, writers: int = 2, readers: int = 2, busy_seconds: float = 30.0) -> Self:
         """Open the database at `url`, a `postgresql://` address, and bring it to the newest schema.
 
-        `busy_seconds` bounds how long a write waits for locks of other processes, and with it how long `close` takes.
+        `busy_seconds` bounds how long a write waits for locks of other processes. `close` takes no longer either, and
+        `CLOSE_SECONDS` at most, but for a connection that is just being made.
 
         Raises `LockUnavailable` if a process has it alone, `DatabaseRejected` for one that is not ours (nothing
         is touched then) or whose name or password is wrong, or `StoreUnavailable`.
@@ -141,10 +146,11 @@ class PostgresStore(Store):
         prepare, join = partial(_bound_waits, busy_seconds), partial(_join, busy_seconds)
         sessions = [_Session(url, prepare if number else join) for number in range(writers + readers)]
         try:
-            await sessions[0].run(migrate)
-            return cls(url, sessions[:writers], sessions[writers:])
+            await sessions[0].run(_migrate)
+            return cls(url, sessions[:writers], sessions[writers:], busy_seconds)
         except BaseException as error:
             for session in sessions:
+                session.end()
                 await session.close()
             if isinstance(error, psycopg.Error):
                 raise refusal(url, error) from error
@@ -202,10 +208,22 @@ class PostgresStore(Store):
     def _told(self, error: BaseException) -> BaseException:
         return unavailable(self.url, error) if RULES.ends_batch(error) else error
 
+    async def _shut_down(self) -> None:
+        given_up = self._loop.call_later(self._close_seconds, self._give_up)
+        try:
+            await super()._shut_down()
+        finally:
+            given_up.cancel()
+
+    def _give_up(self) -> None:
+        self._fail_waiting("closed while the server took nothing")
+        for session in self._writers:
+            session.end()
+
     async def _disconnect(self) -> None:
         for session in self._readers:
-            await session.close(breaks_off=True)
-        for session in self._writers:
+            session.end()
+        for session in (*self._readers, *self._writers):
             await session.close()
 
 
@@ -236,25 +254,34 @@ def be_the_only_one(db: PostgresConnection) -> None:
 
 def _join(busy_seconds: float, db: PostgresConnection) -> None:
     """Keep out who wants the database alone, for as long as the connection lives; raises `LockUnavailable`."""
-    _lock(db, _TOGETHER, "the database is being copied, or a gateway of an older version has it", "another process")
     _bound_waits(busy_seconds, db)
+    _lock(db, _TOGETHER, "the database is being copied, or a gateway of an older version has it", "another process")
 
 
 def _bound_waits(busy_seconds: float, db: PostgresConnection) -> None:
+    db.silence_seconds = busy_seconds + ANSWER_SECONDS
     pause, wait = int(PAUSE_SECONDS * 1000), int(busy_seconds * 1000)
     db.execute(f"SET idle_in_transaction_session_timeout = {pause}; SET lock_timeout = {wait}")
 
 
 def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> None:
-    db.execute(f"SET lock_timeout = {int(TAKEOVER_SECONDS * 1000)}")
+    db.execute("BEGIN")
+    db.execute(f"SET LOCAL lock_timeout = {int(TAKEOVER_SECONDS * 1000)}")
     try:
         db.execute(statement)
     except psycopg.errors.LockNotAvailable as error:
         raise LockUnavailable(refusal, holder=holder) from error
-    db.execute("SET lock_timeout = 0")
+    db.execute("COMMIT")
+
+
+def _migrate(db: PostgresConnection) -> None:
+    bound, db.silence_seconds = db.silence_seconds, None  # an index of a large table takes its time
+    migrate(db)
+    db.silence_seconds = bound
 
 
 def _read(db: PostgresConnection, seconds: float, call: Callable[[Connection], T]) -> T:
+    db.silence_seconds = seconds + ANSWER_SECONDS
     try:
         db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         db.execute("SELECT set_config('statement_timeout', ?, true)", (str(max(1, int(seconds * 1000))),))

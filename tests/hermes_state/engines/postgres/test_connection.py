@@ -1,5 +1,6 @@
 """What one text for both engines must not see of PostgreSQL."""
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -10,6 +11,7 @@ import pytest
 
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.store.sql import nested, scalar, scalar_or_none
+from tests.cluster.proxy import Proxy
 from tests.postgres import Postgres, count_trips
 
 pytestmark = pytest.mark.cluster
@@ -184,3 +186,17 @@ def test_a_connection_that_is_lost_is_trouble_with_the_server(
             db.execute("SELECT ?", (2,)).fetchone()
         with pytest.raises(psycopg.OperationalError):
             db.execute("SELECT 1").fetchone()
+
+
+@pytest.mark.parametrize("parameters", [(), (1,)])
+async def test_a_server_that_says_nothing_any_more_is_given_up(
+    postgres_url: str, postgres: Postgres, parameters: tuple[int, ...]
+) -> None:
+    async with Proxy(postgres.port) as proxy:
+        address = postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/")
+        with contextlib.closing(await asyncio.to_thread(PostgresConnection.open, address)) as db:
+            db.silence_seconds = 0.2
+            proxy.hang()
+            with pytest.raises(psycopg.OperationalError, match=r"said nothing for 0\.2 seconds"):
+                await asyncio.to_thread(db.execute, "SELECT ?" if parameters else "SELECT 1", parameters)
+            assert db.is_over

@@ -13,6 +13,7 @@ from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavaila
 from hermes_state.store.locks import locks
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.sql import Connection, scalar
+from tests.cluster.proxy import Proxy
 from tests.hermes_state.helpers import locked_by_another_process
 from tests.postgres import PASSWORD, Postgres
 
@@ -233,3 +234,20 @@ async def test_whoever_comes_after_connections_were_broken_off_gets_new_ones(sto
     assert await store.read(count_notes) == 4
     await asyncio.gather(*(store.write(save_note, f"n{number}", "again") for number in range(4, 8)))
     assert await store.read(count_notes) == 8
+
+
+async def test_a_close_does_not_wait_for_a_server_that_says_nothing(
+    postgres_url: str, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hermes_state.engines.postgres.store.CLOSE_SECONDS", 0.2)
+    async with Proxy(postgres.port) as proxy, asyncio.timeout(60):
+        address = postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/")
+        store = await PostgresStore.open(address, writers=1, readers=1)
+        await asyncio.gather(store.write(save_note, "n1", ""), store.read(count_notes))
+        proxy.hang()
+        work = [store.write(save_note, f"n{number}", "") for number in range(300)]
+        asked = [asyncio.ensure_future(one) for one in (*work, store.read(count_notes))]
+        await asyncio.sleep(0)
+        await store.close()
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(one) for one in outcomes} == {StoreUnavailable}
