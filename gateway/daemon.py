@@ -281,7 +281,6 @@ class _Daemon:
             run_command=self._commands.run_queued,
             on_hint=duties.on_hint(),
             abandon=duties.abandon,
-            break_off=self._store.break_off,
         )
 
     def _make_operator(self) -> OperatorHandler:

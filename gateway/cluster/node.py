@@ -13,7 +13,7 @@ import structlog
 from gateway.turns.lanes import LaneRegistry, RunCommand
 from hermes_state.aio import Backoff, cancel_all, run_until
 from hermes_state.errors import StateError
-from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock
+from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock, SeatLost
 from hermes_state.values import ChatId, TurnId
 
 log = structlog.get_logger()
@@ -75,19 +75,13 @@ class Node:
         run_command: RunCommand,
         on_hint: Mapping[HintKind, OnHintOf],
         abandon: Callable[[], Awaitable[None]],
-        break_off: Callable[[], None],
     ) -> None:
-        """`on_hint`: what is done about hints beside those for lanes.
-
-        `abandon` ends what duties have begun; `break_off` ends the other connections to the database, which have met
-        the same trouble and may never say so.
-        """
+        """`on_hint`: what is done about hints beside those for lanes. `abandon` ends what duties have begun."""
         self._open_seat = open_seat
         self._duties = duties
         self._lanes = lanes
         self._run_command = run_command
         self._abandon = abandon
-        self._break_off = break_off
         self._on_hint = {
             HintKind.WORK: self._note_work,
             HintKind.STOPPED: lambda turn_id: lanes.note_stopped(TurnId(turn_id)),
@@ -122,15 +116,14 @@ class Node:
     async def start(self) -> None:
         """Take the seat, and what is free of the work; it begins with `run`.
 
-        Raises what opening a seat raises.
+        Raises what opening a seat raises, and `SeatLost`.
         """
         self._seat = seat = await self._open_seat(self._take_hint)
         for kind in CHANGES if seat.is_shared else ():  # hints of them were missed
             self._take_hint(Hint(kind, 0))
         try:
-            for duty in await self._lock_free(seat):
-                await self._take_up(duty, seat)
-            await self._lanes.start(self._run_command, seat)
+            if not await run_until(seat.lost, self._take_first(seat)):
+                raise SeatLost("the seat was lost while the node took up its work")
         except StateError:  # nobody else can have what it holds
             seat.lost.set()
             await self._give_up(seat)
@@ -170,6 +163,11 @@ class Node:
                 await self._lanes.sweep()
             except StateError as error:
                 log.warning("node.delayed", error=str(error))
+
+    async def _take_first(self, seat: Seat) -> None:
+        for duty in await self._lock_free(seat):
+            await self._take_up(duty, seat)
+        await self._lanes.start(self._run_command, seat)
 
     async def _lock_free(self, seat: Seat) -> list[Duty]:
         """Take the locks of duties that nobody has."""
@@ -218,7 +216,6 @@ class Node:
         self._left += left
         self._taken = []
         await seat.close()
-        self._break_off()
 
     async def _start_again(self) -> None:
         for pause in Backoff(0.2, 2.0):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -32,6 +33,9 @@ from hermes_state.values import ChatKey, InboundMessage, InboxId, Millis
 log = structlog.get_logger()
 
 RETRY_BACKOFF = Backoff(0.5)
+
+LAST_SECONDS = 2.0
+"""Longest last step of a command that was cut off, in seconds."""
 
 CRASH_SENTENCE = "That command failed on my side; the log has the details."
 
@@ -97,8 +101,7 @@ class CommandRunner:
                 outcome = await self._carry_out(row, chat, effect)
                 self._delivery.wake(row.chat_id)
             finally:
-                if effect.after is not None:
-                    await effect.after()
+                await self._conclude(effect)
             if isinstance(outcome, CommandReply):
                 if outcome.other_chat is not None:
                     self._delivery.wake(outcome.other_chat)  # after `after`: who was let in may answer at once
@@ -106,6 +109,15 @@ class CommandRunner:
                     outcome.on_commit()
             log.info("command.done", command=_name_of(row))
         return outcome if isinstance(outcome, RunningTurn) else None
+
+    async def _conclude(self, effect: CommandResult) -> None:
+        """Take the step behind the transaction. Whoever is told to end does not wait for a database that is away."""
+        task = asyncio.current_task()
+        seconds = LAST_SECONDS if task is not None and task.cancelling() else None
+        if effect.after is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await effect.after()
 
     async def _carry_out(self, row: InboxRow, chat: Chat, effect: CommandResult) -> CommandReply | RunningTurn | None:
         store, now = self._context.store, self._context.clock.now()

@@ -51,7 +51,8 @@ def missing_driver(url: str | None) -> str | None:
 async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], on_hint: OnHint, now: Millis) -> Seat:
     """Take the seat of a gateway at an open database; where others may have one, it ends after `seconds` of silence.
 
-    `node`: asked for what others see of this one, where there may be others.
+    `node`: asked for what others see of this one, where there may be others. With a seat that is lost the store's
+    connections are broken off, which have met the same trouble and may never say so.
 
     Raises what `open` of the engine's seat raises.
     """
@@ -61,7 +62,7 @@ async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], 
     from hermes_state.engines.postgres.store import PostgresStore
 
     assert isinstance(store, PostgresStore), "there are two engines"
-    return await PostgresSeat.open(store.url, seconds, node(), on_hint, now)
+    return await PostgresSeat.open(store.url, seconds, node(), on_hint, now, store.break_off)
 
 
 @asynccontextmanager

@@ -158,9 +158,6 @@ class Store(ABC):
     def check_files(self) -> None:
         """Look whether the database is still there, and set `loss`; while there is one, writes raise `StoreBroken`."""
 
-    def break_off(self) -> None:  # noqa: B027 - an engine without a server has none
-        """End every connection to a server, whatever it is waiting for; the next use makes it anew."""
-
     @property
     @abstractmethod
     def trouble(self) -> str | None:

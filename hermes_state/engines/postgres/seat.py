@@ -9,7 +9,7 @@ as there is a seat, none is missed.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Self
 
@@ -45,9 +45,9 @@ _Request = tuple[str, "asyncio.Future[bool]"]
 class PostgresSeat(Seat):
     """A node's seat. It lives on the event loop: what the server says is read when it says it."""
 
-    def __init__(self, db: PostgresConnection, seconds: float, on_hint: OnHint) -> None:
+    def __init__(self, db: PostgresConnection, seconds: float, on_hint: OnHint, on_lost: Callable[[], None]) -> None:
         super().__init__()
-        self._db, self._on_hint = db, on_hint
+        self._db, self._on_hint, self._on_lost = db, on_hint, on_lost
         self._server, self._socket = db.raw.pgconn, db.raw.pgconn.socket
         self._seconds = seconds
         self._confirmed_at = time.monotonic()
@@ -59,15 +59,25 @@ class PostgresSeat(Seat):
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, url: str, seconds: float, node: NodeInfo, on_hint: OnHint, now: Millis) -> Self:
+    async def open(
+        cls,
+        url: str,
+        seconds: float,
+        node: NodeInfo,
+        on_hint: OnHint,
+        now: Millis,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> Self:
         """Take a seat that the server ends after so many `seconds` without a word.
+
+        `on_lost` is called when it ends by itself, before anybody learns of it.
 
         Raises `DatabaseRejected` where a pooler stands before the server, `StoreUnavailable`.
         """
         try:
             db = await asyncio.to_thread(PostgresConnection.open, url)
             db.raw.pgconn.nonblocking = 0  # requests are shorter than any buffer
-            seat = cls(db, seconds, on_hint)
+            seat = cls(db, seconds, on_hint, on_lost)
             try:
                 await seat._sit_down(node, now)
             except BaseException:
@@ -98,6 +108,7 @@ class PostgresSeat(Seat):
         await asyncio.shield(self._ask(f"pg_advisory_unlock({lock.kind:d}, {lock.key:d})"))
 
     async def close(self) -> None:
+        self.lost.set()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -150,8 +161,10 @@ class PostgresSeat(Seat):
         self._task = asyncio.create_task(self._serve(), name="seat")
 
     def _end(self) -> None:
-        self.lost.set()
         self._loop.remove_reader(self._socket)
+        if not self.lost.is_set():
+            self._on_lost()
+            self.lost.set()
 
     async def _execute(self, sql: str, parameters: list[bytes] | None = None) -> list[bytes]:
         """Run one statement; returns the values of its row, if it has one."""

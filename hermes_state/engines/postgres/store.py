@@ -170,6 +170,7 @@ class PostgresStore(Store):
             raise told from error
 
     def break_off(self) -> None:
+        """End every connection, whatever it is waiting for; the next use makes it anew."""
         for session in (*self._writers, *self._readers):
             session.break_off()
 

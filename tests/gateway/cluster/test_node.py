@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,6 @@ async def node_of(gateway: TestGateway, seats: Seats, *work: Work) -> AsyncItera
         run_command=gateway.commands.run_queued,
         on_hint={HintKind.ASKED: lambda _: gateway.asked.set()},
         abandon=abandon,
-        break_off=gateway.store.break_off,
     )
     await gateway.access.load()
     await node.start()
@@ -189,6 +189,38 @@ async def test_a_lost_seat_ends_everything_and_the_next_one_goes_on_with_it(stor
         again.release()
         assert await gateway.replies(1) == ["finally"]
         assert await gateway.rows("SELECT state, restarts, epoch FROM turns") == [("finished", 0, 2)]
+
+
+async def test_a_seat_may_end_while_what_was_left_is_taken_up(store: Store, tmp_path: Path) -> None:
+    seats, keeping = Seats(), Work("keeping", KEEPER)
+    hangs, was_cut = asyncio.Event(), asyncio.Event()
+
+    async def hang_once() -> None:
+        if not hangs.is_set():
+            hangs.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                was_cut.set()
+
+    async with serving(store, tmp_path, is_started=False) as gateway:
+        node = Node(
+            open_seat=seats.open,
+            duties=[replace(keeping.duty, take_up=hang_once)],
+            lanes=gateway.lanes,
+            run_command=gateway.commands.run_queued,
+            on_hint={},
+            abandon=gateway.delivery.abandon,
+        )
+        starting = asyncio.create_task(node.start())
+        await hangs.wait()
+        seats.opened[0].lost.set()
+        with pytest.raises(SeatLost):
+            await asyncio.wait_for(starting, 30)
+        assert was_cut.is_set()
+        assert seats.opened[0].is_closed
+        await node.start()
+        assert [one.lost.is_set() for one in seats.opened] == [True, False]
 
 
 async def test_a_seat_may_end_in_the_moment_in_which_work_begins(store: Store, tmp_path: Path) -> None:

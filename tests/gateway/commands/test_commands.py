@@ -1,20 +1,29 @@
 """Every command as people use it: through intake, to what the chat is told."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
 from agent.model.protocols.offline import MODEL_SETUP_HINT
-from gateway.commands.registry import Command, CommandKind, CommandRequest, CommandResult, parse
+from gateway.commands.registry import (
+    Command,
+    CommandKind,
+    CommandRegistry,
+    CommandRequest,
+    CommandResult,
+    parse,
+)
 from gateway.commands.runner import CRASH_SENTENCE
 from gateway.commands.table import REGISTRY
 from gateway.inbound.intake import AFTER_THIS_ANSWER, STEERED
 from gateway.turns.lanes import TURNED_AWAY
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import ModelUnavailable
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.values import ChatKey, Sender
+from hermes_state.values import ChatKey, Millis, Sender
 from tests.gateway.helpers import (
     ANN,
     BOB,
@@ -549,3 +558,31 @@ async def test_a_command_that_crashes_is_told_and_blocks_nobody(store: Store, tm
             assert await gateway.ask(line) == CRASH_SENTENCE
         assert await gateway.ask("hello") == "echo: hello"
         assert await gateway.inbox_states() == ["done"] * 4
+
+
+async def test_a_command_that_is_cut_off_while_it_is_stored_ends_though_its_last_step_does_not(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.commands.runner.LAST_SECONDS", 0.05)
+    storing, stored, last = threading.Event(), threading.Event(), asyncio.Event()
+
+    def apply(db: Connection, now: Millis) -> str:
+        storing.set()
+        stored.wait(30)
+        return "done"
+
+    async def never_end() -> None:
+        last.set()
+        await asyncio.Event().wait()
+
+    async def handle(request: CommandRequest) -> CommandResult:
+        return CommandResult(apply=apply, after=never_end)
+
+    registry = CommandRegistry([Command(syntax="last", kind=CommandKind.READ, description="x", handler=handle)])
+    async with serving(store, tmp_path, registry=registry) as gateway:
+        await gateway.say("/last")
+        await eventually(storing.is_set, "it is being stored")
+        async with asyncio.timeout(30):
+            await gateway.commands.close()
+        assert last.is_set()
+        stored.set()

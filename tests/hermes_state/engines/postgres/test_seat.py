@@ -7,7 +7,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from hermes_state.engines.opening import open_seat
 from hermes_state.engines.postgres.seat import PostgresSeat
+from hermes_state.engines.postgres.store import PostgresStore
+from hermes_state.errors import StoreUnavailable
 from hermes_state.store.seats import KEEPER, Hint, HintKind, NodeInfo, SeatLost, account_lock, chat_lock
 from hermes_state.values import ChatId, Millis
 from tests.gateway.helpers import eventually
@@ -67,6 +70,28 @@ async def test_a_session_that_the_server_ends_is_a_lost_seat_at_once(postgres: P
             await one.take(CHATS)
         async with seat(postgres_url, "two") as two:
             assert await two.take(CHATS) == set(CHATS)
+
+
+async def test_who_learns_of_a_lost_seat_finds_the_store_s_connections_broken_off(
+    postgres: Postgres, postgres_url: str
+) -> None:
+    store = await PostgresStore.open(postgres_url, writers=1, readers=1)
+    try:
+        hanging = asyncio.ensure_future(store.read_within(60, lambda db: db.execute("SELECT pg_sleep(60)").fetchall()))
+        node = NodeInfo(id="one", name="one", version="1", role="node")
+        one = await open_seat(store, 5.0, lambda: node, lambda hint: None, Millis(1))
+        running = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%' AND state = 'active'"
+        with connect(postgres_url) as db:
+            await eventually(lambda: db.execute(running).fetchone() is not None, "the read runs")
+        postgres.run(
+            "SELECT pg_terminate_backend(CAST(pid AS integer)) FROM nodes", database=postgres_url.rpartition("/")[2]
+        )
+        await one.lost.wait()
+        with pytest.raises(StoreUnavailable):
+            await hanging
+        await one.close()
+    finally:
+        await store.close()
 
 
 async def test_a_seat_that_hears_nothing_is_given_up(postgres_url: str) -> None:
