@@ -7,6 +7,7 @@ as there is a seat, none is missed.
 """
 
 import asyncio
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -15,6 +16,7 @@ from typing import Self
 
 import psycopg
 from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGresult
 
 from hermes_state.aio import wait_until
 from hermes_state.engines.postgres.connection import PostgresConnection
@@ -39,6 +41,8 @@ ON CONFLICT (id) DO UPDATE SET pid = excluded.pid, settings = excluded.settings,
   seated_at = excluded.seated_at, gone_at = NULL
 """
 
+_HINT = re.compile(rb"([a-z]{1,20}) ([0-9]{1,18})")
+
 _Request = tuple[str, "asyncio.Future[bool]"]
 
 
@@ -50,10 +54,12 @@ class PostgresSeat(Seat):
         self._db, self._on_hint, self._on_lost = db, on_hint, on_lost
         self._server, self._socket = db.raw.pgconn, db.raw.pgconn.socket
         self._seconds = seconds
-        self._confirmed_at = time.monotonic()
+        self._confirmed_at = self._sent_at = time.monotonic()
         self._requests: deque[_Request] = deque()
         self._arrived = asyncio.Event()
         self._answer: asyncio.Future[list[bytes]] | None = None
+        self._values: list[bytes] = []
+        """Values of the answer, as far as it has come."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._read)
         self._task: asyncio.Task[None] | None = None
@@ -133,7 +139,8 @@ class PostgresSeat(Seat):
         batch: list[_Request] = []
         try:
             while True:
-                await wait_until(self._arrived, self._seconds / PINGS)
+                pause = self._sent_at + self._seconds / PINGS - time.monotonic()
+                await wait_until(self._arrived, max(0.0, pause))
                 self._arrived.clear()
                 batch = [self._requests.popleft() for _ in range(min(_AT_ONCE, len(self._requests)))]
                 if self._requests:
@@ -168,30 +175,28 @@ class PostgresSeat(Seat):
 
     async def _execute(self, sql: str, parameters: list[bytes] | None = None) -> list[bytes]:
         """Run one statement; returns the values of its row, if it has one."""
-        sent_at = time.monotonic()
-        self._answer = self._loop.create_future()
+        sent_at = self._sent_at = time.monotonic()
+        answer: asyncio.Future[list[bytes]] = self._loop.create_future()
+        self._answer, self._values = answer, []
         self._server.send_query_params(sql.encode(), parameters)
-        async with asyncio.timeout(self._confirmed_at + self._seconds - sent_at):
-            results = await self._answer
+        await asyncio.wait({answer}, timeout=self._confirmed_at + self._seconds - sent_at)
+        if not answer.done():
+            self._read()  # it may have come while the loop was held up
+        if not answer.done():
+            raise TimeoutError
+        values = answer.result()
         self._confirmed_at = sent_at
-        return results
+        return values
 
     def _read(self) -> None:
         """Take what the server has sent: hints, an answer, or the end of the session."""
         try:
             self._server.consume_input()
             while (notice := self._server.notifies()) is not None:
-                if (hint := _hint_of(notice.extra.decode())) is not None:
-                    self._on_hint(hint)
-            if self._answer is None or self._answer.done() or self._server.is_busy():
-                return
-            values: list[bytes] = []
-            while (result := self._server.get_result()) is not None:
-                if result.status == ExecStatus.FATAL_ERROR:
-                    raise psycopg.errors.error_from_result(result)
-                if result.ntuples:
-                    values = [result.get_value(0, column) or b"" for column in range(result.nfields)]
-            self._answer.set_result(values)
+                if (hint := _hint_of(notice.extra)) is not None:
+                    self._loop.call_soon(self._on_hint, hint)  # whatever comes of it, the answer is read
+            while self._answer is not None and not self._answer.done() and not self._server.is_busy():
+                self._take_result(self._server.get_result(), self._answer)
         except psycopg.Error as error:
             self._end()
             if self._answer is not None and not self._answer.done():
@@ -199,11 +204,20 @@ class PostgresSeat(Seat):
             elif self._task is not None:
                 self._task.cancel()
 
+    def _take_result(self, result: PGresult | None, answer: "asyncio.Future[list[bytes]]") -> None:
+        if result is None:  # the server is ready for more
+            answer.set_result(self._values)
+        elif result.status == ExecStatus.FATAL_ERROR:
+            raise psycopg.errors.error_from_result(result)
+        elif result.ntuples:
+            self._values = [result.get_value(0, column) or b"" for column in range(result.nfields)]
 
-def _hint_of(payload: str) -> Hint | None:
-    """A hint, None for one of a later version."""
-    kind, _, number = payload.partition(" ")
-    return Hint(HintKind[kind.upper()], int(number)) if kind.upper() in HintKind.__members__ else None
+
+def _hint_of(payload: bytes) -> Hint | None:
+    """A hint, None for one of a later version or of somebody else."""
+    if (match := _HINT.fullmatch(payload)) is None or (kind := match[1].decode().upper()) not in HintKind.__members__:
+        return None
+    return Hint(HintKind[kind], int(match[2]))
 
 
 def _take_note(answer: "asyncio.Future[bool]") -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,7 +15,9 @@ from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.seats import KEEPER, Hint, HintKind, NodeInfo, SeatLost, account_lock, chat_lock
 from hermes_state.values import ChatId, Millis
+from tests.cluster.proxy import Proxy
 from tests.gateway.helpers import eventually
+from tests.hermes_state.engines.postgres import relay as relay_program
 from tests.postgres import Postgres, connect
 
 pytestmark = pytest.mark.cluster
@@ -94,15 +98,45 @@ async def test_who_learns_of_a_lost_seat_finds_the_store_s_connections_broken_of
         await store.close()
 
 
-async def test_a_seat_that_hears_nothing_is_given_up(postgres_url: str) -> None:
-    async with seat(postgres_url, seconds=1) as one:
+async def test_a_seat_that_hears_nothing_is_given_up(postgres: Postgres, postgres_url: str) -> None:
+    async with (
+        Proxy(postgres.port) as proxy,
+        seat(postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/"), seconds=1) as one,
+    ):
         assert await one.take(CHATS) == set(CHATS)
+        proxy.hang()
         waiting = asyncio.create_task(one.take([KEEPER]))
-        asyncio.get_running_loop().remove_reader(one._socket)  # as if the network had swallowed the answers
         await eventually(lambda: not one.is_certain, "it doubts")
         await eventually(one.lost.is_set, "the loss shows")
         with pytest.raises(SeatLost):
             await waiting
+
+
+async def test_an_answer_that_came_while_the_loop_was_held_up_counts(postgres_url: str) -> None:
+    async with seat(postgres_url, seconds=1) as one:
+        asyncio.get_running_loop().remove_reader(one._socket)  # as if nobody had come to read it
+        assert await one.take(CHATS) == set(CHATS)
+
+
+async def test_an_answer_that_comes_in_two_pieces_holds_up_nobody(postgres: Postgres, postgres_url: str) -> None:
+    relay = await asyncio.create_subprocess_exec(
+        *(sys.executable, relay_program.__file__, str(postgres.port)), stdin=PIPE, stdout=PIPE
+    )
+    assert relay.stdin is not None
+    assert relay.stdout is not None
+    try:
+        port = int(await relay.stdout.readline())
+        async with seat(postgres_url.replace(f":{postgres.port}/", f":{port}/")) as one:
+            relay.stdin.write(b"keep\n")
+            taking = asyncio.create_task(one.take(CHATS))
+            assert await relay.stdout.readline() == b"holds\n"
+            await asyncio.sleep(0.1)  # what it has not kept back has come
+            relay.stdin.write(b"go\n")
+            assert await relay.stdout.readline() == b"free\n"
+            assert await taking == set(CHATS)
+    finally:
+        relay.kill()
+        await relay.wait()
 
 
 async def test_what_is_stored_is_told_to_every_seat(postgres_url: str) -> None:
@@ -110,7 +144,8 @@ async def test_what_is_stored_is_told_to_every_seat(postgres_url: str) -> None:
     async with seat(postgres_url, hints=heard) as one:
         with connect(postgres_url) as db:
             db.execute("INSERT INTO previews VALUES (7, 'so far', 1)")
-            db.execute(f"NOTIFY hermes_gateway, 'later {os.getpid()}'")
+            for payload in (f"later {os.getpid()}", "work", "work x", "work 7 8", "work ٧", f"work {'9' * 5_000}", ""):
+                db.execute(f"NOTIFY hermes_gateway, '{payload}'")
             db.execute("DELETE FROM pairings")
         await eventually(lambda: len(heard) == 2, "the hints")
         assert heard == [Hint(HintKind.PREVIEW, 7), Hint(HintKind.ACCESS, 0)]
