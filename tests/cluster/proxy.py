@@ -12,7 +12,7 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._passes = asyncio.Event()
         self._passes.set()
-        self._is_cut = False
+        self._is_cut = self._splits = False
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -42,9 +42,13 @@ class Proxy:
         """Swallow nothing and pass nothing on, either way, until `mend` or `cut`."""
         self._passes.clear()
 
+    def hang_within_a_request(self) -> None:
+        """Pass on a part of what a node sends next, the first of several messages, and then nothing, as `hang`."""
+        self._splits = True
+
     def mend(self) -> None:
         """Pass everything on again, what was held back first."""
-        self._is_cut = False
+        self._is_cut = self._splits = False
         self._passes.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -56,12 +60,20 @@ class Proxy:
         except OSError:
             writer.transport.abort()
             return
-        await asyncio.gather(self._pass_on(reader, there[1]), self._pass_on(there[0], writer))
+        await asyncio.gather(self._pass_on(reader, there[1], is_request=True), self._pass_on(there[0], writer))
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_request: bool = False
+    ) -> None:
         self._writers.add(writer)
         try:
             while data := await reader.read(65536):
+                if is_request and self._splits:
+                    self._splits = False
+                    self.hang()
+                    size = _first_part(data)
+                    writer.write(data[:size])
+                    data = data[size:]
                 await self._passes.wait()
                 writer.write(data)
                 await writer.drain()
@@ -70,3 +82,9 @@ class Proxy:
         finally:
             self._writers.discard(writer)
             writer.close()
+
+
+def _first_part(data: bytes) -> int:
+    """Length of the first of several messages of PostgreSQL's protocol, or of one without its last byte."""
+    size = 1 + int.from_bytes(data[1:5])
+    return size if size < len(data) else len(data) - 1

@@ -178,7 +178,10 @@ class PostgresSeat(Seat):
         sent_at = self._sent_at = time.monotonic()
         answer: asyncio.Future[list[bytes]] = self._loop.create_future()
         self._answer, self._values = answer, []
-        self._server.send_query_params(sql.encode(), parameters)
+        if parameters is None:  # one message: no part of it that arrives alone stops the server's clock
+            self._server.send_query(sql.encode())
+        else:
+            self._server.send_query_params(sql.encode(), parameters)
         await asyncio.wait({answer}, timeout=self._confirmed_at + self._seconds - sent_at)
         if not answer.done():
             self._read()  # it may have come while the loop was held up

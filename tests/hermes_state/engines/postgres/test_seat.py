@@ -112,6 +112,20 @@ async def test_a_seat_that_hears_nothing_is_given_up(postgres: Postgres, postgre
             await waiting
 
 
+async def test_a_seat_that_is_cut_off_within_a_request_is_ended_like_any(postgres: Postgres, postgres_url: str) -> None:
+    async with (
+        Proxy(postgres.port) as proxy,
+        seat(postgres_url.replace(f":{postgres.port}/", f":{proxy.port}/"), seconds=1) as one,
+        seat(postgres_url, "two") as two,
+    ):
+        assert await one.take(CHATS) == set(CHATS)
+        proxy.hang_within_a_request()
+        await eventually(one.lost.is_set, "it is given up")
+        async with asyncio.timeout(10):
+            while await two.take(CHATS) != set(CHATS):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)  # the server tells nobody
+
+
 async def test_an_answer_that_came_while_the_loop_was_held_up_counts(postgres_url: str) -> None:
     async with seat(postgres_url, seconds=1) as one:
         asyncio.get_running_loop().remove_reader(one._socket)  # as if nobody had come to read it
