@@ -125,10 +125,10 @@ class Delivery:
         self._left.clear()
 
     def wake(self, chat_id: ChatId) -> None:
-        """Wake the chat's sender: something is owed to it."""
+        """Wake the chat's sender: something is owed to it. On a node that serves no account there is none."""
         if (event := self._wakes.get(chat_id)) is not None:
             event.set()
-        elif not self._is_closed:
+        elif not self._is_closed and (self.adapters.serves_any or not self.adapters.has_other_nodes):
             self._open(chat_id, None)
 
     def _open(self, chat_id: ChatId, first: _Send | None) -> None:

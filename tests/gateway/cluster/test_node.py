@@ -270,6 +270,19 @@ async def test_a_file_waits_for_the_owner_of_its_account(store: Store, tmp_path:
         assert gateway.adapter.downloads == ["1"]
 
 
+async def test_a_node_that_serves_no_account_looks_up_nothing_that_is_owed(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        chat_id = await chat_of(gateway)
+        await eventually(lambda: not gateway.delivery._wakes, "its sender goes")
+        gateway.adapters.has_other_nodes = True
+        gateway.adapters.supervised[DIRECT.account].claim = None
+        gateway.delivery.wake(chat_id)
+        assert not gateway.delivery._wakes
+        gateway.adapters.has_other_nodes = False  # what is owed is looked at, and its adapter missed, where it is alone
+        gateway.delivery.wake(chat_id)
+        assert gateway.delivery._wakes
+
+
 async def test_what_another_node_has_stored_is_answered_at_its_hint(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
