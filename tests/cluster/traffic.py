@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.inbound.waiting import GOES_ON, WAITS
 from platforms.telegram.rendering import REPEAT_MARK
 from tests.cluster.nodes import Cluster
 from tests.cluster.program import lines_of
@@ -175,6 +176,8 @@ def problems_on_screen(place: Place, visible: Sequence[str], expected: Sequence[
         plain, marked = shown.pop(text, 0), shown.pop(REPEAT_MARK + text, 0)
         if plain > count or plain + marked < count or marked > faults:
             found.append(f"{text!r} is on screen {plain} times and {marked} times as a possible repeat {where}")
+    for notice in (WAITS, GOES_ON):  # a database may be away for as long as that
+        shown.pop(notice, None)
     left = [text for text in shown if not any(answer.startswith(text.rstrip(" ▌…")) for answer in expected)]
     found += [f"nobody expects {text[:80]!r} {where}" for text in left]
     if shown.total() > faults:

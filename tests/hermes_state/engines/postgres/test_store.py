@@ -201,7 +201,7 @@ async def test_gateways_share_a_database_that_nobody_has_alone(store: PostgresSt
     [
         (("test_", "missing_"), DatabaseRejected, "does not exist"),
         ((PASSWORD, "wrong-password"), DatabaseRejected, "password authentication failed"),
-        (("127.0.0.1:", "127.0.0.1:1"), StoreUnavailable, "127.0.0.1"),
+        (("127.0.0.1:", "127.0.0.2:"), StoreUnavailable, "127.0.0.2"),
     ],
 )
 async def test_a_server_that_lets_nobody_in_is_one_sentence_without_the_password(
