@@ -80,6 +80,7 @@ def test_a_stop_timeout_is_read_as_systemd_reads_it(line: str, seconds: float | 
 def test_a_failure_restarts_but_not_what_a_restart_cannot_help(text: str) -> None:
     assert settings(text, "Restart") == ["on-failure"]
     assert settings(text, "RestartPreventExitStatus") == ["75 78"]
+    assert settings(text, "StartLimitIntervalSec") == ["0"], "a database server may be away for hours"
 
 
 def test_readiness_and_watchdog_come_from_the_daemon_itself(text: str) -> None:
