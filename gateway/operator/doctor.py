@@ -62,7 +62,7 @@ MIN_DISK_BYTES = 100_000_000
 STOP_MARGIN_SECONDS = 40
 """Time that stopping may take after the drain, in seconds: a preview in flight, the last answers, goodbyes, closing."""
 
-UNIT = "hermes-gateway.service"
+UNITS = ("hermes-gateway.service", "hermes-gateway@.service")
 UNIT_DIRECTORIES = (Path("/etc/systemd/system"), Path("/lib/systemd/system"), Path("/usr/lib/systemd/system"))
 
 
@@ -196,8 +196,8 @@ def _resting_database(state: StateDirectory, url: str | None) -> Iterator[CheckR
                 if url is None:
                     yield check_index(state.database, load_progress(db))
             elif url is not None or state.database.exists():
-                text = "The database is still empty: a start failed before it had made the tables. "
-                yield skipped("database", f"{text}The next start makes them.")
+                why = "" if url is not None else ": a start failed before it had made the tables"
+                yield skipped("database", f"The database is still empty{why}. The next start makes the tables.")
             else:
                 yield skipped("database", "There is no database yet; the first start makes it.")
     except HermesError as error:
@@ -439,7 +439,8 @@ def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[Check
     """Check for traps of systemd: too little time to stop, and user services that never start or end at logout."""
     config_home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
     user_units = Path(config_home) / "systemd/user"
-    found = next((path for folder in (user_units, *UNIT_DIRECTORIES) if (path := folder / UNIT).is_file()), None)
+    places = (folder / unit for folder in (user_units, *UNIT_DIRECTORIES) for unit in UNITS)
+    found = next((path for path in places if path.is_file()), None)
     if found is None:
         yield skipped("service", "No systemd unit is installed.")
         return
@@ -462,7 +463,7 @@ def _with_drop_ins(unit: Path) -> str:
     """Text of a unit and, behind it, of what `systemctl edit` added to it."""
     folders = {unit.parent, UNIT_DIRECTORIES[0]} if unit.parent in UNIT_DIRECTORIES else {unit.parent}
     added = sorted(
-        (path for folder in folders for path in (folder / f"{UNIT}.d").glob("*.conf")), key=lambda one: one.name
+        (path for folder in folders for path in (folder / f"{unit.name}.d").glob("*.conf")), key=lambda one: one.name
     )
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in (unit, *added))
 

@@ -81,7 +81,7 @@ async def test_doctor_tells_what_keeps_a_node_from_joining_the_others(
 
 def test_what_is_wrong_with_the_database_is_one_sentence_of_doctors(run: Run, postgres: Postgres) -> None:
     with postgres.database() as url:
-        assert "The next start makes them." in run(url, "doctor").output
+        assert "The database is still empty. The next start makes the tables." in run(url, "doctor").output
         wrong = url.replace(PASSWORD, "not-the-password")
         assert "password authentication failed" in run(wrong, "doctor").output
         for words in (("status",), ("sessions",), ("pair", "list"), ("pair", "approve", CODE), ("cluster", "status")):

@@ -418,10 +418,10 @@ def test_access_that_lets_everybody_or_nobody_in_is_told(environ: dict[str, str]
     assert findings({**environ, **token})["access"].verdict is CheckStatus.FINE
 
 
-def user_unit(tmp_path: Path, text: str) -> None:
+def user_unit(tmp_path: Path, text: str, name: str = "hermes-gateway.service") -> None:
     folder = tmp_path / ".config/systemd/user"
     folder.mkdir(parents=True)
-    (folder / "hermes-gateway.service").write_text(text)
+    (folder / name).write_text(text)
 
 
 def test_a_stop_timeout_below_the_drain_is_told(environ: dict[str, str], tmp_path: Path) -> None:
@@ -432,12 +432,15 @@ def test_a_stop_timeout_below_the_drain_is_told(environ: dict[str, str], tmp_pat
     assert "raise TimeoutStopSec" in found.text
 
 
-def test_a_stop_timeout_raised_in_a_drop_in_counts(environ: dict[str, str], tmp_path: Path) -> None:
-    user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n")
-    drop_ins = tmp_path / ".config/systemd/user/hermes-gateway.service.d"
+@pytest.mark.parametrize("name", ["hermes-gateway.service", "hermes-gateway@.service"])
+def test_a_stop_timeout_raised_in_a_drop_in_counts(environ: dict[str, str], tmp_path: Path, name: str) -> None:
+    user_unit(tmp_path, "[Service]\nTimeoutStopSec=75\n", name)
+    long_drain = {**environ, "HERMES_LIFECYCLE__DRAIN_SECONDS": "120"}
+    assert "raise TimeoutStopSec" in findings(long_drain)["service"].text
+    drop_ins = tmp_path / f".config/systemd/user/{name}.d"
     drop_ins.mkdir()
     (drop_ins / "override.conf").write_text("[Service]\nTimeoutStopSec=180\n")
-    assert "TimeoutStopSec" not in findings({**environ, "HERMES_LIFECYCLE__DRAIN_SECONDS": "120"})["service"].text
+    assert "TimeoutStopSec" not in findings(long_drain)["service"].text
 
 
 def test_a_user_service_that_nothing_starts_is_told(environ: dict[str, str], tmp_path: Path) -> None:
