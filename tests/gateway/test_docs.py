@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from typer.main import get_command
@@ -14,10 +15,11 @@ from typer.main import get_command
 from gateway.cli import EXIT_CONFIG, EXIT_OWNED_ELSEWHERE, app, load_command
 from gateway.commands.registry import Command
 from gateway.commands.table import REGISTRY
-from gateway.config import CUSTOMARY
+from gateway.config import CUSTOMARY, load_config
 from gateway.config.docs import settings_markdown
 from gateway.config.fields import FIELDS, variable_name
 from gateway.config.loader import NO_SETTINGS
+from gateway.operator.doctor import STOP_MARGIN_SECONDS
 from hermes_state.store.writer import Store
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +49,28 @@ def test_every_variable_in_the_documentation_is_one_that_counts() -> None:
     for page in PAGES:
         for name in re.findall(r"\b(?:HERMES_[A-Z0-9_]+|[A-Z]+_BOT_TOKEN|OPENAI_[A-Z_]+)\b", page.read_text("utf-8")):
             assert name in known, (page.name, name)
+
+
+def test_the_compose_file_of_the_guide_is_a_configuration(tmp_path: Path) -> None:
+    block = re.search(r"```yaml\n(.*?)```", read("docs/cluster.md"), re.DOTALL)
+    assert block is not None
+    compose = yaml.safe_load(block[1])
+    example = {"store.url": "postgresql://hermes:secret@db/hermes", "telegram.token": "1:x", "model.api_key": "sk-x"}
+    for name, role in (("node", "node"), ("worker", "worker")):
+        service = compose["services"][name]
+        given = tmp_path / name
+        given.mkdir()
+        for secret in service["secrets"]:
+            assert secret in compose["secrets"]
+            (given / secret).write_text(example[secret])
+        environ = service["environment"]
+        loaded = load_config({**environ, "CREDENTIALS_DIRECTORY": str(given), "HERMES_HOME": str(tmp_path / "home")})
+        assert loaded.warnings == ()
+        assert (loaded.config.cluster.role, loaded.config.store.url) == (role, example["store.url"])
+        (volume,) = service["volumes"]
+        assert loaded.config.attachments.url == f"file://{volume.partition(':')[2]}"
+        grace = float(service["stop_grace_period"].removesuffix("s"))
+        assert grace > loaded.config.lifecycle.drain_seconds + STOP_MARGIN_SECONDS
 
 
 def test_every_key_in_the_documentation_is_a_setting() -> None:
