@@ -318,12 +318,17 @@ class _Daemon:
             await self._transcriber.close()
 
     async def _serve(self) -> None:
+        left = None
+        if not isinstance(self._store, SqliteStore):  # before anything that may wait for what was left
+            left = self._group.create_task(self._membership.end_left_transactions(), name="left")
         if await run_until(self._signals.stopping, self._take_up()):
             await self._serve_until_stopped()
         else:  # a database that another process locks can hold up a start for as long as it likes
             notify(self._environ, "STOPPING=1")
             await self._drain_within(0.0)
             await self._commands.close()
+        if left is not None:
+            left.cancel()
         log.info("daemon.stopped")
 
     async def _take_up(self) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
 
 import msgspec
 import structlog
@@ -21,7 +20,12 @@ from gateway.schedules.runner import server_zone
 from gateway.version import installed_version
 from hermes_state.aio import wait_until
 from hermes_state.engines.opening import check_place, open_seat
-from hermes_state.engines.postgres.nodes import find_differences, forget_node, save_settings
+from hermes_state.engines.postgres.nodes import (
+    end_left_transactions,
+    find_differences,
+    forget_node,
+    save_settings,
+)
 from hermes_state.errors import ConfigError, StateError
 from hermes_state.redaction import redact
 from hermes_state.store.seats import NodeInfo, OnHint, Seat
@@ -31,6 +35,9 @@ from hermes_state.values import Clock, SystemClock
 log = structlog.get_logger()
 
 LOOK_SECONDS = 60.0
+
+LEFT_LOOK_SECONDS = 2.0
+"""Seconds between two looks at what nodes that are gone have left open."""
 
 AGREED = (
     "agent.time_zone",
@@ -89,14 +96,13 @@ class Membership:
         self.changed = asyncio.Event()
         """Set when the configuration has changed."""
         self._store, self._clock, self._config = store, clock, config
-        self._id = uuid4().hex
         self._known: set[str] = set()
         self._is_admitted = False
 
     @property
     def node(self) -> NodeInfo:
         """This node, with the settings of now."""
-        return node_info(self._config(), self._id)
+        return node_info(self._config(), self._store.id)
 
     async def open_seat(self, on_hint: OnHint) -> Seat:
         """Take the seat. Raises what `engines.opening.open_seat` does, and `ConfigError` at a start without agreement.
@@ -128,6 +134,16 @@ class Membership:
                 if difference not in self._known:
                     log.warning("node.differs", reason=difference)
             self._known = set(found)
+
+    async def end_left_transactions(self) -> None:
+        """End what nodes that are gone have left open in the database, until cancelled: others wait for its locks."""
+        while True:
+            try:
+                if count := await self._store.read(end_left_transactions):
+                    log.warning("node.ended_left", transactions=count)
+            except StateError as error:
+                log.debug("node.not_looked", error=str(error))
+            await asyncio.sleep(LEFT_LOOK_SECONDS)  # the server tells nobody
 
     async def _require_agreement(self) -> None:
         if found := await self._find_differences():

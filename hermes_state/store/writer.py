@@ -5,6 +5,7 @@ transaction with one commit, which makes waiting for the disk cheap. When `write
 """
 
 import asyncio
+import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -71,6 +72,8 @@ class Store(ABC):
 
     def __init__(self, name: str, writers: int = 1) -> None:
         self.name = name
+        self.id = os.urandom(16).hex()
+        """Id of this process among those that share the database."""
         self.loss: str | None = None
         """Loss of the database that was last found; while there is one, writes are refused."""
         self.index_failed = asyncio.Event()

@@ -1,6 +1,7 @@
 """A network between a node and its database that a test can cut or swallow."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Self
 
 
@@ -12,7 +13,8 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._passes = asyncio.Event()
         self._passes.set()
-        self._is_cut = self._splits = False
+        self._is_cut = False
+        self._part: Callable[[bytes], int | None] | None = None
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -42,13 +44,13 @@ class Proxy:
         """Swallow nothing and pass nothing on, either way, until `mend` or `cut`."""
         self._passes.clear()
 
-    def hang_within_a_request(self) -> None:
-        """Pass on a part of what a node sends next, the first of several messages, and then nothing, as `hang`."""
-        self._splits = True
+    def hang_within(self, part: Callable[[bytes], int | None]) -> None:
+        """Hang as soon as a node sends something for which `part` says how much of it still passes."""
+        self._part = part
 
     def mend(self) -> None:
         """Pass everything on again, what was held back first."""
-        self._is_cut = self._splits = False
+        self._is_cut, self._part = False, None
         self._passes.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,10 +70,9 @@ class Proxy:
         self._writers.add(writer)
         try:
             while data := await reader.read(65536):
-                if is_request and self._splits:
-                    self._splits = False
+                if is_request and self._part is not None and (size := self._part(data)) is not None:
+                    self._part = None
                     self.hang()
-                    size = _first_part(data)
                     writer.write(data[:size])
                     data = data[size:]
                 await self._passes.wait()
@@ -84,7 +85,16 @@ class Proxy:
             writer.close()
 
 
-def _first_part(data: bytes) -> int:
+def first_message(data: bytes) -> int:
     """Length of the first of several messages of PostgreSQL's protocol, or of one without its last byte."""
     size = 1 + int.from_bytes(data[1:5])
     return size if size < len(data) else len(data) - 1
+
+
+def all_but_the_end(data: bytes) -> int | None:
+    """Length of a batch that begins to write, without the message that ends it."""
+    is_write = b"BEGIN" in data and b"READ ONLY" not in data and data.endswith(_SYNC)
+    return len(data) - len(_SYNC) if is_write else None
+
+
+_SYNC = b"S\0\0\0\4"

@@ -78,8 +78,8 @@ async def hang(scene: Scene, name: str, seconds: float) -> None:
 
 async def end_sessions(scene: Scene, name: str, seconds: float) -> None:
     scene.server.run(
-        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'hermes-gateway' "
-        f"AND datname = '{scene.cluster.database}'"
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'hermes-gateway %' "
+        f"AND application_name NOT LIKE 'hermes-gateway seat %' AND datname = '{scene.cluster.database}'"
     )
 
 

@@ -12,7 +12,7 @@ from gateway.turns.lanes import DEAD_LETTER_SENTENCE
 from tests.cluster.faulty import NOTE, SEAT_SECONDS, faulty_cluster, fill_disk, make_room
 from tests.cluster.nodes import Cluster
 from tests.cluster.program import POISON
-from tests.cluster.proxy import Proxy
+from tests.cluster.proxy import Proxy, all_but_the_end
 from tests.cluster.traffic import Place, Traffic
 from tests.cluster.waits import Report
 from tests.e2e.world import Gateway
@@ -148,6 +148,20 @@ async def test_the_network_between_a_node_and_the_database_fails(
         proxy.mend()
         await saying
         report(f"network: {how}", await traffic.check(faults=1))
+        assert "seat.lost" in owner.log_text()
+
+
+async def test_a_node_is_cut_off_in_the_middle_of_a_batch(
+    cluster: Cluster, traffic: Traffic, report: Report, postgres: Postgres
+) -> None:
+    async with Proxy(postgres.port) as proxy:
+        [owner] = await cluster.start("owner", HERMES_STORE__URL=cluster.address_by(proxy.port))
+        await cluster.start("other")
+        await traffic.run(PLACES, 1, 0)
+        await traffic.settle()
+        proxy.hang_within(all_but_the_end)
+        await (await keep_saying(traffic))
+        report("cut off in a batch", await traffic.check(faults=1))
         assert "seat.lost" in owner.log_text()
 
 

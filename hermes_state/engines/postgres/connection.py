@@ -26,6 +26,8 @@ from psycopg.pq.abc import PGresult
 from psycopg.types.numeric import Int8Dumper
 from psycopg.types.string import StrDumperUnknown
 
+from hermes_state.engines.postgres.nodes import NAME
+
 _Key: TypeAlias = "tuple[bytes, tuple[int, ...] | None]"  # a statement and its parameters' types
 _Awaited: TypeAlias = "Result | _Key | None"  # what a result is of: a statement, its preparation, something else
 
@@ -34,6 +36,14 @@ _PREPARED = 512
 
 _MOST_WAITING = 1_000
 """Statements that travel together, so that memory stays bounded."""
+
+GONE_SECONDS = 30
+"""Seconds after which a machine that does not answer counts as gone, here and at the server, whose own default is two
+hours: so long it would keep the locks of a session that has lost its other end."""
+
+# Purpose: the server asks after a machine that has said nothing for ten seconds; nothing where there is no TCP.
+_ASK_AFTER = f"""SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;
+SET tcp_user_timeout = {1000 * GONE_SECONDS}"""
 
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|(?P<mark>\?)|:(?P<name>[a-z_][a-z_0-9]*)")
 
@@ -61,19 +71,27 @@ class PostgresConnection:
         self._is_broken_off = False
 
     @classmethod
-    def open(cls, url: str, seconds: int = 10) -> "PostgresConnection":
-        """Connect to `url`, waiting at most `seconds`. Raises `psycopg.OperationalError`."""
-        return cls(
+    def open(cls, url: str, name: str = NAME, seconds: int = 10) -> "PostgresConnection":
+        """Connect to `url`, waiting at most `seconds`; `name`: of the session. Raises `psycopg.OperationalError`."""
+        db = cls(
             psycopg.connect(
                 url,
                 autocommit=True,
                 connect_timeout=seconds,
                 client_encoding="utf-8",
-                application_name="hermes-gateway",
-                keepalives_idle=30,
-                tcp_user_timeout=30_000,  # milliseconds until a server that does not answer counts as gone
+                application_name=name,
+                keepalives_idle=GONE_SECONDS,
+                tcp_user_timeout=1000 * GONE_SECONDS,
             )
         )
+        db.silence_seconds = seconds
+        try:
+            db.execute(_ASK_AFTER)
+        except BaseException:
+            db.close()
+            raise
+        db.silence_seconds = None
+        return db
 
     @property
     def is_over(self) -> bool:

@@ -24,11 +24,24 @@ POOLED = "store.url leads to a pooler: the locks of a node are those of one sess
 GONE_MILLIS = 86_400_000
 """Time for which a node that is gone is remembered, in milliseconds."""
 
-SEAT = "hermes-gateway seat "
+NAME = "hermes-gateway"
+"""Name of our sessions, or the beginning of it."""
+
+SEAT = f"{NAME} seat "
 """Name of a seat's session, before the node's id: by it the server's own tables tell which node lives."""
+
+LEFT_SECONDS = 2.0
+"""Age in seconds of a transaction that a node without a seat has left: one that has a new seat is not disturbed."""
 
 _LIVES = f"""EXISTS (SELECT 1 FROM pg_stat_activity a
   WHERE a.pid = n.pid AND a.datname = current_database() AND a.application_name = '{SEAT}' || n.id)"""
+
+# Purpose: ends transactions that nodes without a seat have left open, and tells how many.
+_END_LEFT = f"""
+SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+WHERE datname = current_database() AND usename = current_user
+  AND xact_start < clock_timestamp() - make_interval(secs => CAST(? AS double precision))
+  AND application_name IN (SELECT '{NAME} ' || n.id FROM nodes n WHERE NOT {_LIVES})"""
 
 _NOW = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
 
@@ -160,6 +173,20 @@ class _LockedChat:
 def load_nodes(db: Connection) -> list[NodeRow]:
     """Living nodes and, of every other name, the node that had it last; by name."""
     return select(db, NodeRow, _NODES)
+
+
+def session_name(node_id: str) -> str:
+    """Name of the sessions in which a node reads and writes."""
+    return f"{NAME} {node_id}"
+
+
+def end_left_transactions(db: Connection, seconds: float = LEFT_SECONDS) -> int:
+    """End transactions that nodes without a seat have left open for `seconds`; returns how many.
+
+    The server takes back one that is idle by itself, but not one in the middle of a batch: of a node that was stopped
+    while it sent one, or of a machine that died then, it waits for the rest, and the chats stay locked meanwhile.
+    """
+    return scalar(db, int, _END_LEFT, (seconds,))
 
 
 def load_cluster(db: Connection) -> ClusterStatus:

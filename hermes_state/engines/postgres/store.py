@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.locks import begin
 from hermes_state.engines.postgres.migrate import migrate
+from hermes_state.engines.postgres.nodes import session_name
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.locks import locks_of
@@ -70,9 +71,9 @@ RULES = TransactionRules(
 class _Session:
     """A connection on a thread of its own, made anew when it was lost."""
 
-    def __init__(self, url: str, prepare: Callable[[PostgresConnection], None]) -> None:
+    def __init__(self, url: str, name: str, prepare: Callable[[PostgresConnection], None]) -> None:
         self.pending = 0
-        self._url, self._prepare = url, prepare
+        self._url, self._name, self._prepare = url, name, prepare
         self._thread = ThreadPoolExecutor(1, "postgres")
         self._db: PostgresConnection | None = None
         self._has_ended = False
@@ -89,7 +90,7 @@ class _Session:
     def _connect(self) -> PostgresConnection:
         if not self._has_ended and (self._db is None or self._db.is_over):
             self._disconnect()
-            self._db = PostgresConnection.open(self._url)
+            self._db = PostgresConnection.open(self._url, self._name)
             try:
                 self._prepare(self._db)
             except BaseException:
@@ -126,11 +127,14 @@ class PostgresStore(Store):
     where the server had stored it and only the answer did not come back: keys in the rows make a second try safe.
     """
 
-    def __init__(self, url: str, writers: list[_Session], readers: list[_Session], busy_seconds: float) -> None:
-        super().__init__(name_of(url), len(writers))
+    def __init__(self, url: str, writers: int, readers: int, busy_seconds: float) -> None:
+        super().__init__(name_of(url), writers)
         self.url = url
         self._close_seconds = min(busy_seconds, CLOSE_SECONDS)
-        self._writers, self._readers = writers, readers
+        prepare, join = partial(_bound_waits, busy_seconds), partial(_join, busy_seconds)
+        name = session_name(self.id)
+        self._writers = [_Session(url, name, prepare if number else join) for number in range(writers)]
+        self._readers = [_Session(url, name, prepare) for _ in range(readers)]
         self._lost: str | None = None
 
     @classmethod
@@ -143,18 +147,15 @@ class PostgresStore(Store):
         Raises `LockUnavailable` if a process has it alone, `DatabaseRejected` for one that is not ours (nothing
         is touched then) or whose name or password is wrong, or `StoreUnavailable`.
         """
-        prepare, join = partial(_bound_waits, busy_seconds), partial(_join, busy_seconds)
-        sessions = [_Session(url, prepare if number else join) for number in range(writers + readers)]
+        store = cls(url, writers, readers, busy_seconds)
         try:
-            await sessions[0].run(_migrate)
-            return cls(url, sessions[:writers], sessions[writers:], busy_seconds)
+            await store._writers[0].run(_migrate)
         except BaseException as error:
-            for session in sessions:
-                session.end()
-                await session.close()
+            await store.close()
             if isinstance(error, psycopg.Error):
                 raise refusal(url, error) from error
             raise
+        return store
 
     async def read_within(
         self, seconds: float, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -222,9 +223,10 @@ class PostgresStore(Store):
             session.end()
 
     async def _disconnect(self) -> None:
-        for session in self._readers:
+        sessions = (*self._readers, *self._writers)
+        for session in sessions:
             session.end()
-        for session in (*self._readers, *self._writers):
+        for session in sessions:
             await session.close()
 
 

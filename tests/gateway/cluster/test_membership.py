@@ -64,19 +64,24 @@ async def test_a_node_that_comes_back_has_its_seat_whatever_differs(store: Postg
 
 
 async def test_what_comes_to_differ_is_said_once(store: PostgresStore) -> None:
-    caps = {"one": None, "two": None}
-    one, two = (Membership(store, SystemClock(), lambda name=name: config(name, caps[name])) for name in caps)
-    seats = [await member.open_seat(ignore) for member in (one, two)]
-    with capture_logs() as logs:
-        watching = asyncio.ensure_future(one.run())
-        caps["one"] = 5.0
-        for _ in range(3):  # a look begins when the one before is over
-            one.changed.set()
-            await eventually(lambda: not one.changed.is_set(), "it looks")
-        watching.cancel()
-        await asyncio.wait({watching})
-    for seat in seats:
-        await seat.close()
+    caps: dict[str, float | None] = {"one": None, "two": None}
+    other = await PostgresStore.open(store.url)
+    try:
+        one = Membership(store, SystemClock(), lambda: config("one", caps["one"]))
+        two = Membership(other, SystemClock(), lambda: config("two", caps["two"]))
+        seats = [await member.open_seat(ignore) for member in (one, two)]
+        with capture_logs() as logs:
+            watching = asyncio.ensure_future(one.run())
+            caps["one"] = 5.0
+            for _ in range(3):  # a look begins when the one before is over
+                one.changed.set()
+                await eventually(lambda: not one.changed.is_set(), "it looks")
+            watching.cancel()
+            await asyncio.wait({watching})
+        for seat in seats:
+            await seat.close()
+    finally:
+        await other.close()
     said = [log["reason"] for log in logs if log["event"] == "node.differs"]
     assert said == ["costs.daily_cap is 5 at one and not set at two, which has the same database: nodes must agree"]
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing
 
 import pytest
 
@@ -11,6 +11,7 @@ from hermes_state.accounts import take_account
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.nodes import (
     GONE_MILLIS,
+    end_left_transactions,
     find_differences,
     find_faults,
     forget_gone,
@@ -18,9 +19,11 @@ from hermes_state.engines.postgres.nodes import (
     load_cluster,
     load_nodes,
     save_settings,
+    session_name,
 )
 from hermes_state.engines.postgres.seat import PostgresSeat
 from hermes_state.store.seats import KEEPER, NodeInfo, account_lock, chat_lock
+from hermes_state.store.sql import scalar
 from hermes_state.values import ChatId, Millis, SystemClock
 from tests.gateway.helpers import eventually
 from tests.hermes_state.rows import make_chat
@@ -160,3 +163,44 @@ def test_a_clock_may_be_off_by_a_minute(db: PostgresConnection, seconds: int, sa
     found = find_differences(db, node("one"), Millis(SystemClock().now() + seconds * 1000))
     assert len(found) == (said is not None)
     assert all("the clock of one is 6" in one and f"seconds {said} the PostgreSQL server's" in one for one in found)
+
+
+def lock_without_end(db: PostgresConnection, key: int) -> None:
+    """Begin a batch that locks `key`, and never send the rest of it: as a process does that is stopped meanwhile."""
+    server = db.raw.pgconn
+    server.enter_pipeline_mode()
+    for statement in ("BEGIN", f"SELECT pg_advisory_xact_lock({key})"):
+        server.send_query_params(statement.encode(), None)
+    server.send_flush_request()
+    server.flush()
+    for _ in range(2):  # answers of the statements, each with its end
+        assert db._next() is not None
+        assert db._next() is None
+
+
+async def test_a_batch_without_an_end_is_ended_when_its_node_has_lost_its_seat(
+    postgres_url: str, db: PostgresConnection
+) -> None:
+    take = "SELECT CAST(pg_try_advisory_xact_lock(?) AS integer)"
+    ids = ["left1", "there1", "other1"]  # the last is no node
+    with ExitStack() as opened:
+        for key, node_id in enumerate(ids):
+            one = opened.enter_context(closing(PostgresConnection.open(postgres_url, session_name(node_id))))
+            one.execute("SET idle_in_transaction_session_timeout = 1")
+            lock_without_end(one, key)
+        async with seat(postgres_url, node("left")), seat(postgres_url, node("there")):
+            assert end_left_transactions(db, 0) == 0
+        async with seat(postgres_url, node("there")):
+            await gone(db, "left")
+            db.execute("SELECT pg_sleep(0.1)")  # longer than any limit of the server's
+            assert [scalar(db, bool, take, (key,)) for key in range(3)] == [False, False, False]
+            assert end_left_transactions(db, 3600) == 0
+            assert end_left_transactions(db, 0) == 1
+            await eventually(lambda: scalar(db, bool, take, (0,)), "the lock is free")
+            assert [scalar(db, bool, take, (key,)) for key in range(3)] == [True, False, False]
+
+
+def test_the_server_looks_after_machines_that_are_gone(db: PostgresConnection) -> None:
+    names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
+    settings = [scalar(db, int, "SELECT setting FROM pg_settings WHERE name = ?", (name,)) for name in names]
+    assert settings == [10, 5, 4, 30_000]  # what the socket has

@@ -15,7 +15,7 @@ from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.seats import KEEPER, Hint, HintKind, NodeInfo, SeatLost, account_lock, chat_lock
 from hermes_state.values import ChatId, Millis
-from tests.cluster.proxy import Proxy
+from tests.cluster.proxy import Proxy, first_message
 from tests.gateway.helpers import eventually
 from tests.hermes_state.engines.postgres import relay as relay_program
 from tests.postgres import Postgres, connect
@@ -119,7 +119,7 @@ async def test_a_seat_that_is_cut_off_within_a_request_is_ended_like_any(postgre
         seat(postgres_url, "two") as two,
     ):
         assert await one.take(CHATS) == set(CHATS)
-        proxy.hang_within_a_request()
+        proxy.hang_within(first_message)
         await eventually(one.lost.is_set, "it is given up")
         async with asyncio.timeout(10):
             while await two.take(CHATS) != set(CHATS):  # noqa: ASYNC110

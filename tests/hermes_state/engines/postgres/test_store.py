@@ -20,7 +20,7 @@ from tests.postgres import PASSWORD, Postgres
 pytestmark = pytest.mark.cluster
 
 _END_OTHERS = """SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-WHERE datname = '{}' AND application_name = 'hermes-gateway'"""
+WHERE datname = '{}' AND application_name LIKE 'hermes-gateway%'"""
 
 
 @pytest.fixture
