@@ -69,6 +69,11 @@ class _ReadResult:
     transcripts: list[str] = field(default_factory=list)
     """Transcripts of recordings; they are in the message by now."""
 
+    def note(self, sentence: str) -> None:
+        """Tell the model something, once however often a file has to be fetched and kept."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
 
 @dataclass(frozen=True, repr=False, slots=True, kw_only=True)
 class AttachmentHandler:
@@ -127,7 +132,7 @@ class AttachmentHandler:
                 log.info("attachment.refused", kind=attachment.kind, size_bytes=attachment.size_bytes)
                 gathered.refusals.append(str(error))
                 named = f"{attachment.kind} “{file_kinds.quoted_name(attachment)}”"
-                gathered.notes.append(f"{named} was attached but could not be read")
+                gathered.note(f"{named} was attached but could not be read")
         return gathered
 
     async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _ReadResult) -> None:
@@ -202,9 +207,9 @@ class AttachmentHandler:
         try:
             path = await asyncio.to_thread(workspace.receive, INBOX, file_kinds.file_name(attachment), fetched)
         except ToolError as error:
-            gathered.notes.append(f"{attachment.kind} “{name}” could not be put into the workspace: {error}")
+            gathered.note(f"{attachment.kind} “{name}” could not be put into the workspace: {error}")
             return False
-        gathered.notes.append(f"{attachment.kind} “{name}” lies in the workspace as {path}")
+        gathered.note(f"{attachment.kind} “{name}” lies in the workspace as {path}")
         gathered.is_in_workspace = True
         return True
 

@@ -4,12 +4,15 @@ import errno
 import hashlib
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
+from hermes_state.attachments import StoredFile
 from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnavailable
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.values import AttachmentKind, Document, IncomingAttachment
 from platforms.base import AdapterState
@@ -271,6 +274,35 @@ async def test_a_file_that_only_lies_in_the_workspace_is_a_turn_of_its_own(store
         await send(gateway, file("data.sqlite"), b"SQLite format 3\0", text="")
         assert "inbox/data.sqlite" in noted(gateway)[0]
         assert await gateway.inbox_states() == ["done"]
+
+
+class BusyStore(AttachmentFolder):
+    """Keeps nothing for a while, as an object store that is too busy."""
+
+    refusals = 0
+
+    def keep(self, fetched: Path, name: str, mime: str | None) -> StoredFile:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.EIO, "Server returned non-2xx status code: 503 Service Unavailable (SlowDown)")
+        return super().keep(fetched, name, mime)
+
+
+@pytest.mark.parametrize("refusals", [2, 3])
+async def test_a_file_that_cannot_be_kept_at_once_lies_in_the_workspace_once(
+    store: Store, tmp_path: Path, refusals: int
+) -> None:
+    async with serving(store, tmp_path, workspaces=workspaces_in(tmp_path)) as gateway:
+        gateway.adapter.files["plan.txt"] = b"step one"
+        kept = BusyStore(tmp_path / "attachments")
+        kept.refusals = refusals
+        gateway.lanes.attachments = replace(gateway.files, files=kept)
+        await gateway.say("read this", files=[file("plan.txt")])
+        await gateway.quiet()
+        assert received(tmp_path) == {"plan.txt": b"step one"}
+        place = "document “plan.txt” lies in the workspace as inbox/plan.txt"
+        lost = "document “plan.txt” was attached but could not be read"
+        assert noted(gateway) == ((place,) if refusals == 2 else (place, lost))
 
 
 async def test_files_of_one_name_are_kept_apart_and_the_same_one_once(store: Store, tmp_path: Path) -> None:
