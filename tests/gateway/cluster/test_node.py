@@ -223,6 +223,24 @@ async def test_a_seat_may_end_while_what_was_left_is_taken_up(store: Store, tmp_
         assert [one.lost.is_set() for one in seats.opened] == [True, False]
 
 
+async def test_a_request_that_was_under_way_when_the_seat_ended_leaves_no_word_and_is_repeated(
+    store: Store, tmp_path: Path
+) -> None:
+    seats = Seats()
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+        gateway.adapter.may_send.clear()
+        await gateway.say("q")
+        await eventually(lambda: gateway.adapter.requests, "the request is on its way")
+        seats.refusals = 1
+        seats.opened[0].lost.set()
+        await eventually(lambda: seats.opened[0].is_closed, "it is given up")
+        assert await gateway.rows("SELECT state, attempts, error FROM outbox") == [("sending", 1, None)]
+        gateway.adapter.may_send.set()
+        assert await gateway.replies(1) == ["echo: q"]
+        assert [request.is_repeat for request in gateway.adapter.requests] == [False, True]
+        assert await gateway.rows("SELECT state, attempts FROM outbox") == [("sent", 2)]
+
+
 async def test_a_seat_may_end_in_the_moment_in_which_work_begins(store: Store, tmp_path: Path) -> None:
     seats = Seats()
     async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
