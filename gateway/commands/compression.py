@@ -55,7 +55,7 @@ async def compress(request: CommandRequest) -> CommandResult:
     work = context.prepare_by_hand(
         conversation, model, focus=focus, keep_turns=keep_turns, on_begin=partial(request.acknowledge, STARTED)
     )
-    result = await request.context.tasks.run(request.row, work)
+    result = await request.context.tasks.run(request.row.id, work)
     if result is None:
         return say(STOPPED)
     return CommandResult(apply=partial(_settle, context, config.notices, result))

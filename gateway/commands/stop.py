@@ -17,7 +17,11 @@ STOPPED = "stopped by the person"
 
 
 async def stop(request: CommandRequest) -> CommandResult:
-    """Cancel the work at once, where this node does it; then one transaction stores the stop, for all, and answers."""
+    """Cancel a turn at once, where this node works on it; then one transaction stores the stop, for all, and answers.
+
+    A command is cancelled behind that transaction: before it the chat would go on with what waits, which would be
+    stopped in the command's place.
+    """
     lanes, store, chat_id = request.context.lanes, request.context.store, request.chat.id
     argument = request.argument.lower()
     if argument not in ("", "all"):
@@ -27,7 +31,6 @@ async def stop(request: CommandRequest) -> CommandResult:
     if running is not None and _is_meant(request, running):
         _check_may_stop(request, running.started_by, "started", "turn")
         stopping = lanes.begin_stop(chat_id, STOPPED)
-    has_ended_task = running is None and _stop_task(request)
 
     async def settle() -> None:
         lanes.stopped_for.pop(request.row.id, None)
@@ -42,7 +45,7 @@ async def stop(request: CommandRequest) -> CommandResult:
                 late.settle_stop()
         lanes.wake(chat_id)  # a turn that waited had no lane to go on with what waits behind it
 
-    return CommandResult(apply=partial(_stop, request, stopping, argument == "all", has_ended_task), after=settle)
+    return CommandResult(apply=partial(_stop, request, stopping, argument == "all"), after=settle)
 
 
 def _check_may_stop(request: CommandRequest, started_by: UserRef | None, did: str, what: str) -> None:
@@ -51,23 +54,8 @@ def _check_may_stop(request: CommandRequest, started_by: UserRef | None, did: st
         raise CommandError(f"Only whoever {did} this {what}, or an admin, can stop it.")
 
 
-def _stop_task(request: CommandRequest) -> bool:
-    """End the work of a command such as /compress; whether there was any."""
-    tasks = request.context.tasks
-    command = tasks.find(request.chat.id)
-    if command is None:
-        return False
-    _check_may_stop(request, command.sender_ref, "gave", "command")
-    return tasks.stop(command.id)
-
-
 def _stop(
-    request: CommandRequest,
-    stopping: ActiveTurn | None,
-    is_all: bool,
-    has_ended_task: bool,
-    db: Connection,
-    now: Millis,
+    request: CommandRequest, stopping: ActiveTurn | None, is_all: bool, db: Connection, now: Millis
 ) -> CommandReply:
     chat_id, sender = request.chat.id, None if request.is_in_charge else request.row.sender_ref
     # Before the turn ends: its partial answer is new, and kept.
@@ -81,7 +69,7 @@ def _stop(
         earlier = request.context.lanes.stopped_for.get(request.row.id)  # its lane has stored the end already
         has_stored_end = earlier is not None and was_stopped(db, earlier)
         command = _drop_command(request, db, now) if turn is None else None
-        has_stopped = has_ended_task or stopping is not None or has_stored_end or command is not None
+        has_stopped = stopping is not None or has_stored_end or command is not None
     dropped = 0
     if is_all:
         dropped = inbox.drop_waiting(db, chat_id, sender, now)

@@ -134,10 +134,12 @@ async def test_stop_ends_a_compression_of_another_node(cluster: Cluster) -> None
     await cluster.script(summary=True, hang=True)
     await cluster.say("/compress")
     await cluster.asked(1, summary="true")
+    await cluster.say("what waits behind it")
     await cluster.say("/stop")
     assert await cluster.replies(1, match="^Stopped")
     assert await cluster.replies(1, match="gave up compressing")
     await gone(cluster, summary="true")
+    assert await cluster.replies(1, match="what waits behind it")
     await cluster.converse("and now?")
     assert cluster.query(LAYERS) == []
     await delivered(cluster)

@@ -10,11 +10,14 @@ from structlog.testing import capture_logs
 from agent.context.model_handle import ContextSettings
 from agent.model.base import FinishReason, ModelReply
 from gateway.commands.compression import STARTED, STOPPED
+from gateway.commands.registry import Command, CommandKind, CommandRegistry, CommandRequest, CommandResult
+from gateway.commands.stop import stop
+from gateway.commands.table import REGISTRY
 from hermes_state.errors import AuthRejected, ModelError, ModelTimeout
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_view
 from hermes_state.values import LineageId, Message, Origin, Transcript
-from tests.gateway.helpers import BOB, BOSS, GROUP, Hang, Step, TestGateway, answer, eventually, human_texts
+from tests.gateway.helpers import BOB, BOSS, GROUP, Hang, Step, TestGateway, answer, eventually, human_texts, settled
 from tests.gateway.models.windows import SUMMARY, WORDS, CountingModel, say_much, talking
 
 COUNT = 24
@@ -330,6 +333,35 @@ async def test_stop_ends_a_summary_that_hangs_and_the_chat_goes_on(store: Store,
         model.summary = answer(SUMMARY)
         assert "Compressed: " in await compress(gateway)
         assert (await gateway.ask("/stop")).startswith("Nothing was running")
+
+
+async def test_what_waits_behind_a_stopped_compression_is_not_stopped_with_it(store: Store, tmp_path: Path) -> None:
+    decided, stored, following = asyncio.Event(), asyncio.Event(), Hang()
+
+    async def slow_stop(request: CommandRequest) -> CommandResult:
+        result = await stop(request)
+        decided.set()
+        await stored.wait()  # between what it does and what it stores lies as much time as the database takes
+        return result
+
+    known = [one for one in REGISTRY.commands if one.name != "stop"]
+    registry = CommandRegistry([*known, Command("stop", CommandKind.CONTROL, slow_stop, "")])
+    model = CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT, registry=registry) as gateway:
+        model.summary = hang = Hang()
+        await gateway.say("/compress")
+        await hang.begun.wait()
+        await gateway.say("said meanwhile")
+        model.script.append(following)
+        await gateway.say("/stop")
+        await decided.wait()
+        await settled()
+        stored.set()
+        await eventually(lambda: "Stopped." in str(gateway.adapter.texts()), "/stop")
+        await following.begun.wait()
+        following.release()
+        assert "finally" in await gateway.replies(COUNT + 4)
+        assert (await gateway.turns_of())[-1] == ("finished", "said meanwhile")
 
 
 async def test_in_a_group_a_compression_is_stopped_by_whoever_asked_for_it_or_an_admin(
