@@ -68,8 +68,10 @@ def _stop(
     else:
         earlier = request.context.lanes.stopped_for.get(request.row.id)  # its lane has stored the end already
         has_stored_end = earlier is not None and was_stopped(db, earlier)
-        command = _drop_command(request, db, now) if turn is None else None
-        has_stopped = stopping is not None or has_stored_end or command is not None
+        has_stopped = stopping is not None or has_stored_end
+        if turn is None and not has_stopped:
+            command = _drop_command(request, db, now)
+            has_stopped = command is not None
     dropped = 0
     if is_all:
         dropped = inbox.drop_waiting(db, chat_id, sender, now)

@@ -17,8 +17,22 @@ from hermes_state.errors import AuthRejected, ModelError, ModelTimeout
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_view
 from hermes_state.values import LineageId, Message, Origin, Transcript
-from tests.gateway.helpers import BOB, BOSS, GROUP, Hang, Step, TestGateway, answer, eventually, human_texts, settled
+from tests.gateway.helpers import (
+    BOB,
+    BOSS,
+    DIRECT,
+    GROUP,
+    Hang,
+    Step,
+    TestGateway,
+    answer,
+    eventually,
+    hanging,
+    human_texts,
+    settled,
+)
 from tests.gateway.models.windows import SUMMARY, WORDS, CountingModel, say_much, talking
+from tests.hermes_state.rows import finish
 
 COUNT = 24
 EVENTS = "SELECT layer, outcome, focus, summary_kind FROM compressions ORDER BY id"
@@ -335,33 +349,54 @@ async def test_stop_ends_a_summary_that_hangs_and_the_chat_goes_on(store: Store,
         assert (await gateway.ask("/stop")).startswith("Nothing was running")
 
 
-async def test_what_waits_behind_a_stopped_compression_is_not_stopped_with_it(store: Store, tmp_path: Path) -> None:
-    decided, stored, following = asyncio.Event(), asyncio.Event(), Hang()
+class SlowStop:
+    """A `/stop` that is told when to store what it has decided: in between lies the time that the database takes."""
 
-    async def slow_stop(request: CommandRequest) -> CommandResult:
+    def __init__(self) -> None:
+        self.decided, self.may_store = asyncio.Event(), asyncio.Event()
+        others = [one for one in REGISTRY.commands if one.name != "stop"]
+        self.registry = CommandRegistry([*others, Command("stop", CommandKind.CONTROL, self._handle, "")])
+
+    async def _handle(self, request: CommandRequest) -> CommandResult:
         result = await stop(request)
-        decided.set()
-        await stored.wait()  # between what it does and what it stores lies as much time as the database takes
+        self.decided.set()
+        await self.may_store.wait()
         return result
 
-    known = [one for one in REGISTRY.commands if one.name != "stop"]
-    registry = CommandRegistry([*known, Command("stop", CommandKind.CONTROL, slow_stop, "")])
-    model = CountingModel()
-    async with talking(store, tmp_path, model, count=COUNT, registry=registry) as gateway:
+
+async def test_what_waits_behind_a_stopped_compression_is_not_stopped_with_it(store: Store, tmp_path: Path) -> None:
+    slow, following, model = SlowStop(), Hang(), CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT, registry=slow.registry) as gateway:
         model.summary = hang = Hang()
         await gateway.say("/compress")
         await hang.begun.wait()
         await gateway.say("said meanwhile")
         model.script.append(following)
         await gateway.say("/stop")
-        await decided.wait()
+        await slow.decided.wait()
         await settled()
-        stored.set()
+        slow.may_store.set()
         await eventually(lambda: "Stopped." in str(gateway.adapter.texts()), "/stop")
         await following.begun.wait()
         following.release()
         assert "finally" in await gateway.replies(COUNT + 4)
         assert (await gateway.turns_of())[-1] == ("finished", "said meanwhile")
+
+
+async def test_a_stop_that_comes_too_late_for_a_turn_does_not_end_the_compression_behind_it(
+    store: Store, tmp_path: Path
+) -> None:
+    slow, model = SlowStop(), CountingModel()
+    async with talking(store, tmp_path, model, count=COUNT, registry=slow.registry) as gateway:
+        await hanging(gateway, "the last answer")
+        turn = gateway.lanes.running_in(DIRECT)
+        assert turn is not None
+        await gateway.say("/compress")
+        await gateway.say("/stop")
+        await slow.decided.wait()
+        await store.write(finish, turn, "it was on its way to the database")
+        slow.may_store.set()
+        await eventually(lambda: "Compressed: " in str(gateway.adapter.texts()), "the compression")
 
 
 async def test_in_a_group_a_compression_is_stopped_by_whoever_asked_for_it_or_an_admin(
