@@ -309,9 +309,15 @@ def pause_turn(db: Connection, claim: TurnClaim) -> RunningTurn:
     return turn
 
 
+# Purpose: a waiting turn that runs again, and was left in order as one of `let_go`.
+_UNPAUSE = """
+UPDATE turns SET state = 'running', preview_ref = NULL, restarts = restarts - 1 WHERE id = ? AND state = 'waiting'
+"""
+
+
 def unpause_turn(db: Connection, turn_id: TurnId) -> None:
-    """Let a waiting turn go on; what it shows next is below what was asked."""
-    db.execute("UPDATE turns SET state = 'running', preview_ref = NULL WHERE id = ? AND state = 'waiting'", (turn_id,))
+    """Let a waiting turn go on; what it shows next is below what was asked. To take it up is no restart."""
+    db.execute(_UNPAUSE, (turn_id,))
 
 
 # ---- ending -----------------------------------------------------------------------------------------------------
@@ -490,5 +496,5 @@ def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> Runni
 @locks(turn="turn_ids")
 def let_go(db: Connection, turn_ids: Sequence[TurnId]) -> None:
     """Note that open turns are left in order, so that taking them up is no restart, be it before or after this."""
-    query = "UPDATE turns SET restarts = restarts - 1 WHERE id = ? AND state = 'running'"
+    query = "UPDATE turns SET restarts = restarts - 1 WHERE id = ? AND state IN ('running','waiting')"
     db.executemany(query, [(turn_id,) for turn_id in turn_ids])

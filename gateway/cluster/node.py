@@ -89,7 +89,6 @@ class Node:
         }
         self._taken: list[Duty] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._left: list[TurnId] = []
         self._seat: Seat | None = None
         self._seats_lost = self._hints_received = 0
 
@@ -139,7 +138,7 @@ class Node:
                 await self._follow(seat)
             finally:
                 await self._give_up(seat)
-            log.warning("seat.lost", turns=len(self._left))
+            log.warning("seat.lost", turns=len(self._lanes.own))
             await self._start_again()
 
     async def close(self) -> None:
@@ -212,16 +211,14 @@ class Node:
             await cancel_all(self._tasks)
             return
         self._seats_lost += 1
-        left, *_ = await asyncio.gather(self._lanes.abandon(), self._abandon(), cancel_all(self._tasks))
-        self._left += left
+        await asyncio.gather(self._lanes.abandon(), self._abandon(), cancel_all(self._tasks))
         self._taken = []
         await seat.close()
 
     async def _start_again(self) -> None:
         for pause in Backoff(0.2, 2.0):
             try:
-                await self._lanes.let_go(self._left)
-                self._left = []
+                await self._lanes.let_go(*self._lanes.own.values())
                 await self.start()
             except StateError as error:
                 log.warning("seat.missing", error=str(error), retry_seconds=pause)

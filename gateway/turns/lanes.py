@@ -65,7 +65,7 @@ class ActiveTurn:
 
     turn: RunningTurn
     preview: TurnPreview
-    task: asyncio.Task[None]
+    task: asyncio.Task[bool]
     stop_reason: str | None = None
     """Reason of a stop, as soon as people asked for one: the work is cancelled, its end is not stored yet."""
     partial_text: str = ""
@@ -93,13 +93,10 @@ class ActiveTurn:
 class Lane:
     """Worker of one chat: claims what waits, runs it, and goes when nothing is left."""
 
-    def __init__(
-        self, chat_id: ChatId, lanes: "LaneRegistry", run_command: RunCommand, *, is_after_restart: bool
-    ) -> None:
+    def __init__(self, chat_id: ChatId, lanes: "LaneRegistry", run_command: RunCommand) -> None:
         self._chat_id = chat_id
         self._lanes = lanes
         self._run_command = run_command
-        self._is_after_restart = is_after_restart
         self._crashes = 0
         self._is_closing = False
         self._held: tuple[InboxId | None, float] = (None, 0.0)
@@ -134,7 +131,7 @@ class Lane:
             except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
                 log.exception("lane.crashed", chat_id=self._chat_id)
                 self._crashes += 1
-                self._is_after_restart = True  # a turn that crashed its lane is counted as one that ended the process
+                self._lanes.own.pop(self._chat_id, None)  # what crashed its lane counts as if it had ended the process
                 await wait_until(self.woken, next(delays))
 
     async def _step(self) -> bool:
@@ -147,12 +144,10 @@ class Lane:
             return True
         turn, rows = await self._lanes.store.read_short(_load_work, self._chat_id)
         if turn is not None and turn.is_waiting:
-            self._is_after_restart = False
             return False  # it keeps its place; whoever decides about it wakes the lane
         if turn is not None:
             await self._resume(turn)
             return True
-        self._is_after_restart = False
         if self._crashes >= MAX_CRASHES:
             await self._dead_letter(rows)
             return True
@@ -164,6 +159,7 @@ class Lane:
         if burst[0].kind is InboxKind.COMMAND:
             opened = await self._run_command(burst[0])
             if opened is not None:
+                self._lanes.own[self._chat_id] = opened
                 async with self._lanes.slots:
                     await self._execute(opened)
         elif (seconds := self._held_for(burst[-1], held_until(burst, rows, paste_ms))) > 0:
@@ -214,22 +210,24 @@ class Lane:
             self._lanes.turns.delivery.wake(self._chat_id)
 
     async def _resume(self, turn: RunningTurn) -> None:
-        """Take up a turn that is open although nobody works on it."""
-        is_restart = self._is_after_restart
+        """Take up a turn that is open although nobody works on it.
+
+        Whoever has left it open in order has said so, or will: as far as anybody knows it has ended its process.
+        """
+        is_restart = not self._lanes.is_own(turn)
         if is_restart and turn.restarts >= MAX_RESTARTS:
             await self._lanes.turns.give_up(turn)
-            self._is_after_restart = False
             return
         async with self._lanes.slots:
             if self._is_closing:
                 return
             # Counting is also the proof that the database takes writes again, before a model call is paid for.
             turn = await self._lanes.store.write(journal.take_up, turn, is_restart)
-            self._is_after_restart = False
             log.info("turn.resumed", turn_id=turn.id, chat=turn.chat.name, restarts=turn.restarts)
             await self._execute(turn)
 
     async def _execute(self, turn: RunningTurn) -> None:
+        self._lanes.own[turn.chat_id] = turn
         turns = self._lanes.turns
         preview = turns.preview_of(turn)
         task = asyncio.create_task(turns.run(turn, preview), name=f"turn-{turn.id}")
@@ -244,8 +242,10 @@ class Lane:
             await turns.stop(turn, preview.text, active.stop_reason)
         elif task.cancelled():
             raise asyncio.CancelledError
-        if not task.cancelled():
-            task.result()
+        if task.cancelled() or task.result():
+            self._lanes.disown(turn)
+        else:
+            await self._lanes.let_go(turn)
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -263,6 +263,8 @@ class LaneRegistry:
     """Turns that may run at one time."""
     active: dict[ChatKey, ActiveTurn] = field(default_factory=dict, init=False)
     """Turns that run now, by the chats that people write in."""
+    own: dict[ChatId, RunningTurn] = field(default_factory=dict, init=False)
+    """Open turns that this node has stored or taken up: to go on with one is no restart, to leave one is told."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
     """Turns that a `/stop` has ended from memory, by its row, until it is carried out."""
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
@@ -282,15 +284,13 @@ class LaneRegistry:
         """Open a lane wherever something waits and nobody works, as far as this node knows."""
         for chat_id in await self.store.read(inbox.load_chats_with_waiting):
             if chat_id not in self._lanes and self._seat is not None and not self._is_closing:
-                self._open(chat_id, self._seat, is_after_restart=True)
+                self._open(chat_id, self._seat)
 
-    async def abandon(self) -> Sequence[TurnId]:
-        """End all work without a word in the database: the chats may be another node's. Returns the turns cut."""
+    async def abandon(self) -> None:
+        """End all work without a word in the database: the chats may be another node's. `let_go` tells it later."""
         self._seat = None
         await asyncio.sleep(0)  # a lane that is cancelled before it began would never let go of its chat
-        left = [active.turn.id for active in self.active.values()]
         await cancel_all(self._tasks)
-        return left
 
     @property
     def has_room(self) -> bool:
@@ -317,11 +317,23 @@ class LaneRegistry:
 
         `started`: a turn that was stored for the chat just now; a lane that is open finds it by itself.
         """
+        if started is not None:
+            self.own[chat_id] = started
         lane = self._lanes.get(chat_id)
         if lane is not None:
             lane.woken.set()
         elif self._seat is not None and not self._is_closing:
-            self._open(chat_id, self._seat, is_after_restart=False).started = started
+            self._open(chat_id, self._seat).started = started
+
+    def is_own(self, turn: RunningTurn) -> bool:
+        """True for an open turn of which this node knows that it ended no process."""
+        own = self.own.get(turn.chat_id)
+        return own is not None and own.id == turn.id
+
+    def disown(self, turn: RunningTurn) -> None:
+        """Forget a turn that has ended, or is left to others."""
+        if self.is_own(turn):
+            del self.own[turn.chat_id]
 
     async def can_fetch(self, chat_id: ChatId) -> bool:
         """No other node can fetch files of a chat that this one cannot."""
@@ -384,25 +396,25 @@ class LaneRegistry:
             lane.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds)
-        left = [active.turn.id for active in self.active.values()]
         cut = await cancel_all(self._tasks)
-        await self.let_go(left)
-        return cut
-
-    async def let_go(self, turn_ids: Sequence[TurnId]) -> None:
-        """Note that turns were cut in order, which is no restart for them."""
-        if not turn_ids:
-            return
         with suppress(StateError, TimeoutError):  # it counts as a restart then, of which a turn has some to spare
             async with asyncio.timeout(LET_GO_SECONDS):
-                await self.store.write(journal.let_go, turn_ids)
+                await self.let_go(*self.own.values())
+        return cut
+
+    async def let_go(self, *turns: RunningTurn) -> None:
+        """Tell that turns of this node were left in order, which is no restart for them, whoever takes them up."""
+        if turns:
+            await self.store.write(journal.let_go, [turn.id for turn in turns])
+        for turn in turns:
+            self.disown(turn)
 
     def _active_in(self, chat_id: ChatId) -> ActiveTurn | None:
         return next((active for active in self.active.values() if active.turn.chat_id == chat_id), None)
 
-    def _open(self, chat_id: ChatId, seat: Seat, *, is_after_restart: bool) -> Lane:
+    def _open(self, chat_id: ChatId, seat: Seat) -> Lane:
         assert self._run_command is not None, "`start` has come with the seat"
-        lane = self._lanes[chat_id] = Lane(chat_id, self, self._run_command, is_after_restart=is_after_restart)
+        lane = self._lanes[chat_id] = Lane(chat_id, self, self._run_command)
         work = self._serve(chat_id, lane, seat)
         try:
             task = self.group.create_task(work, name=f"lane-{chat_id}")
@@ -426,14 +438,16 @@ class LaneRegistry:
         """Work in a chat while no other node does, and as long as a turn would run here at once."""
         lock = chat_lock(chat_id)
         with suppress(StateError):  # a sweep finds what is left
-            while not self._is_full:
-                if not await self._serve_locked(lane, lock, seat) or lane.is_left:
+            while not self._is_full and await self._serve_locked(lane, lock, seat):
+                if lane.is_left:
                     return
                 # Who stored something just before that has found the chat taken.
                 turn, rows = await self.store.read_short(_load_work, chat_id)
                 is_idle = turn.is_waiting if turn is not None else all(row.kind is InboxKind.NOTICE for row in rows)
                 if self._is_closing or is_idle:
                     return
+            if (own := self.own.get(chat_id)) is not None:  # stored here, and another node's from now on
+                await self.let_go(own)
 
     async def _serve_locked(self, lane: Lane, lock: SeatLock, seat: Seat) -> bool:
         """Work in a chat with its lock; False where another node has that."""

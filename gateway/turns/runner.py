@@ -90,8 +90,10 @@ class TurnRunner:
             is_remote=is_remote,
         )
 
-    async def run(self, turn: RunningTurn, preview: TurnPreview) -> None:
-        """Take the turn to its end. Cancelled, it leaves the turn open with every finished step stored.
+    async def run(self, turn: RunningTurn, preview: TurnPreview) -> bool:
+        """Take the turn to its end; False where it was ended, or taken up, by somebody else meanwhile.
+
+        Cancelled, it leaves the turn open with every finished step stored.
 
         The deadline counts from here: with what was left before a restart, a turn would be taken up only to fail, with
         all its steps paid for. `MAX_RESTARTS` bounds how often.
@@ -113,6 +115,7 @@ class TurnRunner:
             except TurnMoved:
                 log.info("turn.closed_elsewhere")
                 self.delivery.wake(turn.chat_id)
+                return False
             except StoreUnavailable:
                 raise
             except (HermesError, TimeoutError) as error:
@@ -122,6 +125,7 @@ class TurnRunner:
             except Exception as error:  # the turn boundary: the others must not notice
                 log.exception("turn.crashed")
                 await self._fail(turn, type(error).__name__, CRASH_SENTENCE)
+        return True
 
     async def _answer(self, turn: RunningTurn, preview: TurnPreview) -> None:
         config, agent, models = self.runtime.config, self.runtime.agent, self.runtime.models

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway.turns.lanes import DEAD_LETTER_SENTENCE
+from gateway.turns.runner import MAX_RESTARTS, RESTART_SENTENCE
+from hermes_state.aio import cancel_all
 from tests.cluster.faulty import NOTE, SEAT_SECONDS, faulty_cluster, fill_disk, make_room
 from tests.cluster.nodes import Cluster
 from tests.cluster.program import POISON
@@ -176,6 +178,35 @@ async def test_the_database_is_stopped_at_once_and_started_again(tmp_path: Path,
             server.start_again()
             await saying
             report("the database stopped", await traffic.check(faults=1))
+
+
+async def test_a_turn_outlasts_any_number_of_outages_of_the_database(tmp_path: Path) -> None:
+    with private_server() as server, server.fresh_database() as address:
+        async with faulty_cluster(tmp_path, address) as cluster:
+            await cluster.start("one", "two")
+            await cluster.hold(match="wait")
+            await cluster.say("wait for it")
+            for outage in range(MAX_RESTARTS + 2):
+                assert len(await cluster.asked(outage + 1, wait=30)) == outage + 1
+                server.stop_at_once()
+                server.start_again()
+            await cluster.asked(MAX_RESTARTS + 3, wait=30)
+            await cluster.release()
+            assert await cluster.replies(1, match="wait for it")
+            assert cluster.query("SELECT state FROM turns") == [("finished",)]
+
+
+async def test_a_turn_that_kills_every_node_that_works_on_it_is_given_up(cluster: Cluster) -> None:
+    nodes = await cluster.start("one", "two", CRASH_KILL="append_calls:1:before")
+    await cluster.say(NOTE)
+    for _ in range(MAX_RESTARTS + 1):
+        ends = {asyncio.create_task(node.wait()): node for node in nodes}
+        ended, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await cancel_all(ends)
+        for end in ended:
+            await ends[end].spawn()
+    assert await cluster.replies(1) == [RESTART_SENTENCE]
+    assert cluster.query("SELECT state, restarts FROM turns") == [("failed", MAX_RESTARTS)]
 
 
 async def test_the_database_s_disk_is_full_for_a_while(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from agent.model.base import ModelReply, ModelRequest
 from gateway.cluster.node import Duty, Node
+from gateway.turns.runner import MAX_RESTARTS
+from hermes_state import journal
 from hermes_state.aio import Backoff, cancel_all
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.seats import (
@@ -26,8 +29,20 @@ from hermes_state.store.seats import (
     chat_lock,
 )
 from hermes_state.store.writer import Store
+from hermes_state.turns import find_open_turn
 from hermes_state.values import AttachmentKind, ChatId, IncomingAttachment
-from tests.gateway.helpers import DIRECT, WAIT_SECONDS, Hang, TestGateway, eventually, hanging, serving
+from tests.gateway.helpers import (
+    DIRECT,
+    WAIT_SECONDS,
+    Hang,
+    TestGateway,
+    calls,
+    eventually,
+    hanging,
+    serving,
+    settled,
+)
+from tests.hermes_state.helpers import set_max_pages
 from tests.hermes_state.rows import receive
 
 
@@ -239,6 +254,55 @@ async def test_a_request_that_was_under_way_when_the_seat_ended_leaves_no_word_a
         assert await gateway.replies(1) == ["echo: q"]
         assert [request.is_repeat for request in gateway.adapter.requests] == [False, True]
         assert await gateway.rows("SELECT state, attempts FROM outbox") == [("sent", 2)]
+
+
+@pytest.mark.parametrize("is_at_a_step", [False, True])
+async def test_outages_of_the_database_are_no_restarts_of_a_turn(
+    store: Store, tmp_path: Path, is_at_a_step: bool
+) -> None:
+    seats = Seats()
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+        await gateway.ask("hello")
+        for outage in range(MAX_RESTARTS + 1):
+            begun, may_answer = asyncio.Event(), asyncio.Event()
+
+            async def ask_for_a_tool(
+                _request: ModelRequest,
+                _on_text: Callable[[str], None],
+                begun: asyncio.Event = begun,
+                may: asyncio.Event = may_answer,
+            ) -> ModelReply:
+                begun.set()
+                await may.wait()
+                return calls("look", text="x" * 200_000)
+
+            gateway.model.script.append(ask_for_a_tool)
+            if not outage:
+                await gateway.say("q")
+            await begun.wait()
+            await store.write(set_max_pages, 0)
+            if is_at_a_step:
+                may_answer.set()
+                await eventually(lambda: not gateway.lanes.active, "its lane waits for the database")
+            seats.refusals = 1
+            seats.opened[-1].lost.set()
+            await eventually(lambda: seats.opened[-1].is_closed, "it is given up")
+            await settled()  # the time in which it cannot say what it has left
+            await store.write(set_max_pages, None)
+        assert await gateway.replies(2) == ["echo: hello", "echo: q"]
+        assert await gateway.rows("SELECT state, restarts FROM turns WHERE id = 2") == [("finished", 0)]
+
+
+async def test_a_turn_that_was_stored_here_and_begins_elsewhere_is_no_restart(store: Store, tmp_path: Path) -> None:
+    seats = Seats()
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+        chat_id = await chat_of(gateway)
+        seats.opened[0].taken.add(chat_lock(chat_id))
+        await gateway.say("q")
+        turn = await store.read(find_open_turn, chat_id)
+        assert turn is not None
+        await store.write(journal.take_up, turn, True)
+        await gateway.until_rows("SELECT 1 FROM turns WHERE state = 'running' AND epoch = 2 AND restarts = 0")
 
 
 async def test_a_seat_may_end_in_the_moment_in_which_work_begins(store: Store, tmp_path: Path) -> None:

@@ -6,11 +6,15 @@ from typing import Any
 import pytest
 
 from agent.tools.registry import Tool, ToolContext, tool
+from gateway.turns.runner import MAX_RESTARTS
 from hermes_state import inbox
 from hermes_state.chats import load_chat
 from hermes_state.errors import StoreUnavailable
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.values import Millis, SystemClock, ToolEffect
+from hermes_state.tools import approvals
+from hermes_state.tools.approvals import ApprovalState, PendingApproval
+from hermes_state.values import ChatId, Millis, SystemClock, ToolEffect
 from tests.gateway.helpers import BOSS, GROUP, TestGateway, answer, calls, eventually, serving
 
 
@@ -53,6 +57,27 @@ async def test_a_question_expires_and_its_turn_goes_on_with_a_no(store: Store, t
         assert ran == []
         assert await gateway.rows("SELECT state, decided_by FROM approvals") == [("expired", "")]
         assert "nobody answered" in str(gateway.model.requests[-1].transcript[-1].text)
+
+
+async def test_a_turn_that_goes_on_after_many_answers_was_never_restarted(store: Store, tmp_path: Path) -> None:
+    ran: list[str] = []
+    asks = {"approval": {"writes": "ask"}}
+    async with serving(store, tmp_path, tools=[writing(ran)], tools_block=asks) as gateway:
+        gateway.model.script += [calls("write_down") for _ in range(MAX_RESTARTS + 1)]
+        await gateway.say("write it down")
+        for number in range(1, MAX_RESTARTS + 2):
+            await gateway.until_rows(
+                f"SELECT 1 FROM turns WHERE state = 'waiting' AND (SELECT max(id) FROM approvals) = {number}"
+            )
+            [asked] = await store.read(approvals.load_pending, ChatId(1))
+            await store.write(_say_yes, asked)  # at another node: this one finds the turn by its next look
+            await gateway.lanes.sweep()
+        assert (await gateway.replies(MAX_RESTARTS + 2))[-1] == "echo: write it down"
+        assert await gateway.rows("SELECT state, restarts FROM turns") == [("finished", 0)]
+
+
+def _say_yes(db: Connection, asked: PendingApproval) -> None:
+    approvals.decide(db, asked, ApprovalState.APPROVED, "telegram:1", None, Millis(0))
 
 
 async def test_a_bare_yes_is_about_questions_that_were_on_screen(store: Store, tmp_path: Path) -> None:

@@ -599,12 +599,12 @@ async def test_a_turn_that_another_process_has_taken_up_is_not_answered_twice(st
         async def late(_request: ModelRequest, _on_text: Callable[[str], None]) -> ModelReply:
             turn = gateway.lanes.running_in(DIRECT)
             assert turn is not None
-            await store.write(journal.take_up, turn)
+            await store.write(journal.take_up, turn, True)
             return answer("too late")
 
         gateway.model.script.append(late)
         assert await gateway.ask("q") == "echo: q"
-        assert await gateway.rows("SELECT epoch, state FROM turns") == [(3, "finished")]
+        assert await gateway.rows("SELECT epoch, restarts, state FROM turns") == [(3, 1, "finished")]
         assert len(await gateway.rows("SELECT 1 FROM model_calls")) == 2, "both were paid for"
 
 
