@@ -44,6 +44,9 @@ CLOSE_SECONDS = 10.0
 # HGWY; keys of two integers are a space of their own. Gateways share it, a copy has it alone; it is the session's, not
 # the transaction's.
 _ALONE, _TOGETHER = "SELECT pg_advisory_lock(1212634969, 1)", "SELECT pg_advisory_lock_shared(1212634969, 1)"
+_PLANS = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
+"""How writers plan. What a write looks for has an index, and nothing is gained by planning it for each value again. A
+table that the server has not counted since it was small is else read whole."""
 _REFUSED = re.compile(
     r"^connection is bad: (?!connection to server)"  # libpq could not even try
     r"|invalid (integer )?value|unrecognized configuration parameter"
@@ -258,6 +261,7 @@ def be_the_only_one(db: PostgresConnection) -> None:
 def _join(busy_seconds: float, db: PostgresConnection) -> None:
     """Keep out who wants the database alone, for as long as the connection lives; raises `LockUnavailable`."""
     _bound_waits(busy_seconds, db)
+    db.execute(_PLANS)
     _lock(db, _TOGETHER, "the database is being copied, or a gateway of an older version has it", "another process")
 
 
