@@ -161,14 +161,17 @@ def load_waiting_commands(db: Connection, account: str) -> list[InboxId]:
 def load_chats_with_waiting(db: Connection) -> list[ChatId]:
     """Chats in which something waits for a lane or a turn runs: where work starts after a restart.
 
-    What is behind a turn that waits keeps its place: whoever decides about that wakes the chat.
+    Those with a turn come first, then those whose message is the oldest. What is behind a turn that waits keeps its
+    place: whoever decides about that wakes the chat.
     """
     query = """WITH opened AS (
       SELECT chat_id, state FROM turns WHERE parent_turn_id IS NULL AND state IN ('running','waiting'))
-    SELECT chat_id FROM inbox
-    WHERE state IN ('new','claimed') AND kind <> 'notice' AND NOT (kind = 'command' AND mode = 'alone')
-      AND chat_id NOT IN (SELECT chat_id FROM opened WHERE state = 'waiting')
-    UNION SELECT chat_id FROM opened WHERE state = 'running'"""
+    SELECT chat_id FROM (
+      SELECT chat_id, id FROM inbox
+      WHERE state IN ('new','claimed') AND kind <> 'notice' AND NOT (kind = 'command' AND mode = 'alone')
+        AND chat_id NOT IN (SELECT chat_id FROM opened WHERE state = 'waiting')
+      UNION ALL SELECT chat_id, 0 FROM opened WHERE state = 'running') AS work
+    GROUP BY chat_id ORDER BY min(id), chat_id"""
     return scalars(db, ChatId, query)
 
 

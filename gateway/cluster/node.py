@@ -58,7 +58,7 @@ class NodeHealth:
     """Since its start."""
     hints_received: int
     chats: int
-    """Chats whose locks it has, or asks for."""
+    """Chats that it works in."""
     duties: tuple[str, ...]
     """Accounts that it serves, and the housekeeping."""
 

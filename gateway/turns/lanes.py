@@ -7,10 +7,10 @@ message that crashes its lane again and again is a dead letter. At the end of th
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import structlog
 
@@ -29,7 +29,7 @@ from hermes_state.journal import InboxMoved, PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.store.locks import locks
-from hermes_state.store.seats import Seat, SeatLock, chat_lock
+from hermes_state.store.seats import Seat, chat_lock
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, find_open_turn, find_unended
@@ -51,6 +51,8 @@ RETRY_BACKOFF = Backoff()
 
 LET_GO_SECONDS = 2.0
 """Longest that the end of the process waits for a database that cannot be written."""
+MAX_ASKED = 500
+"""Most chats whose locks are asked for at one time."""
 DECISION_SECONDS = 60.0
 """Seconds in which whoever asked for a stop has to store it; after that the lane does."""
 
@@ -122,6 +124,8 @@ class Lane:
                         return
                 delays = iter(RETRY_BACKOFF)
                 self._crashes = 0
+                if self._lanes.has_queue:
+                    return  # others have waited for longer
             except StateError as error:
                 pause = next(delays)
                 log.warning("lane.delayed", chat_id=self._chat_id, error=str(error), retry_seconds=pause)
@@ -272,8 +276,12 @@ class LaneRegistry:
     _run_command: RunCommand | None = field(default=None, init=False)
     _seat: Seat | None = field(default=None, init=False)
     _is_closing: bool = field(default=False, init=False)
-    _at_work: int = field(default=0, init=False)
-    """Chats whose locks this node has, or asks for."""
+    _queue: dict[ChatId, bool] = field(default_factory=dict, init=False)
+    """Chats that wait for a node to work in them, in their order; False: another one does, as of the last sweep."""
+    _woken: set[ChatId] = field(default_factory=set, init=False)
+    """Chats that were put into the queue since the last sweep began."""
+    _taking: asyncio.Task[None] | None = field(default=None, init=False)
+    """Takes chats of the queue while there is room."""
 
     async def start(self, run_command: RunCommand, seat: Seat) -> None:
         """Take up what waits, and what ran when a process ended. `run_command` runs queued commands."""
@@ -281,10 +289,20 @@ class LaneRegistry:
         await self.sweep()
 
     async def sweep(self) -> None:
-        """Open a lane wherever something waits and nobody works, as far as this node knows."""
-        for chat_id in await self.store.read(inbox.load_chats_with_waiting):
-            if chat_id not in self._lanes and self._seat is not None and not self._is_closing:
-                self._open(chat_id, self._seat)
+        """Look for work that nobody does, as far as this node knows; what has waited for longest comes first."""
+        seat = self._seat
+        self._woken.clear()
+        found = dict.fromkeys(await self.store.read(inbox.load_chats_with_waiting))
+        if seat is None or not self._works_with(seat):
+            return
+        if seat.is_shared:
+            kept = [chat_id for chat_id in self._queue if chat_id in found or chat_id in self._woken]
+            self._queue = {chat_id: True for chat_id in (*kept, *found) if chat_id not in self._lanes}
+            self._take_soon()
+            return
+        for chat_id in found:
+            if chat_id not in self._lanes:
+                self._open(chat_id, seat)
 
     async def abandon(self) -> None:
         """End all work without a word in the database: the chats may be another node's. `let_go` tells it later."""
@@ -294,18 +312,24 @@ class LaneRegistry:
 
     @property
     def has_room(self) -> bool:
-        """A turn that is started now runs at once."""
-        return self._seat is not None and not self._is_closing and not self.slots.locked() and not self._is_full
+        """A turn that is started now runs at once, and no other has waited for its place."""
+        is_free = self._room > 0 and not self.slots.locked() and not any(self._queue.values())
+        return is_free and self._works_with(self._seat)
 
     @property
-    def _is_full(self) -> bool:
-        """As many chats are locked here as turns may run: another one would wait here with its lock."""
-        return self._at_work >= self.runtime.config.sessions.max_turns
+    def has_queue(self) -> bool:
+        """Chats wait for the place of one that is worked in."""
+        return self._room <= 0 and any(self._queue.values())
+
+    @property
+    def _room(self) -> int:
+        """Chats that this node may work in beside those it does: in one more, a turn would wait here for its place."""
+        return self.runtime.config.sessions.max_turns - len(self._lanes)
 
     @property
     def locked(self) -> int:
-        """Chats whose locks this node has, or asks for."""
-        return self._at_work
+        """Chats that this node works in, whose locks it has."""
+        return len(self._lanes)
 
     @property
     def load(self) -> float:
@@ -319,11 +343,14 @@ class LaneRegistry:
         """
         if started is not None:
             self.own[chat_id] = started
-        lane = self._lanes.get(chat_id)
+        lane, seat = self._lanes.get(chat_id), self._seat
         if lane is not None:
             lane.woken.set()
-        elif self._seat is not None and not self._is_closing:
-            self._open(chat_id, self._seat).started = started
+        elif seat is not None and seat.is_shared:
+            self._put(chat_id)
+            self._take_soon()
+        elif seat is not None and not self._is_closing:
+            self._open(chat_id, seat).started = started
 
     def is_own(self, turn: RunningTurn) -> bool:
         """True for an open turn of which this node knows that it ended no process."""
@@ -412,18 +439,22 @@ class LaneRegistry:
     def _active_in(self, chat_id: ChatId) -> ActiveTurn | None:
         return next((active for active in self.active.values() if active.turn.chat_id == chat_id), None)
 
+    def _works_with(self, seat: Seat | None) -> bool:
+        return seat is not None and seat is self._seat and not self._is_closing
+
     def _open(self, chat_id: ChatId, seat: Seat) -> Lane:
         assert self._run_command is not None, "`start` has come with the seat"
         lane = self._lanes[chat_id] = Lane(chat_id, self, self._run_command)
-        work = self._serve(chat_id, lane, seat)
+        if self._begin(self._serve(chat_id, lane, seat), f"lane-{chat_id}") is None:
+            self._lanes.pop(chat_id, None)
+        return lane
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None] | None:
         try:
-            task = self.group.create_task(work, name=f"lane-{chat_id}")
+            return track(self._tasks, self.group.create_task(work, name=name))
         except RuntimeError:  # the daemon is ending: what waits is stored, and the next start takes it up
             work.close()
-            self._lanes.pop(chat_id, None)
-        else:
-            track(self._tasks, task)
-        return lane
+            return None
 
     async def _serve(self, chat_id: ChatId, lane: Lane, seat: Seat) -> None:
         try:
@@ -433,40 +464,58 @@ class LaneRegistry:
                 await lane.run()
         finally:
             del self._lanes[chat_id]
+            if seat.is_shared and lane.woken.is_set():
+                self._put(chat_id)
+            self._take_soon()
 
     async def _serve_shared(self, chat_id: ChatId, lane: Lane, seat: Seat) -> None:
-        """Work in a chat while no other node does, and as long as a turn would run here at once."""
-        lock = chat_lock(chat_id)
+        """Work in a chat whose lock this node has, and give that back."""
         with suppress(StateError):  # a sweep finds what is left
-            while not self._is_full and await self._serve_locked(lane, lock, seat):
-                if lane.is_left:
-                    return
-                # Who stored something just before that has found the chat taken.
-                turn, rows = await self.store.read_short(_load_work, chat_id)
-                is_idle = turn.is_waiting if turn is not None else all(row.kind is InboxKind.NOTICE for row in rows)
-                if self._is_closing or is_idle:
-                    return
-            if (own := self.own.get(chat_id)) is not None:  # stored here, and another node's from now on
-                await self.let_go(own)
-
-    async def _serve_locked(self, lane: Lane, lock: SeatLock, seat: Seat) -> bool:
-        """Work in a chat with its lock; False where another node has that."""
-        self._at_work += 1
-        try:
-            if not await seat.take([lock]):
-                return False
             try:
-                lane.started = await self._still_open(lane.started)
+                if (own := self.own.get(chat_id)) is not None:  # unless another node has had it meanwhile
+                    lane.started = await self.store.read_short(find_unended, own)
                 await lane.run()
             finally:
-                await seat.let_go(lock)
-            return True
-        finally:
-            self._at_work -= 1
+                await seat.let_go(chat_lock(chat_id))
+            if lane.is_left:
+                return
+            # Who stored something just before that has found the chat taken.
+            turn, rows = await self.store.read_short(_load_work, chat_id)
+            if not (turn.is_waiting if turn is not None else all(row.kind is InboxKind.NOTICE for row in rows)):
+                lane.woken.set()
 
-    async def _still_open(self, started: RunningTurn | None) -> RunningTurn | None:
-        """The turn that was stored for a lane, unless another node has had it meanwhile."""
-        return None if started is None else await self.store.read_short(find_unended, started)
+    def _put(self, chat_id: ChatId) -> None:
+        self._queue[chat_id] = True
+        self._woken.add(chat_id)
+
+    def _take_soon(self) -> None:
+        """Take chats of the queue, if there are any and there is room."""
+        is_taking = self._taking is not None and not self._taking.done()
+        if self._seat is not None and self._queue and self._room > 0 and not is_taking and not self._is_closing:
+            self._taking = self._begin(self._take_chats(self._seat), "lanes")
+
+    async def _take_chats(self, seat: Seat) -> None:
+        """Begin to work in the chats that wait, the first of those that no other node has, while there is room."""
+        with suppress(StateError):  # a sweep finds what is left
+            while (room := self._room) > 0 and self._works_with(seat):
+                asked = [chat_id for chat_id, is_new in self._queue.items() if is_new][:MAX_ASKED]
+                if not asked:
+                    return
+                taken = await seat.take([chat_lock(chat_id) for chat_id in asked], room)
+                if not self._works_with(seat):
+                    for lock in taken:
+                        await seat.let_go(lock)
+                    return
+                for chat_id in asked:
+                    if chat_lock(chat_id) in taken:
+                        self._queue.pop(chat_id, None)
+                        self._open(chat_id, seat)
+                if len(taken) == room:
+                    return
+                others = [chat_id for chat_id in asked if chat_lock(chat_id) not in taken]
+                self._queue |= dict.fromkeys(others, False)
+                # What was stored here is another node's from now on.
+                await self.let_go(*(self.own[chat_id] for chat_id in others if chat_id in self.own))
 
 
 @locks(inbox="rows.id", chat="rows.chat_id")

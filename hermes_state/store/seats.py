@@ -8,7 +8,7 @@ has everything and never ends.
 import asyncio
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
@@ -115,8 +115,8 @@ class Seat(ABC):
         """True while nobody else can have what this node has; false some time before others do."""
 
     @abstractmethod
-    async def take(self, locks: Collection[SeatLock]) -> set[SeatLock]:
-        """Take those of the locks that nobody has; returns them. Raises `SeatLost`."""
+    async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:
+        """Take those of the locks that nobody has, the first `most` of them; returns them. Raises `SeatLost`."""
 
     @abstractmethod
     async def let_go(self, lock: SeatLock) -> None:
@@ -138,8 +138,8 @@ class OnlySeat(Seat):
     def is_certain(self) -> bool:
         return True
 
-    async def take(self, locks: Collection[SeatLock]) -> set[SeatLock]:
-        return set(locks)
+    async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:
+        return set(locks[:most])
 
     async def let_go(self, lock: SeatLock) -> None:
         """Nothing: nobody else can take it."""

@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Self
 
@@ -31,7 +31,13 @@ PINGS = 5
 """Requests in the time after which a silent session is ended."""
 
 _AT_ONCE = 500
-"""Most locks that are asked for in one statement."""
+"""Most requests in one statement."""
+
+# Purpose: the places of the locks that nobody had among those asked for, from the first on. No further lock is tried
+# than the limit takes: nothing is sorted, so each row is looked at when it is its turn.
+_TAKE = """ARRAY(SELECT place FROM unnest(ARRAY[{kinds}], ARRAY[{keys}]) WITH ORDINALITY AS asked (kind, key, place)
+WHERE pg_try_advisory_lock(kind, key) LIMIT {most})"""
+_LET_GO = "pg_advisory_unlock({lock.kind:d}, {lock.key:d})"
 
 # Purpose: who has this seat. A node that comes back has lost one.
 _NOTE = """
@@ -43,7 +49,7 @@ ON CONFLICT (id) DO UPDATE SET pid = excluded.pid, settings = excluded.settings,
 
 _HINT = re.compile(rb"([a-z]{1,20}) ([0-9]{1,18})")
 
-_Request = tuple[str, "asyncio.Future[bool]"]
+_Request = tuple[str, "asyncio.Future[bytes]"]
 
 
 class PostgresSeat(Seat):
@@ -101,17 +107,19 @@ class PostgresSeat(Seat):
     def is_certain(self) -> bool:
         return not self.lost.is_set() and time.monotonic() < self._confirmed_at + self._seconds
 
-    async def take(self, locks: Collection[SeatLock]) -> set[SeatLock]:
-        asked = [(lock, self._ask(f"pg_try_advisory_lock({lock.kind:d}, {lock.key:d})")) for lock in locks]
+    async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:
+        if not locks:
+            return set()
+        kinds, keys = (", ".join(str(int(number)) for number in numbers) for numbers in zip(*locks, strict=True))
+        answer = self._ask(_TAKE.format(kinds=kinds, keys=keys, most="ALL" if most is None else most))
         try:
-            return {lock for lock, answer in asked if await asyncio.shield(answer)}
+            return _taken(locks, await asyncio.shield(answer))
         except asyncio.CancelledError:
-            for lock, answer in asked:  # nobody is told that it is theirs
-                answer.add_done_callback(partial(self._give_back, lock))
+            answer.add_done_callback(partial(self._give_back, locks))  # nobody is told that they are theirs
             raise
 
     async def let_go(self, lock: SeatLock) -> None:
-        await asyncio.shield(self._ask(f"pg_advisory_unlock({lock.kind:d}, {lock.key:d})"))
+        await asyncio.shield(self._ask(_LET_GO.format(lock=lock)))
 
     async def close(self) -> None:
         self.lost.set()
@@ -121,14 +129,15 @@ class PostgresSeat(Seat):
         self._end()
         self._db.close()
 
-    def _give_back(self, lock: SeatLock, answer: "asyncio.Future[bool]") -> None:
-        if not answer.cancelled() and answer.exception() is None and answer.result() and not self.lost.is_set():
-            self._ask(f"pg_advisory_unlock({lock.kind:d}, {lock.key:d})").add_done_callback(_take_note)
+    def _give_back(self, locks: Sequence[SeatLock], answer: "asyncio.Future[bytes]") -> None:
+        if not answer.cancelled() and answer.exception() is None and not self.lost.is_set():
+            for lock in _taken(locks, answer.result()):
+                self._ask(_LET_GO.format(lock=lock))
 
-    def _ask(self, call: str) -> "asyncio.Future[bool]":
+    def _ask(self, call: str) -> "asyncio.Future[bytes]":
         if self.lost.is_set():
             raise SeatLost("this node has lost its seat")
-        answer: asyncio.Future[bool] = self._loop.create_future()
+        answer: asyncio.Future[bytes] = self._loop.create_future()
         answer.add_done_callback(_take_note)
         self._requests.append((call, answer))
         self._arrived.set()
@@ -147,7 +156,7 @@ class PostgresSeat(Seat):
                     self._arrived.set()
                 results = await self._execute(f"SELECT {', '.join(call for call, _ in batch) or 'true'}")
                 for (_, answer), result in zip(batch, results, strict=False):
-                    answer.set_result(result == b"t")
+                    answer.set_result(result)
                 batch = []
         except (psycopg.Error, TimeoutError):
             pass  # `lost` says it, and whoever has the seat tells the log
@@ -223,7 +232,12 @@ def _hint_of(payload: bytes) -> Hint | None:
     return Hint(HintKind[kind], int(match[2]))
 
 
-def _take_note(answer: "asyncio.Future[bool]") -> None:
+def _taken(locks: Sequence[SeatLock], places: bytes) -> set[SeatLock]:
+    """Those of the locks whose places an answer has, such as `{1,3}`."""
+    return {locks[int(place) - 1] for place in places.strip(b"{}").split(b",") if place}
+
+
+def _take_note(answer: "asyncio.Future[bytes]") -> None:
     """Look at the error of an answer that nobody may be waiting for."""
     if not answer.cancelled():
         answer.exception()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from agent.model.base import ModelReply, ModelRequest
 from gateway.cluster.node import Duty, Node
 from gateway.turns.runner import MAX_RESTARTS
-from hermes_state import journal
+from hermes_state import inbox, journal
 from hermes_state.aio import Backoff, cancel_all
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.seats import (
@@ -30,9 +30,10 @@ from hermes_state.store.seats import (
 )
 from hermes_state.store.writer import Store
 from hermes_state.turns import find_open_turn
-from hermes_state.values import AttachmentKind, ChatId, IncomingAttachment
+from hermes_state.values import AttachmentKind, ChatId, ChatKey, IncomingAttachment
 from tests.gateway.helpers import (
     DIRECT,
+    PLATFORM,
     WAIT_SECONDS,
     Hang,
     TestGateway,
@@ -59,12 +60,13 @@ class SharedSeat(OnlySeat):
         self.is_closed = False
         self.bug: Exception | None = None
 
-    async def take(self, locks: Collection[SeatLock]) -> set[SeatLock]:
+    async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:
         if self.bug is not None:
             raise self.bug
         if self.lost.is_set():
             raise SeatLost("ended")
-        return set(locks) - self.taken
+        await asyncio.sleep(0)  # a server answers later
+        return set([lock for lock in locks if lock not in self.taken][:most])
 
     async def let_go(self, lock: SeatLock) -> None:
         self.let_go_of.append(lock)
@@ -335,6 +337,38 @@ async def test_a_chat_of_another_node_is_left_alone_until_it_is_free(store: Stor
         assert len(gateway.adapter.texts(DIRECT)) == 1
         seats.opened[0].taken.clear()
         assert len(await gateway.replies(2)) == 2
+
+
+def person(number: int) -> ChatKey:
+    return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=str(number))
+
+
+async def test_a_free_chat_behind_many_of_other_nodes_is_found(store: Store, tmp_path: Path) -> None:
+    seats = Seats()
+    async with serving(
+        store, tmp_path, is_started=False, sessions={"max_turns": 3, "messages_per_minute": 10_000}
+    ) as gateway:
+        for number in range(1, 202):
+            await gateway.say("are you there?", chat=person(number))
+        chats = await store.read(inbox.load_chats_with_waiting)
+        seats.taken = {chat_lock(chat_id) for chat_id in chats[:200]}
+        async with node_of(gateway, seats):
+            assert await gateway.replies(1, person(201)) == ["echo: are you there?"]
+
+
+async def test_whoever_has_waited_for_longest_gets_the_place_that_becomes_free(store: Store, tmp_path: Path) -> None:
+    settings = {"max_turns": 1, "merge_seconds": 0}
+    async with serving(store, tmp_path, is_started=False, sessions=settings) as gateway, node_of(gateway, Seats()):
+        hang = await hanging(gateway, "first", chat=person(9))
+        await gateway.say("first again", chat=person(9))
+        for number in (3, 2, 4):
+            await gateway.say(f"from {number}", chat=person(number))
+        late = asyncio.create_task(gateway.say("late", chat=person(1)))
+        hang.release()
+        await late
+        await gateway.replies(2, person(9))
+        await gateway.replies(1, person(1))
+        assert gateway.model.heard[:4] == [["first"], ["from 3"], ["from 2"], ["from 4"]]
 
 
 async def test_a_file_waits_for_the_owner_of_its_account(store: Store, tmp_path: Path) -> None:

@@ -44,6 +44,16 @@ async def test_a_lock_is_one_seats_until_it_is_given_back(postgres_url: str) -> 
         assert await two.take(CHATS) == {CHATS[1]}
 
 
+async def test_no_more_locks_are_taken_than_asked_for_and_the_first_come_first(postgres_url: str) -> None:
+    many = [chat_lock(ChatId(number)) for number in range(1, 301)]
+    async with seat(postgres_url) as one, seat(postgres_url, "two") as two:
+        assert await one.take(many, 0) == set()
+        assert await one.take(many[:200]) == set(many[:200])
+        assert await two.take(many, 3) == set(many[200:203])
+        assert await one.take(many[203:], 1) == {many[203]}
+        assert await two.take([]) == set()
+
+
 async def test_whoever_gives_up_waiting_leaves_no_lock_behind(postgres_url: str) -> None:
     async with seat(postgres_url) as one, seat(postgres_url, "two") as two:
         task = asyncio.create_task(one.take(CHATS))
@@ -66,7 +76,7 @@ async def test_a_seat_stays_while_nothing_happens(postgres_url: str) -> None:
 async def test_a_session_that_the_server_ends_is_a_lost_seat_at_once(postgres: Postgres, postgres_url: str) -> None:
     async with seat(postgres_url) as one:
         assert await one.take(CHATS) == set(CHATS)
-        seats = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'SELECT pg_try_advisory%'"
+        seats = "SELECT pid FROM pg_stat_activity WHERE application_name = 'hermes-gateway seat one'"
         postgres.run(f"SELECT pg_terminate_backend(pid) FROM ({seats}) AS seats")
         await eventually(one.lost.is_set, "the loss shows")
         assert not one.is_certain
