@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +78,7 @@ class _Crowd:
         self._numbers = itertools.count(first_chat)
         self._idle = deque(itertools.islice(self._numbers, round(rate * CHAT_SECONDS)))
         self._said: dict[int, float] = {}
-        self._counts_from = 0.0
+        self._counts_from = math.inf
         self._answered: list[float] = []
         self.answered = 0
         """Answers since it was counted."""

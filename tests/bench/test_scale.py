@@ -1,11 +1,32 @@
 """What the benchmark of sizes makes of what it has counted."""
 
+import asyncio
 import json
+import time
+from collections.abc import Sequence
+from typing import Any, cast
 
-from bench.arrivals import Arrivals
+from bench.arrivals import Arrivals, arrivals
 from bench.nodes import POSTGRESQL
 from bench.replay import chat_completions
 from bench.scale import MACHINE, Load, table
+from bench.subjects import Lab
+
+
+class Echo:
+    """Telegram with a bot that has answered whatever is written when somebody looks."""
+
+    def __init__(self) -> None:
+        self.written = 0
+        self._answers: list[dict[str, Any]] = []
+
+    async def write(self, messages: Sequence[tuple[int, str]]) -> None:
+        self.written += len(messages)
+        self._answers += [{"chat_id": chat, "t": time.monotonic()} for chat, _ in messages]
+
+    async def new_answers(self) -> list[dict[str, Any]]:
+        answers, self._answers = self._answers, []
+        return answers
 
 
 def load(**shares: float) -> Load:
@@ -41,3 +62,11 @@ def test_an_answer_that_is_said_in_pieces_is_said_whole() -> None:
         deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
         assert "".join(delta.get("content", "") for delta in deltas) == text
         assert json.loads(whole.frames[0])["choices"][0]["message"]["content"] == text
+
+
+def test_messages_of_the_warm_up_do_not_count() -> None:
+    echo = Echo()
+    here = cast(Lab, echo)  # all of it that is asked
+    found = asyncio.run(arrivals(here, {}, 50, warm_up=0.1, seconds=0.1, first_chat=1))
+    assert 0 < len(found.waits) < echo.written
+    assert found.unanswered == 0
