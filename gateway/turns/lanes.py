@@ -53,6 +53,8 @@ LET_GO_SECONDS = 2.0
 """Longest that the end of the process waits for a database that cannot be written."""
 MAX_ASKED = 500
 """Most chats whose locks are asked for at one time."""
+MIN_TURN_SECONDS = 0.1
+"""Seconds in which no other node takes a turn up and ends it. One that did has its answer: ours is refused then."""
 DECISION_SECONDS = 60.0
 """Seconds in which whoever asked for a stop has to store it; after that the lane does."""
 
@@ -271,6 +273,8 @@ class LaneRegistry:
     """Open turns that this node has stored or taken up: to go on with one is no restart, to leave one is told."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
     """Turns that a `/stop` has ended from memory, by its row, until it is carried out."""
+    _stored_at: dict[ChatId, float] = field(default_factory=dict, init=False)
+    """Times at which turns were stored here that wait for their lane, by the monotonic clock."""
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
@@ -342,7 +346,7 @@ class LaneRegistry:
         `started`: a turn that was stored for the chat just now; a lane that is open finds it by itself.
         """
         if started is not None:
-            self.own[chat_id] = started
+            self.own[chat_id], self._stored_at[chat_id] = started, time.monotonic()
         lane, seat = self._lanes.get(chat_id), self._seat
         if lane is not None:
             lane.woken.set()
@@ -361,6 +365,7 @@ class LaneRegistry:
         """Forget a turn that has ended, or is left to others."""
         if self.is_own(turn):
             del self.own[turn.chat_id]
+            self._stored_at.pop(turn.chat_id, None)
 
     async def can_fetch(self, chat_id: ChatId) -> bool:
         """No other node can fetch files of a chat that this one cannot."""
@@ -472,17 +477,17 @@ class LaneRegistry:
         """Work in a chat whose lock this node has, and give that back."""
         with suppress(StateError):  # a sweep finds what is left
             try:
-                if (own := self.own.get(chat_id)) is not None:  # unless another node has had it meanwhile
-                    lane.started = await self.store.read_short(find_unended, own)
+                lane.started = await self._still_open(chat_id)
                 await lane.run()
             finally:
                 await seat.let_go(chat_lock(chat_id))
-            if lane.is_left:
-                return
-            # Who stored something just before that has found the chat taken.
-            turn, rows = await self.store.read_short(_load_work, chat_id)
-            if not (turn.is_waiting if turn is not None else all(row.kind is InboxKind.NOTICE for row in rows)):
-                lane.woken.set()
+
+    async def _still_open(self, chat_id: ChatId) -> RunningTurn | None:
+        """The open turn of a chat that this node has stored or taken up, unless another node has had it meanwhile."""
+        own, stored_at = self.own.get(chat_id), self._stored_at.pop(chat_id, 0.0)
+        if own is None or time.monotonic() < stored_at + MIN_TURN_SECONDS:
+            return own
+        return await self.store.read_short(find_unended, own)
 
     def _put(self, chat_id: ChatId) -> None:
         self._queue[chat_id] = True
