@@ -53,6 +53,8 @@ LET_GO_SECONDS = 2.0
 """Longest that the end of the process waits for a database that cannot be written."""
 MAX_ASKED = 500
 """Most chats whose locks are asked for at one time."""
+BUSY_LOAD = 0.1
+"""Share of the turns that may run from which on a node leaves new messages to idler ones."""
 MIN_TURN_SECONDS = 0.1
 """Seconds in which no other node takes a turn up and ends it. One that did has its answer: ours is refused then."""
 DECISION_SECONDS = 60.0
@@ -318,7 +320,12 @@ class LaneRegistry:
     def has_room(self) -> bool:
         """A turn that is started now runs at once, and no other has waited for its place."""
         is_free = self._room > 0 and not self.slots.locked() and not any(self._queue.values())
-        return is_free and self._works_with(self._seat)
+        return is_free and self._works_with(self._seat) and not self._is_busy
+
+    @property
+    def _is_busy(self) -> bool:
+        """So much runs here that new messages are left to idler nodes, if there are any."""
+        return self._seat is not None and self._seat.is_shared and self.load >= BUSY_LOAD
 
     @property
     def has_queue(self) -> bool:
@@ -355,6 +362,15 @@ class LaneRegistry:
             self._take_soon()
         elif seat is not None and not self._is_closing:
             self._open(chat_id, seat).started = started
+
+    def wake_new(self, chat_id: ChatId, started: RunningTurn | None = None) -> None:
+        """`wake` for a message that was stored here just now.
+
+        A busy node leaves it to its hint, which reaches all nodes and is followed by an idler one sooner. One without
+        room has it wait in its place.
+        """
+        if started is not None or chat_id in self._lanes or self._room <= 0 or not self._is_busy:
+            self.wake(chat_id, started)
 
     def is_own(self, turn: RunningTurn) -> bool:
         """True for an open turn of which this node knows that it ended no process."""

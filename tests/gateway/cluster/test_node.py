@@ -399,6 +399,28 @@ async def test_a_node_that_serves_no_account_looks_up_nothing_that_is_owed(store
         assert gateway.delivery._wakes
 
 
+async def test_a_busy_node_leaves_new_messages_to_their_hints(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.cluster.node.SWEEP_SECONDS", 600.0)
+    seats = Seats()
+    async with (
+        serving(store, tmp_path, is_started=False, sessions={"max_turns": 8}) as gateway,
+        node_of(gateway, seats),
+    ):
+        other = replace(DIRECT, chat_ref="77")
+        await gateway.ask("hello", chat=other)
+        hang = Hang()
+        gateway.model.script.append(hang)
+        await gateway.say("one that takes long")
+        await hang.begun.wait()
+        await gateway.say("another", chat=other)
+        assert await gateway.inbox_states() == ["done", "claimed", "new"], "an idler node may take it up"
+        [(chat_id,)] = await gateway.rows("SELECT id FROM chats WHERE chat_ref = '77'")
+        seats.opened[0].on_hint(Hint(HintKind.WORK, chat_id))
+        assert await gateway.replies(2, chat=other) == ["echo: hello", "echo: another"]
+
+
 async def test_what_another_node_has_stored_is_answered_at_its_hint(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
