@@ -120,7 +120,6 @@ class Delivery:
         """Send nothing more, and leave the rows as they are: their accounts may be another node's by now."""
         for one in self.adapters.supervised.values():
             one.claim = None
-        await asyncio.sleep(0)  # a task that is cancelled before it began would never let go of its chat
         await cancel_all([*self._tasks, *self._unstored])
         self._left.clear()
 
@@ -132,9 +131,18 @@ class Delivery:
             self._open(chat_id, None)
 
     def _open(self, chat_id: ChatId, first: _Send | None) -> None:
-        self._wakes[chat_id] = asyncio.Event()
+        event = self._wakes[chat_id] = asyncio.Event()
         self._idle.clear()
-        track(self._tasks, self.group.create_task(self._serve(chat_id, first), name=f"delivery-{chat_id}"))
+        work = self._serve(chat_id, event, first)
+        task = track(self._tasks, self.group.create_task(work, name=f"delivery-{chat_id}"))
+        # For one that is cancelled before it begins; any other has let go in the moment in which it ended.
+        task.add_done_callback(lambda _: self._let_go(chat_id, event))
+
+    def _let_go(self, chat_id: ChatId, event: asyncio.Event) -> None:
+        if self._wakes.get(chat_id) is event:
+            del self._wakes[chat_id]
+            if not self._wakes:
+                self._idle.set()
 
     async def store_and_send(
         self, turn: RunningTurn, markdown: str, store: Callable[[RenderedReply | None], Awaitable[OutboxRow | None]]
@@ -226,8 +234,7 @@ class Delivery:
             await asyncio.wait(self._tasks, timeout=LAST_REQUEST_SECONDS)
         await cancel_all([*self._tasks, *self._unstored])
 
-    async def _serve(self, chat_id: ChatId, first: _Send | None) -> None:
-        event = self._wakes[chat_id]
+    async def _serve(self, chat_id: ChatId, event: asyncio.Event, first: _Send | None) -> None:
         try:
             while not self._is_closed:
                 event.clear()
@@ -238,9 +245,7 @@ class Delivery:
                 if pause and not self._is_closed:
                     await wait_until(event, pause)
         finally:
-            del self._wakes[chat_id]
-            if not self._wakes:
-                self._idle.set()
+            self._let_go(chat_id, event)
 
     async def _send_next(self, chat_id: ChatId, first: _Send | None) -> float | None:
         """Send `first`, or else the row that is due first; returns what `_Send` does."""

@@ -359,6 +359,17 @@ async def test_whose_account_was_taken_begins_nothing_and_does_not_ask_all_the_t
         assert await gateway.rows("SELECT state, attempts FROM outbox") == [("pending", 0)]
 
 
+async def test_a_sender_that_is_cut_before_it_begins_lets_go_of_its_chat(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway:
+        chat = await owe(gateway, "hello")
+        assert await gateway.replies(1) == ["hello"]
+        asyncio.get_running_loop().call_soon(gateway.delivery.wake, chat)  # a hint, in the moment between
+        await gateway.delivery.abandon()
+        await gateway.delivery.start(DIRECT.account)
+        await owe(gateway, "again", "again")
+        assert await gateway.replies(2) == ["hello", "again"]
+
+
 class Unreadable:
     """A store that can be written and not read."""
 
