@@ -1,5 +1,7 @@
+import contextlib
 import itertools
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -265,3 +267,101 @@ def test_a_former_owner_begins_nothing(db: sqlite3.Connection) -> None:
     with pytest.raises(AccountMoved):
         outbox.begin_send(db, first(db, chat).id, parts("hello"), CLAIM, START)
     assert (first(db, chat).state, first(db, chat).attempts) == (OutboxState.PENDING, 0)
+
+
+class Owners:
+    """Nodes that serve an account one after the other, each with a request of its own under way at most.
+
+    One that has lost the account does not know it until it is told: its request may still reach the platform, and it
+    may still say what came of it.
+    """
+
+    def __init__(self, db: sqlite3.Connection, chat: ChatId) -> None:
+        self.db, self.chat = db, chat
+        self.claims: dict[int, AccountClaim] = {}
+        self.requests: dict[int, tuple[outbox.OutboxRow, bool]] = {}
+        """Row, and whether the request is marked as a possible repeat, by node."""
+        self.shown: list[tuple[int, bool]] = []
+        """Row, and whether it has the mark, of what people see."""
+        self.refused: set[int] = set()
+        """Rows that the platform has refused to whoever served the account then, at the last attempt."""
+
+    def take(self, node: int) -> None:
+        """The account is taken; a node that had it before has given it up."""
+        self.requests.pop(node, None)
+        self.claims[node] = take_account(self.db, "telegram")[0]
+
+    def begin(self, node: int) -> None:
+        rows = outbox.load_open(self.db, self.chat, 1)
+        if node not in self.claims or node in self.requests or not rows:
+            return
+        row = rows[0]
+        new = None if row.written is None else parts("one", "two")
+        with contextlib.suppress(AccountMoved):
+            begun = outbox.begin_send(self.db, row.id, new, self.claims[node], START)
+            if begun is not None:
+                self.requests[node] = begun, row.state is OutboxState.AMBIGUOUS
+
+    def reach(self, node: int) -> None:
+        """The request takes effect, and its answer is lost."""
+        if node in self.requests:
+            row, is_repeat = self.requests.pop(node)
+            self.shown.append((row.id, is_repeat))
+            self._end(node, lambda: outbox.mark_retry(self.db, row, True, "cut", self.claims[node], START))
+
+    def send(self, node: int) -> None:
+        if node in self.requests:
+            row, is_repeat = self.requests.pop(node)
+            self.shown.append((row.id, is_repeat))
+            outbox.mark_sent(self.db, row.id, f"p{len(self.shown)}", START)
+
+    def fail(self, node: int) -> None:
+        if node in self.requests:
+            row, is_repeat = self.requests.pop(node)
+            self._end(node, lambda: outbox.mark_retry(self.db, row, is_repeat, "away", self.claims[node], START))
+
+    def refuse(self, node: int) -> None:
+        if node in self.requests:
+            row, _ = self.requests.pop(node)
+            is_owner = self.claims[node].epoch == max(claim.epoch for claim in self.claims.values())
+            if is_owner and any(one.id == row.id for one in outbox.load_open(self.db, self.chat)):
+                self.refused.add(row.id)
+            self._end(node, lambda: outbox.mark_dead(self.db, row, "refused", self.claims[node], START))
+
+    def _end(self, node: int, mark: Callable[[], None]) -> None:
+        with contextlib.suppress(AccountMoved):
+            mark()
+
+    def finish(self) -> None:
+        """The last owner sends all that is left."""
+        last = max(self.claims, key=lambda node: self.claims[node].epoch, default=0)
+        self.take(last)
+        while outbox.load_open(self.db, self.chat, 1):
+            self.begin(last)
+            self.send(last)
+
+
+STEPS = (Owners.take, Owners.begin, Owners.begin, Owners.reach, Owners.send, Owners.fail, Owners.refuse)
+
+
+@examples(120)
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 1)), min_size=2, max_size=20))
+def test_whoever_serves_the_account_nothing_is_lost_and_only_the_uncertain_comes_again_with_a_mark(
+    steps: list[tuple[Callable[[Owners, int], None], int]],
+) -> None:
+    with migrated() as db:
+        chat = make_chat(db)
+        owners = Owners(db, chat)
+        for number in range(2):
+            owe(db, chat, f"k{number}")
+        owners.take(0)
+        owners.begin(0)
+        for step, node in steps:
+            step(owners, node)
+        owners.finish()
+        seen = Counter(row_id for row_id, _ in owners.shown)
+        unmarked = Counter(row_id for row_id, is_repeat in owners.shown if not is_repeat)
+        for row_id, state in db.execute("SELECT id, state FROM outbox").fetchall():
+            assert seen[row_id] or row_id in owners.refused, "it is lost"
+            assert state == "sent" or row_id in owners.refused
+            assert unmarked[row_id] <= 1, "it comes twice, and nothing says so"
