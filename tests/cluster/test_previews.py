@@ -6,6 +6,7 @@ import pytest
 
 from hermes_state.store.seats import LockKind
 from tests.cluster.nodes import Cluster
+from tests.cluster.test_owners import until
 from tests.e2e.world import Gateway
 
 pytestmark = pytest.mark.cluster
@@ -113,3 +114,29 @@ async def test_a_new_owner_of_the_bot_shows_what_grows_elsewhere(cluster: Cluste
     await cluster.release()
     assert await cluster.replies(1) == [WORDS.strip()]
     assert await cluster.visible() == [WORDS.strip()]
+
+
+@pytest.mark.parametrize("has_drafts", [True, False])
+async def test_who_becomes_the_owner_in_the_middle_of_its_own_turn_shows_that(
+    cluster: Cluster, has_drafts: bool
+) -> None:
+    if not has_drafts:
+        await cluster.tg.post("faults", {"kind": "404", "match": "sendMessageDraft", "times": -1})
+    [owner] = await cluster.start("owner", HERMES_SESSIONS__MAX_TURNS="1")
+    await cluster.hold(match="keep busy")
+    await cluster.say("keep busy", chat_id=43)
+    await cluster.asked(1)
+    [heir] = await cluster.start("heir")
+    await growing(cluster)
+    await seen(cluster, "sendMessageDraft" if has_drafts else "sendMessage", 1)
+    if not has_drafts:  # one that its owner has not stored yet is lost with it
+        await until(cluster, "SELECT 1 FROM turns WHERE preview_ref IS NOT NULL")
+    renewed = "sendMessageDraft" if has_drafts else "sendChatAction"
+    shown = len(await seen(cluster, renewed))
+    await owner.kill()
+    assert len(await seen(cluster, renewed, shown + 1)) == shown + 1
+    await cluster.release()
+    await heir.wait_for_log("turn.finished")
+    await whole(cluster)
+    assert await cluster.visible() == [WORDS.strip()]
+    assert cluster.query("SELECT count(*) FROM previews") == [(0,)]
