@@ -22,9 +22,6 @@ from hermes_state.store.sql import Connection
 P = ParamSpec("P")
 T = TypeVar("T")
 
-BATCH_SIZE = 256
-"""Most functions in one transaction: enough to hide the disk's sync, short enough for the latency of the last."""
-
 QUEUE_SIZE = 10_000
 """Writes that may wait; later callers wait for room, so that memory stays bounded while the disk is slow."""
 
@@ -69,6 +66,9 @@ class Store(ABC):
     `writers`: transactions that may be under way at a time. Writes of which one is not awaited before the other is
     asked for have an order only where that is 1.
     """
+
+    batch_size = 256
+    """Most functions in one transaction: enough to hide the disk's sync, short enough for the latency of the last."""
 
     def __init__(self, name: str, writers: int = 1) -> None:
         self.name = name
@@ -245,7 +245,7 @@ class Store(ABC):
     def _share(self) -> int:
         """Writes that one of the writers takes now, so that those that have nothing to do find as many."""
         idle = sum(not batch for batch in self._running)
-        return min(BATCH_SIZE, -(-len(self._queue) // idle))
+        return min(self.batch_size, -(-len(self._queue) // idle))
 
     def _fail_waiting(self, reason: str) -> None:
         while self._queue:

@@ -130,6 +130,9 @@ class PostgresStore(Store):
     where the server had stored it and only the answer did not come back: keys in the rows make a second try safe.
     """
 
+    batch_size = 32
+    """A function takes a millisecond or more here, and the chats of all of a batch are locked until its end."""
+
     def __init__(self, url: str, writers: int, readers: int, busy_seconds: float) -> None:
         super().__init__(name_of(url), writers)
         self.url = url
