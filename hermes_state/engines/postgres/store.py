@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
@@ -41,8 +41,7 @@ ANSWER_SECONDS = 10.0
 CLOSE_SECONDS = 10.0
 """Longest time in which a close stores what waits, in seconds: a server may take nothing any more."""
 
-# HGWY; keys of two integers are a space of their own. Gateways share it, a copy has it alone; it is the session's, not
-# the transaction's.
+# HGWY; keys of two integers are a space of their own. Gateways share it, a copy has it alone.
 _ALONE, _TOGETHER = "SELECT pg_advisory_lock(1212634969, 1)", "SELECT pg_advisory_lock_shared(1212634969, 1)"
 _PLANS = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
 """How writers plan. What a write looks for has an index, and nothing is gained by planning it for each value again. A
@@ -74,9 +73,11 @@ RULES = TransactionRules(
 class _Session:
     """A connection on a thread of its own, made anew when it was lost."""
 
-    def __init__(self, url: str, name: str, prepare: Callable[[PostgresConnection], None]) -> None:
+    def __init__(self, url: str, name: str, busy_seconds: float, *, joins: bool) -> None:
+        """`joins`: it keeps out who wants the database alone."""
         self.pending = 0
-        self._url, self._name, self._prepare = url, name, prepare
+        self._url, self._name = url, name
+        self._busy_seconds, self._joins = busy_seconds, joins
         self._thread = ThreadPoolExecutor(1, "postgres")
         self._db: PostgresConnection | None = None
         self._has_ended = False
@@ -94,8 +95,11 @@ class _Session:
         if not self._has_ended and (self._db is None or self._db.is_over):
             self._disconnect()
             self._db = PostgresConnection.open(self._url, self._name)
+            self._db.silence_seconds = self._busy_seconds + ANSWER_SECONDS
             try:
-                self._prepare(self._db)
+                if self._joins:
+                    _join(self._db)
+                _bound_waits(self._db, self._busy_seconds)
             except BaseException:
                 self._db.close()
                 raise
@@ -137,10 +141,9 @@ class PostgresStore(Store):
         super().__init__(name_of(url), writers)
         self.url = url
         self._close_seconds = min(busy_seconds, CLOSE_SECONDS)
-        prepare, join = partial(_bound_waits, busy_seconds), partial(_join, busy_seconds)
         name = session_name(self.id)
-        self._writers = [_Session(url, name, prepare if number else join) for number in range(writers)]
-        self._readers = [_Session(url, name, prepare) for _ in range(readers)]
+        self._writers = [_Session(url, name, busy_seconds, joins=not number) for number in range(writers)]
+        self._readers = [_Session(url, name, busy_seconds, joins=False) for _ in range(readers)]
         self._lost: str | None = None
 
     @classmethod
@@ -261,27 +264,24 @@ def be_the_only_one(db: PostgresConnection) -> None:
     _lock(db, _ALONE, "the database is in use by another gateway", "another gateway")
 
 
-def _join(busy_seconds: float, db: PostgresConnection) -> None:
+def _join(db: PostgresConnection) -> None:
     """Keep out who wants the database alone, for as long as the connection lives; raises `LockUnavailable`."""
-    _bound_waits(busy_seconds, db)
     db.execute(_PLANS)
     _lock(db, _TOGETHER, "the database is being copied, or a gateway of an older version has it", "another process")
 
 
-def _bound_waits(busy_seconds: float, db: PostgresConnection) -> None:
-    db.silence_seconds = busy_seconds + ANSWER_SECONDS
+def _bound_waits(db: PostgresConnection, busy_seconds: float) -> None:
     pause, wait = int(PAUSE_SECONDS * 1000), int(busy_seconds * 1000)
     db.execute(f"SET idle_in_transaction_session_timeout = {pause}; SET lock_timeout = {wait}")
 
 
 def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> None:
-    db.execute("BEGIN")
-    db.execute(f"SET LOCAL lock_timeout = {int(TAKEOVER_SECONDS * 1000)}")
+    db.execute(f"SET lock_timeout = {int(TAKEOVER_SECONDS * 1000)}")
     try:
         db.execute(statement)
     except psycopg.errors.LockNotAvailable as error:
         raise LockUnavailable(refusal, holder=holder) from error
-    db.execute("COMMIT")
+    db.execute("SET lock_timeout = 0")
 
 
 def _migrate(db: PostgresConnection) -> None:
