@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
@@ -16,7 +16,8 @@ from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.locks import begin
 from hermes_state.engines.postgres.migrate import migrate
 from hermes_state.engines.postgres.nodes import session_name
-from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
+from hermes_state.engines.postgres.trouble import DAMAGE, RIGHTS, ends_session, is_trouble
+from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.locks import locks_of
 from hermes_state.store.sql import Connection
@@ -64,7 +65,7 @@ def _begin(db: PostgresConnection, batch: Sequence[WriteRequest]) -> None:
 
 RULES = TransactionRules(
     begin=_begin,
-    ends_batch=lambda error: isinstance(error, psycopg.OperationalError | psycopg.InterfaceError),
+    ends_batch=is_trouble,
     failure=psycopg.Error,
     rejection=psycopg.IntegrityError,
 )
@@ -86,10 +87,19 @@ class _Session:
         """Run `fn(db, ...)` as one job on the connection's thread."""
         self.pending += 1
         try:
-            job = asyncio.get_running_loop().run_in_executor(self._thread, lambda: fn(self._connect(), *args, **kwargs))
-            return await job
+            work = partial(self._work, lambda db: fn(db, *args, **kwargs))
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         finally:
             self.pending -= 1
+
+    def _work(self, call: Callable[[PostgresConnection], T]) -> T:
+        db = self._connect()
+        try:
+            return call(db)
+        except psycopg.Error as error:
+            if ends_session(error):
+                db.close()
+            raise
 
     def _connect(self) -> PostgresConnection:
         if not self._has_ended and (self._db is None or self._db.is_over):
@@ -145,6 +155,7 @@ class PostgresStore(Store):
         self._writers = [_Session(url, name, busy_seconds, joins=not number) for number in range(writers)]
         self._readers = [_Session(url, name, busy_seconds, joins=False) for _ in range(readers)]
         self._lost: str | None = None
+        self._damage: str | None = None
 
     @classmethod
     async def open(cls, url: str, *, writers: int = 2, readers: int = 2, busy_seconds: float = 30.0) -> Self:
@@ -174,6 +185,8 @@ class PostgresStore(Store):
         reader = min(self._readers, key=lambda one: one.pending)
         try:
             return await reader.run(_read, seconds, lambda db: fn(db, *args, **kwargs))
+        except psycopg.errors.ReadOnlySqlTransaction:  # it is one, on any server
+            raise
         except psycopg.Error as error:
             if (told := self._told(error)) is error:
                 raise
@@ -196,7 +209,7 @@ class PostgresStore(Store):
 
     @property
     def trouble(self) -> str | None:
-        return self._lost
+        return self._damage or self._lost
 
     async def _run(self, writer: int, batch: list[WriteRequest]) -> Exception | None:
         for repeat in range(REPEATS + 1):
@@ -217,7 +230,11 @@ class PostgresStore(Store):
         return None
 
     def _told(self, error: BaseException) -> BaseException:
-        return unavailable(self.url, error) if RULES.ends_batch(error) else error
+        code = error.sqlstate if isinstance(error, psycopg.Error) else None
+        if code in DAMAGE:
+            self._damage = str(unavailable(self.url, error))
+            return StoreBroken(self._damage)
+        return unavailable(self.url, error) if is_trouble(error) or code == RIGHTS else error
 
     async def _shut_down(self) -> None:
         given_up = self._loop.call_later(self._close_seconds, self._give_up)

@@ -1,0 +1,94 @@
+"""What becomes of every error that PostgreSQL knows: each code is raised inside a write on a real server."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import psycopg
+import pytest
+
+from hermes_state.engines.postgres.store import PostgresStore
+from hermes_state.errors import StoreBroken, StoreUnavailable
+from hermes_state.store.locks import locks
+from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import Connection, scalar
+from tests.postgres import Postgres
+
+pytestmark = pytest.mark.cluster
+
+CODES = sorted(
+    {one.sqlstate for one in vars(psycopg.errors).values() if isinstance(getattr(one, "sqlstate", None), str)}
+)
+SERVERS = ("08", "28", "40", "53", "55", "57", "58", "72", "F0")
+"""Classes of trouble that ends the whole batch."""
+LIKE_THEM = ("0A000", "25006", "25P03", "25P04", "26000", "42P05")
+OWN = (
+    *("02", "03", "09", "0A", "0B", "0F", "0L", "0P", "0Z", "10", "20", "21", "22", "23", "24", "25", "26", "27", "2B"),
+    *("2D", "2F", "34", "38", "39", "3B", "3D", "3F", "42", "44", "54", "HV", "P0", "XX"),
+)
+"""Classes of errors of the function that met them."""
+TOLD = {"42501": StoreUnavailable, "XX001": StoreBroken, "XX002": StoreBroken}
+"""The function's own, too, but nothing that its caller could do anything about."""
+
+
+@pytest.fixture
+async def store(postgres_url: str) -> AsyncIterator[PostgresStore]:
+    opened = await PostgresStore.open(postgres_url, writers=1, readers=1)
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+def fail_with(db: Connection, code: str) -> None:
+    save_note(db, f"n{code}", "half")
+    db.execute(f"DO $$ BEGIN RAISE EXCEPTION 'as asked' USING ERRCODE = '{code}'; END $$")
+
+
+def test_every_class_is_decided_about() -> None:
+    assert {code[:2] for code in CODES} == {*SERVERS, *OWN}
+    assert len(CODES) > 250
+
+
+async def test_trouble_with_the_server_is_unavailable_for_the_whole_batch_and_nothing_else_is(
+    store: PostgresStore,
+) -> None:
+    wrong = []
+    for code in CODES:
+        failing, beside = await asyncio.gather(
+            store.write(fail_with, code), store.write(save_note, f"beside{code}", "whole"), return_exceptions=True
+        )
+        is_trouble = code[:2] in SERVERS or code in LIKE_THEM
+        expected = StoreUnavailable if is_trouble else TOLD.get(code, psycopg.Error)
+        is_told = type(failing) is expected if code in TOLD or is_trouble else isinstance(failing, psycopg.Error)
+        if not is_told or type(beside) is not (StoreUnavailable if is_trouble else type(None)):
+            wrong.append((code, failing, beside))
+    assert wrong == []
+    assert await store.read(lambda db: scalar(db, int, "SELECT count(*) FROM meta WHERE value = 'half'")) == 0
+
+
+@pytest.mark.parametrize("code", LIKE_THEM)
+async def test_trouble_that_lasts_as_long_as_the_session_ends_it(store: PostgresStore, code: str) -> None:
+    @locks()
+    def pid(db: Connection) -> int:
+        return scalar(db, int, "SELECT pg_backend_pid()")
+
+    before = await store.write(pid)
+    with pytest.raises(StoreUnavailable):
+        await store.write(fail_with, code)
+    assert (await store.write(pid) == before) == (code in ("25P03", "25P04"))  # those the server ends itself
+
+
+async def test_a_session_with_a_server_that_is_read_only_is_given_up(store: PostgresStore, postgres: Postgres) -> None:
+    database = store.url.rpartition("/")[2]
+    settings = f"ALTER ROLE hermes IN DATABASE {database}"
+    postgres.run(f"{settings} SET default_transaction_read_only = on")
+    try:
+        store.break_off()  # as a failover does: the next session is one with a server that takes no writes
+        with pytest.raises(StoreUnavailable, match="read-only transaction"):
+            await store.write(save_note, "n", "1")
+        assert store.trouble is not None
+    finally:
+        postgres.run(f"{settings} RESET ALL")
+    await store.write(save_note, "n", "2")
+    assert await store.read(load_note, "n") == "2"
+    assert store.trouble is None
