@@ -152,7 +152,7 @@ class PostgresStore(Store):
         self.url = url
         self._close_seconds = min(busy_seconds, CLOSE_SECONDS)
         name = session_name(self.id)
-        self._writers = [_Session(url, name, busy_seconds, joins=not number) for number in range(writers)]
+        self._writers = [_Session(url, name, busy_seconds, joins=True) for _ in range(writers)]
         self._readers = [_Session(url, name, busy_seconds, joins=False) for _ in range(readers)]
         self._lost: str | None = None
         self._damage: str | None = None

@@ -110,7 +110,8 @@ async def test_writers_that_lock_each_other_out_are_run_again(store: PostgresSto
     assert await store.read(count_notes) == 2
 
 
-async def test_writes_that_arrive_together_are_shared_among_the_writers(store: PostgresStore) -> None:
+async def write_side_by_side(store: PostgresStore) -> None:
+    """Two writes that wait for one another, so that each has a writer."""
     both = threading.Barrier(2, timeout=10)
 
     @locks("one")
@@ -122,6 +123,10 @@ async def test_writes_that_arrive_together_are_shared_among_the_writers(store: P
         both.wait()
 
     await asyncio.gather(store.write(one), store.write(two))
+
+
+async def test_writes_that_arrive_together_are_shared_among_the_writers(store: PostgresStore) -> None:
+    await write_side_by_side(store)
 
 
 async def test_a_lost_connection_is_said_and_made_anew(postgres_url: str, postgres: Postgres) -> None:
@@ -171,6 +176,19 @@ async def test_a_gateway_stores_nothing_while_a_copy_has_the_database(
         await gateway.write(save_note, "n", "")
     finally:
         await gateway.close()
+
+
+@pytest.mark.parametrize("order", ["ASC", "DESC"])
+async def test_no_copy_begins_while_any_writer_is_connected(
+    store: PostgresStore, postgres: Postgres, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    monkeypatch.setattr("hermes_state.engines.postgres.store.TAKEOVER_SECONDS", 0.1)
+    await write_side_by_side(store)
+    writer = f"""SELECT pid FROM pg_stat_activity
+        WHERE datname = '{store.url.rpartition("/")[2]}' AND query = 'COMMIT' ORDER BY backend_start {order} LIMIT 1"""
+    postgres.run(f"SELECT pg_terminate_backend(pid, 5000) FROM ({writer}) AS writer")
+    with pytest.raises(LockUnavailable), open_target(store.url):
+        pass
 
 
 async def test_a_read_that_takes_too_long_ends(store: PostgresStore) -> None:
