@@ -273,6 +273,7 @@ class _Daemon:
             schedules=self._schedules,
             jobs=self._jobs,
             access_changed=self._reloaded,
+            expire_learned=self._expire_learned,
         )
         return Node(
             open_seat=self._membership.open_seat,
@@ -438,6 +439,12 @@ class _Daemon:
         )
         self._agents.append(agent)
         return agent, make_models(loaded, clients, store=self._store, scaler=self._scaler, clock=self._clock)
+
+    def _expire_learned(self) -> None:
+        """Let what is known of models be read again when they are used: another node may have learned more."""
+        self._runtime.models.expire_learned()
+        for clients in self._clients:
+            clients.expire_learned()
 
 
 def _log_prices_and_caching(config: Config) -> None:

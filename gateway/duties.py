@@ -1,7 +1,7 @@
 """Duties of a node: the accounts that it serves, and what one node does for all; and what it does at others' hints."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.cluster.node import Duty, OnHintOf
@@ -33,6 +33,8 @@ class DutyRoster:
     schedules: ScheduleRunner
     jobs: JobRunner
     access_changed: asyncio.Event
+    expire_learned: Callable[[], None]
+    """Lets what is known of models be read again."""
 
     def of(self, role: str) -> Sequence[Duty]:
         """The duties of a node with this role; a `worker` serves no account."""
@@ -48,6 +50,7 @@ class DutyRoster:
             HintKind.ACCESS: lambda _: self.access_changed.set(),
             HintKind.ASKED: lambda _: self.approvals.asked.set(),
             HintKind.SCHEDULED: lambda _: self.schedules.changed.set(),
+            HintKind.LEARNED: lambda _: self.expire_learned(),
         }
 
     async def abandon(self) -> None:

@@ -141,7 +141,8 @@ class LearnedProfile:
         self._pauses = iter(UNREACHED_BACKOFF)
         self.capacity = model_size(model, configured)
         """The model's size by whoever knows it best, before anything is learned from refusals."""
-        self._is_loaded = False
+        self._news, self._read = 1, 0
+        """Times that somebody may have stored something, as far as we know, and the last of which it was read."""
         self._known = ModelProfile()
         """As it is stored."""
         self._assumed: dict[LineageId, Tokens] = {}
@@ -173,17 +174,25 @@ class LearnedProfile:
         """True for this model, on this route."""
         return (model.route, model.name) == (self._route, self.model)
 
+    def expire_learned(self) -> None:
+        """Let the next `load` read again: another process may have learned more."""
+        self._news += 1
+
     async def load(self) -> None:
-        """Take up what was learned before this process; only the first call does anything."""
-        if self._is_loaded:
+        """Take up what was learned before this process, or by others since; most calls do nothing."""
+        if self._read == self._news:
             return
+        news = self._news
         profile = await self._store.read(load_profile, self._route, self.model)
-        if not self._is_loaded:  # nobody else was faster
-            self._is_loaded = True
-            self.estimator = Estimator(profile.calibration)
+        if self._read < news:  # nobody else was faster
+            self._read, window = news, self.window
+            if profile.calibration != self._known.calibration:
+                self.estimator = Estimator(profile.calibration)
+            known = self._known
             self._take(profile)
             in_force = self.capacity.context_length
-            if self.window < in_force:
+            self._known = profile.merged(known, in_force)  # a node with another length in force has its own bounds
+            if self.window < min(window, in_force):
                 log.info("model.window_known", model=self.model, window=self.window, beside=in_force)
 
     async def ask(self) -> None:
@@ -334,6 +343,12 @@ class ModelHandle:
     def output_limit(self, prompt: EstimatedTokens, lineage_id: LineageId) -> Tokens:
         """Output limit of a conversation's next call, behind a prompt of so many tokens."""
         return self.profile.capacity.output_beside(prompt, self.profile.window_for(lineage_id))
+
+    def expire_learned(self) -> None:
+        """Let what was learned of the model be read again when it is used next."""
+        self.profile.expire_learned()
+        if self.images is not None:
+            self.images.expire_learned()
 
     async def load_limits(self) -> Limits:
         """Limits of the model, with what was learned before this process."""

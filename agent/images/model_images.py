@@ -18,7 +18,7 @@ from agent.model.base import ModelRequest
 from agent.model.errors import IMAGE_FAULTS
 from agent.model.wire import WireSettings
 from hermes_state.errors import ImageFault, ImageRejected, ModelError, StoreUnavailable
-from hermes_state.models.profiles import MAX_LIMIT_AGE_MS, LearnedImageLimits, load_image_limits, save_image_limits
+from hermes_state.models.profiles import LearnedImageLimits, load_image_limits, save_image_limits
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Image, Message, Transcript, recall_id
 
@@ -28,8 +28,6 @@ MAX_IMAGES: Final = 8
 """Most images of one request; some providers take no more."""
 MAX_TOTAL_BYTES: Final = 20 * 1024 * 1024
 """Largest sum of all images of one request, in bytes; providers refuse bodies of 32 MB, and base64 adds a third."""
-MAX_REFUSED: Final = 200
-"""Refused images that are remembered for a model."""
 MIN_LIMITS: Final = ImageLimits(max_side=256, max_bytes=100_000)
 """Smallest limits that are learned from refusals which state none."""
 
@@ -66,15 +64,17 @@ class ModelImages:
         self._clock = clock
         self._learned: LearnedImageLimits | None = None
 
+    def expire_learned(self) -> None:
+        """Let the stored limits be read again: another process may have learned more."""
+        self._learned = None
+
     async def learned(self) -> LearnedImageLimits:
         """Limits that hold for the route now."""
-        if self._learned is None:
+        known = self._learned
+        if known is None:
             loaded = await self._store.read(load_image_limits, *self._key)
-            self._learned = self._learned or loaded  # somebody may have been faster, and have learned more
-        is_valid = (
-            self._learned.mark == self._mark and 0 <= self._clock.now() - self._learned.learned_at < MAX_LIMIT_AGE_MS
-        )
-        return self._learned if is_valid else LearnedImageLimits(mark=self._mark, refused=self._learned.refused)
+            known = self._learned = self._learned or loaded  # somebody may have been faster, and have learned more
+        return known.holding(self._mark, self._clock.now())
 
     async def shown_in(self, style: WireSettings, transcript: Transcript) -> WireSettings:
         """The style with the newest images of a view.
@@ -122,9 +122,9 @@ class ModelImages:
         """Keep what refusals have taught: `learned`, but changed."""
         now = self._clock.now()
         log.warning("images.refused", model=self._key[1], takes_none=learned.takes_none, refused=len(learned.refused))
-        self._learned = msgspec.structs.replace(learned, learned_at=now, refused=learned.refused[-MAX_REFUSED:])
+        self._learned = msgspec.structs.replace(learned, learned_at=now)
         try:
-            await self._store.write(save_image_limits, *self._key, self._learned, now)
+            self._learned = await self._store.write(save_image_limits, *self._key, self._learned, now)
         except StoreUnavailable as error:  # the reply is here and was paid for; after a restart it is learned again
             log.warning("images.not_learned", error=str(error))
 

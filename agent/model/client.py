@@ -216,6 +216,10 @@ class ModelClient(BaseClient[ChatModel]):
     _output_cap: int | None = None
     _has_asked_memory = False
 
+    def expire_learned(self) -> None:
+        """Let the next call read the limit again: another process may have learned one."""
+        self._has_asked_memory = False
+
     async def complete(
         self,
         request: ModelRequest,

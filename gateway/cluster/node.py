@@ -27,7 +27,7 @@ SPREAD_SECONDS = 0.05
 
 DUTY_BACKOFF = Backoff(max_seconds=60.0)
 
-CHANGES = (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED)
+CHANGES = (HintKind.ACCESS, HintKind.ASKED, HintKind.SCHEDULED, HintKind.LEARNED)
 """Kinds of hints about what nodes have read and remember."""
 
 OnHintOf = Callable[[int], None]

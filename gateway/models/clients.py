@@ -68,6 +68,11 @@ class ClientRegistry:
             )
         return client
 
+    def expire_learned(self) -> None:
+        """Let what the clients have learned be read again."""
+        for client in self._clients.values():
+            client.expire_learned()
+
     async def close(self) -> None:
         for client in self._clients.values():
             await client.model.close()

@@ -55,6 +55,11 @@ class ModelRegistry:
         handle = self._handles.get(route)
         return handle.client.breaker.open if handle is not None else None
 
+    def expire_learned(self) -> None:
+        """Let what is known of the models be read again."""
+        for handle in self._handles.values():
+            handle.expire_learned()
+
     def in_use(self) -> list[ModelClient]:
         """Clients of the models that were chosen so far, the configured one's first."""
         return [handle.client for handle in self._handles.values()]

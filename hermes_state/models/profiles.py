@@ -2,7 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 
@@ -14,6 +14,8 @@ MIN_SCALE, MAX_SCALE = 0.2, 5.0
 """Bounds of `Calibration.scale`: no tokenizer is further than this from the one that estimates are fitted to."""
 MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 50.0, 10_000.0
 """Bounds of an image's price, in tokens; what providers charge lies well inside."""
+MAX_REFUSED = 200
+"""Refused images that are remembered for a model."""
 MAX_LIMIT_AGE_MS = 7 * 86_400_000
 """Age from which on a limit that a refusal taught is tried again, in milliseconds: a week."""
 
@@ -46,6 +48,27 @@ class LearnedImageLimits(msgspec.Struct, frozen=True, kw_only=True, omit_default
     max_count: int | None = None
     refused: tuple[int, ...] = ()
     """Images that cannot be processed, by attachment id; they stay refused."""
+
+    def holding(self, mark: str, now: Millis) -> Self:
+        """What holds with the configuration of `mark` now."""
+        is_valid = self.mark == mark and 0 <= now - self.learned_at < MAX_LIMIT_AGE_MS
+        return self if is_valid else type(self)(mark=mark, refused=self.refused)
+
+    def merged(self, others: Self, now: Millis) -> Self:
+        """The limits with what `others` have learned besides: each the lower of both."""
+        others = others.holding(self.mark, now)
+        return msgspec.structs.replace(
+            self,
+            takes_none=self.takes_none or others.takes_none,
+            max_side=_lower(self.max_side, others.max_side),
+            max_bytes=_lower(self.max_bytes, others.max_bytes),
+            max_count=_lower(self.max_count, others.max_count),
+            refused=tuple(dict.fromkeys((*others.refused, *self.refused)))[-MAX_REFUSED:],
+        )
+
+
+def _lower(known: int | None, other: int | None) -> int | None:
+    return min((limit for limit in (known, other) if limit is not None), default=None)
 
 
 _decode_image_limits = msgspec.json.Decoder(LearnedImageLimits).decode
@@ -94,6 +117,16 @@ class ModelProfile:
             return replace(known, learned_input=min(stated, known.learned_input or stated), learned_beside=beside)
         return replace(known, learned_context=min(stated, known.learned_context or stated), learned_beside=beside)
 
+    def merged(self, known: "ModelProfile", in_force: Tokens) -> "ModelProfile":
+        """The profile with what is `known` besides of bounds beside the length in force."""
+        if known.learned_beside != in_force:
+            return self
+        merged = self
+        for bound, is_of_input in ((known.learned_context, False), (known.learned_input, True)):
+            if bound is not None:
+                merged = merged.learned(bound, beside=in_force, is_of_input=is_of_input)
+        return merged
+
 
 # Purpose: the profile of one model, `{}`: with its calibration or without.
 _LOAD = """
@@ -121,9 +154,13 @@ def load_image_limits(db: Connection, route: str, model: str) -> LearnedImageLim
 
 
 @locks("profiles")
-def save_image_limits(db: Connection, route: str, model: str, learned: LearnedImageLimits, now: Millis) -> None:
-    """Store what was learned of images, in place of what was before."""
-    _save(db, route, model, now, image_facts=msgspec.json.encode(learned).decode())
+def save_image_limits(
+    db: Connection, route: str, model: str, learned: LearnedImageLimits, now: Millis
+) -> LearnedImageLimits:
+    """Store what was learned of images, with what is stored besides; returns both."""
+    merged = learned.merged(load_image_limits(db, route, model), now)
+    _save(db, route, model, now, image_facts=msgspec.json.encode(merged).decode())
+    return merged
 
 
 def load_profile(db: Connection, route: str, model: str) -> ModelProfile:

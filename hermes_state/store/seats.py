@@ -70,6 +70,8 @@ class HintKind(IntEnum):
     """A schedule has changed."""
     DROPPED = 8
     """A command was stopped."""
+    LEARNED = 9
+    """Something was learned of a model."""
 
 
 class Hint(NamedTuple):

@@ -9,6 +9,7 @@ from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.sizes import SizeSource
 from agent.tools.registry import ToolRegistry
+from hermes_state.models.profiles import Calibration, OfferedSize, save_calibration, save_offer
 from hermes_state.store.writer import Store
 from hermes_state.values import LineageId, Millis, Tokens
 from tests.agent.conftest import Chat, Sink, settings
@@ -183,6 +184,54 @@ async def test_what_a_refusal_taught_holds_beside_the_length_that_was_in_force(s
     provider.answer = said(65_536)
     await again.ask()
     assert again.window == 16_384
+
+
+async def test_what_another_node_has_learned_holds_once_it_is_told(store: Store, clock: SetClock) -> None:
+    provider = Provider(said(65_536))
+    one, two = book(store, clock, provider), book(store, clock, provider)
+    await one.ask()
+    await two.ask()
+    await two.learn_window(HERE, 16_384)
+    await store.write(save_calibration, "lab", "my-model", Calibration(scale=1.5, samples=9), clock.now())
+    await one.load()
+    assert (one.window, one.estimator.calibration.samples) == (65_536, 0)
+    one.expire_learned()
+    await one.load()
+    assert (one.window, one.source_for(HERE)) == (16_384, SizeSource.LEARNED)
+    assert one.estimator.calibration.samples == 9
+    assert provider.asked == 1, "what it has said was read as well"
+
+
+async def test_what_is_told_while_it_is_read_is_read_again(store: Store, clock: SetClock) -> None:
+    one, two = (book(store, clock, Provider(said(65_536))) for _ in range(2))
+    await one.ask()
+    one.expire_learned()
+    reading = asyncio.create_task(one.load())
+    await asyncio.sleep(0)
+    await two.ask()
+    await two.learn_window(HERE, 16_384)
+    one.expire_learned()
+    await reading
+    await one.load()
+    assert one.window == 16_384
+
+
+async def test_bounds_beside_another_length_leave_ones_own_alone(store: Store, clock: SetClock) -> None:
+    one, two = (book(store, clock, Provider(said(length))) for length in (65_536, 32_000))
+    await one.ask()
+    await one.learn_window(HERE, 20_000)
+    clock.at = Millis(clock.at + MAX_OFFER_AGE_MS)
+    await two.ask()
+    await two.learn_window(HERE, 16_384)
+    await store.write(
+        save_offer,
+        "lab",
+        "my-model",
+        OfferedSize(context_length=Tokens(65_536), max_output_tokens=None, at=clock.now()),
+    )
+    one.expire_learned()
+    await one.load()
+    assert one.window == 20_000
 
 
 async def test_a_turn_that_is_cancelled_while_the_provider_thinks_leaves_it_to_the_next(

@@ -176,6 +176,28 @@ async def test_facts_about_images_stay_beside_everything_else(store: Store) -> N
     assert await store.read(profiles.load_profile, ROUTE, MODEL) == ModelProfile(calibration=LEARNED)
 
 
+async def test_what_two_nodes_learn_of_images_is_kept_together(store: Store) -> None:
+    mine = profiles.LearnedImageLimits(mark="abc", learned_at=NOW, max_side=900, max_bytes=5_000, refused=(7, 9))
+    theirs = profiles.LearnedImageLimits(mark="abc", learned_at=NOW, max_side=500, max_count=3, refused=(9, 11))
+    both = profiles.LearnedImageLimits(
+        mark="abc", learned_at=NOW, max_side=500, max_bytes=5_000, max_count=3, refused=(7, 9, 11)
+    )
+    await store.write(profiles.save_image_limits, ROUTE, MODEL, mine, NOW)
+    assert await store.write(profiles.save_image_limits, ROUTE, MODEL, theirs, NOW) == both
+    assert await store.read(profiles.load_image_limits, ROUTE, MODEL) == both
+
+
+@pytest.mark.parametrize(("mark", "later"), [("abc", profiles.MAX_LIMIT_AGE_MS), ("def", 0)])
+async def test_limits_that_hold_no_more_are_not_kept_but_refused_images_are(
+    store: Store, mark: str, later: int
+) -> None:
+    old = profiles.LearnedImageLimits(mark="abc", learned_at=NOW, takes_none=True, max_side=500, refused=(7,))
+    new = profiles.LearnedImageLimits(mark=mark, learned_at=NOW + later, max_side=900)
+    await store.write(profiles.save_image_limits, ROUTE, MODEL, old, NOW)
+    kept = await store.write(profiles.save_image_limits, ROUTE, MODEL, new, Millis(NOW + later))
+    assert kept == profiles.LearnedImageLimits(mark=mark, learned_at=NOW + later, max_side=900, refused=(7,))
+
+
 @pytest.mark.parametrize("stored", ["", "[]", "{", '{"max_side": "many"}'])
 async def test_facts_that_cannot_be_read_are_learned_again(store: Store, stored: str) -> None:
     await store.write(profiles.save_calibration, ROUTE, MODEL, LEARNED, NOW)

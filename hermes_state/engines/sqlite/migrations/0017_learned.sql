@@ -1,0 +1,1 @@
+-- Nodes that share a database tell each other what they learn of models. A file has one gateway, and nothing to change.
