@@ -40,15 +40,10 @@ class ToolResult:
 # Purpose: the beginning of a run, which a call that was begun before keeps.
 _BEGIN_RUN = """
 INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
-VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT (call_message_id, tool_call_id) DO NOTHING
+VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT DO NOTHING
 """
-# Purpose: the end of a run. A call that was answered without being run (unknown tool, stopped before it began) gets
-# its row here.
-_END_RUN = """
-INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at, ended_at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (call_message_id, tool_call_id) DO UPDATE SET state = excluded.state, ended_at = excluded.ended_at
-"""
+# Purpose: the end of a run.
+_END_RUN = "UPDATE tool_runs SET state = ?, ended_at = ? WHERE call_message_id = ? AND tool_call_id = ?"
 
 
 def begin(db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis) -> None:
@@ -58,8 +53,9 @@ def begin(db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Se
 
 def end(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> None:
     """Note what became of a call."""
-    call = result.call
-    db.execute(_END_RUN, (turn_id, result.call_message_id, call.id, call.name, result.state, now, now))
+    # A call that was answered without being run (unknown tool, stopped before it began) has no row yet.
+    begin(db, turn_id, result.call_message_id, [result.call], now)
+    db.execute(_END_RUN, (result.state, now, result.call_message_id, result.call.id))
 
 
 def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, ToolRunState]:

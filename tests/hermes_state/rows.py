@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import random
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,8 @@ CALL = ModelCall(
     usage=CanonicalUsage(input=10, output=5, cache_read=3, cache_write=2, reasoning=1),
     took_ms=7,
 )
+LONG_CALL_ID = "call_" + random.Random(5).randbytes(3_000).hex()
+"""Id of a call as some providers make it: longer than an index takes, however well it is compressed."""
 _numbers = itertools.count(1)
 
 

@@ -31,6 +31,7 @@ from tests.hermes_state.rows import (
     ANN,
     BOB,
     CALL,
+    LONG_CALL_ID,
     START,
     answer_call,
     call_tools,
@@ -194,14 +195,15 @@ def test_a_step_of_a_closed_turn_is_refused(db: sqlite3.Connection) -> None:
     assert load_messages(db, turn.lineage_id, 20) == said
 
 
-def test_beginning_a_call_twice_keeps_its_first_row(db: sqlite3.Connection) -> None:
+@pytest.mark.parametrize("call_id", ["a", LONG_CALL_ID])
+def test_beginning_a_call_twice_keeps_its_first_row(db: sqlite3.Connection, call_id: str) -> None:
     chat = make_chat(db)
     turn = start(db, chat, "go")
-    asked = call_tools(db, turn, "a", "b")
+    asked = call_tools(db, turn, call_id, "b")
     journal.start_tools(db, turn, asked.id, asked.body.calls[:1], START)
-    answer_call(db, turn, asked, "a")
+    answer_call(db, turn, asked, call_id)
     journal.start_tools(db, turn, asked.id, asked.body.calls, START)
-    assert load_tool_runs(db, asked.id) == {"a": ToolRunState.DONE, "b": ToolRunState.STARTED}
+    assert load_tool_runs(db, asked.id) == {call_id: ToolRunState.DONE, "b": ToolRunState.STARTED}
 
 
 def test_reported_tokens_cover_the_rows_before_the_answer(db: sqlite3.Connection) -> None:

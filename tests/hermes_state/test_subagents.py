@@ -40,6 +40,7 @@ from tests.databases import REJECTED, sqlite_only
 from tests.hermes_state.helpers import opened
 from tests.hermes_state.rows import (
     CALL,
+    LONG_CALL_ID,
     START,
     answer_call,
     call_tools,
@@ -95,15 +96,16 @@ def compress(db: sqlite3.Connection, turn: RunningTurn) -> None:
 # ---- one for each call
 
 
-def test_a_call_has_one_subagent_and_one_report_however_often_it_is_run(db: sqlite3.Connection) -> None:
-    turn, asked, [child] = delegated(db, make_chat(db), "a")
-    again = open_subagent(db, turn, asked.id, "a", "task a", START)
+@pytest.mark.parametrize("call_id", ["a", LONG_CALL_ID])
+def test_a_call_has_one_subagent_and_one_report_however_often_it_is_run(db: sqlite3.Connection, call_id: str) -> None:
+    turn, asked, [child] = delegated(db, make_chat(db), call_id)
+    again = open_subagent(db, turn, asked.id, call_id, "task", START)
     assert again == msgspec.structs.replace(child, epoch=2)
-    assert [(row.role, row.text) for row in load_messages(db, child.lineage_id, 9)] == [(MessageRole.USER, "task a")]
+    assert [row.role for row in load_messages(db, child.lineage_id, 9)] == [MessageRole.USER]
     with pytest.raises(TurnMoved):
         report(db, child, "counted by one that nobody asks any more")
     report(db, again, "all counted")
-    known = open_subagent(db, turn, asked.id, "a", "task a", START)
+    known = open_subagent(db, turn, asked.id, call_id, "task", START)
     assert known == SubagentReport(id=child.id, state=TurnState.FINISHED, text="all counted")
 
 

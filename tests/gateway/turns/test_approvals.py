@@ -1,5 +1,6 @@
 """Questions that nobody answers expire, and their turns go on with a no."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.tools import approvals
 from hermes_state.tools.approvals import ApprovalState, PendingApproval
-from hermes_state.values import ChatId, Millis, SystemClock, ToolEffect
+from hermes_state.values import ChatId, Millis, SystemClock, ToolCall, ToolEffect
 from tests.gateway.helpers import BOSS, GROUP, TestGateway, answer, calls, eventually, serving
+from tests.hermes_state.rows import LONG_CALL_ID
 
 
 class LateClock(SystemClock):
@@ -78,6 +80,24 @@ async def test_a_turn_that_goes_on_after_many_answers_was_never_restarted(store:
 
 def _say_yes(db: Connection, asked: PendingApproval) -> None:
     approvals.decide(db, asked, ApprovalState.APPROVED, "telegram:1", None, Millis(0))
+
+
+async def test_a_call_is_asked_about_and_run_however_long_its_id_is(store: Store, tmp_path: Path) -> None:
+    ran: list[str] = []
+    asks = {"approval": {"writes": "ask"}}
+    async with serving(store, tmp_path, tools=[writing(ran)], tools_block=asks) as gateway:
+        called = ToolCall(id=LONG_CALL_ID, name="write_down", arguments="{}")
+        asking = replace(calls("write_down"), calls=(called,))
+        gateway.model.script += [asking, answer("done")]
+        await gateway.say("write it down")
+        await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts()), "it asks")
+        await gateway.say("/approve a1")
+        await eventually(lambda: "done" in gateway.adapter.texts(), "the turn goes on")
+        assert ran == ["ran"]
+        *_, question, result = gateway.model.requests[-1].transcript
+        assert (question.body.calls[0].id, result.tool_call_id) == (LONG_CALL_ID, LONG_CALL_ID)
+        gateway.model.script += [answer("gladly")]
+        assert await gateway.ask("and now?") == "gladly"
 
 
 async def test_a_bare_yes_is_about_questions_that_were_on_screen(store: Store, tmp_path: Path) -> None:

@@ -24,7 +24,17 @@ from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import MessageRole, Origin
 from tests.databases import open_store as open_file
 from tests.hermes_state.helpers import file_states, opened
-from tests.hermes_state.rows import START, call_tools, exchange, make_chat, migrated, receive, replace_row, start
+from tests.hermes_state.rows import (
+    LONG_CALL_ID,
+    START,
+    call_tools,
+    exchange,
+    make_chat,
+    migrated,
+    receive,
+    replace_row,
+    start,
+)
 from tests.postgres import Postgres
 
 Place: TypeAlias = Path | str
@@ -33,7 +43,7 @@ _OTHERS = """
 INSERT INTO platform_messages VALUES (1, 'p1', 1, 0);
 INSERT INTO tool_offers VALUES (1, '["look"]');
 INSERT INTO approvals (turn_id, call_message_id, tool_call_id, tool_name, shape, asked_at, expires_at)
-  SELECT turn_id, id, 'b', 'look', '{}', 1, 2 FROM messages WHERE role = 'assistant' AND turn_id IS NOT NULL LIMIT 1;
+  SELECT turn_id, call_message_id, tool_call_id, 'look', '{}', 1, 2 FROM tool_runs LIMIT 1;
 INSERT INTO tool_grants VALUES (7, 1, 0, 'look', '{}', 'telegram:1', 1);
 INSERT INTO cursors VALUES ('discord', 'discord', '9', '10'), ('discord', 'Discord', '9', '11');
 INSERT INTO attachments VALUES (3, 1, 1, 'ab', 'ab/cd', 'ä.txt', NULL, 4, 5);
@@ -61,9 +71,9 @@ def fill(db: sqlite3.Connection) -> None:
     assert undo is not None
     undo_compression(db, undo, START)
     turn = start(db, chat, "hand it on")
-    asked = call_tools(db, turn, "a")
+    asked = call_tools(db, turn, LONG_CALL_ID)
     journal.start_tools(db, turn, asked.id, asked.body.calls, START)
-    open_subagent(db, turn, asked.id, "a", "a task", START)
+    open_subagent(db, turn, asked.id, LONG_CALL_ID, "a task", START)
     receive(db, chat, "waits")
     db.execute("DELETE FROM inbox WHERE id = ?", (receive(db, chat, "is gone, and its id never comes again"),))
     for number in range(600):

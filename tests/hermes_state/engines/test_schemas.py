@@ -18,6 +18,10 @@ pytestmark = pytest.mark.cluster
 
 OWN = ("messages_fts", "messages_terms", "message_words", "nodes")
 """How the names of tables begin that one engine alone has: those of the full text, and of several nodes."""
+HASHED = re.compile(r"hashtextextended\((\w+), .*\)")
+"""Column that PostgreSQL's index has by its hash: SQLite's takes a text of any length."""
+NAMED = {"tool_runs_call", "approvals_call"}
+"""Indexes over hashes, for which SQLite has constraints without a name."""
 _TYPES = {"INTEGER": "bigint", "TEXT": "text"}
 _NOT_COMPARED = {"any", "array", "bigint", "check", "in", "integer", "text", "where"}  # spellings of the same
 
@@ -136,7 +140,7 @@ def _postgres_table(db: PlainConnection, name: str) -> Table:
         ],
         primary_key=next(over for *_, is_primary, _, over in found if is_primary),
         indexes={
-            (index, is_unique, tuple(over), words(condition or ""))
+            ("" if index in NAMED else index, is_unique, columns_of(over), words(condition or ""))
             for index, is_unique, is_primary, condition, over in found
             if not is_primary
         },
@@ -144,6 +148,11 @@ def _postgres_table(db: PlainConnection, name: str) -> Table:
         deferred=sum(scalars(db, int, f"SELECT condeferred {constraints} contype = 'f'", (name,))),
         checks=sorted(words(check) for check in checks),
     )
+
+
+def columns_of(over: list[str]) -> tuple[str, ...]:
+    """Columns of an index, whether it has them or their hashes."""
+    return tuple(HASHED.sub(r"\1", one) for one in over)
 
 
 def words(condition: str) -> tuple[str, ...]:

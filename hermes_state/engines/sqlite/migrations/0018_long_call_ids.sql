@@ -1,0 +1,1 @@
+-- Nothing here: SQLite's indexes take texts of any length. PostgreSQL's do not.
