@@ -34,7 +34,7 @@ SELECT pg_advisory_xact_lock(key) FROM (
 
 def begin(db: Connection, keys: LockKeys) -> None:
     """Begin a transaction and take its locks. Each statement sees what was stored before it began itself."""
-    db.execute("BEGIN")
+    db.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # whatever the role's own is: locks come before what is read
     db.execute(_ALONE if EVERYTHING in keys.names else _SHARED, (0,))
     if EVERYTHING not in keys.names and (keys.rows or keys.names):
         ids = ["{" + ",".join(str(row_id) for of, row_id in keys.rows if of == kind) + "}" for kind in ROW_KINDS]

@@ -289,7 +289,10 @@ def _join(db: PostgresConnection) -> None:
 
 def _bound_waits(db: PostgresConnection, busy_seconds: float) -> None:
     pause, wait = int(PAUSE_SECONDS * 1000), int(busy_seconds * 1000)
-    db.execute(f"SET idle_in_transaction_session_timeout = {pause}; SET lock_timeout = {wait}")
+    db.execute(
+        f"SET idle_in_transaction_session_timeout = {pause}; SET lock_timeout = {wait};"
+        "SET idle_session_timeout = 0"  # a role's own would end what nobody has used for a while
+    )
 
 
 def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> None:

@@ -54,7 +54,7 @@ class _SteppedConnection(PostgresConnection):
     meanwhile: Callable[[], None] | None = None
 
     def execute(self, sql: str, parameters: Any = (), /) -> Result:
-        if sql != "BEGIN" and "pg_advisory_xact_lock" not in sql:
+        if not sql.startswith("BEGIN") and "pg_advisory_xact_lock" not in sql:
             self.count += 1
             if self.count == self.stops_at and self.meanwhile is not None:
                 self.meanwhile()

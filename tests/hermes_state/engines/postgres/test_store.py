@@ -197,6 +197,27 @@ async def test_a_read_that_takes_too_long_ends(store: PostgresStore) -> None:
     assert await store.read(count_notes) == 0
 
 
+async def test_what_the_role_has_set_for_its_sessions_changes_no_promise(postgres: Postgres, postgres_url: str) -> None:
+    @locks("isolation")
+    def isolation(db: Connection) -> str:
+        return scalar(db, str, "SELECT current_setting('transaction_isolation')")
+
+    role = f"ALTER ROLE hermes IN DATABASE {postgres_url.rpartition('/')[2]}"
+    postgres.run(
+        f"{role} SET default_transaction_isolation = 'repeatable read'", f"{role} SET idle_session_timeout = 100"
+    )
+    store = await PostgresStore.open(postgres_url, writers=1, readers=1)
+    try:
+        assert await store.write(isolation) == "read committed"
+        assert await store.read(count_notes) == 0
+        await asyncio.sleep(0.3)  # longer than the server would keep a silent session
+        await store.write(save_note, "n", "")
+        assert await store.read(count_notes) == 1
+    finally:
+        postgres.run(f"{role} RESET ALL")
+        await store.close()
+
+
 async def test_reads_change_nothing_and_see_one_moment(store: PostgresStore) -> None:
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
         await store.read(save_note, "n", "")
