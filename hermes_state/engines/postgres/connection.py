@@ -67,14 +67,18 @@ class PostgresConnection:
         self._numbers = count()
         self._socket = poll()
         self._socket.register(raw.pgconn.socket, POLLIN)
-        self._wire = socket.socket(fileno=os.dup(raw.pgconn.socket))  # ours: libpq's may be closed by another thread
+        try:  # ours: libpq's may be closed by another thread
+            self._wire = socket.socket(fileno=os.dup(raw.pgconn.socket))
+        except OSError:
+            raw.close()
+            raise
         self._is_broken_off = False
 
     @classmethod
     def open(cls, url: str, name: str = NAME, seconds: int = 10) -> "PostgresConnection":
         """Connect to `url`, waiting at most `seconds`; `name`: of the session. Raises `psycopg.OperationalError`."""
-        db = cls(
-            psycopg.connect(
+        try:
+            raw = psycopg.connect(
                 url,
                 autocommit=True,
                 connect_timeout=seconds,
@@ -83,7 +87,9 @@ class PostgresConnection:
                 keepalives_idle=GONE_SECONDS,
                 tcp_user_timeout=1000 * GONE_SECONDS,
             )
-        )
+            db = cls(raw)
+        except OSError as error:  # the process has no descriptor left
+            raise psycopg.OperationalError(str(error)) from error
         db.silence_seconds = seconds
         try:
             db.execute(_ASK_AFTER)
@@ -141,7 +147,7 @@ class PostgresConnection:
                 if result.status in (ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED):
                     failure = failure or self._failure(result)
                     if isinstance(one, tuple):
-                        del self._prepared[one]
+                        self._prepared.pop(one, None)  # it may have made room for another one behind it
                 elif isinstance(one, Result):
                     one.fetched = result
                 self._next()  # the end of a statement's results

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 from collections.abc import Iterator
 
@@ -136,6 +137,12 @@ def test_statements_are_prepared_again_when_they_were_dropped_for_others_or_were
         with pytest.raises(psycopg.errors.UndefinedTable):
             db.execute("SELECT ? FROM nothing", (0,))
         db.execute("BEGIN")
+        db.execute("SELECT ? FROM nothing", (0,))  # dropped for what follows before it is known to fail
+        db.execute("SELECT ? + 10", (0,))
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            db.execute("SELECT ? + 11", (0,)).fetchall()
+        db.execute("ROLLBACK")
+        db.execute("BEGIN")
         for number in range(4):
             assert scalar(db, int, f"SELECT ? + {number}", (1,)) == number + 1
         db.execute("COMMIT")
@@ -200,3 +207,22 @@ async def test_a_server_that_says_nothing_any_more_is_given_up(
             with pytest.raises(psycopg.OperationalError, match=r"said nothing for 0\.2 seconds"):
                 await asyncio.to_thread(db.execute, "SELECT ?" if parameters else "SELECT 1", parameters)
             assert db.is_over
+
+
+def test_a_process_without_a_descriptor_left_cannot_connect(postgres_url: str) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as lowest:
+        first = lowest.fileno()
+    found = set()
+    try:
+        for count in range(first, first + 12):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (count, limits[1]))
+            try:
+                PostgresConnection.open(postgres_url).close()
+            except psycopg.OperationalError as error:
+                found.add(type(error))
+            else:
+                break
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert found == {psycopg.OperationalError}
