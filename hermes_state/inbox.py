@@ -21,6 +21,7 @@ from hermes_state.values import (
     LineageId,
     Millis,
     Quote,
+    TurnId,
     UserRef,
 )
 
@@ -112,13 +113,13 @@ and reads every row that the chat has had for a month.
 """
 
 _EVENT = """platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name, message_ref, payload,
-expects_more, sent_at, received_at"""
+expects_more, sent_at, received_at, state, turn_id"""
 _COLUMNS = columns(InboxRow, "inbox")
 # Purpose: an accepted event, unless it was stored before.
 _INSERT = f"""
 INSERT INTO inbox ({_EVENT})
 VALUES (:platform, :account, :event_ref, :chat_id, :kind, :mode, :sender_ref, :sender_name, :message_ref, :payload,
-  :expects_more, :sent_at, :received_at)
+  :expects_more, :sent_at, :received_at, :state, :turn_id)
 ON CONFLICT (platform, account, event_ref) DO NOTHING RETURNING id
 """
 
@@ -129,10 +130,11 @@ def find_new(db: Connection, platform: str, account: str, event_ref: str) -> Inb
     return scalar_or_none(db, InboxId, query, (platform, account, event_ref))
 
 
-def insert(db: Connection, row: NewInboxRow, now: Millis) -> InboxId | None:
-    """Store an event; None when it was stored before."""
-    values = msgspec.structs.asdict(row) | {"payload": _encode(row.payload).decode(), "received_at": now}
-    return scalar_or_none(db, InboxId, _INSERT, values)
+def insert(db: Connection, row: NewInboxRow, now: Millis, turn_id: TurnId | None = None) -> InboxId | None:
+    """Store an event, for the turn that answers it if there is one by now; None when it was stored before."""
+    state = InboxState.NEW if turn_id is None else InboxState.CLAIMED
+    stored = {"payload": _encode(row.payload).decode(), "received_at": now, "state": state, "turn_id": turn_id}
+    return scalar_or_none(db, InboxId, _INSERT, msgspec.structs.asdict(row) | stored)
 
 
 def stored_form(row: NewInboxRow, inbox_id: InboxId, now: Millis) -> InboxRow:

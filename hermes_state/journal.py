@@ -21,7 +21,7 @@ import msgspec
 
 from hermes_state import inbox, outbox, previews, tool_runs
 from hermes_state.errors import StateError
-from hermes_state.inbox import InboxKind, InboxRow, InboxState
+from hermes_state.inbox import InboxKind, InboxRow, InboxState, NewInboxRow
 from hermes_state.models import ledger
 from hermes_state.outbox import OutboxKind, OutboxRow, RenderedReply, Reply
 from hermes_state.sessions import end_session, ensure_active, load_tip
@@ -119,30 +119,34 @@ def start_turn(
     return load_running(db, turn_id)
 
 
-# Purpose: a turn for one row, in a chat with an open conversation in which nothing else waits or runs.
+# Purpose: a turn for a row to come, in a chat with an open conversation in which nothing waits or runs.
 _START_AT_ONCE = f"""
 INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
 SELECT c.id, s.lineage_id, 'running', :starter, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
 WHERE c.id = :chat_id AND s.ended_at IS NULL
-  AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.id <> :row_id AND i.{inbox.OPEN})
+  AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.{inbox.OPEN})
   AND NOT EXISTS (SELECT 1 FROM turns t
     WHERE t.chat_id = c.id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
 RETURNING id, lineage_id
 """
 
 
-def start_at_once(db: Connection, row: InboxRow, now: Millis) -> RunningTurn | None:
-    """Open a turn for a row that was stored in this transaction, if its chat is idle; else None.
+def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxId, RunningTurn] | None:
+    """Store an event with a turn of its own, if its chat is idle and it is a new one; else store nothing.
 
     A chat without an open conversation is left to `start_turn`, too.
     """
-    values = {"starter": row.sender_ref, "now": now, "chat_id": row.chat_id, "row_id": row.id}
+    values = {"starter": row.sender_ref, "now": now, "chat_id": row.chat_id}
     started = db.execute(_START_AT_ONCE, values).fetchone()
     if started is None:
         return None
     turn_id, lineage_id = started
-    _bind(db, turn_id, lineage_id, [row], {}, now)
-    return load_running(db, turn_id)
+    inbox_id = inbox.insert(db, row, now, turn_id)
+    if inbox_id is None:  # it was stored before
+        db.execute("DELETE FROM turns WHERE id = ?", (turn_id,))
+        return None
+    _store_human_row(db, turn_id, lineage_id, inbox.stored_form(row, inbox_id, now), PreparedMessage(), now)
+    return inbox_id, load_running(db, turn_id)
 
 
 def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: UserRef, now: Millis) -> RunningTurn:
@@ -183,14 +187,19 @@ def _bind(
 ) -> None:
     for row in rows:
         db.execute("UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ?", (turn_id, row.id))
-        ready = prepared.get(row.id, PreparedMessage())
-        said = _human_row(db, row, turn_id, ready.body)
-        message_id = append_to_tip(db, lineage_id, said, row.sent_at, ", last_human_at = ?", now).id
-        if row.kind is InboxKind.MESSAGE and row.message_ref:
-            shown = (row.chat_id, row.message_ref, message_id)
-            db.execute("INSERT INTO platform_messages VALUES (?, ?, ?, 0) ON CONFLICT (chat_id, ref) DO NOTHING", shown)
-        for attachment_id in ready.attachment_ids:
-            db.execute("UPDATE attachments SET message_id = ? WHERE id = ?", (message_id, attachment_id))
+        _store_human_row(db, turn_id, lineage_id, row, prepared.get(row.id, PreparedMessage()), now)
+
+
+def _store_human_row(
+    db: Connection, turn_id: TurnId, lineage_id: LineageId, row: InboxRow, ready: PreparedMessage, now: Millis
+) -> None:
+    said = _human_row(db, row, turn_id, ready.body)
+    message_id = append_to_tip(db, lineage_id, said, row.sent_at, ", last_human_at = ?", now).id
+    if row.kind is InboxKind.MESSAGE and row.message_ref:
+        shown = (row.chat_id, row.message_ref, message_id)
+        db.execute("INSERT INTO platform_messages VALUES (?, ?, ?, 0) ON CONFLICT (chat_id, ref) DO NOTHING", shown)
+    for attachment_id in ready.attachment_ids:
+        db.execute("UPDATE attachments SET message_id = ? WHERE id = ?", (message_id, attachment_id))
 
 
 # Purpose: whether a quoted platform message is the answer that the model gave last, which needs no quote.

@@ -105,15 +105,15 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
         ticket=message.ticket,
     )
     row = _row(message, chat_id, payload, kind=event.kind, mode=event.mode, expects_more=message.expects_more)
+    if event.may_start and event.kind is InboxKind.MESSAGE:
+        at_once = journal.start_at_once(db, row, now)
+        if at_once is not None:
+            return StoredEvent(chat_id=chat_id, inbox_id=at_once[0], has_reply=False, started=at_once[1])
     inbox_id = inbox.insert(db, row, now)
     if inbox_id is None:
         # Whoever brought it the first time may have been cancelled right after the commit: it must not be forgotten.
         waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
         return StoredEvent(chat_id=chat_id, inbox_id=waiting_id, has_reply=False)
-    if event.may_start and event.kind is InboxKind.MESSAGE:
-        started = journal.start_at_once(db, inbox.stored_form(row, inbox_id, now), now)
-        if started is not None:
-            return StoredEvent(chat_id=chat_id, inbox_id=inbox_id, has_reply=False, started=started)
     limit = event.max_waiting
     if limit is not None and inbox.count_waiting(db, chat_id, message.sender.ref) > limit:
         inbox.settle(db, inbox_id, InboxState.DROPPED, now)

@@ -6,6 +6,7 @@ import random
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hermes_state import inbox, journal
 from hermes_state.chats import ensure_chat
@@ -73,8 +74,7 @@ def make_chat(db: Connection, chat_ref: str = "42", kind: ChatKind = ChatKind.DI
     return ensure_chat(db, key_of(chat_ref), kind, None, START)
 
 
-def receive(
-    db: Connection,
+def received(
     chat_id: ChatId,
     text: str,
     *,
@@ -85,10 +85,10 @@ def receive(
     at: int = START,
     quote: Quote | None = None,
     ticket: str | None = None,
-) -> InboxId:
-    """Store an inbound message."""
+) -> NewInboxRow:
+    """An inbound message that is not stored yet."""
     number = next(_numbers)
-    row = NewInboxRow(
+    return NewInboxRow(
         platform="telegram",
         account="telegram",
         event_ref=f"9:{number}",
@@ -102,7 +102,11 @@ def receive(
         expects_more=False,
         sent_at=Millis(at),
     )
-    stored = inbox.insert(db, row, Millis(at))
+
+
+def receive(db: Connection, chat_id: ChatId, text: str, *, at: int = START, **changes: Any) -> InboxId:
+    """Store an inbound message; `changes` as in `received`."""
+    stored = inbox.insert(db, received(chat_id, text, at=at, **changes), Millis(at))
     assert stored is not None
     return stored
 

@@ -9,6 +9,7 @@ from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.journal import InboxMoved, ModelAnswer, PreparedMessage
 from hermes_state.outbox import OutboxKind, OutboxState, RenderedReply, Reply
 from hermes_state.sessions import choose_effort, choose_model, load_active, load_session, load_tip
+from hermes_state.store.sql import scalar
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.tools.subagents import open_subagent
 from hermes_state.transcripts import load_messages, load_view
@@ -40,6 +41,7 @@ from tests.hermes_state.rows import (
     make_chat,
     migrated,
     receive,
+    received,
     replies,
     seen,
     start,
@@ -66,6 +68,24 @@ def test_a_turn_binds_its_rows_and_stores_one_human_row_each(db: sqlite3.Connect
     ]
     assert all(row.turn_id == turn.id for row in said)
     assert states(db, chat) == ["claimed", "claimed"]
+
+
+def test_a_message_to_an_idle_chat_is_stored_with_its_turn(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    assert journal.start_at_once(db, received(chat, "one"), START) is None, "it opens no conversation"
+    exchange(db, chat, "one", "a1")
+    row = received(chat, "two")
+    started = journal.start_at_once(db, row, START)
+    assert started is not None
+    inbox_id, turn = started
+    assert (turn.first_inbox_id, turn.question_ref) == (inbox_id, row.message_ref)
+    assert load_messages(db, turn.lineage_id, 10)[-1].text == "two"
+    assert states(db, chat) == ["done", "claimed"]
+    assert journal.start_at_once(db, received(chat, "three"), START) is None, "the chat is busy"
+    finish(db, turn, "a2")
+    assert journal.start_at_once(db, row, START) is None, "it was stored before"
+    assert states(db, chat) == ["done", "done"]
+    assert scalar(db, int, "SELECT count(*) FROM turns") == 2
 
 
 def test_a_row_that_was_withdrawn_keeps_the_turn_from_starting(db: sqlite3.Connection) -> None:

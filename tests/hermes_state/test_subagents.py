@@ -49,6 +49,7 @@ from tests.hermes_state.rows import (
     make_chat,
     migrated,
     receive,
+    received,
     replies,
     seen,
     start,
@@ -258,7 +259,6 @@ def test_their_calls_count_to_the_parents_turn_and_conversation(db: sqlite3.Conn
 def test_every_question_for_a_chats_turn_uses_the_index_of_open_ones(db: sqlite3.Connection) -> None:
     chat = make_chat(db)
     exchange(db, chat, "one", "two")
-    waiting = inbox.load_rows(db, [receive(db, chat, "three")])
     plans: list[str] = []
 
     def explained(query: str) -> None:
@@ -268,7 +268,7 @@ def test_every_question_for_a_chats_turn_uses_the_index_of_open_ones(db: sqlite3
     with migrated() as other:
         db.set_trace_callback(explained)
         find_open_turn(db, chat)
-        journal.start_at_once(db, waiting[0], START)
+        journal.start_at_once(db, received(chat, "three"), START)
         inbox.load_chats_with_waiting(db)
         sessions.expire_idle(db, START, 9, START)
         db.set_trace_callback(None)

@@ -5,11 +5,13 @@ import os
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 
 import pytest
 
+from hermes_state import journal
 from hermes_state.engines.opening import open_seat
+from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.seat import PostgresSeat
 from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import StoreUnavailable
@@ -19,6 +21,7 @@ from hermes_state.values import ChatId, Millis
 from tests.cluster.proxy import Proxy, first_message
 from tests.gateway.helpers import eventually
 from tests.hermes_state.engines.postgres import relay as relay_program
+from tests.hermes_state.rows import START, exchange, make_chat, receive, received
 from tests.postgres import Postgres, connect
 
 pytestmark = pytest.mark.cluster
@@ -176,6 +179,19 @@ async def test_what_is_stored_is_told_to_every_seat(postgres_url: str) -> None:
         told = {Hint(HintKind.PREVIEW, 7), Hint(HintKind.ACCESS, 0), Hint(HintKind.LEARNED, 0)}
         await eventually(lambda: set(heard) == told, "the hints")
         assert await one.take(CHATS) == set(CHATS)
+
+
+async def test_a_message_whose_turn_has_begun_with_it_is_no_hint_of_work(postgres_url: str) -> None:
+    heard: list[Hint] = []
+    async with seat(postgres_url, hints=heard):
+        with closing(PostgresConnection.open(postgres_url)) as db:
+            chat_id = make_chat(db)
+            exchange(db, chat_id, "one", "a1")
+            await eventually(lambda: len(heard) == 2, "the hints of a message and of its answer")
+            assert journal.start_at_once(db, received(chat_id, "two"), START) is not None
+            receive(db, chat_id, "three")
+        await eventually(lambda: len(heard) == 3, "one more")
+        assert [hint.kind for hint in heard] == [HintKind.WORK, HintKind.OWED, HintKind.WORK]
 
 
 async def test_a_node_that_comes_back_has_lost_one_seat(postgres_url: str) -> None:

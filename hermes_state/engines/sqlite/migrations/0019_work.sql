@@ -1,0 +1,1 @@
+-- Nothing here: a file has one gateway, which needs no hint of what waits. On PostgreSQL nodes give them to each other.
