@@ -146,9 +146,7 @@ class Lane:
         """Do the next thing; False when there is none."""
         if self.started is not None:
             started, self.started = self.started, None
-            async with self._lanes.slots:
-                if not self._is_closing:
-                    await self._execute(started)
+            await self._execute_in_slot(started)
             return True
         turn, rows = await self._lanes.store.read_short(_load_work, self._chat_id)
         if turn is not None and turn.is_waiting:
@@ -168,8 +166,7 @@ class Lane:
             opened = await self._run_command(burst[0])
             if opened is not None:
                 self._lanes.own[self._chat_id] = opened
-                async with self._lanes.slots:
-                    await self._execute(opened)
+                await self._execute_in_slot(opened)
         elif (seconds := self._held_for(burst[-1], held_until(burst, rows, paste_ms))) > 0:
             await wait_until(self.woken, seconds)
         else:
@@ -232,6 +229,17 @@ class Lane:
             # Counting is also the proof that the database takes writes again, before a model call is paid for.
             turn = await self._lanes.store.write(journal.take_up, turn, is_restart)
             log.info("turn.resumed", turn_id=turn.id, chat=turn.chat.name, restarts=turn.restarts)
+            await self._execute(turn)
+
+    async def _execute_in_slot(self, turn: RunningTurn) -> None:
+        """Work on a turn that was stored just now, as soon as there is a slot for it."""
+        has_to_wait = self._lanes.slots.locked()
+        async with self._lanes.slots:
+            if self._is_closing:
+                return
+            if has_to_wait and await self._lanes.store.read_short(find_unended, turn) is None:
+                self._lanes.disown(turn)  # people have stopped it meanwhile
+                return
             await self._execute(turn)
 
     async def _execute(self, turn: RunningTurn) -> None:

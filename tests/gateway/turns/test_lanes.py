@@ -32,6 +32,7 @@ from tests.gateway.helpers import (
     asked,
     calls,
     eventually,
+    hanging,
     serving,
     settled,
 )
@@ -124,6 +125,19 @@ async def test_no_more_turns_run_at_once_than_allowed_and_all_are_answered(store
         for number in range(12):
             await gateway.replies(1, chat(number))
         assert gateway.model.most_running == 3
+
+
+async def test_a_turn_that_is_stopped_while_it_waits_for_a_slot_asks_no_model(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, sessions={"max_turns": 1}) as gateway:
+        await gateway.ask("q", chat=chat(1))
+        hang = await hanging(gateway, "long", chat=chat(2))
+        await gateway.say("/retry", chat=chat(1))
+        await gateway.until_rows("SELECT 1 FROM turns WHERE id = 3 AND state = 'running'")
+        assert await gateway.ask("/stop", chat=chat(1)) == "Stopped."
+        hang.release()
+        assert await gateway.replies(1, chat(2)) == ["finally"]
+        assert await gateway.ask("and now?", chat=chat(1)) == "echo: q | and now?"
+        assert gateway.model.heard == [["q"], ["long"], ["q", "and now?"]]
 
 
 async def test_a_retry_takes_a_slot_like_any_turn(store: Store, tmp_path: Path) -> None:
