@@ -196,7 +196,7 @@ class GatewayIntake:
         is_plain = parsed is None and result is AccessResult.ADMITTED and is_apart
         if not is_plain or self._message_limiter.full_since(event, sessions.messages_per_minute) is not None:
             return False
-        batch.admissions.append(self._admission(event, key, None, None, None))
+        batch.admissions.append(self._admission(event, key, None, None, None, ahead=len(batch.admissions)))
         self.access.judge(event)
         return True
 
@@ -269,7 +269,10 @@ class GatewayIntake:
         parsed: ParsedCommand | None,
         command: Command | None,
         cursor: Cursor | None,
+        *,
+        ahead: int = 0,
     ) -> AcceptedEvent:
+        """How an event goes on, with so many `ahead` of it in what is stored together."""
         sessions, running = self.runtime.config.sessions, self.lanes.running_in(key)
         admission = AcceptedEvent(
             message=message,
@@ -280,7 +283,7 @@ class GatewayIntake:
             max_waiting=sessions.max_waiting,
             cursor=cursor,
             may_join_any=not message.chat_kind.is_shared or self.access.role_of(message.sender.ref) is UserRole.ADMIN,
-            may_start=self.lanes.has_room and not (message.attachments or message.expects_more),
+            may_start=self.lanes.has_room(ahead) and not (message.attachments or message.expects_more),
             running_here=running.id if running is not None else None,
         )
         if parsed is None:

@@ -324,10 +324,9 @@ class LaneRegistry:
         await asyncio.sleep(0)  # a lane that is cancelled before it began would never let go of its chat
         await cancel_all(self._tasks)
 
-    @property
-    def has_room(self) -> bool:
-        """A turn that is started now runs at once, and no other has waited for its place."""
-        is_free = self._room > 0 and not self.slots.locked() and not any(self._queue.values())
+    def has_room(self, ahead: int = 0) -> bool:
+        """A turn that is started now, behind so many, runs at once, and no other has waited for its place."""
+        is_free = self._room > ahead and not self.slots.locked() and not any(self._queue.values())
         return is_free and self._works_with(self._seat) and not self._is_busy
 
     @property

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from hermes_state.chats import ensure_chat
 from hermes_state.errors import StoreUnavailable
+from hermes_state.sessions import ensure_active
 from hermes_state.store import batch
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.values import AttachmentKind, ChatKey, Cursor, InboundMessage, IncomingAttachment
+from hermes_state.values import AttachmentKind, ChatKey, Cursor, InboundMessage, IncomingAttachment, Millis
 from platforms.base import ReceivedEvent
 from tests.databases import open_store
-from tests.gateway.helpers import BOB, DIRECT, GROUP, PLATFORM, TestGateway, serving
+from tests.gateway.helpers import BOB, DIRECT, GROUP, PLATFORM, Hang, TestGateway, serving
 from tests.hermes_state.helpers import set_max_pages
 
 
@@ -64,6 +67,27 @@ async def test_what_arrived_together_is_stored_in_one_commit_and_in_order(
         for number in range(7):
             await gateway.quiet(chat(number))
         assert await gateway.inbox_states() == ["done"] * 40
+
+
+async def test_what_arrived_together_starts_no_more_turns_than_may_run(store: Store, tmp_path: Path) -> None:
+    hangs = [Hang() for _ in range(2)]
+    async with serving(store, tmp_path, sessions={"max_turns": 2}) as gateway:
+        await store.write(open_conversations, [gateway.message("", chat=chat(number)) for number in range(5)])
+        gateway.model.script += hangs
+        await deliver(gateway, [ReceivedEvent(gateway.message("hi", chat=chat(number))) for number in range(5)])
+        for hang in hangs:
+            await hang.begun.wait()
+        assert await gateway.inbox_states() == ["claimed"] * 2 + ["new"] * 3
+        for hang in hangs:
+            hang.release()
+        for number in range(5):
+            assert len(await gateway.replies(1, chat(number))) == 1
+
+
+def open_conversations(db: Connection, messages: Sequence[InboundMessage]) -> None:
+    """Chats in which a message may start its turn."""
+    for message in messages:
+        ensure_active(db, ensure_chat(db, message.chat, message.chat_kind, "", Millis(1)), Millis(1))
 
 
 async def test_cursors_of_messages_that_are_not_for_us_move_in_the_same_commit(
