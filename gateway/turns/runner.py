@@ -154,9 +154,12 @@ class TurnRunner:
         self.titles.answered(turn, done.by)
 
     async def _close(self, preview: TurnPreview, turn: RunningTurn, done: TurnAnswer | None) -> None:
-        """Show no more. Who stops the turn meanwhile gives an answer up that was paid for: its cost is kept."""
+        """Show no more. Who stops the turn meanwhile gives an answer up that was paid for: its cost is kept.
+
+        What is on its way then is waited for, unless the account may be another node's by now, whose answer comes last.
+        """
         try:
-            await preview.close()
+            await (preview.close() if self.adapters.is_certain() else preview.abandon())
         except asyncio.CancelledError:
             if done is not None:
                 await record_cancelled(

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from agent.model.base import ModelReply, ModelRequest
 from gateway.cluster.node import Duty, Node
+from gateway.turns.previews import REQUEST_SECONDS
 from gateway.turns.runner import MAX_RESTARTS
 from hermes_state import inbox, journal
 from hermes_state.aio import Backoff, cancel_all
@@ -59,6 +60,10 @@ class SharedSeat(OnlySeat):
         self.let_go_of: list[SeatLock] = []
         self.is_closed = False
         self.bug: Exception | None = None
+
+    @property
+    def is_certain(self) -> bool:
+        return not self.lost.is_set()
 
     async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:
         if self.bug is not None:
@@ -134,6 +139,7 @@ async def node_of(gateway: TestGateway, seats: Seats, *work: Work) -> AsyncItera
         on_hint={HintKind.ASKED: lambda _: gateway.asked.set()},
         abandon=abandon,
     )
+    gateway.adapters.is_certain = lambda: node.is_certain
     await gateway.access.load()
     await node.start()
     task = asyncio.create_task(node.run(), name="node")
@@ -256,6 +262,19 @@ async def test_a_request_that_was_under_way_when_the_seat_ended_leaves_no_word_a
         assert await gateway.replies(1) == ["echo: q"]
         assert [request.is_repeat for request in gateway.adapter.requests] == [False, True]
         assert await gateway.rows("SELECT state, attempts FROM outbox") == [("sent", 2)]
+
+
+async def test_a_preview_under_way_is_cut_off_with_the_seat(store: Store, tmp_path: Path) -> None:
+    seats = Seats()
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+        gateway.adapter.may_show.clear()
+        gateway.model.script.append(Hang(says="so far"))
+        await gateway.say("q")
+        await eventually(lambda: gateway.adapter.previews, "a preview is on its way")
+        seats.opened[0].lost.set()
+        await eventually(lambda: seats.opened[0].is_closed, "it is given up", REQUEST_SECONDS / 2)
+        gateway.adapter.may_show.set()
+        assert await gateway.replies(1) == ["echo: q"]
 
 
 @pytest.mark.parametrize("is_at_a_step", [False, True])
