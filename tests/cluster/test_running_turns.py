@@ -71,6 +71,58 @@ async def test_stop_ends_a_turn_of_another_node_for_good(cluster: Cluster) -> No
     ]
 
 
+async def test_stop_all_ends_a_turn_of_another_node_and_drops_what_waits_behind_it(cluster: Cluster) -> None:
+    await start_apart(cluster)
+    await cluster.script(match="hang please", text="one two three", hang_after=1)
+    await begin_elsewhere(cluster, "hang please")
+    await cluster.say("wait behind it")
+    await cluster.say("and this")
+    await cluster.stored(4)
+    await cluster.say("/stop all")
+    assert await cluster.replies(1, match="^Stopped. Dropped 2 waiting messages")
+    await gone(cluster)
+    await cluster.converse("and now?")
+    of_the_chat = "SELECT state FROM inbox WHERE chat_id = 2 AND kind = 'message' ORDER BY id"
+    assert cluster.query(of_the_chat) == [("done",), ("dropped",), ("dropped",), ("done",)]
+
+
+@pytest.mark.parametrize(("line", "told"), [("/approve", "Wrote 5 bytes"), ("/deny we have one", "we have one")])
+async def test_a_question_of_another_node_is_answered(cluster: Cluster, line: str, told: str) -> None:
+    _, two = await start_apart(cluster)
+    call = {"name": "write_file", "arguments": {"path": "list.txt", "content": "flour"}}
+    await cluster.script(match="write it down", last_role="user", tool_calls=[call])
+    await begin_elsewhere(cluster, "write it down")
+    assert await cluster.replies(1, match="May I use")
+    assert cluster.query("SELECT state FROM turns WHERE chat_id = 2") == [("waiting",)]
+    await cluster.say(line)
+    assert await cluster.replies(1, match=told)
+    await two.wait_for_log("turn.finished")
+    assert cluster.query("SELECT state, restarts FROM turns WHERE chat_id = 2") == [("finished", 0)]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("/undo", "^Took back 1 exchange, from “wait for it"), ("/new", "new conversation"), ("/retry", "wait for it")],
+)
+async def test_a_command_comes_in_its_turn_behind_the_work_of_another_node(
+    cluster: Cluster, line: str, told: str
+) -> None:
+    await start_apart(cluster)
+    await cluster.hold(match="wait for it")
+    await begin_elsewhere(cluster, "wait for it")
+    await cluster.say(line)
+    assert await cluster.replies(1, match="^After this answer")
+    before = len(await cluster.replies(0, wait=0, match=told))
+    await cluster.release()
+    assert len(await cluster.replies(before + 2, match=f"wait for it|{told}")) >= before + 2
+    await delivered(cluster)
+    await cluster.converse("and now?")
+    states = cluster.query("SELECT state FROM turns WHERE chat_id = 2")
+    assert states == [("finished",)] * (3 if line == "/retry" else 2)
+    *_, request = await cluster.asked(0, wait=0)
+    assert ("wait for it" in conversation_of(request)) == (line == "/retry")
+
+
 async def test_status_tells_of_a_turn_of_another_node(cluster: Cluster) -> None:
     _, two = await start_apart(cluster)
     await cluster.script(match="hang please", hang=True)
