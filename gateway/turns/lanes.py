@@ -18,6 +18,7 @@ from gateway.access.permissions import AccessControl
 from gateway.models.selection import Runtime
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.bursts import held_until, next_burst
+from gateway.turns.chat_queue import ChatQueue
 from gateway.turns.previews import TurnPreview
 from gateway.turns.runner import MAX_RESTARTS, TurnRunner
 from hermes_state import inbox, journal, outbox
@@ -290,10 +291,8 @@ class LaneRegistry:
     _run_command: RunCommand | None = field(default=None, init=False)
     _seat: Seat | None = field(default=None, init=False)
     _is_closing: bool = field(default=False, init=False)
-    _queue: dict[ChatId, bool] = field(default_factory=dict, init=False)
-    """Chats that wait for a node to work in them, in their order; False: another one does, as of the last sweep."""
-    _woken: set[ChatId] = field(default_factory=set, init=False)
-    """Chats that were put into the queue since the last sweep began."""
+    _queue: ChatQueue = field(default_factory=ChatQueue, init=False)
+    """Chats of which it has to be found out whether another node works in them."""
     _taking: asyncio.Task[None] | None = field(default=None, init=False)
     """Takes chats of the queue while there is room."""
 
@@ -305,13 +304,12 @@ class LaneRegistry:
     async def sweep(self) -> None:
         """Look for work that nobody does, as far as this node knows; what has waited for longest comes first."""
         seat = self._seat
-        self._woken.clear()
-        found = dict.fromkeys(await self.store.read(inbox.load_chats_with_waiting))
+        self._queue.begin_look()
+        found = await self.store.read(inbox.load_chats_with_waiting)
         if seat is None or not self._works_with(seat):
             return
         if seat.is_shared:
-            kept = [chat_id for chat_id in self._queue if chat_id in found or chat_id in self._woken]
-            self._queue = {chat_id: True for chat_id in (*kept, *found) if chat_id not in self._lanes}
+            self._queue.end_look(found, served=self._lanes.keys())
             self._take_soon()
             return
         for chat_id in found:
@@ -326,7 +324,7 @@ class LaneRegistry:
 
     def has_room(self, ahead: int = 0) -> bool:
         """A turn that is started now, behind so many, runs at once, and no other has waited for its place."""
-        is_free = self._room > ahead and not self.slots.locked() and not any(self._queue.values())
+        is_free = self._room > ahead and not self.slots.locked() and not self._queue
         return is_free and self._works_with(self._seat) and not self._is_busy
 
     @property
@@ -337,7 +335,7 @@ class LaneRegistry:
     @property
     def has_queue(self) -> bool:
         """Chats wait for the place of one that is worked in."""
-        return self._room <= 0 and any(self._queue.values())
+        return self._room <= 0 and bool(self._queue)
 
     @property
     def _room(self) -> int:
@@ -365,7 +363,7 @@ class LaneRegistry:
         if lane is not None:
             lane.woken.set()
         elif seat is not None and seat.is_shared:
-            self._put(chat_id)
+            self._queue.put(chat_id)
             self._take_soon()
         elif seat is not None and not self._is_closing:
             self._open(chat_id, seat).started = started
@@ -493,7 +491,7 @@ class LaneRegistry:
         finally:
             del self._lanes[chat_id]
             if seat.is_shared and lane.woken.is_set():
-                self._put(chat_id)
+                self._queue.put(chat_id)
             self._take_soon()
 
     async def _serve_shared(self, chat_id: ChatId, lane: Lane, seat: Seat) -> None:
@@ -512,10 +510,6 @@ class LaneRegistry:
             return own
         return await self.store.read_short(find_unended, own)
 
-    def _put(self, chat_id: ChatId) -> None:
-        self._queue[chat_id] = True
-        self._woken.add(chat_id)
-
     def _take_soon(self) -> None:
         """Take chats of the queue, if there are any and there is room."""
         is_taking = self._taking is not None and not self._taking.done()
@@ -525,10 +519,8 @@ class LaneRegistry:
     async def _take_chats(self, seat: Seat) -> None:
         """Begin to work in the chats that wait, the first of those that no other node has, while there is room."""
         with suppress(StateError):  # a sweep finds what is left
-            while (room := self._room) > 0 and self._works_with(seat):
-                asked = [chat_id for chat_id, is_new in self._queue.items() if is_new][:MAX_ASKED]
-                if not asked:
-                    return
+            while self._queue and (room := self._room) > 0 and self._works_with(seat):
+                asked = self._queue.first(MAX_ASKED)
                 taken = await seat.take([chat_lock(chat_id) for chat_id in asked], room)
                 if not self._works_with(seat):
                     for lock in taken:
@@ -536,12 +528,12 @@ class LaneRegistry:
                     return
                 for chat_id in asked:
                     if chat_lock(chat_id) in taken:
-                        self._queue.pop(chat_id, None)
+                        self._queue.remove(chat_id)
                         self._open(chat_id, seat)
                 if len(taken) == room:
                     return
                 others = [chat_id for chat_id in asked if chat_lock(chat_id) not in taken]
-                self._queue |= dict.fromkeys(others, False)
+                self._queue.leave(others)
                 # What was stored here is another node's from now on.
                 await self.let_go(*(self.own[chat_id] for chat_id in others if chat_id in self.own))
 
