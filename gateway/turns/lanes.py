@@ -10,16 +10,16 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import structlog
 
 from gateway.access.permissions import AccessControl
 from gateway.models.selection import Runtime
+from gateway.turns.active_turn import ActiveTurn
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.bursts import held_until, next_burst
 from gateway.turns.chat_queue import ChatQueue
-from gateway.turns.previews import TurnPreview
 from gateway.turns.runner import MAX_RESTARTS, TurnRunner
 from hermes_state import inbox, journal, outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
@@ -58,43 +58,10 @@ BUSY_LOAD = 0.1
 """Share of the turns that may run from which on a node leaves new messages to idler ones."""
 MIN_TURN_SECONDS = 0.1
 """Seconds in which no other node takes a turn up and ends it. One that did has its answer: ours is refused then."""
-DECISION_SECONDS = 60.0
-"""Seconds in which whoever asked for a stop has to store it; after that the lane does."""
 
 
 RunCommand: TypeAlias = Callable[[InboxRow], Awaitable[RunningTurn | None]]
 """Carries out a command that has come to its place in the queue; returns the turn it opened, if any (`/retry`)."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ActiveTurn:
-    """A turn that a lane is in the middle of."""
-
-    turn: RunningTurn
-    preview: TurnPreview
-    task: asyncio.Task[bool]
-    stop_reason: str | None = None
-    """Reason of a stop, as soon as people asked for one: the work is cancelled, its end is not stored yet."""
-    partial_text: str = ""
-    """Answer so far, as it was when the stop was asked for."""
-    _stop_is_settled: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def begin_stop(self, reason: str) -> Self:
-        """Cancel the work now. A stop that is not stored yet is shared by all who ask for it."""
-        if self.stop_reason is None:
-            self.stop_reason, self.partial_text = reason, self.preview.text
-            self.task.cancel()
-        return self
-
-    def settle_stop(self) -> None:
-        """Let the lane go on: whoever asked has stored the stop, or failed to."""
-        self._stop_is_settled.set()
-
-    async def wait_for_end(self) -> None:
-        """Wait for the end of the work, and then for whoever stopped it to store that."""
-        await asyncio.wait({self.task})
-        if self.stop_reason is not None:
-            await wait_until(self._stop_is_settled, DECISION_SECONDS)
 
 
 class Lane:
