@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -64,14 +64,15 @@ class RemotePreviews:
         finally:
             await self.abandon()
 
-    async def close(self, chat_id: ChatId) -> str | None:
-        """Show no more of a chat's turn before its next write; returns the placeholder, if there is one by now.
+    async def close(self, chat_id: ChatId) -> Mapping[TurnId, str]:
+        """Show no more of a chat's turns before their next write; returns the placeholders that there are by now.
 
         Whoever sends calls this once it holds the chat's gate: what was read before shows nothing any more.
         """
         self._closed.add(chat_id)
-        refs = [await self._close(one) for one in list(self._shown.values()) if one.turn.chat_id == chat_id]
-        return next(filter(None, refs), None)
+        shown = [one for one in self._shown.values() if one.turn.chat_id == chat_id]
+        refs = {one.turn.id: await self._close(one) for one in shown}
+        return {turn_id: ref for turn_id, ref in refs.items() if ref is not None}
 
     async def abandon(self) -> None:
         """Show nothing more, and store nothing: the accounts may be another node's by now."""

@@ -8,7 +8,7 @@ known to be one. Where nothing else is owed to the chat, an answer is stored as 
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,7 +39,7 @@ from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState, RenderedRepl
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn
-from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart, OutboxId
+from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart, OutboxId, TurnId
 from platforms.base import AdapterState, OutboundFile, PlatformAdapter, SendRequest
 
 log = structlog.get_logger()
@@ -82,8 +82,8 @@ class Delivery:
     """Most messages that a reply takes; with more, the last one carries all of it as a file."""
     files: AttachmentFolder
     """Files that are kept."""
-    close_remote: Callable[[ChatId], Awaitable[str | None]] | None = None
-    """Ends what this node shows of a chat's turn that runs elsewhere; returns its placeholder, if there is one."""
+    close_remote: Callable[[ChatId], Awaitable[Mapping[TurnId, str]]] | None = None
+    """Ends what this node shows of a chat's turns that run elsewhere; returns their placeholders."""
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
     _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
     """Time of the next attempt at rows that failed, by the monotonic clock: the time of day may be changed."""
@@ -164,16 +164,19 @@ class Delivery:
                 rendered = RenderedReply(parts=parts, claim=claim)
             row = await store(rendered)
             if row is not None:
-                await self.close_preview(chat_id)
+                await self.close_previews(chat_id)
             is_open = chat_id not in self._wakes and not self._is_closed
             if adapter is not None and claim is not None and row is not None and is_open:
                 self._open(chat_id, partial(self._send_held, chat, row, adapter, claim, held.pop_all()))
                 return
         self.wake(chat_id)
 
-    async def close_preview(self, chat_id: ChatId) -> str | None:
-        """Show no more of a chat's turn that runs elsewhere; returns its placeholder, if there is one."""
-        return None if self.close_remote is None else await self.close_remote(chat_id)
+    async def close_previews(self, chat_id: ChatId) -> Mapping[TurnId, str]:
+        """Show no more of a chat's turns that run elsewhere; returns their placeholders.
+
+        There may be one of a turn that has ended and whose answer is not sent yet: it is that one's place.
+        """
+        return {} if self.close_remote is None else await self.close_remote(chat_id)
 
     async def send_unstored(self, message: InboundMessage, chat: ChatKey, markdown: str) -> bool:
         """Answer at once what could not be stored, once and without trying again; True when all of it was sent.
@@ -264,7 +267,7 @@ class Delivery:
 
     async def _send_first(self, chat_id: ChatId) -> float | None:
         chat, rows = await self.store.read_short(_load, chat_id)
-        if rows and await self.close_preview(chat_id) is not None:  # it may have been named only now
+        if rows and await self.close_previews(chat_id):  # it may have been named only now
             chat, rows = await self.store.read_short(_load, chat_id)
         if not rows:
             return None

@@ -130,7 +130,7 @@ class TurnRunner:
     async def _answer(self, turn: RunningTurn, preview: TurnPreview) -> None:
         config, agent, models = self.runtime.config, self.runtime.agent, self.runtime.models
         await make_way()
-        preview.open(await self.delivery.close_preview(turn.chat_id))
+        preview.open((await self.delivery.close_previews(turn.chat_id)).get(turn.id))
         done: TurnAnswer | None = None
         try:
             async with asyncio.timeout(config.model.turn_seconds):

@@ -18,7 +18,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKind
-from tests.gateway.helpers import DIRECT, TestGateway, eventually, serving, settled
+from tests.gateway.helpers import DIRECT, Hang, TestGateway, eventually, serving, settled
 from tests.hermes_state.rows import START, finish, start
 
 
@@ -123,6 +123,20 @@ async def test_the_owner_takes_the_turn_up_in_the_same_place(store: Store, tmp_p
         await eventually(lambda: gateway.adapter.texts() == ["the"], "a preview")
         gateway.lanes.wake(turn.chat_id)  # it finds the open turn
         assert await gateway.replies(1) == ["echo: q"]
+
+
+async def test_the_next_turn_leaves_the_answer_of_the_last_one_in_its_place(store: Store, tmp_path: Path) -> None:
+    async with showing(store, tmp_path) as (gateway, shown, turn):
+        await say(store, shown, turn, "the")
+        await eventually(lambda: gateway.adapter.texts() == ["the"], "a preview")
+        await store.write(finish, turn, "the whole answer")  # at another node; its hint is on its way
+        hang = Hang(says="the next")
+        gateway.model.script.append(hang)
+        await gateway.say("and then?")
+        await eventually(lambda: "the next" in gateway.adapter.texts(), "a preview of the next turn")
+        hang.release()
+        await gateway.replies(2)
+        assert gateway.adapter.texts()[0] == "the whole answer"
 
 
 async def test_a_preview_of_which_nothing_is_heard_ends(
