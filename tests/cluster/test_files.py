@@ -30,7 +30,7 @@ async def test_a_picture_and_a_recording_sent_to_a_worker_reach_the_model(cluste
     await cluster.stored(4)
     await cluster.release()
     assert await cluster.replies(1, match="heron")
-    assert "turn.finished" in worker.log_text()
+    await worker.wait_for_log("turn.finished")
     assert "attachment.fetch_failed" not in owner.log_text() + worker.log_text()
     last = prompt_of((await cluster.asked(0))[-1])
     assert [said.images for said in last if said.images] == [1]

@@ -53,7 +53,7 @@ async def test_a_worker_shows_typing_and_a_growing_answer_before_the_whole(clust
     assert cluster.query("SELECT count(*) FROM previews") == [(1,)], "the turn at the owner stores none"
     await cluster.release()
     assert await cluster.replies(1) == [WORDS.strip()]
-    assert "turn.finished" in worker.log_text()
+    await worker.wait_for_log("turn.finished")
     assert await cluster.visible() == [WORDS.strip()]
     *_, last = await seen(cluster, "sendMessageDraft|sendMessage|sendChatAction")
     assert last["method"] == "sendMessage"

@@ -58,7 +58,7 @@ async def test_stop_ends_a_turn_of_another_node_for_good(cluster: Cluster) -> No
     await gone(cluster)
     print(f"stopped at another node {time.monotonic() - asked_at:.3f} s after /stop was given")
     await cluster.converse("and now?")
-    assert "turn.finished" in nodes[1].log_text(), "it had no more work to do for the turn"
+    await nodes[1].wait_for_log("turn.finished")  # it had no more work to do for the turn
     await delivered(cluster)  # what is killed while it is sent may be seen twice
     for node in nodes:
         await node.kill()
