@@ -224,7 +224,8 @@ async def test_a_summary_that_something_else_overtakes_is_given_up_and_was_paid_
     turn = await begun(chat, agent, llm)
     if is_ready:
         await prepared(llm, agent, turn.lineage_id)
-    llm.resumed.set()
+    if layers:  # the summary of the other compression would be held, too
+        llm.resumed.set()
     await happen(chat, agent, turn)
     found = await chat.store.read(compressed, turn.lineage_id)
     assert found == layers, "the view is the old one, or that of the other compression"
