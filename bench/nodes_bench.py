@@ -69,7 +69,10 @@ async def _in_turns(sides: Sequence[Side], rounds: int, seconds: float) -> dict[
     found: dict[str, list[Conversations]] = {one.name: [] for one in sides}
     for number, one in itertools.product(range(1, rounds + 1), sides):
         chats = range(10_000 * number, 10_000 * number + (PEER_CHATS if one.name == PEER_NAME else CHATS))
-        found[one.name].append(await conversations(one.here, one.meters, seconds, chats))
+        try:
+            found[one.name].append(await conversations(one.here, one.meters, seconds, chats))
+        except RuntimeError as error:
+            raise RuntimeError(f"{one.name}: {error}") from error
     return {name: sorted(each, key=lambda one: one.per_second)[rounds // 2] for name, each in found.items()}
 
 
