@@ -73,6 +73,8 @@ class PostgresConnection:
             raw.close()
             raise
         self._is_broken_off = False
+        self._is_ending = False
+        """A ROLLBACK was sent, and nobody has looked at its result yet."""
 
     @classmethod
     def open(cls, url: str, name: str = NAME, seconds: int = 10) -> "PostgresConnection":
@@ -109,6 +111,8 @@ class PostgresConnection:
         """True also in a transaction that a failed statement has ended, and in one that only waits to begin."""
         if self._waiting:
             return True
+        if self._is_ending:
+            return False
         return self.raw.pgconn.transaction_status != TransactionStatus.IDLE and not self.raw.closed
 
     def execute(self, sql: str, parameters: Any = (), /) -> "Result":
@@ -134,6 +138,22 @@ class PostgresConnection:
         for one in parameters:
             self.execute(sql, one)
 
+    def roll_back_soon(self) -> None:
+        """End the transaction, which has only read, without waiting for the server: the next statement does."""
+        self._waiting.clear()
+        if not self.in_transaction:
+            return
+        server = self.raw.pgconn
+        try:
+            server.enter_pipeline_mode()
+            server.send_query_params(b"ROLLBACK", None)
+            server.pipeline_sync()
+            self._flush()
+        except psycopg.Error:
+            self.close()
+            raise
+        self._is_ending = True
+
     def sync(self) -> None:
         """Send the statements that wait and fetch all their results; raises the first error among those."""
         waiting, self._waiting = self._waiting, []
@@ -142,6 +162,7 @@ class PostgresConnection:
         failure: psycopg.Error | None = None
         try:
             sent = self._send(waiting)
+            self._await_end()
             for one in sent:
                 result = self._next_result()
                 if result.status in (ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED):
@@ -179,6 +200,9 @@ class PostgresConnection:
     def _run_at_once(self, sql: str) -> PGresult:
         """Run statements of a text; returns the last one's result."""
         try:
+            if self._is_ending:
+                self._await_end()
+                self.raw.pgconn.exit_pipeline_mode()
             self.raw.pgconn.send_query(sql.encode())
             self._flush()
             results = [self._next_result()]
@@ -212,7 +236,8 @@ class PostgresConnection:
         """Send statements; returns of what the server will tell the result: these, and what was prepared for them."""
         server = self.raw.pgconn
         sent: list[_Awaited] = []
-        server.enter_pipeline_mode()
+        if not self._is_ending:
+            server.enter_pipeline_mode()
         for one in waiting:
             if one.values is None:
                 server.send_query_params(one.key[0], None)
@@ -224,6 +249,13 @@ class PostgresConnection:
         server.pipeline_sync()
         self._flush()
         return sent
+
+    def _await_end(self) -> None:
+        """Take the results of a ROLLBACK that was sent before, if there was one."""
+        if self._is_ending:
+            self._is_ending = False
+            for _ in range(3):  # its own, the end of its results, and of the sync
+                self._next()
 
     def _prepare(self, key: _Key) -> "list[_Awaited]":
         server = self.raw.pgconn

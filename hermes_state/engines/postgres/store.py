@@ -21,7 +21,7 @@ from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken, 
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.locks import locks_of
 from hermes_state.store.sql import Connection
-from hermes_state.store.writer import ReaderHealth, Store
+from hermes_state.store.writer import READ_SECONDS, ReaderHealth, Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -109,6 +109,8 @@ class _Session:
             try:
                 if self._joins:
                     _join(self._db)
+                else:
+                    self._db.execute(f"SET statement_timeout = {_milliseconds(READ_SECONDS)}")
                 _bound_waits(self._db, self._busy_seconds)
             except BaseException:
                 self._db.close()
@@ -288,7 +290,7 @@ def _join(db: PostgresConnection) -> None:
 
 
 def _bound_waits(db: PostgresConnection, busy_seconds: float) -> None:
-    pause, wait = int(PAUSE_SECONDS * 1000), int(busy_seconds * 1000)
+    pause, wait = _milliseconds(PAUSE_SECONDS), int(busy_seconds * 1000)
     db.execute(
         f"SET idle_in_transaction_session_timeout = {pause}; SET lock_timeout = {wait};"
         "SET idle_session_timeout = 0"  # a role's own would end what nobody has used for a while
@@ -296,12 +298,16 @@ def _bound_waits(db: PostgresConnection, busy_seconds: float) -> None:
 
 
 def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> None:
-    db.execute(f"SET lock_timeout = {int(TAKEOVER_SECONDS * 1000)}")
+    db.execute(f"SET lock_timeout = {_milliseconds(TAKEOVER_SECONDS)}")
     try:
         db.execute(statement)
     except psycopg.errors.LockNotAvailable as error:
         raise LockUnavailable(refusal, holder=holder) from error
     db.execute("SET lock_timeout = 0")
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, int(seconds * 1000))  # 0 would be no limit
 
 
 def _migrate(db: PostgresConnection) -> None:
@@ -314,10 +320,10 @@ def _read(db: PostgresConnection, seconds: float, call: Callable[[Connection], T
     db.silence_seconds = seconds + ANSWER_SECONDS
     try:
         db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        db.execute("SELECT set_config('statement_timeout', ?, true)", (str(max(1, int(seconds * 1000))),))
+        if seconds != READ_SECONDS:
+            db.execute("SELECT set_config('statement_timeout', ?, true)", (str(_milliseconds(seconds)),))
         result = call(db)
         db.sync()
         return result
     finally:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
+        db.roll_back_soon()

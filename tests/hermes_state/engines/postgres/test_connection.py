@@ -5,7 +5,8 @@ import contextlib
 import os
 import resource
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.store.sql import nested, scalar, scalar_or_none
 from tests.cluster.proxy import Proxy
-from tests.postgres import Postgres, count_trips
+from tests.postgres import Postgres, connect, count_trips
 
 pytestmark = pytest.mark.cluster
 
@@ -127,6 +128,49 @@ def test_what_waits_when_it_is_rolled_back_is_never_run(db: PostgresConnection) 
     db.execute("ROLLBACK")
     assert not db.in_transaction
     assert scalar(db, int, "SELECT last_value FROM chats_id_seq") == 1
+
+
+_NEXT: dict[str, Callable[[PostgresConnection], object]] = {
+    "with parameters": lambda db: scalar(db, int, "SELECT ?", (3,)),
+    "without": lambda db: scalar(db, int, "SELECT 3"),
+    "a transaction": lambda db: db.execute("BEGIN") and scalar(db, int, "SELECT ?", (3,)),
+    "nothing to end": lambda db: db.roll_back_soon() or scalar(db, int, "SELECT ?", (3,)),
+}
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+@pytest.mark.parametrize("next_one", _NEXT.values(), ids=_NEXT)
+def test_a_transaction_that_has_only_read_ends_without_anybody_waiting_for_it(
+    db: PostgresConnection, postgres: Postgres, next_one: Callable[[PostgresConnection], object], has_failed: bool
+) -> None:
+    _begin_to_read(db)
+    if has_failed:
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            db.execute("SELECT 1 FROM nothing")
+    assert count_trips(db.raw, db.roll_back_soon) == 1
+    assert not db.in_transaction
+    query = "SELECT state <> 'idle' FROM pg_stat_activity WHERE pid = ?"
+    with connect(postgres.url("postgres", "postgres")) as other:
+        while scalar(other, bool, query, (db.raw.info.backend_pid,)):
+            time.sleep(0.01)  # a session of the server has no event to wait for
+    assert next_one(db) == 3
+
+
+def test_a_connection_that_is_lost_at_the_end_of_a_transaction_is_closed(
+    db: PostgresConnection, postgres: Postgres
+) -> None:
+    _begin_to_read(db)
+    db.roll_back_soon()
+    postgres.run(f"SELECT pg_terminate_backend({db.raw.info.backend_pid}, 10000)")
+    with pytest.raises(psycopg.OperationalError):
+        scalar(db, int, "SELECT ?", (2,))
+    assert db.is_over
+    assert not db.in_transaction
+
+
+def _begin_to_read(db: PostgresConnection) -> None:
+    db.execute("BEGIN")
+    assert scalar(db, int, "SELECT ?", (1,)) == 1
 
 
 def test_statements_are_prepared_again_when_they_were_dropped_for_others_or_were_never_understood(

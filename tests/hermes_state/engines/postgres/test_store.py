@@ -13,6 +13,7 @@ from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavaila
 from hermes_state.store.locks import locks
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.writer import READ_SECONDS
 from tests.cluster.proxy import Proxy
 from tests.hermes_state.helpers import locked_by_another_process
 from tests.postgres import PASSWORD, Postgres
@@ -195,6 +196,14 @@ async def test_a_read_that_takes_too_long_ends(store: PostgresStore) -> None:
     with pytest.raises(StoreUnavailable, match="statement timeout"):
         await store.read_within(0.05, lambda db: db.execute("SELECT pg_sleep(20)").fetchall())
     assert await store.read(count_notes) == 0
+
+
+async def test_each_read_is_bound_by_its_own_time(store: PostgresStore) -> None:
+    def limit(db: Connection) -> str:
+        return scalar(db, str, "SELECT current_setting('statement_timeout')")
+
+    bounds = [await store.read_within(seconds, limit) for seconds in (READ_SECONDS, 0.25, READ_SECONDS, 0.0)]
+    assert bounds == ["5s", "250ms", "5s", "1ms"]
 
 
 async def test_what_the_role_has_set_for_its_sessions_changes_no_promise(postgres: Postgres, postgres_url: str) -> None:
