@@ -39,7 +39,8 @@ class MatchReader(ABC):
         self.scopes = [f"{mark}{value}" for mark, value in marks.items() if value is not None]
         turn_id = filters.get("turn_id")
         self.leaves_out_repeats = turn_id is not None
-        before = scalar_or_none(db, int, "SELECT min(id) FROM messages WHERE turn_id = ?", (turn_id,))
+        query = "SELECT min(id) FROM messages WHERE turn_id = ?"
+        before = scalar_or_none(db, int, query, (turn_id,)) if turn_id is not None else None
         self.before, self.since = before or 2**62, filters.get("since")
 
     @abstractmethod
