@@ -85,4 +85,4 @@ def make_search_index(db: Connection) -> None:
         db.execute("BEGIN")  # one that fails ends with the connection
         last = store_words(db, last, _SLICE_ROWS)
         db.execute("COMMIT")
-    db.execute("ANALYZE")
+    db.execute("VACUUM (ANALYZE)")  # or the first searches would do it, page by page
