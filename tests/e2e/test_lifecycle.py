@@ -122,6 +122,7 @@ async def test_a_crash_is_logged_and_ends_with_1(world: World) -> None:
     assert "IsADirectoryError" in next(line["exception"] for line in lines if line["event"] == "daemon.crashed")
 
 
+@pytest.mark.skipif(IS_POSTGRES, reason="it is welcome there, as another node")
 async def test_a_second_daemon_ends_with_75_and_names_the_first(world: World) -> None:
     await world.gateway.start()
     code, output = await world.command_line("run")

@@ -63,11 +63,15 @@ def locked_by_another_process(database: Path | str, seconds: float) -> Iterator[
 
 @asynccontextmanager
 async def one_batch(store: Store) -> AsyncIterator[None]:
-    """Whatever is written in this block becomes one batch: the writer is held until the block ends."""
+    """Whatever is written in this block becomes one batch: the writer is held until the block ends.
+
+    Over PostgreSQL, where there are two writers, the other one waits for the lock of everything.
+    """
     release, entered = threading.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def hold(_: sqlite3.Connection) -> None:
+    def hold(db: Connection) -> None:
+        db.execute("SELECT 1").fetchone()  # the transaction has begun, with its locks
         loop.call_soon_threadsafe(entered.set)
         assert release.wait(10)
 

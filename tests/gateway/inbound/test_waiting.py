@@ -1,6 +1,7 @@
 """What people hear of a message that cannot be stored: after a while that it waits, and later that it goes on."""
 
 import asyncio
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,9 +35,10 @@ async def test_a_locked_database_is_told_once_and_once_more_when_it_goes_on(stor
             saying = [asyncio.create_task(gateway.say(text)) for text in ("one", "two")]
             await eventually(lambda: gateway.adapter.texts() == [WAITS], "a notice")
             await asyncio.gather(*saying)
-        assert await gateway.replies(3) == [WAITS, GOES_ON, "echo: one | two"]
-        await settled()
-        assert len(gateway.adapter.requests) == 3
+        await gateway.quiet()
+        notices, answers = gateway.adapter.texts()[:2], gateway.adapter.texts()[2:]
+        assert notices == [WAITS, GOES_ON]
+        assert sorted(re.findall("one|two", " ".join(answers))) == ["one", "two"]  # of one turn, or two
 
 
 async def test_a_full_disk_is_told_once_however_often_the_message_comes(store: Store, tmp_path: Path) -> None:
