@@ -40,7 +40,7 @@ class StoreSettings:
 
 def missing_driver(url: str | None) -> str | None:
     """Advice how to install what an address needs; None if nothing is missing. Imports nothing."""
-    if url is None or importlib.util.find_spec("psycopg") is not None:
+    if url is None or all(importlib.util.find_spec(name) is not None for name in ("psycopg", "greenlet")):
         return None
     return (
         "store.url needs PostgreSQL's driver, which is not installed: run `make cluster` in a clone, or "

@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hermes_state.errors import StoreUnavailable
@@ -56,8 +57,11 @@ class WriteRequest:
 class TransactionRules:
     """Properties of an engine that group commit has to know."""
 
-    begin: Callable[[Any, Sequence[WriteRequest]], None]
-    """Begins the transaction of a batch on the engine's connection."""
+    begin: Callable[[Any, Sequence[WriteRequest]], Sequence[Sequence[WriteRequest]]]
+    """Begins the transaction of a batch on the engine's connection; returns its writes in queues, each of those that
+    have to follow each other."""
+    run_all: Callable[[Any, Sequence[Callable[[], None]]], None]
+    """Runs functions that need not follow each other."""
     ends_batch: Callable[[BaseException], bool]
     """True for trouble with the database or a lock: not one function's error, but the whole batch's."""
     failure: type[Exception]
@@ -99,12 +103,11 @@ def run_batch(db: Connection, batch: Sequence[WriteRequest], rules: TransactionR
 
 def _run_open(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> bool:
     """Run the batch with nothing to fall back on but its whole; if one raises, take it all back and say false."""
-    rules.begin(db, batch)
-    for write in batch:
-        write.run(db, rules.ends_batch)
-        if write.error is not None:
-            _roll_back(db, rules)
-            return False
+    queues = rules.begin(db, batch)
+    rules.run_all(db, [partial(_run_queue, db, queue, rules) for queue in queues])
+    if any(write.error is not None for write in batch):
+        _roll_back(db, rules)
+        return False
     try:
         commit_batch(db)
     except rules.failure as error:
@@ -114,6 +117,13 @@ def _run_open(db: Connection, batch: Sequence[WriteRequest], rules: TransactionR
         batch[0].error = error  # where there are more, the isolated run tells whose it is
         return False
     return True
+
+
+def _run_queue(db: Connection, queue: Sequence[WriteRequest], rules: TransactionRules) -> None:
+    for write in queue:
+        write.run(db, rules.ends_batch)
+        if write.error is not None:
+            return
 
 
 def _run_isolated(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import lru_cache
 from itertools import count
 from select import POLLIN, POLLOUT, poll
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import psycopg
 from psycopg.abc import Buffer
@@ -48,6 +48,16 @@ SET tcp_user_timeout = {1000 * GONE_SECONDS}"""
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|(?P<mark>\?)|:(?P<name>[a-z_][a-z_0-9]*)")
 
 
+class SharedTrips(Protocol):
+    """Functions that run side by side on a connection, seen by the one that runs now."""
+
+    def wait(self) -> None:
+        """Let the others go on, and come back once the statements of all were sent; raises an error of any of them."""
+
+    def wait_for_all(self) -> None:
+        """Come back once the others have ended, with the connection for this function alone."""
+
+
 class PostgresConnection:
     """An open connection in autocommit mode; `raw` is psycopg's. Its owner closes it."""
 
@@ -75,6 +85,8 @@ class PostgresConnection:
         self._is_broken_off = False
         self._is_ending = False
         """A ROLLBACK was sent, and nobody has looked at its result yet."""
+        self.shared_trips: SharedTrips | None = None
+        """Set while functions share their trips to the server."""
 
     @classmethod
     def open(cls, url: str, name: str = NAME, seconds: int = 10) -> "PostgresConnection":
@@ -120,6 +132,8 @@ class PostgresConnection:
 
         In a transaction one with parameters waits until its result, or a later one's, is needed.
         """
+        if self.shared_trips is not None and sql.startswith("SAVEPOINT"):
+            self.shared_trips.wait_for_all()  # what it takes back must be one function's
         if sql.startswith("ROLLBACK"):
             self._waiting.clear()  # since the BEGIN or the savepoint: nothing of it is to stay
         if not parameters and not sql.startswith(("BEGIN", "COMMIT")):
@@ -156,6 +170,9 @@ class PostgresConnection:
 
     def sync(self) -> None:
         """Send the statements that wait and fetch all their results; raises the first error among those."""
+        if self._waiting and self.shared_trips is not None:
+            self.shared_trips.wait()
+            return
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return

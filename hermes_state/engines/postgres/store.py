@@ -4,8 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial, reduce
-from operator import or_
+from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
@@ -16,6 +15,7 @@ from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.locks import begin
 from hermes_state.engines.postgres.migrate import migrate
 from hermes_state.engines.postgres.nodes import session_name
+from hermes_state.engines.postgres.pipelining import run_pipelined
 from hermes_state.engines.postgres.trouble import DAMAGE, RIGHTS, ends_session, is_trouble
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
@@ -59,12 +59,14 @@ language is tried again, as one that is not up yet."""
 _REPEATABLE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
 
-def _begin(db: PostgresConnection, batch: Sequence[WriteRequest]) -> None:
-    begin(db, reduce(or_, (locks_of(write.fn, *write.args, **write.kwargs) for write in batch)))
+def _begin(db: PostgresConnection, batch: Sequence[WriteRequest]) -> list[list[WriteRequest]]:
+    queues = begin(db, [locks_of(write.fn, *write.args, **write.kwargs) for write in batch])
+    return [[batch[at] for at in queue] for queue in queues]
 
 
 RULES = TransactionRules(
     begin=_begin,
+    run_all=run_pipelined,
     ends_batch=is_trouble,
     failure=psycopg.Error,
     rejection=psycopg.IntegrityError,

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
@@ -35,8 +35,15 @@ T = TypeVar("T")
 BACKUP_SECONDS = 3_600.0
 """Time limit of a backup: enough for a terabyte on a fast disk, and for a hundred gigabytes on a slow one."""
 
+
+def _begin(db: sqlite3.Connection, batch: Sequence[WriteRequest]) -> list[Sequence[WriteRequest]]:
+    db.execute("BEGIN IMMEDIATE")
+    return [batch]
+
+
 RULES = TransactionRules(
-    begin=lambda db, _batch: db.execute("BEGIN IMMEDIATE"),
+    begin=_begin,
+    run_all=lambda _, queues: queues[0](),
     ends_batch=lambda error: connections.is_trouble(error) or is_index_trouble(error),
     failure=sqlite3.Error,
     rejection=sqlite3.IntegrityError,

@@ -8,28 +8,36 @@ may well take their ids in an order that no serial run has.
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import psycopg
 
 from hermes_state.engines.postgres.connection import PostgresConnection, Result
+from hermes_state.engines.postgres.pipelining import run_pipelined
 from hermes_state.engines.postgres.store import RULES
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.sql import Connection
 from tests.postgres import Postgres
 
-UNLOCKED = replace(RULES, begin=lambda db, batch: db.execute("BEGIN"))
+
+def _begin_unlocked(db: Connection, batch: Sequence[WriteRequest]) -> list[Sequence[WriteRequest]]:
+    db.execute("BEGIN")
+    return [batch]
+
+
+UNLOCKED = replace(RULES, begin=_begin_unlocked)
 """As the store's transactions, without the locks of the declarations."""
 
 Outcome: TypeAlias = tuple[str, str, str]
 """Rows of all tables after both functions, and what each of them has returned or raised."""
 
 _FIRST_ID, _IDS = 1_000_000, 10_000  # of the first table, and how many each has
-_ID = re.compile(r"\b1\d{6}\b")
+_ID = re.compile(r"(?<!\d)1\d{6}(?!\d)")
 _KEY = re.compile(r"\b([0-9a-z]{9})[0-9a-z]{9}\b")
 """Public id of a session: its time, and chance."""
 # Purpose: each table with the sequence that its ids come from, if it has one.
@@ -105,7 +113,7 @@ class Arena:
         self.first.count = self.first.stops_at = 0
         runs = [(self.first, first), (self.second, second)]
         for db, request in reversed(runs) if is_swapped else runs:
-            _run(db, request, RULES)
+            _run(db, [request], RULES)
         return self._outcome(first, second), self.first.count
 
     def interleaved(
@@ -116,15 +124,21 @@ class Arena:
         running: list[Future[None]] = []
 
         def run_second() -> None:
-            running.append(self._thread.submit(_run, self.second, second, rules))
+            running.append(self._thread.submit(_run, self.second, [second], rules))
             pids = (self.first.raw.info.backend_pid, self.second.raw.info.backend_pid)
             while not wait(running, 0.0005).done:  # the server tells nobody that somebody waits: it is asked
                 if self._observer.execute(_IS_BLOCKED, pids).fetchone() == (True,):
                     break
 
         self.first.count, self.first.stops_at, self.first.meanwhile = 0, at, run_second
-        _run(self.first, first, rules)
+        _run(self.first, [first], rules)
         running[0].result(30)
+        return self._outcome(first, second)
+
+    def pipelined(self, first: WriteRequest, second: WriteRequest, late: int) -> Outcome:
+        """Outcome of both in one batch, where the second begins so many trips behind the first if it may."""
+        self._observer.execute(self._restore)
+        _run(self.second, [first, second], replace(RULES, run_all=partial(_run_late, late)))
         return self._outcome(first, second)
 
     def _outcome(self, first: WriteRequest, second: WriteRequest) -> Outcome:
@@ -156,16 +170,25 @@ def opened_arena(postgres: Postgres) -> Iterator[Arena]:
         yield arena
 
 
-def _run(db: Connection, request: WriteRequest, rules: TransactionRules) -> None:
-    """Run a function in a transaction of its own as the store does, again where the server has broken it off."""
+def _run(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> None:
+    """Run functions in a transaction as the store does, again where the server has broken it off."""
     while True:
         try:
-            run_batch(db, [request], rules)
+            run_batch(db, batch, rules)
         except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
             continue
         except psycopg.Error as error:  # of a constraint that is checked at the commit
-            request.error = error
+            batch[0].error = error
         return
+
+
+def _run_late(late: int, db: PostgresConnection, functions: Sequence[Callable[[], None]]) -> None:
+    def wait(function: Callable[[], None]) -> None:
+        for _ in range(late):
+            db.execute("SELECT ?", (0,)).fetchone()
+        function()
+
+    run_pipelined(db, [*functions[:1], *(partial(wait, function) for function in functions[1:])])
 
 
 def _labels(rows: list[tuple[str, dict[str, Any]]]) -> dict[int, str]:

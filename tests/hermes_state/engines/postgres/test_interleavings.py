@@ -2,7 +2,8 @@
 
 Each of an ordered pair has a transaction of its own, as the store gives it. The first is stopped before one of its
 statements until the second has ended or waits for a lock of the first, then it goes on. What both have stored and
-returned must be what they would have one behind the other, in one order or in the other.
+returned must be what they would have one behind the other, in one order or in the other. So it must be
+where both are in one batch and share their trips to the server, too.
 """
 
 from collections.abc import Iterator
@@ -67,9 +68,18 @@ class Pair:
         """Statements of the first function, the commit included, before which it stops."""
         return Random(self._name).sample(self._between, min(most, len(self._between)))
 
+    def delays(self, most: int) -> list[int]:
+        """Trips of the first function for which the second waits: none, and some more."""
+        return [0, *Random(self._name).sample(self._between, min(most - 1, len(self._between)))]
+
     def mixed(self, at: int, rules: TransactionRules = RULES) -> Outcome | None:
         """What neither order brings about, where the second function comes before a statement of the first."""
         found = self._arena.interleaved(*self._made(), at, rules)
+        return None if found in self._serial else found
+
+    def pipelined(self, late: int) -> Outcome | None:
+        """What neither order brings about, where both are in one batch and the second begins so many trips later."""
+        found = self._arena.pipelined(*self._made(), late)
         return None if found in self._serial else found
 
     def _made(self) -> tuple[WriteRequest, WriteRequest]:
@@ -81,6 +91,12 @@ class Pair:
 def test_of_two_functions_at_once_one_came_first(arena: Arena, scene: str, first: str, second: str) -> None:
     pair = Pair(arena, scene, first, second)
     assert {at: found for at in pair.stops(STATEMENTS) if (found := pair.mixed(at))} == {}
+
+
+@pytest.mark.parametrize(("scene", "first", "second"), PAIRS)
+def test_of_two_functions_in_one_batch_one_came_first(arena: Arena, scene: str, first: str, second: str) -> None:
+    pair = Pair(arena, scene, first, second)
+    assert {late: found for late in pair.delays(STATEMENTS) if (found := pair.pipelined(late))} == {}
 
 
 @pytest.mark.parametrize(("scene", "first", "second"), LOST)

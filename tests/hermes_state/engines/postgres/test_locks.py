@@ -47,7 +47,7 @@ class Batch:
         self._thread: threading.Thread | None = None
 
     def take(self, keys: LockKeys) -> None:
-        begin(self.db, keys)
+        begin(self.db, [keys])
         self.db.sync()
 
     def start(self, keys: LockKeys) -> None:
@@ -74,6 +74,10 @@ def batches(address: str) -> Iterator[list[Batch]]:
 
 def rows(*found: tuple[str, int]) -> LockKeys:
     return LockKeys(rows=frozenset(found))
+
+
+def named(*names: str) -> LockKeys:
+    return LockKeys(names=frozenset(names))
 
 
 def key_of(chat: int) -> ChatKey:
@@ -193,3 +197,27 @@ def test_batches_that_lock_the_same_chats_never_wait_for_each_other_in_a_circle(
     for thread in threads:
         thread.join()
     assert sorted(taken) == [0, 1, 2, 3]  # one whose batch was broken off is missing
+
+
+QUEUES = {
+    "nothing": ([rows(), rows(), LockKeys()], [[0], [1], [2]]),
+    "chats": ([rows(("chat", 1)), rows(("chat", 2)), rows(("chat", 3))], [[0], [1], [2]]),
+    "one chat by many kinds": (
+        [rows(("turn", 201)), rows(("session", 100)), rows(("lineage", 100)), rows(("inbox", 201), ("outbox", 201))],
+        [[0, 1, 2, 3]],
+    ),
+    "one that joins two": ([rows(("turn", 201)), rows(("turn", 202)), rows(("chat", 1), ("chat", 2))], [[0, 1, 2]]),
+    "a chat's key and its row": ([rows(("turn", 201)), named(place_of(key_of(1))), named("people")], [[0, 1], [2]]),
+    "one name": ([named("people"), rows(("chat", 1)), named("people", "costs")], [[0, 2], [1]]),
+    "what is not stored": ([rows(("turn", 999)), rows(("turn", 998)), rows(("turn", 999))], [[0, 2], [1]]),
+    "everything": ([rows(("chat", 1)), ALL, rows(("chat", 2))], [[0, 1, 2]]),
+}
+
+
+@pytest.mark.parametrize(("batch", "queues"), QUEUES.values(), ids=QUEUES)
+def test_functions_that_share_a_lock_follow_each_other(
+    batches: list[Batch], batch: list[LockKeys], queues: list[list[int]]
+) -> None:
+    db = batches[0].db
+    assert sorted(begin(db, batch)) == queues
+    db.execute("ROLLBACK")

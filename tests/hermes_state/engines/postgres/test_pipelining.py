@@ -1,0 +1,151 @@
+"""Functions that share their trips to the server."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from hermes_state.engines.postgres.connection import PostgresConnection
+from hermes_state.engines.postgres.pipelining import run_pipelined
+from hermes_state.store.sql import nested, scalar
+from tests.postgres import Postgres, count_trips
+
+pytestmark = pytest.mark.cluster
+
+_STORE = "INSERT INTO meta (key, value) VALUES (?, ?)"
+
+
+@pytest.fixture
+def db(postgres_url: str) -> Iterator[PostgresConnection]:
+    with contextlib.closing(PostgresConnection.open(postgres_url)) as connection:
+        connection.execute("CREATE TEMPORARY TABLE meta (key text PRIMARY KEY, value text NOT NULL)")
+        connection.execute("BEGIN")
+        yield connection
+
+
+@pytest.fixture
+def told() -> list[str]:
+    """What functions have told, in this order."""
+    return []
+
+
+@pytest.fixture
+def step(db: PostgresConnection, told: list[str]) -> Callable[[str, int], Callable[[], None]]:
+    """Makes a function that needs so many results, one behind the other, and tells each."""
+
+    def make(name: str, results: int) -> Callable[[], None]:
+        def run() -> None:
+            for number in range(results):
+                db.execute(_STORE, (f"{name}{number}", ""))
+                assert scalar(db, str, "SELECT ?", (f"{name}{number}",)) == f"{name}{number}"
+                told.append(f"{name}{number}")
+
+        return run
+
+    return make
+
+
+def stored(db: PostgresConnection) -> list[str]:
+    return [key for (key,) in db.execute("SELECT key FROM meta ORDER BY key").fetchall()]
+
+
+def test_together_they_take_the_trips_of_the_longest(
+    db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
+) -> None:
+    functions = [step("a", 1), step("b", 3), step("c", 2), step("d", 0)]
+    assert count_trips(db.raw, lambda: run_pipelined(db, functions)) == 3
+    assert told == ["a0", "b0", "c0", "b1", "c1", "b2"]
+    assert stored(db) == sorted(told)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_few_functions_run_as_they_are(
+    db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str], count: int
+) -> None:
+    run_pipelined(db, [step("a", 2)] * count)
+    assert told == ["a0", "a1"][: 2 * count]
+
+
+def test_who_begins_a_savepoint_is_alone_with_it(
+    db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
+) -> None:
+    def careful(name: str) -> Callable[[], None]:
+        def run() -> None:
+            step(name, 1)()
+            with contextlib.suppress(psycopg.errors.NotNullViolation), nested(db):
+                db.execute(_STORE, (f"{name}!", None))
+            step(f"{name}-later", 1)()
+
+        return run
+
+    run_pipelined(db, [careful("a"), step("b", 3), careful("c")])
+    assert told == ["a0", "b0", "c0", "b1", "b2", "a-later0", "c-later0"]
+    assert stored(db) == sorted(told)
+
+
+def test_what_one_of_them_keeps_to_itself_ends_none_of_the_others(
+    db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
+) -> None:
+    def fail() -> None:
+        db.execute("SELECT ?", (1,)).fetchone()
+        with contextlib.suppress(LookupError):
+            raise LookupError
+
+    run_pipelined(db, [fail, step("a", 3)])
+    assert told == ["a0", "a1", "a2"]
+
+
+def test_what_one_of_them_raises_ends_all_of_them(
+    db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
+) -> None:
+    def fail() -> None:
+        db.execute("SELECT ?", (1,)).fetchone()
+        raise LookupError("mine")
+
+    def told_at_the_end() -> None:
+        try:
+            step("a", 3)()
+        finally:
+            told.append("ended")
+
+    with pytest.raises(LookupError, match="mine"):
+        run_pipelined(db, [told_at_the_end, fail, step("b", 3)])
+    assert told == ["a0", "ended"]
+    db.execute("ROLLBACK")
+    assert scalar(db, int, "SELECT ?", (1,)) == 1, "the connection is nobody's any more"
+
+
+def test_an_error_of_the_server_reaches_all_that_wait_for_it(
+    db: PostgresConnection, step: Callable[[str, int], Callable[[], None]], told: list[str]
+) -> None:
+    def catching(run: Callable[[], None]) -> Callable[[], None]:
+        def caught() -> None:
+            with pytest.raises(psycopg.errors.NotNullViolation):
+                run()
+            told.append("caught")
+
+        return caught
+
+    def fail() -> None:
+        db.execute("SELECT ?", (1,)).fetchone()
+        db.execute(_STORE, ("x", None))
+        db.execute("SELECT ?", (2,)).fetchone()
+
+    run_pipelined(db, [catching(step("a", 3)), catching(fail), step("b", 1)])
+    assert told == ["a0", "b0", "caught", "caught"]
+    with pytest.raises(psycopg.errors.InFailedSqlTransaction):
+        db.execute("COMMIT")
+
+
+def test_a_connection_that_is_lost_is_told_to_all_and_by_one(
+    db: PostgresConnection, postgres: Postgres, step: Callable[[str, int], Callable[[], None]], told: list[str]
+) -> None:
+    def lose() -> None:
+        postgres.run(f"SELECT pg_terminate_backend({db.raw.info.backend_pid}, 10000)")
+        db.execute("SELECT ?", (1,)).fetchone()
+
+    with pytest.raises(psycopg.OperationalError):
+        run_pipelined(db, [step("a", 2), lose, step("b", 2)])
+    assert told == []
+    assert db.is_over
