@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from hermes_state.engines.postgres.locks import begin
 from hermes_state.engines.postgres.migrate import migrate
 from hermes_state.engines.postgres.nodes import session_name
 from hermes_state.engines.postgres.pipelining import run_pipelined
+from hermes_state.engines.postgres.reads import ANSWER_SECONDS, ShortReads, milliseconds, read
 from hermes_state.engines.postgres.trouble import DAMAGE, RIGHTS, ends_session, is_trouble
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
@@ -35,9 +36,6 @@ TAKEOVER_SECONDS = 5.0
 PAUSE_SECONDS = 5.0
 """Time after which the server takes back the transaction of a process that was stopped or cut off in it: its chats must
 not stay locked."""
-
-ANSWER_SECONDS = 10.0
-"""Seconds beyond its own time limits after which a server that says nothing is given up."""
 
 CLOSE_SECONDS = 10.0
 """Longest time in which a close stores what waits, in seconds: a server may take nothing any more."""
@@ -112,7 +110,7 @@ class _Session:
                 if self._joins:
                     _join(self._db)
                 else:
-                    self._db.execute(f"SET statement_timeout = {_milliseconds(READ_SECONDS)}")
+                    self._db.execute(f"SET statement_timeout = {milliseconds(READ_SECONDS)}")
                 _bound_waits(self._db, self._busy_seconds)
             except BaseException:
                 self._db.close()
@@ -158,6 +156,7 @@ class PostgresStore(Store):
         name = session_name(self.id)
         self._writers = [_Session(url, name, busy_seconds, joins=True) for _ in range(writers)]
         self._readers = [_Session(url, name, busy_seconds, joins=False) for _ in range(readers)]
+        self._short_reads = ShortReads(lambda job: self._reader.run(job), readers)
         self._lost: str | None = None
         self._damage: str | None = None
 
@@ -186,9 +185,20 @@ class PostgresStore(Store):
     ) -> T:
         if not self._is_open:
             raise StoreUnavailable(f"{self.name}: the store is closed")
-        reader = min(self._readers, key=lambda one: one.pending)
+        return await self._told_of(self._reader.run(read, seconds, lambda db: fn(db, *args, **kwargs)))
+
+    async def read_short(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if not self._is_open:
+            raise StoreUnavailable(f"{self.name}: the store is closed")
+        return await self._told_of(self._short_reads.run(lambda db: fn(db, *args, **kwargs)))
+
+    @property
+    def _reader(self) -> _Session:
+        return min(self._readers, key=lambda one: one.pending)
+
+    async def _told_of(self, reading: Awaitable[T]) -> T:
         try:
-            return await reader.run(_read, seconds, lambda db: fn(db, *args, **kwargs))
+            return await reading
         except psycopg.errors.ReadOnlySqlTransaction:  # it is one, on any server
             raise
         except psycopg.Error as error:
@@ -292,7 +302,7 @@ def _join(db: PostgresConnection) -> None:
 
 
 def _bound_waits(db: PostgresConnection, busy_seconds: float) -> None:
-    pause, wait = _milliseconds(PAUSE_SECONDS), int(busy_seconds * 1000)
+    pause, wait = milliseconds(PAUSE_SECONDS), int(busy_seconds * 1000)
     db.execute(
         f"SET idle_in_transaction_session_timeout = {pause}; SET lock_timeout = {wait};"
         "SET idle_session_timeout = 0"  # a role's own would end what nobody has used for a while
@@ -300,7 +310,7 @@ def _bound_waits(db: PostgresConnection, busy_seconds: float) -> None:
 
 
 def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> None:
-    db.execute(f"SET lock_timeout = {_milliseconds(TAKEOVER_SECONDS)}")
+    db.execute(f"SET lock_timeout = {milliseconds(TAKEOVER_SECONDS)}")
     try:
         db.execute(statement)
     except psycopg.errors.LockNotAvailable as error:
@@ -308,24 +318,7 @@ def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> 
     db.execute("SET lock_timeout = 0")
 
 
-def _milliseconds(seconds: float) -> int:
-    return max(1, int(seconds * 1000))  # 0 would be no limit
-
-
 def _migrate(db: PostgresConnection) -> None:
     bound, db.silence_seconds = db.silence_seconds, None  # an index of a large table takes its time
     migrate(db)
     db.silence_seconds = bound
-
-
-def _read(db: PostgresConnection, seconds: float, call: Callable[[Connection], T]) -> T:
-    db.silence_seconds = seconds + ANSWER_SECONDS
-    try:
-        db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        if seconds != READ_SECONDS:
-            db.execute("SELECT set_config('statement_timeout', ?, true)", (str(_milliseconds(seconds)),))
-        result = call(db)
-        db.sync()
-        return result
-    finally:
-        db.roll_back_soon()

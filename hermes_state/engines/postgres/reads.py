@@ -1,0 +1,131 @@
+"""Transactions that read, and short reads that share one when they come at the same time.
+
+A read of a few rows costs little at the server; its trips, and the way to the connection's thread and back, cost more.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import psycopg
+
+from hermes_state.aio import track
+from hermes_state.engines.postgres.connection import PostgresConnection
+from hermes_state.engines.postgres.pipelining import run_pipelined
+from hermes_state.engines.postgres.trouble import ends_session
+from hermes_state.store.sql import Connection
+from hermes_state.store.writer import READ_SECONDS
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 10.0
+"""Seconds beyond its own time limits after which a server that says nothing is given up."""
+
+MOST_TOGETHER = 16
+"""Most short reads of one transaction: whoever is first waits for the last."""
+
+
+def milliseconds(seconds: float) -> int:
+    """A time limit as the server takes it, to which 0 would be none."""
+    return max(1, int(seconds * 1000))
+
+
+def read(db: PostgresConnection, seconds: float, call: Callable[[Connection], T]) -> T:
+    """Run `call` on one snapshot, each of its statements for at most `seconds`."""
+    with _snapshot(db, seconds):
+        return call(db)
+
+
+@contextmanager
+def _snapshot(db: PostgresConnection, seconds: float) -> Iterator[None]:
+    db.silence_seconds = seconds + ANSWER_SECONDS
+    try:
+        db.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        if seconds != READ_SECONDS:
+            db.execute("SELECT set_config('statement_timeout', ?, true)", (str(milliseconds(seconds)),))
+        yield
+        db.sync()
+    finally:
+        db.roll_back_soon()
+
+
+class ShortReads:
+    """Reads of a few rows: those that come while the connections are busy share the next transaction."""
+
+    def __init__(
+        self, run_job: Callable[[Callable[[PostgresConnection], None]], Awaitable[None]], connections: int
+    ) -> None:
+        """`run_job` runs a job on one of the connections."""
+        self._run_job, self._connections = run_job, connections
+        self._waiting: list[_ShortRead] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._busy = 0
+
+    async def run(self, call: Callable[[Connection], T]) -> T:
+        """Run `call` on one snapshot; it may run twice. Raises what it raises, or the driver's error."""
+        read = _ShortRead(call, asyncio.get_running_loop().create_future())
+        self._waiting.append(read)
+        if self._busy < self._connections:
+            self._busy += 1
+            track(self._tasks, asyncio.create_task(self._work(), name="store.short-reads"))
+        result: T = await read.future
+        return result
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                reads, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
+                await self._read(reads)
+        finally:  # at once: a task that only ends would still count for whoever reads again as soon as it is told
+            self._busy -= 1
+
+    async def _read(self, reads: "Sequence[_ShortRead]") -> None:
+        try:
+            await self._run_job(partial(_read_together, reads))
+        except BaseException as error:  # of the connection
+            for one in reads:
+                one.error = error
+            if not isinstance(error, Exception):
+                raise
+        for one in reads:
+            one.tell()
+
+
+@dataclass(slots=True, eq=False)
+class _ShortRead:
+    """A read that waits, and what became of it."""
+
+    call: Callable[[Connection], Any]
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: BaseException | None = None
+
+    def run(self, db: Connection) -> None:
+        try:
+            self.result, self.error = self.call(db), None
+        except BaseException as error:  # it belongs to the caller who waits
+            self.error = error
+            if not isinstance(error, Exception):
+                raise
+
+    def tell(self) -> None:
+        if self.future.done():  # the caller has stopped waiting
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+
+def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
+    """Read in one transaction; what fails there reads again alone, for an error of one fails all."""
+    with _snapshot(db, READ_SECONDS):
+        run_pipelined(db, [partial(one.run, db) for one in reads])
+    for one in reads:
+        if isinstance(one.error, psycopg.Error):
+            if ends_session(one.error):
+                raise one.error
+            read(db, READ_SECONDS, one.run)
