@@ -8,7 +8,7 @@ import msgspec
 
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, end_session, free_session_key, is_subagent, load_session, load_tip
-from hermes_state.store.sql import Connection, insert_row, insert_rows, scalar, scalars
+from hermes_state.store.sql import Connection, insert_row, scalar, scalars
 from hermes_state.transcripts import NewMessage, append_view_row, edited, load_own_rows, load_session_view
 from hermes_state.values import EndReason, LineageId, MessageId, Millis, SessionId, Transcript
 
@@ -58,12 +58,15 @@ SELECT :key, chat_id, id, lineage_id, depth + 1, 'continuation', model, title, c
   CASE WHEN ended_at > :now THEN ended_at ELSE :now END, last_human_at
 FROM sessions WHERE id = :parent_id
 """
-# Purpose: rows that were said while the plan was made; view edits of the parent still hold for them.
-_ROWS_BEHIND = """
-SELECT coalesce(e.replacement_id, m.id) FROM messages m
+# Purpose: the context of a child: what was planned, and behind it what was said meanwhile, for which view edits of the
+# parent still hold.
+_WRITE_CONTEXT = """
+INSERT INTO session_context (session_id, pos, message_id)
+SELECT :child_id, key, CAST(value AS bigint) FROM json_each(CAST(:ids AS text))
+UNION ALL
+SELECT :child_id, :count - 1 + row_number() OVER (ORDER BY m.seq), coalesce(e.replacement_id, m.id) FROM messages m
 LEFT JOIN view_edits e ON e.session_id = m.session_id AND e.message_id = m.id
-WHERE m.session_id = ? AND m.seq > ? AND (e.message_id IS NULL OR e.replacement_id IS NOT NULL)
-ORDER BY m.seq
+WHERE m.session_id = :parent_id AND m.seq > :seq AND (e.message_id IS NULL OR e.replacement_id IS NOT NULL)
 """
 # Purpose: how many rows the model sees of a session.
 _VIEW_SIZE = """
@@ -216,7 +219,5 @@ def _continue(
 
 def _write_context(db: Connection, child_id: SessionId, ids: Sequence[int], planned: Session) -> int:
     """The child starts from `ids` and what its parent holds since `planned`; returns how many rows those are."""
-    behind = scalars(db, int, _ROWS_BEHIND, (planned.id, planned.next_seq - 1))
-    references = [(child_id, pos, row_id) for pos, row_id in enumerate([*ids, *behind])]
-    insert_rows(db, "session_context", references)
-    return len(references)
+    values = {"child_id": child_id, "ids": str([*ids]), "count": len(ids)}
+    return db.execute(_WRITE_CONTEXT, values | {"parent_id": planned.id, "seq": planned.next_seq - 1}).rowcount

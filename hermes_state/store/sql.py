@@ -98,24 +98,6 @@ def insert_row(db: Connection, cls: Callable[[Any], T], query: str, parameters: 
     return scalar(db, cls, f"{query} RETURNING id", parameters)
 
 
-def insert_rows(db: Connection, table: str, rows: Sequence[Sequence[object]]) -> None:
-    """Add many rows, of all columns, to a table with few statements.
-
-    Pieces are a power of two long: few texts for any number of rows, so that each is prepared once.
-    """
-    start, size = 0, _MOST_ROWS
-    while start < len(rows):
-        while size > len(rows) - start:
-            size //= 2
-        piece = rows[start : start + size]
-        mark = f"({', '.join('?' * len(piece[0]))})"
-        db.execute(f"INSERT INTO {table} VALUES {', '.join([mark] * size)}", [value for row in piece for value in row])
-        start += size
-
-
-_MOST_ROWS = 256
-
-
 def columns(cls: type, table: str, field: str = "") -> str:
     """The columns of `table` that fill a `cls`, or the `field` that holds one, for a SELECT.
 
