@@ -42,6 +42,7 @@ from tests.gateway.helpers import (
     settled,
 )
 from tests.gateway.turns.test_lanes import tool
+from tests.hermes_state.helpers import one_batch
 
 BOSS_CHAT = ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref="9")
 
@@ -243,7 +244,10 @@ async def test_a_command_right_behind_a_message_is_acknowledged(store: Store, tm
     async with serving(store, tmp_path) as gateway:
         hang = Hang()
         gateway.model.script.append(hang)
-        await asyncio.gather(gateway.say("q"), gateway.say("/new"))
+        async with one_batch(store):  # in which they keep their order
+            saying = [asyncio.create_task(gateway.say(text)) for text in ("q", "/new")]
+            await settled()
+        await asyncio.gather(*saying)
         await eventually(lambda: gateway.adapter.texts() == [AFTER_THIS_ANSWER], "the acknowledgement", 1.0)
         hang.release()
         await gateway.quiet()

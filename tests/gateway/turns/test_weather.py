@@ -83,6 +83,9 @@ class Weather:
             for _ in range(self.random.randint(3, 12)):
                 await self._happen(gateway)
                 await asyncio.sleep(self.random.choice([0, 0, 0.002, 0.01]))
+        # A process takes the writes with it that it has begun.
+        while (pulse := self.store.pulse).waiting or pulse.busy:  # noqa: ASYNC110 - they have no event
+            await asyncio.sleep(0.001)
 
     async def _happen(self, gateway: TestGateway) -> None:
         kind = self.random.choice(
