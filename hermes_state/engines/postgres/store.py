@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
@@ -85,12 +85,16 @@ class _Session:
 
     async def run(self, fn: Callable[Concatenate[PostgresConnection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(db, ...)` as one job on the connection's thread."""
+        work = partial(self._work, lambda db: fn(db, *args, **kwargs))
+        job = asyncio.get_running_loop().run_in_executor(self._thread, work)
         self.pending += 1
-        try:
-            work = partial(self._work, lambda db: fn(db, *args, **kwargs))
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        finally:
-            self.pending -= 1
+        job.add_done_callback(self._note_end)
+        return await asyncio.shield(job)  # the thread goes on with a job whose caller has left
+
+    def _note_end(self, job: asyncio.Future[Any]) -> None:
+        self.pending -= 1
+        if not job.cancelled():
+            job.exception()  # somebody has been told, or nobody waits for it
 
     def _work(self, call: Callable[[PostgresConnection], T]) -> T:
         db = self._connect()

@@ -206,6 +206,20 @@ async def test_each_read_is_bound_by_its_own_time(store: PostgresStore) -> None:
     assert bounds == ["5s", "250ms", "5s", "1ms"]
 
 
+async def test_a_connection_whose_caller_has_left_is_still_busy(postgres_url: str) -> None:
+    store = await PostgresStore.open(postgres_url, readers=2)
+    try:
+        reading = asyncio.create_task(store.read(lambda db: db.execute("SELECT pg_sleep(?)", (30,)).fetchall()))
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert store.readers.busy == 1
+        for _ in range(4):
+            assert await asyncio.wait_for(store.read(count_notes), 4) == 0
+    finally:
+        await store.close()
+
+
 async def test_what_the_role_has_set_for_its_sessions_changes_no_promise(postgres: Postgres, postgres_url: str) -> None:
     @locks("isolation")
     def isolation(db: Connection) -> str:
