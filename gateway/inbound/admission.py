@@ -1,8 +1,9 @@
 """Transactions of intake: dedupe and store an event, its acknowledgement and the channel's cursor with it."""
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from gateway.turns.lanes import INTERRUPTED
@@ -56,6 +57,8 @@ class AcceptedEvent:
     """Its sender may join and end turns of this chat that others have started, too."""
     may_start: bool = False
     """A message whose turn may be started with it where its chat is idle: nothing is to be prepared or waited for."""
+    asked_at: float = field(default_factory=time.monotonic, compare=False)
+    """Time before it was stored, by the monotonic clock."""
 
     @property
     def runs_at_once(self) -> bool:

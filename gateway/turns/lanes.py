@@ -252,7 +252,7 @@ class LaneRegistry:
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
     """Turns that a `/stop` has ended from memory, by its row, until it is carried out."""
     _stored_at: dict[ChatId, float] = field(default_factory=dict, init=False)
-    """Times at which turns were stored here that wait for their lane, by the monotonic clock."""
+    """Times from which on turns may be stored that wait for their lane here, by the monotonic clock."""
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
@@ -319,13 +319,14 @@ class LaneRegistry:
         """Share of the turns that may run which run now."""
         return len(self.active) / self.runtime.config.sessions.max_turns
 
-    def wake(self, chat_id: ChatId, started: RunningTurn | None = None) -> None:
+    def wake(self, chat_id: ChatId, started: RunningTurn | None = None, asked_at: float = 0.0) -> None:
         """Wake the chat's lane: something waits there. Before `start` no lane is opened: `start` finds it.
 
-        `started`: a turn that was stored for the chat just now; a lane that is open finds it by itself.
+        `started`: a turn that was stored for the chat after `asked_at`; a lane that is open finds it by itself. This
+        process may have stood still since it was stored.
         """
         if started is not None:
-            self.own[chat_id], self._stored_at[chat_id] = started, time.monotonic()
+            self.own[chat_id], self._stored_at[chat_id] = started, asked_at
         lane, seat = self._lanes.get(chat_id), self._seat
         if lane is not None:
             lane.woken.set()
@@ -335,14 +336,14 @@ class LaneRegistry:
         elif seat is not None and not self._is_closing:
             self._open(chat_id, seat).started = started
 
-    def wake_new(self, chat_id: ChatId, started: RunningTurn | None = None) -> None:
+    def wake_new(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float) -> None:
         """`wake` for a message that was stored here just now.
 
         A busy node leaves it to its hint, which reaches all nodes and is followed by an idler one sooner. One without
         room has it wait in its place.
         """
         if started is not None or chat_id in self._lanes or self._room <= 0 or not self._is_busy:
-            self.wake(chat_id, started)
+            self.wake(chat_id, started, asked_at)
 
     def is_own(self, turn: RunningTurn) -> bool:
         """True for an open turn of which this node knows that it ended no process."""

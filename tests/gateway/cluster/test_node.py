@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from agent.model.base import ModelReply, ModelRequest
 from gateway.cluster.node import Duty, Node
+from gateway.inbound.admission import admit_all
+from gateway.turns.lanes import MIN_TURN_SECONDS
 from gateway.turns.previews import REQUEST_SECONDS
 from gateway.turns.runner import MAX_RESTARTS
 from hermes_state import inbox, journal
@@ -45,7 +48,7 @@ from tests.gateway.helpers import (
     settled,
 )
 from tests.hermes_state.helpers import set_max_pages
-from tests.hermes_state.rows import receive
+from tests.hermes_state.rows import finish, receive
 
 
 class SharedSeat(OnlySeat):
@@ -324,6 +327,30 @@ async def test_a_turn_that_was_stored_here_and_begins_elsewhere_is_no_restart(st
         assert turn is not None
         await store.write(journal.take_up, turn, True)
         await gateway.until_rows("SELECT 1 FROM turns WHERE state = 'running' AND epoch = 2 AND restarts = 0")
+
+
+async def test_a_turn_that_ended_elsewhere_before_this_node_heard_that_it_was_stored_asks_no_model(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seats, write = Seats(), store.write
+
+    async def write_and_stand_still(fn: Callable[..., Any], *args: Any) -> Any:
+        result = await write(fn, *args)
+        if fn is admit_all:  # a process that is stopped here hears of it much later
+            [(chat_id,)] = await gateway.rows("SELECT chat_id FROM turns WHERE state = 'running'")
+            turn = await store.read(find_open_turn, chat_id)
+            await write(finish, await write(journal.take_up, turn, False), "from elsewhere")
+            await asyncio.sleep(1.5 * MIN_TURN_SECONDS)
+        return result
+
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats):
+        chat_id = await chat_of(gateway)
+        monkeypatch.setattr(store, "write", write_and_stand_still)
+        await gateway.say("q")
+        gateway.delivery.wake(chat_id)  # the other node's hint
+        assert await gateway.replies(2) == ["echo: hello", "from elsewhere"]
+        await gateway.quiet()
+        assert len(gateway.model.requests) == 1
 
 
 async def test_a_seat_may_end_in_the_moment_in_which_work_begins(store: Store, tmp_path: Path) -> None:
