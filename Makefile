@@ -68,15 +68,14 @@ run: $(VENV)/.installed $(EXTRAS) ## start the gateway; ARGS="--help" shows its 
 # Bytecode is written whatever the environment says: workers read each other's, and the next run reads this one's.
 test test-browser test-cluster test-cluster-all crash chaos months protocols fuzz: export PYTHONDONTWRITEBYTECODE :=
 
-# What runs over PostgreSQL, too: the store's functions, but for those that look into SQLite's files, and the gateway's
-# promises: accepted once, one turn, answered once. `make test-cluster-all` runs the rest.
+# What runs over PostgreSQL, too: the store's functions, but for those that look into SQLite's files, and everything end to
+# end, over one protocol. `make test-cluster-all` adds the other protocols and the rest of the gateway's tests.
 STORE_ON_POSTGRES := tests/hermes_state --ignore=tests/hermes_state/engines \
 	--ignore=tests/hermes_state/search/test_index.py --ignore=tests/hermes_state/search/test_ranking.py \
 	--ignore=tests/hermes_state/admin/test_repair.py --ignore=tests/hermes_state/admin/test_overview.py \
 	--ignore=tests/hermes_state/admin/test_copy.py
 GATEWAY_ON_POSTGRES := tests/gateway/turns/test_lanes.py tests/gateway/turns/test_statements.py \
-	tests/gateway/operator/test_spending.py \
-	$(foreach name,approvals busy_chat commands compression delivery durability replay web,tests/e2e/test_$(name).py)
+	tests/gateway/operator/test_spending.py tests/e2e
 
 # Five workers, on two processors too: half of what a test takes is waiting.
 test: setup ## every test that needs no browser; ARGS="-k name" picks some
@@ -92,11 +91,12 @@ test-browser: setup ## the web chat in a headless Chromium
 test-cluster: setup ## everything that needs PostgreSQL, on a server of its own
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
 	@$(BIN)/python -m pytest -n 3 --dist worksteal -m cluster $(ARGS)
-	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 3 --dist worksteal -m "not cluster" \
+	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 5 --dist worksteal \
+		-m "not browser and not cluster and not crash and not months" \
 		--protocol chat_completions $(STORE_ON_POSTGRES) $(GATEWAY_ON_POSTGRES) $(ARGS)
 
-test-cluster-all: setup ## the gateway's and the end-to-end tests over PostgreSQL; takes ten minutes
-	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 3 --dist worksteal \
+test-cluster-all: setup ## all of the gateway's and the end-to-end tests over PostgreSQL; takes ten minutes
+	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 5 --dist worksteal \
 		-m "not browser and not cluster and not crash and not months" \
 		tests/gateway tests/platforms/local tests/e2e $(ARGS)
 
