@@ -10,7 +10,7 @@ that is not stored yet is locked by its key like any other.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 
 from hermes_state.store.locks import EVERYTHING, ROW_KINDS, LockKeys
@@ -20,25 +20,28 @@ from hermes_state.store.sql import Connection, Cursor
 _SHARED = "SELECT pg_advisory_xact_lock_shared(CAST(? AS integer), 0)"
 _ALONE = "SELECT pg_advisory_xact_lock(CAST(? AS integer), 0)"
 
-# Purpose: the locks of a batch, in ascending order; returns which lock each row and each name has led to. The names of
-# chats are those of `store.locks.place_of`.
+# Purpose: the chats that rows lead to, by the kind of their ids.
+_CHATS_OF = {
+    "chat": "SELECT 'chat' AS kind, id, id AS chat_id FROM unnest(CAST(:chat AS bigint[])) AS id",
+    "session": "SELECT 'session' AS kind, id, chat_id FROM sessions WHERE id = ANY(CAST(:session AS bigint[]))",
+    "lineage": """SELECT DISTINCT 'lineage' AS kind, lineage_id AS id, chat_id FROM sessions
+      WHERE lineage_id = ANY(CAST(:lineage AS bigint[]))""",
+    "turn": "SELECT 'turn' AS kind, id, chat_id FROM turns WHERE id = ANY(CAST(:turn AS bigint[]))",
+    "inbox": "SELECT 'inbox' AS kind, id, chat_id FROM inbox WHERE id = ANY(CAST(:inbox AS bigint[]))",
+    "outbox": "SELECT 'outbox' AS kind, id, chat_id FROM outbox WHERE id = ANY(CAST(:outbox AS bigint[]))",
+}
+# Purpose: the locks of chats, whose names are those of `store.locks.place_of`.
+_OF_ROWS = """
+SELECT touched.kind, touched.id,
+  hashtextextended('chat/' || platform || '/' || account || '/' || chat_ref || '/' || thread_ref, 0) AS key
+FROM ({}) AS touched JOIN chats ON chats.id = touched.chat_id"""
+_OF_NAMES = """
+SELECT name AS kind, 0 AS id, hashtextextended(name, 0) AS key FROM unnest(CAST(:names AS text[])) AS name"""
+# Purpose: takes locks in ascending order; returns which one each row and each name has led to.
 _TAKE = """
-WITH touched AS (
-  SELECT 'chat' AS kind, id, id AS chat_id FROM unnest(CAST(? AS bigint[])) AS id
-  UNION ALL SELECT 'session', id, chat_id FROM sessions WHERE id = ANY(CAST(? AS bigint[]))
-  UNION ALL SELECT DISTINCT 'lineage', lineage_id, chat_id FROM sessions WHERE lineage_id = ANY(CAST(? AS bigint[]))
-  UNION ALL SELECT 'turn', id, chat_id FROM turns WHERE id = ANY(CAST(? AS bigint[]))
-  UNION ALL SELECT 'inbox', id, chat_id FROM inbox WHERE id = ANY(CAST(? AS bigint[]))
-  UNION ALL SELECT 'outbox', id, chat_id FROM outbox WHERE id = ANY(CAST(? AS bigint[]))),
-led AS MATERIALIZED (
-  SELECT touched.kind, touched.id,
-    hashtextextended('chat/' || platform || '/' || account || '/' || chat_ref || '/' || thread_ref, 0) AS key
-  FROM touched JOIN chats ON chats.id = touched.chat_id
-  UNION ALL SELECT name, 0, hashtextextended(name, 0) FROM unnest(CAST(? AS text[])) AS name),
-taken AS MATERIALIZED (
+WITH led AS MATERIALIZED ({}), taken AS MATERIALIZED (
   SELECT pg_advisory_xact_lock(key) FROM (SELECT DISTINCT key FROM led ORDER BY key) AS ordered)
-SELECT kind, id, key FROM led, (SELECT count(*) FROM taken) AS all_of_them
-"""
+SELECT kind, id, key FROM led, (SELECT count(*) FROM taken) AS all_of_them"""
 
 
 def begin(db: Connection, batch: Sequence[LockKeys]) -> list[list[int]]:
@@ -59,8 +62,19 @@ def begin(db: Connection, batch: Sequence[LockKeys]) -> list[list[int]]:
 
 
 def _take(db: Connection, keys: LockKeys) -> Cursor:
-    ids = ["{" + ",".join(str(row_id) for of, row_id in keys.rows if of == kind) + "}" for kind in ROW_KINDS]
-    return db.execute(_TAKE, (*ids, list(keys.names)))
+    ids: dict[str, list[str]] = {}
+    for kind, row_id in keys.rows:
+        ids.setdefault(kind, []).append(str(row_id))
+    arrays: dict[str, object] = {kind: f"{{{','.join(found)}}}" for kind, found in ids.items()}
+    text = _taking(tuple(kind for kind in ROW_KINDS if kind in ids), bool(keys.names))
+    return db.execute(text, arrays | {"names": list(keys.names)})
+
+
+@cache
+def _taking(kinds: tuple[str, ...], has_names: bool) -> str:
+    """The statement for rows of these kinds: a look into a table that nothing leads to takes its time, too."""
+    of_rows = [_OF_ROWS.format(" UNION ALL ".join(_CHATS_OF[kind] for kind in kinds))] if kinds else []
+    return _TAKE.format(" UNION ALL ".join([*of_rows, *([_OF_NAMES] if has_names else [])]))
 
 
 def _queues(batch: Sequence[LockKeys], taken: Iterable[tuple[str, int, int]]) -> list[list[int]]:
