@@ -11,8 +11,10 @@ from agent.tools.registry import Tool, ToolContext
 from gateway.config import process_environment
 from gateway.process import serve
 from gateway.turns.attachments import AttachmentHandler
+from hermes_state.engines.postgres import migrate
 from hermes_state.inbox import InboxRow
 from hermes_state.journal import PreparedMessage
+from hermes_state.store.migrations import Migration
 from hermes_state.values import ChatId, InboxId, ToolEffect
 from tests.crash.commits import is_first, wrap_commits
 
@@ -29,6 +31,15 @@ def run_node() -> None:
     wrap_commits()
     AttachmentHandler.prepare = _prepare  # type: ignore[method-assign]  # nothing else crashes a lane
     sys.exit(serve(process_environment(), extra_tools=[_NOTE]))
+
+
+def run_next_version() -> None:
+    """Run the daemon of a version to come, whose schema is one number ahead."""
+    shipped = migrate.shipped_migrations()
+    number = shipped[-1].number + 1
+    further = Migration(number=number, name=f"{number:04d}_further.sql", sql="CREATE TABLE further (id bigint)")
+    migrate.shipped_migrations = lambda: (*shipped, further)  # type: ignore[assignment]  # it is cached
+    run_node()
 
 
 _real_prepare = AttachmentHandler.prepare

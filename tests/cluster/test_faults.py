@@ -11,9 +11,10 @@ import pytest
 from gateway.turns.lanes import DEAD_LETTER_SENTENCE
 from gateway.turns.runner import MAX_RESTARTS, RESTART_SENTENCE
 from hermes_state.aio import cancel_all
+from hermes_state.engines.postgres.migrate import shipped_migrations
 from tests.cluster.faulty import NOTE, SEAT_SECONDS, faulty_cluster, fill_disk, make_room
 from tests.cluster.nodes import Cluster
-from tests.cluster.program import POISON
+from tests.cluster.program import POISON, run_next_version
 from tests.cluster.proxy import Proxy, all_but_the_end
 from tests.cluster.traffic import Place, Traffic
 from tests.cluster.waits import Report
@@ -165,6 +166,21 @@ async def test_a_node_is_cut_off_in_the_middle_of_a_batch(
         await (await keep_saying(traffic))
         report("cut off in a batch", await traffic.check(faults=1))
         assert "seat.lost" in owner.log_text()
+
+
+async def test_nodes_are_upgraded_one_after_the_other(cluster: Cluster, traffic: Traffic, report: Report) -> None:
+    nodes = await cluster.start("one", "two")
+    saying = await keep_saying(traffic)
+    for node in nodes:
+        assert await node.stop() == 0
+        node.program = run_next_version
+        await node.start()
+    await cluster.start("late")  # of the version before, on the schema of the next
+    await nodes[0].kill()
+    await saying
+    report("an upgrade of one node after the other", await traffic.check(faults=2))
+    versions = cluster.query("SELECT CAST(value AS bigint) FROM meta WHERE key = 'schema_version'")
+    assert versions == [(shipped_migrations()[-1].number + 1,)]
 
 
 async def test_the_database_is_stopped_at_once_and_started_again(tmp_path: Path, report: Report) -> None:
