@@ -24,7 +24,7 @@ from tests.postgres import Postgres, PrivateServer, private_server
 
 pytestmark = pytest.mark.cluster
 
-RUNS = int(os.environ.get("HERMES_CHAOS_RUNS", "3"))
+RUNS = int(os.environ.get("HERMES_CHAOS_RUNS", "10"))
 NAMES = ("one", "two", "worker")
 PLACES = [*(Place(number) for number in range(101, 106)), Place(-100), Place(0)]
 STEPS = ("admit", "_start_turn", "append_calls", "finish_tool", "_finish_turn", "begin_send", "mark_sent")
