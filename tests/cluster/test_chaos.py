@@ -84,9 +84,10 @@ async def end_sessions(scene: Scene, name: str, seconds: float) -> None:
 
 
 async def fill(scene: Scene, name: str, seconds: float) -> None:
-    fill_disk(scene.server, scene.cluster.database)
+    """On a thread: it waits for transactions of a node that stands still, and the proxies run here."""
+    await asyncio.to_thread(fill_disk, scene.server, scene.cluster.database)
     await asyncio.sleep(seconds)
-    make_room(scene.server, scene.cluster.database)
+    await asyncio.to_thread(make_room, scene.server, scene.cluster.database)
 
 
 async def crash_database(scene: Scene, name: str, seconds: float) -> None:

@@ -182,7 +182,8 @@ def problems_on_screen(place: Place, visible: Sequence[str], expected: Sequence[
     found += [f"nobody expects {text[:80]!r} {where}" for text in left]
     if shown.total() > faults:
         found.append(f"{shown.total()} placeholders are left {where}: {list(shown)}")
-    order = list(dict.fromkeys(text.removeprefix(REPEAT_MARK) for text in visible if text not in shown))
+    answers = (text.removeprefix(REPEAT_MARK) for text in visible)
+    order = list(dict.fromkeys(text for text in answers if text in wanted))
     if order != list(dict.fromkeys(expected)):
         found.append(f"the order is {order} {where}")
     return found
