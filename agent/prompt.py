@@ -54,7 +54,7 @@ class PromptBuilder:
     zone: tzinfo = UTC
     """Time zone of the stamps on messages."""
     offers: OfferRegistry | None = None
-    """What each session is offered of the tools; None: all of them."""
+    """Offers of tools to each session; None: all of them."""
     files: SectionReader | None = None
     """Reader of the sections that stand in files; None: there are none."""
     system: str | None = None

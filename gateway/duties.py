@@ -22,7 +22,7 @@ JOBS_SECONDS = 60.0
 
 @dataclass(frozen=True, repr=False, slots=True, kw_only=True)
 class DutyRoster:
-    """What the duties of this gateway are made of."""
+    """Parts of which the duties of this gateway are made."""
 
     adapters: AdapterRegistry
     intake: Intake
@@ -42,7 +42,7 @@ class DutyRoster:
         return [*map(self._serving, accounts), Duty(name="housekeeping", lock=KEEPER, run=self._keep)]
 
     def on_hint(self) -> Mapping[HintKind, OnHintOf]:
-        """What is done at hints that are not for lanes."""
+        """Work to do at hints that are not for lanes."""
         return {
             HintKind.OWED: lambda chat_id: self.delivery.wake(ChatId(chat_id)),
             HintKind.PREVIEW: lambda turn_id: self.previews.note(TurnId(turn_id)),

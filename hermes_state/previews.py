@@ -43,7 +43,7 @@ SELECT t.epoch, p.text FROM previews p JOIN turns t ON t.id = p.turn_id WHERE p.
 
 
 def load(db: Connection, turn_ids: Iterable[TurnId], known: Mapping[TurnId, int]) -> list[StoredText]:
-    """What is stored of those turns that run; `known`: epochs of turns."""
+    """Stored previews of those turns that run; `known`: epochs of turns."""
     found = []
     for turn_id in turn_ids:
         if (row := db.execute(_LOAD, (turn_id,)).fetchone()) is not None:

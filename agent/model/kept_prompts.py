@@ -21,7 +21,7 @@ MIN_KEPT_ROWS: Final = 32
 MIN_NEW_ROWS: Final = 16
 """Rows by which a beginning grows at least."""
 BEGINNING_BYTES: Final = 500
-"""What a beginning takes beside its text."""
+"""Room that a beginning takes beside its text."""
 MAX_KEPT_BYTES: Final = 8_000_000
 """Most bytes of all beginnings that a model keeps; one that is longer is not kept."""
 

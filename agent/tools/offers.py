@@ -34,7 +34,7 @@ MAX_NAMED = 40
 
 
 class Policy(StrEnum):
-    """What happens to a call that writes or executes."""
+    """Policy for a call that writes or executes."""
 
     ASK = "ask"
     ALLOW = "allow"
@@ -124,7 +124,7 @@ class OfferRegistry:
         return [tool for tool in self.registry.available() if self.access.refusal(tool, chat, kind, None) is None]
 
     def resolve(self, call: ToolCall, context: ToolContext) -> ReadyCall:
-        """What a call means. Raises `ToolError` when there is nothing that could be run."""
+        """Meaning of a call. Raises `ToolError` when there is nothing that could be run."""
         if call.name == MORE_TOOLS:
             meant = self._behind(call)
             if meant is None:

@@ -154,7 +154,7 @@ class Tool:
     shape: Callable[[Mapping[str, Any]], str] = lambda arguments: "any"
     """Kind of a call, by its arguments: what `session` and `always` allow is this tool with calls of the same shape."""
     shown: Callable[[Mapping[str, Any]], str] | None = None
-    """What exactly a call would do, as Markdown for whoever is asked; None: its arguments."""
+    """Exact effect of a call, as Markdown for whoever is asked; None: its arguments."""
     is_essential: bool = False
     """Always listed in prompts, however small the window is."""
     source: str = ""

@@ -26,6 +26,6 @@ class ToolAccessControl:
         return None
 
     def policy(self, effect: ToolEffect, chat: ChatKey) -> Policy:
-        """What happens to a call with this effect that needs approval."""
+        """Policy for a call with this effect that needs approval."""
         approval = self.settings().approval_in(chat)
         return Policy(approval.executes if effect is ToolEffect.EXECUTES else approval.writes)

@@ -70,7 +70,7 @@ class ServerConfig(BaseConfig):
 
     @property
     def complaint(self) -> str | None:
-        """What is wrong with the keys together."""
+        """Fault of the keys together."""
         if (self.command is None) == (self.url is None):
             return "command: name either the program to start (command) or an address (url)"
         wrong = ("headers",) if self.url is None else ("args", "env", "cwd")

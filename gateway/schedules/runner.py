@@ -88,7 +88,7 @@ class ScheduleRunner:
 
 
 def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringPlan:
-    """What becomes of a schedule that is due by the clock, or that came at a time which is ahead of it.
+    """Fate of a schedule that is due by the clock, or that came at a time which is ahead of it.
 
     Raises `ToolError` for one whose time or zone means nothing (any more).
     """

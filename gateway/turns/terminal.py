@@ -17,7 +17,7 @@ from hermes_state.values import ChatId, Clock, Millis
 
 
 def terminal_settings(config: TerminalConfig) -> TerminalSettings:
-    """What the agent's commands may do and use."""
+    """Rights and limits of the agent's commands."""
     bounds = config.model_dump(exclude={"enabled", "unsafe"})
     return TerminalSettings(is_enabled=config.enabled, is_unsafe=config.unsafe, **bounds)
 

@@ -50,7 +50,7 @@ class LearnedImageLimits(msgspec.Struct, frozen=True, kw_only=True, omit_default
     """Images that cannot be processed, by attachment id; they stay refused."""
 
     def holding(self, mark: str, now: Millis) -> Self:
-        """What holds with the configuration of `mark` now."""
+        """Limits that hold with the configuration of `mark` now."""
         is_valid = self.mark == mark and 0 <= now - self.learned_at < MAX_LIMIT_AGE_MS
         return self if is_valid else type(self)(mark=mark, refused=self.refused)
 

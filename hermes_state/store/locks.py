@@ -56,7 +56,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What a function has declared."""
+    """Locks that a function has declared."""
 
     names: frozenset[str]
     parameters: tuple[Parameter, ...]
@@ -90,12 +90,12 @@ def locks(*names: str, calls: str = "", **paths: str) -> Callable[[Fn], Fn]:
 
 
 def declaration_of(fn: Callable[..., Any]) -> Declaration | None:
-    """What a function has declared; `fn` may be bound or partial."""
+    """Locks that a function has declared, if any; `fn` may be bound or partial."""
     return getattr(fn.func if isinstance(fn, partial) else fn, _ATTRIBUTE, None)  # a method has its function's
 
 
 def locks_of(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> LockKeys:
-    """What the call `fn(db, *args, **kwargs)` locks; `fn` may be bound or partial."""
+    """Locks of the call `fn(db, *args, **kwargs)`; `fn` may be bound or partial."""
     declared = declaration_of(fn)
     if declared is None:
         return LockKeys(names=frozenset({EVERYTHING}))

@@ -79,7 +79,7 @@ class Hint(NamedTuple):
 
     kind: HintKind
     id: int
-    """Of its chat or turn; 0 where it is about neither."""
+    """Id of its chat or turn; 0 where it is about neither."""
 
 
 OnHint: TypeAlias = Callable[[Hint], None]
@@ -90,7 +90,7 @@ class NodeInfo:
     """A node as the others see it."""
 
     id: str
-    """Of this process."""
+    """Id of this process."""
     name: str
     version: str
     role: str

@@ -1,1 +1,1 @@
-"""What is stored for tools beside their runs: approvals and todos."""
+"""State of tools beside their runs: approvals and todos."""

@@ -121,7 +121,7 @@ def load_approvals(db: Connection, call_message_id: MessageId) -> Mapping[str, A
 
 
 def load_pending(db: Connection, chat_id: ChatId, shown_by: Millis | None = None) -> list[PendingApproval]:
-    """What waits for an answer in a chat, oldest first.
+    """Questions that wait for an answer in a chat, oldest first.
 
     `shown_by`: only questions that were on their way to the chat by then; who answers cannot mean another.
     """
@@ -178,6 +178,6 @@ def revoke_grants(db: Connection, chat_id: ChatId) -> int:
 
 
 def list_grants(db: Connection, chat_id: ChatId) -> list[str]:
-    """What is allowed for longer in a chat, each as `tool: shape`."""
+    """Permissions that last longer in a chat, each as `tool: shape`."""
     query = "SELECT tool_name || ': ' || shape FROM tool_grants WHERE chat_id = ? ORDER BY id"
     return scalars(db, str, query, (chat_id,))

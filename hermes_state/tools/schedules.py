@@ -56,7 +56,7 @@ class ScheduleRow(NewSchedule, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiringPlan:
-    """What becomes of a schedule that is due."""
+    """Fate of a schedule that is due."""
 
     key: str | None = None
     """Local time whose message comes now; None: none comes."""

@@ -80,5 +80,5 @@ class ServerStatus:
     resources: tuple[str, ...]
     prompts: tuple[str, ...]
     error: str | None
-    """What went wrong last."""
+    """Last failure."""
     next_try_at: Millis | None

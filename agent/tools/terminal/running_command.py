@@ -85,7 +85,7 @@ class OutputReader:
             self._cut_tail()
 
     def take(self) -> str:
-        """What has come since the last call, fit to be read; the middle of a long output is only counted."""
+        """Output since the last call, fit to be read; the middle of a long output is only counted."""
         self._cut_tail()
         if len(self._head) + len(self._tail) == self._total:
             text = readable((self._head + self._tail).decode(errors="replace"))

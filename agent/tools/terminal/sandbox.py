@@ -59,7 +59,7 @@ _PROGRAM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalSettings:
-    """What commands may do and use."""
+    """Rights and limits of commands."""
 
     is_enabled: bool = True
     is_unsafe: bool = False

@@ -63,7 +63,7 @@ def open_socket(info: tuple[Any, ...], *, is_allowed: Callable[[str], bool]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
-    """What the operator says of hosts. A name in `allow` and `deny` stands for what is below it, too."""
+    """The operator's rules for hosts. A name in `allow` and `deny` stands for what is below it, too."""
 
     allow: tuple[str, ...] = ()
     """Hosts that may be asked; empty: all."""

@@ -145,7 +145,7 @@ def retry_after(response: "ClientResponse") -> int | None:
 
 
 def _fault(error: Exception) -> str:
-    """What went wrong with a request, as the end of a sentence."""
+    """Failure of a request, as the end of a sentence."""
     import aiohttp
 
     cause = getattr(error, "os_error", None)

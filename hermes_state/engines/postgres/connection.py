@@ -325,7 +325,7 @@ class Result:
 
     @property
     def status(self) -> bytes | None:
-        """What the server calls that which it has done, such as `COMMIT`."""
+        """The server's name for what it has done, such as `COMMIT`."""
         return self._ensure_fetched().command_status
 
     @property
