@@ -2,7 +2,8 @@
 
 A row starts with the Markdown as written (`rendered = 0`). Before the first send it is rendered once and its parts are
 committed, each a row of its own with the same `dedupe_key`; every retry sends those bytes. `sending` is
-committed before the request leaves: found after a restart it means the outcome is unknown (`ambiguous`).
+committed before the request leaves. A new owner of the account turns it into `ambiguous`: the outcome is unknown. A row
+stays ambiguous until it is settled, however often it is sent.
 
 An attempt states whose it is and which one: what an earlier owner of the account, or an earlier attempt, has still to
 say of a row gives up nothing that another one is sending. Only that the platform has it is true whoever says it.
@@ -187,10 +188,11 @@ def load_chats_owed(db: Connection, account: str) -> list[ChatId]:
     return scalars(db, ChatId, _OWED, (account,))
 
 
-# Purpose: the beginning of a send; what was rendered for it replaces what was written.
+# Purpose: the beginning of a send; what was rendered for it replaces what was written. A row stays ambiguous until it
+# is sent: if nobody learns the outcome of this statement, the next attempt is still a repeat.
 _BEGIN = f"""
-UPDATE outbox SET state = 'sending', attempts = attempts + 1, first_tried_at = coalesce(first_tried_at, :now),
-  payload = coalesce(:payload, payload), rendered = 1
+UPDATE outbox SET state = CASE state WHEN 'ambiguous' THEN state ELSE 'sending' END, attempts = attempts + 1,
+  first_tried_at = coalesce(first_tried_at, :now), payload = coalesce(:payload, payload), rendered = 1
 WHERE id = :row_id AND settled_at IS NULL AND {IS_HELD} RETURNING {_COLUMNS}
 """
 
@@ -200,6 +202,9 @@ def begin_send(
     db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, claim: AccountClaim, now: Millis
 ) -> OutboxRow | None:
     """Commit that a send begins; None where the row was settled, and nothing is to be sent.
+
+    The returned state is `ambiguous` if an earlier attempt may have reached the chat. Only this answer counts: a row
+    that was read earlier may be older than the last change of owner.
 
     `parts`, for a row that was not rendered yet, are stored with it. Raises `AccountMoved`.
     """

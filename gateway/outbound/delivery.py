@@ -302,13 +302,13 @@ class Delivery:
         return self._due[row.id] - time.monotonic()
 
     async def _send(self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, claim: AccountClaim) -> float | None:
-        # One that is `sending` although none has left was stored for a turn that was cancelled before it knew.
-        is_repeat = row.state is OutboxState.AMBIGUOUS or row.id in self._left
         parts = None if row.written is None else await _render(adapter, row.written, self.max_parts())
         begun = await self.store.write(outbox.begin_send, row.id, parts, claim, self.clock.now())
         self._due.pop(row.id, None)
         if begun is None:  # stopped meanwhile
             return 0.0
+        # A row that was `sending` although no request has left was stored for a turn that was cancelled before it knew.
+        is_repeat = begun.state is OutboxState.AMBIGUOUS or row.id in self._left
         return await self._request(chat, begun, adapter, claim, is_repeat)
 
     async def _request(
@@ -343,8 +343,8 @@ class Delivery:
             file=_file_of(row.rendered, self.files),
         )
         try:
-            if not self.adapters.is_certain():
-                raise PlatformUnavailable("the database has not answered for too long to know who serves the account")
+            if not self.adapters.is_certain() or self.adapters.claim_of(chat) != claim:
+                raise PlatformUnavailable("another node may serve the account by now")
             with own_cancellation(), self.gates.flood_of(chat).obeyed():
                 ref = await self._send_or_plain(adapter, request)
         except RateLimited as error:

@@ -164,6 +164,17 @@ def test_what_was_being_sent_when_the_process_ended_is_ambiguous(db: sqlite3.Con
     assert take_account(db, "telegram")[1] == 0
 
 
+def test_a_row_stays_ambiguous_while_it_is_sent_again(db: sqlite3.Connection) -> None:
+    chat = make_chat(db)
+    owe(db, chat, "hello")
+    begin(db, chat, "hello")
+    claim, _ = take_account(db, "telegram")
+    for _ in range(2):
+        begun = outbox.begin_send(db, first(db, chat).id, None, claim, START)
+        assert begun is not None
+        assert (begun.state, first(db, chat).state) == (OutboxState.AMBIGUOUS, OutboxState.AMBIGUOUS)
+
+
 def test_whoever_may_have_lost_an_account_does_not_take_it_from_the_next_owner(db: sqlite3.Connection) -> None:
     claim, _ = take_account(db, "telegram")
     with pytest.raises(AccountMoved):

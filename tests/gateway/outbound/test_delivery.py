@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -26,9 +27,9 @@ from hermes_state.errors import (
     SendAmbiguous,
     StoreUnavailable,
 )
-from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState, RenderedReply, Reply
 from hermes_state.store.writer import Store
-from hermes_state.values import Button, ChatId, ChatKey, ChatKind, OutboundPart
+from hermes_state.values import Button, ChatId, ChatKey, ChatKind, OutboundPart, TurnId
 from platforms.base import AdapterState
 from tests.gateway.helpers import (
     ANN,
@@ -42,6 +43,7 @@ from tests.gateway.helpers import (
     serving,
     settled,
 )
+from tests.gateway.turns.test_previews import TURN as RUNNING
 from tests.hermes_state.helpers import one_batch
 
 
@@ -357,6 +359,96 @@ async def test_whose_account_was_taken_begins_nothing_and_does_not_ask_all_the_t
         assert events(logs).count("delivery.delayed") == 1
         assert gateway.adapter.requests == []
         assert await gateway.rows("SELECT state, attempts FROM outbox") == [("pending", 0)]
+
+
+async def owed_and_begun(gateway: TestGateway) -> ChatId:
+    """Owe the direct chat a reply whose sender began to send it and was killed before it stored the outcome."""
+    claim = gateway.adapters.claim_of(DIRECT)
+    assert claim is not None
+    gateway.adapters.supervised[DIRECT.account].claim = None
+    chat = await owe(gateway, "hello")
+    await eventually(lambda: not gateway.delivery._wakes, "this node leaves the reply to the owner")
+    [row] = await gateway.store.read(outbox.load_open, chat)
+    parts = [OutboundPart(text="hello", plain="hello")]
+    assert await gateway.store.write(outbox.begin_send, row.id, parts, claim, gateway.clock.now()) is not None
+    return chat
+
+
+async def test_a_node_that_takes_the_account_after_it_read_the_row_sends_it_as_a_repeat(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        chat = await owed_and_begun(gateway)
+
+        async def take_over(_: ChatId) -> Mapping[TurnId, str]:
+            gateway.delivery.close_remote = None
+            await gateway.delivery.start(DIRECT.account)
+            return {}
+
+        gateway.delivery.close_remote = take_over  # runs after the row was read and before its owner is looked up
+        gateway.delivery.wake(chat)
+        assert await gateway.replies(1) == ["hello"]
+        assert [request.is_repeat for request in gateway.adapter.requests] == [True]
+
+
+class LostAnswer:
+    """A store whose first `begin_send` is committed although its caller is told that it failed."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.is_lost = store, False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+    async def write(self, fn: Callable[..., object], *args: object) -> object:
+        result = await self.store.write(fn, *args)
+        if fn is outbox.begin_send and not self.is_lost:
+            self.is_lost = True
+            raise StoreUnavailable("the connection broke at the commit")
+        return result
+
+
+@pytest.mark.parametrize("was_tried", [True, False], ids=["tried", "new"])
+async def test_a_row_stays_a_repeat_when_nobody_learns_that_its_next_attempt_was_stored(
+    store: Store, tmp_path: Path, was_tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.outbound.delivery.STORE_PAUSE_SECONDS", 0.01)
+    async with serving(store, tmp_path) as gateway:
+        lost = LostAnswer(store)
+        gateway.delivery.store = lost  # type: ignore[assignment]  # as far as one reply goes
+        if was_tried:
+            await owed_and_begun(gateway)
+            await gateway.delivery.start(DIRECT.account)
+        else:
+            await owe(gateway, "hello")
+        assert await gateway.replies(1) == ["hello"]
+        assert lost.is_lost
+        assert [request.is_repeat for request in gateway.adapter.requests] == [was_tried]
+
+
+async def test_a_node_that_lost_the_account_while_it_stored_an_answer_leaves_it_to_the_new_owner(
+    store: Store, tmp_path: Path
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        asked = await gateway.ask("hi")
+        [(turn_id,)] = await gateway.rows("SELECT id FROM turns")
+        chat = await store.write(ensure_chat, DIRECT, ChatKind.DIRECT, None, gateway.clock.now())
+        turn = msgspec.structs.replace(RUNNING, id=TurnId(turn_id), chat_id=chat)
+
+        async def store_reply(rendered: RenderedReply | None) -> OutboxRow | None:
+            reply = Reply(chat_id=chat, markdown="late", dedupe_key="late")
+            row = await store.write(outbox.enqueue, reply, gateway.clock.now(), rendered)
+            assert row is not None
+            assert row.state is OutboxState.SENDING
+            await gateway.delivery.abandon()
+            await store.write(take_account, DIRECT.account)  # another node, while this one stood still
+            return row
+
+        with capture_logs() as logs:
+            await gateway.delivery.store_and_send(turn, "late", store_reply)
+            await eventually(lambda: "delivery.delayed" in events(logs), "it is refused")
+        assert gateway.adapter.texts() == [asked]
+        assert await gateway.rows("SELECT state FROM outbox WHERE dedupe_key = 'late'") == [("ambiguous",)]
 
 
 async def test_a_sender_that_is_cut_before_it_begins_lets_go_of_its_chat(store: Store, tmp_path: Path) -> None:
