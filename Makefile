@@ -14,7 +14,7 @@ ARGS ?=
 # Extras that were asked for once are kept up to date with everything else.
 EXTRAS = $(wildcard $(VENV)/.installed-anthropic $(VENV)/.installed-cluster $(VENV)/.installed-mcp)
 
-.PHONY: help install setup run anthropic cluster mcp test test-browser test-cluster test-cluster-all check fmt lint type unit bench bench-cluster scale quality figures walk catalog crash chaos months protocols fuzz lock clean
+.PHONY: help install setup run anthropic cluster mcp test test-browser test-proxies test-cluster test-cluster-all check fmt lint type unit bench bench-cluster scale quality figures walk catalog crash chaos months protocols fuzz lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | sed -E 's/:.*## /\t/' | expand -t 16
@@ -77,27 +77,35 @@ STORE_ON_POSTGRES := tests/hermes_state --ignore=tests/hermes_state/engines \
 GATEWAY_ON_POSTGRES := tests/gateway/turns/test_lanes.py tests/gateway/turns/test_statements.py \
 	tests/gateway/operator/test_spending.py tests/e2e
 
+PLAIN := not browser and not cluster and not crash and not months and not proxies
+
 # Five workers, on two processors too: half of what a test takes is waiting.
 test: setup ## every test that needs no browser; ARGS="-k name" picks some
-	@echo "Not in this run: browser tests (make test-browser), PostgreSQL (make test-cluster), every kill point (make crash),"
-	@echo "whole months of a chat (make months), everything over each of the three protocols (make protocols), most random"
-	@echo "cases and whole tables of faults (make fuzz); samples of the last four are in this run."
-	@$(BIN)/python -m pytest -n 5 --dist worksteal -m "not browser and not cluster and not crash and not months" $(ARGS)
+	@echo "Not in this run: browser tests (make test-browser), reverse proxies (make test-proxies), PostgreSQL"
+	@echo "(make test-cluster), every kill point (make crash), whole months of a chat (make months), everything over each of"
+	@echo "the three protocols (make protocols), most random cases and whole tables of faults (make fuzz); samples of the"
+	@echo "last four are in this run."
+	@$(BIN)/python -m pytest -n 5 --dist worksteal -m "$(PLAIN)" $(ARGS)
 
 test-browser: setup ## the web chat in a headless Chromium
 	@command -v chromedriver >/dev/null || { echo "chromedriver is needed; on Debian: apt install chromium chromium-driver" >&2; exit 1; }
 	@$(BIN)/python -m pytest -m browser $(ARGS)
 
+test-proxies: setup ## the web chat behind nginx and Caddy, with TLS
+	@for name in nginx caddy openssl; do PATH=$$PATH:/usr/sbin command -v $$name >/dev/null || \
+		{ echo "$$name is needed; on Debian: apt install nginx caddy openssl" >&2; exit 1; }; done
+	@PATH=$$PATH:/usr/sbin $(BIN)/python -m pytest -m proxies tests/e2e/test_proxies.py $(ARGS)
+
 test-cluster: setup ## everything that needs PostgreSQL, on a server of its own
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || { echo "PostgreSQL is needed; on Debian: apt install postgresql" >&2; exit 1; }
 	@$(BIN)/python -m pytest -n 3 --dist worksteal -m cluster $(ARGS)
 	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 5 --dist worksteal \
-		-m "not browser and not cluster and not crash and not months" \
+		-m "$(PLAIN)" \
 		--protocol chat_completions $(STORE_ON_POSTGRES) $(GATEWAY_ON_POSTGRES) $(ARGS)
 
 test-cluster-all: setup ## all of the gateway's and the end-to-end tests over PostgreSQL; takes ten minutes
 	@HERMES_TEST_ENGINE=postgres $(BIN)/python -m pytest -n 5 --dist worksteal \
-		-m "not browser and not cluster and not crash and not months" \
+		-m "$(PLAIN)" \
 		tests/gateway tests/platforms/local tests/e2e $(ARGS)
 
 crash: setup ## every kill point, one by one; takes long
@@ -112,7 +120,7 @@ months: setup ## 400 turns of one chat, on each platform, in three windows, with
 protocols: setup ## the end-to-end tests, sampled kills and weeks included, over the other two protocols, on asyncio's loop
 	@failed=; for protocol in responses anthropic; do \
 		HERMES_EVENT_LOOP=asyncio $(BIN)/python -m pytest -n 3 --dist worksteal --protocol $$protocol \
-			-m "not browser and not cluster and not crash and not months" tests/e2e tests/crash \
+			-m "$(PLAIN)" tests/e2e tests/crash \
 			tests/agent/model/test_provider_errors.py tests/agent/images/test_refusals.py $(ARGS) || failed="$$failed $$protocol"; \
 	done; test -z "$$failed" || { echo "failed over:$$failed" >&2; exit 1; }
 

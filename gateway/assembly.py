@@ -111,7 +111,8 @@ def make_adapters(
             state_dir=loaded.home,
             host=local.host,
             port=local.port,
-            port_tries=PORT_TRIES if loaded.sources["local.port"] == DEFAULT_SOURCE else 1,
+            port_tries=PORT_TRIES if loaded.sources["local.port"] == DEFAULT_SOURCE and not local.public_url else 1,
+            public_url=local.public_url,
             max_file_bytes=loaded.config.attachments.max_bytes,
         )
         adapters["local"] = LocalAdapter(

@@ -39,6 +39,7 @@ from gateway.config.types import (
     FilesUrl,
     OffOrNumber,
     Options,
+    Origin,
     People,
     Secret,
     SocketUrl,
@@ -97,6 +98,9 @@ class LocalConfig(BaseConfig):
     """Address to bind to. Beyond loopback only when `access` names somebody."""
     port: int = setting(8765, ge=0, le=65_535, restart=True)
     """Port; 0 picks a free one. Unless it is set, the next free one is taken where another program has it."""
+    public_url: Origin | None = setting(None, default_text="none", restart=True)
+    """Address under which a reverse proxy serves the web chat, such as `https://chat.example.org`. The page accepts
+    requests for this name, and the printed link starts with it."""
 
     @property
     def is_loopback(self) -> bool:

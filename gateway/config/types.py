@@ -153,6 +153,12 @@ def _url_like(example: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _origin(value: str) -> str:
+    if re.fullmatch(r"https?://[^\s/?#@]+/?", value, re.IGNORECASE) is None or not _has_host(value):
+        raise ValueError("must be an address without a path, such as https://chat.example.org")
+    return value.rstrip("/").lower()
+
+
 _POSTGRES = re.compile(r"postgres(ql)?://([^\s/?#@:]*(:[^\s/?#@:]*)?@)?[^\s/?#@]*(/[^\s/?#@]*)?(\?[^\s#]*)?")
 _PASSWORD = re.compile(r"[a-z]+://[^\s/?#@:]*:([^\s/?#@]+)@|[?&](?:ssl)?password=([^\s&#]+)")
 
@@ -243,6 +249,7 @@ AnyCase = BeforeValidator(lambda value: value.strip().lower() if isinstance(valu
 
 Secret: TypeAlias = Annotated[SecretStr, Trimmed, AfterValidator(_key_like)]
 Url: TypeAlias = Annotated[str, Trimmed, _url_like("https://example.org")]
+Origin: TypeAlias = Annotated[str, Trimmed, AfterValidator(_origin)]
 Hosts: TypeAlias = Annotated[tuple[Annotated[str, AfterValidator(_host_name)], ...], BeforeValidator(listed)]
 StoreUrl: TypeAlias = Annotated[str, Trimmed, AfterValidator(checked_store_url)]
 FilesUrl: TypeAlias = Annotated[str, Trimmed, AfterValidator(_files_url)]

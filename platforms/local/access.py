@@ -37,6 +37,18 @@ MAX_BROWSERS = 20
 MAX_TOKENS = 5
 MAX_AGENT_CHARACTERS = 200
 
+UNKNOWN_NAME = (
+    "The web chat does not accept requests for “{name}”. If a reverse proxy serves it under this name, set "
+    "local.public_url to the address that your browser shows, and restart the gateway."
+)
+OTHER_PAGE = (
+    "The web chat does not accept requests from a page at {origin}. If a reverse proxy serves the web chat at this "
+    "address, set local.public_url to it and restart the gateway."
+)
+NO_ORIGIN = "The web chat accepts this request only from its own page. Open the page and try again."
+_MAX_NAMED = 100
+"""Longest name or origin that a refusal repeats, in characters."""
+
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -118,22 +130,25 @@ class BrowserAccessControl:
         return is_signed_in
 
 
-def is_same_origin(headers: Mapping[str, str], method: str, hosts: Sequence[str]) -> bool:
-    """Tell whether a request was made by this page, or by a person who typed or followed an address.
+def refusal(headers: Mapping[str, str], method: str, hosts: Sequence[str], public_origin: str = "") -> str | None:
+    """Return why a request is refused, in a sentence; None if this page, or a person with its address, made it.
 
     A name that resolves to this machine is not enough (`hosts` are the ones we go by), and a page of another
-    origin gets nothing: browsers say so in `Origin` and `Sec-Fetch-Site`, which pages cannot forge.
+    origin gets nothing: browsers say so in `Origin` and `Sec-Fetch-Site`, which pages cannot forge. A reverse proxy may
+    replace `Host`, so a request of the page at `public_origin` is ours whatever its host.
     """
     host = headers.get("Host", "").lower()
     if host not in hosts:
-        return False
+        return UNKNOWN_NAME.format(name=host[:_MAX_NAMED])
     origin = headers.get("Origin")
-    if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
-        return False
+    if origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}", public_origin):
+        return OTHER_PAGE.format(origin=origin[:_MAX_NAMED])
     site = headers.get("Sec-Fetch-Site")
     if site not in (None, "same-origin", "none") and not _is_visit(headers, method):
-        return False
-    return method in ("GET", "HEAD") or origin is not None or site == "same-origin"
+        return OTHER_PAGE.format(origin="another address")
+    if method in ("GET", "HEAD") or origin is not None or site == "same-origin":
+        return None
+    return NO_ORIGIN
 
 
 def host_names(host: str, port: int) -> tuple[str, ...]:

@@ -46,6 +46,8 @@ class LocalSettings:
     host: str = "127.0.0.1"
     port: int = 8765
     """Port to listen on; 0 picks a free one."""
+    public_url: str | None = None
+    """Address at which a reverse proxy serves the page: scheme, name and perhaps a port; None without a proxy."""
     port_tries: int = 1
     """Ports that are tried, from `port` on, while another program has the one before."""
     max_file_bytes: int = 20_000_000
@@ -91,12 +93,15 @@ class LocalAdapter:
         self._pages = PageWriter(menu=menu, max_file_bytes=settings.max_file_bytes)
         self._chats = ChatRegistry(self._pages)
         self._uploads = UploadStore(settings.state_dir / "spool" / "local", max_file_bytes=settings.max_file_bytes)
+        self._public = None if settings.public_url is None else URL(settings.public_url).origin()
         self._port: int | None = None
 
     @property
     def url(self) -> str | None:
         """Address of the page without a token; None while it is not served."""
-        return None if self._port is None else str(address(self._settings.host, self._port))
+        if self._port is None:
+            return None
+        return str(address(self._settings.host, self._port) if self._public is None else self._public / "")
 
     def mint_url(self) -> str | None:
         """Address with a new token that signs one browser in; None while it is not served."""
@@ -134,6 +139,9 @@ class LocalAdapter:
 
     async def _serve(self, routes: RouteHandler, port: int) -> None:
         routes.hosts = host_names(self._settings.host, port)
+        if self._public is not None:
+            routes.hosts += (self._public.authority, self._public.host or "")  # proxies may leave out the port
+            routes.public_origin = str(self._public)
         routes.cookie_name = f"hermes_local_{port}"
         log.info("local.served", host=self._settings.host, port=port)
         url = self.mint_url()

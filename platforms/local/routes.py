@@ -27,7 +27,7 @@ from platforms.local.access import (
     BrowserAccessControl,
     Credentials,
     host_names,
-    is_same_origin,
+    refusal,
 )
 from platforms.local.chats import ChatRegistry, LiveChat
 from platforms.local.entries import Entry, EntryKind
@@ -45,6 +45,9 @@ PAGE_ROWS = 120
 
 MAX_LISTED_CHATS = 50
 """Most chats beside a page, the newest ones."""
+
+MAX_TOLD = 20
+"""Most different refusals of other origins that the log names."""
 
 PING_SECONDS = 15.0
 """Seconds after which a silent stream says that it is alive, and learns whether the page still is."""
@@ -73,6 +76,10 @@ class RouteHandler:
     max_characters: int
     hosts: tuple[str, ...] = field(default=(), init=False)
     """`Host` headers that mean us; known once the port is bound."""
+    public_origin: str = field(default="", init=False)
+    """Origin of the page behind a reverse proxy; empty without one."""
+    _told: set[str] = field(default_factory=set, init=False)
+    """Refusals that the log has, up to `MAX_TOLD`: strangers must not fill it."""
     cookie_name: str = field(default="hermes_local", init=False)
     """Cookie of this port: browsers share cookies between the ports of a host."""
     _static: dict[str, bytes] = field(init=False)
@@ -104,8 +111,12 @@ class RouteHandler:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse other origins, and make sentences of errors."""
-        if not is_same_origin(request.headers, request.method, (*self.hosts, *_reached_at(request))):
-            return web.Response(status=403)
+        hosts = (*self.hosts, *_reached_at(request))
+        if (reason := refusal(request.headers, request.method, hosts, self.public_origin)) is not None:
+            if reason not in self._told and len(self._told) < MAX_TOLD:
+                self._told.add(reason)
+                log.warning("local.request_refused", reason=reason)
+            return self._complain(request, 403, reason)
         try:
             return await handler(request)
         except FormError as refused:
@@ -151,7 +162,13 @@ class RouteHandler:
             raise web.HTTPUnauthorized
         response = web.Response(text=made.key, headers={"Cache-Control": "no-store"})
         response.set_cookie(
-            self.cookie_name, made.cookie, max_age=COOKIE_SECONDS, path="/", httponly=True, samesite="Strict"
+            self.cookie_name,
+            made.cookie,
+            max_age=COOKIE_SECONDS,
+            path="/",
+            httponly=True,
+            samesite="Strict",
+            secure=self.public_origin.startswith("https:") and request.headers.get("Origin") == self.public_origin,
         )
         return response
 
@@ -261,7 +278,8 @@ class RouteHandler:
         """Stream what happens in a chat until the page goes away."""
         name = _chat_name(request)
         chat = self.chats[name]
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        response = web.StreamResponse(headers=headers)
         # The page goes away, or nothing can be read for it: it catches up when it returns.
         with chat.stream.watched(), suppress(ConnectionError, StateError):
             await response.prepare(request)

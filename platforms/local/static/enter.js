@@ -4,8 +4,14 @@
   const token = new URLSearchParams(location.search).get("token") ?? "";
   const headers = { "Hermes-Key": localStorage.getItem("hermes.key") ?? "", "Hermes-Token": token };
   const answer = await fetch("/sign-in", { method: "POST", headers }).catch(() => null);
+  const line = document.querySelector("main p");
   if (!answer || answer.status >= 500) { // the token still holds, and so does the address
-    document.querySelector("main p").textContent = "The gateway cannot sign you in right now: reload in a moment.";
+    line.textContent = "The gateway cannot sign you in right now: reload in a moment.";
+    return;
+  }
+  if (answer.status === 403) { // a reverse proxy whose address the gateway does not know
+    const refused = new DOMParser().parseFromString(await answer.text(), "text/html");
+    line.textContent = refused.querySelector("main p").textContent;
     return;
   }
   history.replaceState(null, "", "/");
