@@ -205,14 +205,21 @@ def find_state(environ: Mapping[str, str]) -> StateDirectory:
 
 
 def locate_home(environ: Mapping[str, str]) -> Path:
-    """The absolute state directory: `HERMES_HOME`, or `~/.hermes-gateway`."""
-    user_home = Path(environ.get("HOME") or Path.home())
+    """The absolute state directory: `HERMES_HOME`, or `~/.hermes-gateway`. Raises `ConfigError`."""
     named = environ.get("HERMES_HOME", "").strip()
-    if not named:
-        return user_home / DEFAULT_HOME
-    if named == "~" or named.startswith("~/"):
-        return user_home / named[2:]
-    return Path(os.path.abspath(named))
+    if named and named != "~" and not named.startswith("~/"):
+        return Path(os.path.abspath(named))
+    if (user_home := find_user_home(environ)) is None:
+        raise ConfigError("this user has no home directory: set HERMES_HOME to the path of the state directory")
+    return user_home / (named[2:] if named else DEFAULT_HOME)
+
+
+def find_user_home(environ: Mapping[str, str]) -> Path | None:
+    """Return the user's home directory; None without HOME and without an entry in passwd, as in some containers."""
+    try:
+        return Path(environ.get("HOME") or Path.home())
+    except RuntimeError:
+        return None
 
 
 def prepare_home(home: Path) -> None:

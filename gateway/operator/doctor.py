@@ -34,7 +34,7 @@ from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
 from gateway.assembly import open_attachments
 from gateway.cluster.membership import node_info, refuse_early
 from gateway.config import ConfigRejected, LoadedConfig, find_store_url, load_config
-from gateway.config.files import StateDirectory, locate_home
+from gateway.config.files import StateDirectory, find_user_home, locate_home
 from gateway.config.settings import Config
 from gateway.models.auxiliary import all_routes, route_for
 from gateway.models.call_settings import left_out
@@ -437,7 +437,7 @@ def _tokens(loaded: LoadedConfig, *, is_online: bool) -> Iterator[CheckResult]:
 
 def _service(environ: Mapping[str, str], loaded: LoadedConfig) -> Iterator[CheckResult]:
     """Check for traps of systemd: too little time to stop, and user services that never start or end at logout."""
-    config_home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
+    config_home = environ.get("XDG_CONFIG_HOME") or (find_user_home(environ) or Path("/")) / ".config"
     user_units = Path(config_home) / "systemd/user"
     places = (folder / unit for folder in (user_units, *UNIT_DIRECTORIES) for unit in UNITS)
     found = next((path for path in places if path.is_file()), None)

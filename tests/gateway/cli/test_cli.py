@@ -80,6 +80,29 @@ def spawned(environ: Mapping[str, str], *words: str, stdin: str = "") -> subproc
     )
 
 
+@pytest.fixture
+def no_user_home(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user id that no passwd entry names, and no HOME: as in many containers."""
+
+    def unknown(uid: int) -> object:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    del environ["HOME"]
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+
+
+@pytest.mark.usefixtures("no_user_home")
+def test_a_user_without_a_home_directory_needs_no_more_than_hermes_home(run: Run, home: Path) -> None:
+    assert run("config", "check", HERMES_HOME=str(home)).exit_code == 0
+    doctor = run("doctor", HERMES_HOME=str(home))
+    assert doctor.exception is None or isinstance(doctor.exception, SystemExit)
+    for place in ("", "~/state"):
+        refused = run("config", "check", HERMES_HOME=place)
+        assert isinstance(refused.exception, ConfigError)
+        assert "set HERMES_HOME" in str(refused.exception)
+
+
 async def threaded(run: Run, *words: str, **variables: str) -> Result:
     """Beside the fake servers of this loop."""
     return await asyncio.to_thread(run, *words, **variables)
