@@ -1,6 +1,8 @@
 """`hermes-gateway init`: asks for tokens, model and admin, tries them, and writes the configuration."""
 
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +15,8 @@ from agent.model.protocols import missing_extra
 from gateway.cli.output import confirm, echo
 from gateway.config import LoadedConfig, load_config, process_environment
 from gateway.config.files import check_home, locate_home, prepare_home
-from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
+from gateway.config.settings import Config
+from gateway.operator.probes import probe_discord, probe_model, probe_telegram
 from hermes_state.errors import CommandError, ConfigError
 
 TELEGRAM_TOKEN = "HERMES_TELEGRAM__TOKEN"
@@ -80,14 +83,28 @@ def init(
     answers = _ask_all(given, load) if is_interactive else {name: value for name, value in given.items() if value}
     if not answers and not is_interactive:
         raise CommandError("init asks questions and needs a terminal; without one give options, see `init --help`")
-    loaded = load(answers)
+    load(answers)
     if not is_untested:
-        _probe_all(loaded, answers, is_interactive=is_interactive)
+        _probe_all(load, answers, is_interactive=is_interactive)
     _write(home, answers)
-    load_config(environ)  # proves that what was written is what `run` accepts
+    loaded = load_config(environ)  # proves that what was written is what `run` accepts
     if (missing := missing_extra(loaded.config.model.protocol)) is not None:
         echo(f"{missing[0].upper()}{missing[1:]}.")
-    echo(f"Written to {home}. Start with: hermes-gateway run")
+    echo(f"Written to {home}. Start with: {_run_command(environ)}")
+
+
+def _run_command(environ: Mapping[str, str]) -> str:
+    """Return the command that starts the gateway from the same shell and folder."""
+    program = sys.argv[0]
+    found = shutil.which("hermes-gateway", path=environ.get("PATH"))
+    if found is not None and os.path.realpath(found) == os.path.realpath(program):
+        command = "hermes-gateway run"
+    elif os.path.basename(program) == "__main__.py":
+        command = f"{shlex.quote(sys.executable)} -m gateway run"
+    else:
+        command = f"{shlex.quote(program)} run"
+    home = environ.get("HERMES_HOME", "")
+    return f"HERMES_HOME={shlex.quote(home)} {command}" if home else command
 
 
 def _may_replace(home: Path, *, is_interactive: bool, is_forced: bool) -> None:
@@ -109,22 +126,29 @@ def _ask_all(given: Mapping[str, str], load: Callable[[Mapping[str, str]], objec
     """
     answers: dict[str, str] = {}
     for variable in _QUESTIONS:
-        answer = given[variable]
-        needs_name = variable in _MODEL_VARIABLES and MODEL_NAME not in answers
-        if not answer and not needs_name:
-            answer = _ask(variable)
-            while answer and (complaint := _complaint(variable, load, {**answers, variable: answer})):
-                echo(complaint, err=True)
-                answer = _ask(variable)
-        if answer:
-            answers[variable] = answer
+        if given[variable]:
+            answers[variable] = given[variable]
+        elif variable not in _MODEL_VARIABLES or MODEL_NAME in answers:
+            _ask(variable, answers, load)
     return answers
 
 
-def _ask(variable: str) -> str:
-    is_secret = variable in SECRETS
-    text: str = typer.prompt(_QUESTIONS[variable], default="", show_default=False, hide_input=is_secret, err=True)
-    return text.strip()
+def _ask(variable: str, answers: dict[str, str], load: Callable[[Mapping[str, str]], object]) -> None:
+    """Ask for one answer until `load` accepts it. An answer that is there already stays when nothing is typed."""
+    is_secret, current = variable in SECRETS, answers.get(variable, "")
+    question = _QUESTIONS[variable]
+    if current:
+        shown = "" if is_secret else f"{current}; "
+        question = f"{question.partition(' (')[0]} ({shown}Enter keeps it, - removes it)"
+    while True:
+        text: str = typer.prompt(question, default=current, show_default=False, hide_input=is_secret, err=True).strip()
+        answers.pop(variable, None)
+        if text in ("", "-"):
+            return
+        if not (complaint := _complaint(variable, load, {**answers, variable: text})):
+            answers[variable] = text
+            return
+        echo(complaint, err=True)
 
 
 def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answers: Mapping[str, str]) -> str:
@@ -144,26 +168,40 @@ def _overlaid(environ: Mapping[str, str], home: Path, answers: Mapping[str, str]
     return {**environ, **answers, "HERMES_HOME": str(home / "not-written-yet")}
 
 
-def _probe_all(loaded: LoadedConfig, answers: Mapping[str, str], *, is_interactive: bool) -> None:
-    """Each service that was answered for. Without a terminal a failure ends here; at one the person decides."""
-    config = loaded.config
-    probes: list[Callable[[], str]] = []
-    if TELEGRAM_TOKEN in answers:
-        probes.append(lambda: probe_telegram(config.telegram))
-    if DISCORD_TOKEN in answers:
-        probes.append(lambda: probe_discord(config.discord))
-    if any(name in answers for name in (MODEL_NAME, *_MODEL_VARIABLES)) and config.model.protocol != "offline":
-        probes.append(lambda: probe_model(config.model, may_call=True))
-    for probe in probes:
-        try:
-            echo(probe())
-        except UnlistedModelError as error:  # lists are not always whole
-            echo(str(error))
-        except CommandError as error:
-            if not is_interactive:
-                raise CommandError(f"{error} Nothing was written; --no-test writes without trying.") from error
-            if not confirm(f"{error} Write it all the same?"):
-                raise typer.Abort from error
+def _probe_all(
+    load: Callable[[Mapping[str, str]], LoadedConfig], answers: dict[str, str], *, is_interactive: bool
+) -> None:
+    """Try each service that was answered for.
+
+    Without a terminal a failure ends `init`. At a terminal the person corrects the answers, keeps them or stops.
+    """
+    for variables in ((TELEGRAM_TOKEN,), (DISCORD_TOKEN,), (MODEL_NAME, *_MODEL_VARIABLES)):
+        while any(name in answers for name in variables):
+            try:
+                echo(_probe(variables[0], load(answers).config))
+                break
+            except CommandError as error:
+                if not is_interactive:
+                    raise CommandError(f"{error} Nothing was written; --no-test writes without trying.") from error
+                echo(str(error), err=True)
+                if confirm("Correct these answers?", default=True):
+                    for variable in variables:
+                        _ask(variable, answers, load)
+                elif confirm("Write them anyway?"):
+                    break
+                else:
+                    raise typer.Abort from error
+
+
+def _probe(variable: str, config: Config) -> str:
+    """Try the service that an answer is for. Raises `CommandError`."""
+    if variable == TELEGRAM_TOKEN:
+        return probe_telegram(config.telegram)
+    if variable == DISCORD_TOKEN:
+        return probe_discord(config.discord)
+    if config.model.protocol == "offline":
+        return "The built-in offline model answers."
+    return probe_model(config.model, may_call=True)
 
 
 def _write(home: Path, answers: Mapping[str, str]) -> None:

@@ -18,9 +18,9 @@ def echo(text: str, *, err: bool = False) -> None:
     typer.echo(printable(text), err=err)
 
 
-def confirm(question: str) -> bool:
-    """Ask a question at the terminal; True for yes."""
-    return typer.confirm(printable(question))
+def confirm(question: str, *, default: bool = False) -> bool:
+    """Ask a question at the terminal; True for yes. `default` is the answer of Enter."""
+    return typer.confirm(printable(question), default=default)
 
 
 def show(value: Any, lines: Iterable[str], *, as_json: bool) -> None:

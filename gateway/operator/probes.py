@@ -19,7 +19,6 @@ from agent.model.catalog import DATE
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import DiscordConfig, TelegramConfig
 from hermes_state.errors import CommandError
-from hermes_state.text import counted
 
 _ANTHROPIC_VERSION = "2026-10-21"
 TIMEOUT_SECONDS = 5.0
@@ -62,6 +61,9 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
     if names is not None:
         if settings.name is None or _is_listed(settings.name, names):
             return f"The model's server answers at {base}."
+        path, call = _smallest_call(settings)
+        if may_call and _fetch(f"{base}/{path}", headers, call)[0] == 200:  # lists are not always whole
+            return f"The model's server answers at {base}. It does not list {settings.name}, but takes calls for it."
         raise UnlistedModelError(
             f"The model's server answers at {base}, but does not list {settings.name}{_nearest(settings.name, names)}"
         )
@@ -69,7 +71,7 @@ def probe_model(settings: RouteConfig, *, may_call: bool = False) -> str:
         path, call = _smallest_call(settings)
         # A call of nothing is refused wherever calls are taken, and costs nothing.
         status, body = _fetch(f"{base}/{path}", headers, {})
-        if status in (404, 405) or (status == 200 and "error" in body):
+        if status in (404, 405) or (status == 200 and (not body or "error" in body)):
             raise CommandError(f"Nothing takes calls at {base}/{path}: {_better_root(settings, base, headers)}")
         if status not in (0, 401, 403) and not may_call:
             return f"The model's server answers at {base}; it lists no models to compare with."
@@ -114,9 +116,12 @@ def _is_listed(name: str, names: frozenset[str]) -> bool:
 
 
 def _nearest(name: str, names: frozenset[str]) -> str:
-    """Names that may have been meant, as the end of a sentence."""
-    alike = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(alike)}?" if alike else f", only {counted(len(names), 'other')}."
+    """Names that may have been meant, or else the nearest ones, as the end of a sentence."""
+    if alike := difflib.get_close_matches(name, names, n=3, cutoff=0.5):
+        return f"; did you mean {' or '.join(alike)}?"
+    nearest = difflib.get_close_matches(name, names, n=5, cutoff=0.0)
+    more = len(names) - len(nearest)
+    return f". It lists {', '.join(nearest) or 'no model'}{f' and {more} more' if more else ''}."
 
 
 _ROOTS = ("/v1", "/api/v1", "/openai/v1", "/api/paas/v4", "/v1beta/openai", "/compatible-mode/v1")

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import select
 import sqlite3
 import stat
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import aiohttp
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -600,7 +602,10 @@ def test_init_asks_at_a_terminal_and_does_not_echo_secrets(environ: dict[str, st
         "Your own id": "telegram:42",
     }
     shown = at_a_terminal(environ, ["init", "--no-test"], answers)
-    assert "Start with: hermes-gateway run" in shown
+    command = re.search(r"Start with: (.+?)\r", shown)
+    assert command is not None
+    started = subprocess.run(["sh", "-c", f"{command[1]} --help"], capture_output=True, text=True, check=False)
+    assert "gateway run [OPTIONS]" in started.stdout, "the command works where it was typed"
     assert TELEGRAM_TOKEN not in shown
     assert "sk-typed-by-hand" not in shown
     assert modes(home) == {"config.yaml": 0o600, ".env": 0o600}
@@ -622,11 +627,64 @@ def test_init_asks_again_for_the_one_answer_that_is_wrong(environ: dict[str, str
         "Your own id": "Ada",
         "is not an id": "telegram:42",
     }
-    assert "Start with: hermes-gateway run" in at_a_terminal(environ, ["init", "--no-test"], answers)
+    assert "Start with: " in at_a_terminal(environ, ["init", "--no-test"], answers)
     config = (home / "config.yaml").read_text()
     assert "http://127.0.0.1:9/v1" in config
     assert "protocol" not in config
     assert "telegram:42" in config
+
+
+async def test_init_lets_people_correct_what_its_test_found_wrong(environ: dict[str, str], home: Path) -> None:
+    async with Server(fake_llm.make_app()) as llm:
+        answers = {
+            "Telegram bot token": "",
+            "Discord bot token": "",
+            "Name of the model": "lab-128",
+            "How its API is spoken to": "",
+            "Address of its API": f"{llm.url}/wrong",
+            "Key for that API": "",
+            "Your own id": "",
+            f"did you mean {llm.url}/v1?": "y",
+            "(lab-128; Enter keeps it": "",
+            "How its API is spoken": "",
+            f"({llm.url}/wrong; Enter keeps it": f"{llm.url}/v1",
+            "Key for that": "",
+            "does not list lab-128; did you mean": "y",
+            "Name of the model (lab-128; Enter keeps it, - removes it)": "lab-128k",
+            "How its API is": "",
+            f"({llm.url}/v1; Enter keeps it": "",
+            "Key for": "",
+        }
+        await llm_refuses(llm.url, "lab-128")
+        shown = await asyncio.to_thread(at_a_terminal, environ, ["init"], answers)
+    assert "Start with: " in shown
+    config = (home / "config.yaml").read_text()
+    assert "name: lab-128k\n" in config
+    assert f"base_url: {llm.url}/v1\n" in config
+
+
+@pytest.mark.parametrize("takes_calls", [True, False], ids=["works", "unknown"])
+async def test_init_without_a_terminal_writes_an_unlisted_model_only_if_it_takes_calls(
+    run: Run, home: Path, takes_calls: bool
+) -> None:
+    async with Server(fake_llm.make_app()) as llm:
+        if not takes_calls:
+            await llm_refuses(llm.url, "lab-unlisted")
+        model = ("--model-name", "lab-unlisted", "--model-base-url", f"{llm.url}/v1")
+        done = await threaded(run, "init", *model)
+    if takes_calls:
+        assert "does not list lab-unlisted, but takes calls" in done.output
+    else:
+        assert "does not list lab-unlisted. It lists lab-" in str(done.exception)
+        assert "Nothing was written" in str(done.exception)
+    assert (home / "config.yaml").exists() is takes_calls
+
+
+async def llm_refuses(url: str, model: str) -> None:
+    """Let the fake model's server refuse calls for one name."""
+    error = {"status": 404, "body": {"error": {"message": f"The model `{model}` does not exist"}}}
+    async with aiohttp.ClientSession() as session:
+        await session.post(f"{url}/_ctl/script", json=[{"model": model, "error": error}])
 
 
 def at_a_terminal(environ: Mapping[str, str], words: list[str], answers: Mapping[str, str]) -> str:
@@ -649,7 +707,7 @@ def at_a_terminal(environ: Mapping[str, str], words: list[str], answers: Mapping
                     shown += os.read(terminal, 65_536).decode(errors="replace")
                 except OSError:  # Linux reports the other side's end so
                     break
-            elif waiting and waiting[0] in shown and _is_ready(terminal, is_secret=waiting[0] in SECRET_QUESTIONS):
+            elif waiting and waiting[0] in shown and _is_ready(terminal, is_secret=waiting[0].startswith(SECRETS)):
                 os.write(terminal, answers[waiting.pop(0)].encode() + b"\n")
     finally:
         os.close(terminal)
@@ -659,7 +717,8 @@ def at_a_terminal(environ: Mapping[str, str], words: list[str], answers: Mapping
     return shown
 
 
-SECRET_QUESTIONS = ("Telegram bot token", "Discord bot token", "Key for that API")
+SECRETS = ("Telegram bot token", "Discord bot token", "Key for")
+"""First words of the questions whose answers are not shown."""
 
 
 def _is_ready(terminal: int, *, is_secret: bool) -> bool:

@@ -293,7 +293,7 @@ async def test_a_model_may_be_listed_in_a_longer_form(environ: dict[str, str], n
         ("gpt-4o-mni", ["gpt-4o", "gpt-4o-mini"], "does not list gpt-4o-mni; did you mean gpt-4o-mini or gpt-4o?"),
         ("gpt-4o", ["openai/gpt-4o", "x/y"], "does not list gpt-4o; did you mean openai/gpt-4o?"),
         ("qwen3:32b", ["qwen3:8b"], "does not list qwen3:32b; did you mean qwen3:8b?"),
-        ("llama3.1", ["zephyr"], "does not list llama3.1, only 1 other."),
+        ("llama3.1", ["zephyr"], "does not list llama3.1. It lists zephyr."),
     ],
 )
 async def test_a_model_that_is_not_listed_is_a_problem_with_the_nearest_names(
