@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 
 import msgspec
 
@@ -44,17 +44,45 @@ ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref) DO UPDATE
 SET kind = excluded.kind, title = coalesce(excluded.title, chats.title), updated_at = excluded.updated_at
 RETURNING id
 """
-_FIND = f"""SELECT {_COLUMNS} FROM chats
-WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ? AND user_ref = ?"""
+_IS_CHAT = "platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ? AND user_ref = ?"
+_FIND = f"SELECT {_COLUMNS} FROM chats WHERE {_IS_CHAT}"
+_MEET = f"SELECT id, kind, title, unreachable_since FROM chats WHERE {_IS_CHAT}"
 
 
 @locks(chat="key")
 def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis) -> ChatId:
     """The id of the chat `key`, which is created when it was not known."""
-    known = find_chat(db, key)
-    if known is not None and known.kind == kind and (title is None or title == known.title):
-        return known.id
-    return scalar(db, ChatId, _ENSURE, {**asdict(key), "kind": kind, "title": title, "now": now})
+    return meet_chat(db, key, kind, title, now)[0]
+
+
+@locks(chat="key")
+def meet_chat(
+    db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis
+) -> tuple[ChatId, Millis | None]:
+    """Return the id of the chat `key`, created if it was not known, and since when the bot cannot write there."""
+    known = db.execute(_MEET, astuple(key)).fetchone()
+    if known is not None and known[1] == kind and (title is None or title == known[2]):
+        return known[0], known[3]
+    chat_id = scalar(db, ChatId, _ENSURE, {**asdict(key), "kind": kind, "title": title, "now": now})
+    return chat_id, None if known is None else known[3]
+
+
+# Purpose: a chat in which the bot cannot write any more, or can again; only a change is a row.
+_NOTE_REACH = """
+UPDATE chats SET unreachable_since = CAST(:since AS BIGINT)
+WHERE id = :id AND (unreachable_since IS NULL) = (CAST(:since AS BIGINT) IS NOT NULL)
+"""
+
+
+@locks(chat="chat_id")
+def note_reach(db: Connection, chat_id: ChatId, since: Millis | None) -> bool:
+    """Note since when the bot cannot write in a chat, None: it can again; False when that was known."""
+    return db.execute(_NOTE_REACH, {"id": chat_id, "since": since}).rowcount > 0
+
+
+def is_unreachable(db: Connection, chat_id: ChatId) -> bool:
+    """True for a chat in which the bot cannot write: it was blocked or removed, or the chat is gone."""
+    return scalar(db, bool, "SELECT unreachable_since IS NOT NULL FROM chats WHERE id = ?", (chat_id,))
 
 
 def find_chat(db: Connection, key: ChatKey) -> Chat | None:

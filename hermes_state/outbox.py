@@ -16,6 +16,7 @@ from enum import StrEnum
 import msgspec
 
 from hermes_state.accounts import IS_HELD, AccountClaim, require_held
+from hermes_state.chats import note_reach
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar_or_none, scalars, select, select_one
 from hermes_state.values import (
@@ -264,13 +265,17 @@ def mark_retry(
 
 
 @locks(outbox="row.id")
-def mark_dead(db: Connection, row: OutboxRow, error: str, claim: AccountClaim, now: Millis) -> None:
+def mark_dead(
+    db: Connection, row: OutboxRow, error: str, claim: AccountClaim, now: Millis, *, is_unreachable: bool = False
+) -> bool:
     """Give up a row that the attempt that began with `row` has found undeliverable (a dead letter).
 
+    `is_unreachable`: the bot cannot write in the chat at all. Returns True when that is new.
     The payload stays for the operator. Raises `AccountMoved`: the new owner finds out by itself.
     """
     ended = {"state": OutboxState.DEAD, "error": error, "next_at": row.next_at, "settled_at": now}
     _end_attempt(db, row, claim, ended)
+    return is_unreachable and note_reach(db, row.chat_id, now)
 
 
 def _end_attempt(db: Connection, row: OutboxRow, claim: AccountClaim, ended: Mapping[str, object]) -> None:

@@ -178,6 +178,9 @@ class Intake(Protocol):
     async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
         """Follow a chat to its new id (a group became a supergroup)."""
 
+    async def note_reach(self, platform: str, account: str, chat_ref: str, is_reachable: bool) -> None:
+        """Note that somebody blocked or removed the bot, or let it write again."""
+
 
 class PlatformAdapter(Protocol):
     """One account on one chat service."""

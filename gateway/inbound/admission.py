@@ -9,12 +9,13 @@ from typing import Literal, TypeAlias
 from gateway.turns.lanes import INTERRUPTED
 from gateway.turns.runner import STOPPED_NOTICE
 from hermes_state import inbox, journal, outbox
-from hermes_state.chats import ensure_chat, find_chat, find_chats_at
+from hermes_state.chats import find_chat, find_chats_at, meet_chat
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
+from hermes_state.tools import schedules
 from hermes_state.turns import RunningTurn, find_open_turn
 from hermes_state.values import (
     ChatId,
@@ -98,7 +99,14 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
     """Store an event once; with it its acknowledgement and the channel's cursor, or its turn in an idle chat."""
     message = event.message
     inbox.advance_cursor(db, event.cursor)
-    chat_id = ensure_chat(db, event.key, message.chat_kind, message.chat_title, now)
+    chat_id, unreachable_since = meet_chat(db, event.key, message.chat_kind, message.chat_title, now)
+    is_back = unreachable_since is not None and schedules.go_on(db, chat_id, now)
+    stored = _admit(db, event, chat_id, now)
+    return replace(stored, has_reply=True) if is_back else stored
+
+
+def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -> StoredEvent:
+    message = event.message
     payload = InboxPayload(
         text=event.text,
         attachments=message.attachments,

@@ -30,6 +30,7 @@ from hermes_state.chats import find_chat, move_chat
 from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.store.writer import Store
+from hermes_state.tools import schedules
 from hermes_state.values import (
     ChatKey,
     ChatKind,
@@ -156,6 +157,16 @@ class GatewayIntake:
         moved = await self.store.write(move_chat, platform, account, old_ref, new_ref, self.clock.now())
         log.info("chat.moved", platform=platform, old_ref=old_ref, new_ref=new_ref)
         for chat_id in moved:
+            self.lanes.wake(chat_id)
+            self.delivery.wake(chat_id)
+
+    async def note_reach(self, platform: str, account: str, chat_ref: str, is_reachable: bool) -> None:
+        now = self.clock.now()
+        told = await self.store.write(
+            schedules.note_reach_of, platform, account, chat_ref, now, is_reachable=is_reachable
+        )
+        log.info("chat.reachable" if is_reachable else "chat.unreachable", platform=platform, chat_ref=chat_ref)
+        for chat_id in told:
             self.lanes.wake(chat_id)
             self.delivery.wake(chat_id)
 

@@ -338,6 +338,14 @@ def check_servers(config: Config, statuses: Sequence[ServerStatus]) -> Iterator[
             yield warning("mcp", f"The MCP server {one.name} is {one.state.value}{why}. Its lines are in the log.")
 
 
+def check_schedules(stranded: Sequence[tuple[str, int]]) -> Iterator[CheckResult]:
+    """Check for chats whose schedules wait because the bot cannot write there; `stranded` has their number by name."""
+    if stranded:
+        chats = ", ".join(f"{name} ({counted(number, 'schedule')})" for name, number in stranded)
+        text = f"The bot cannot write in {chats}. They go on when somebody writes there or lets the bot in."
+        yield warning("schedules", text)
+
+
 def _servers(loaded: LoadedConfig) -> Iterator[CheckResult]:
     """Check that what MCP servers need is installed."""
     servers = {name: one for name, one in loaded.config.mcp.servers.items() if one.enabled}

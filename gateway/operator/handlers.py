@@ -26,6 +26,7 @@ from gateway.operator.doctor import (
     check_context,
     check_database,
     check_index,
+    check_schedules,
     check_servers,
     check_terminal,
     failed,
@@ -46,6 +47,7 @@ from hermes_state.errors import CommandError, StoreUnavailable
 from hermes_state.redaction import Redactor
 from hermes_state.search.index import load_progress
 from hermes_state.store.writer import Store
+from hermes_state.tools import schedules
 from hermes_state.values import Clock, Millis, UserRef
 from platforms.base import AdapterHealth
 
@@ -159,6 +161,7 @@ class OperatorHandler:
             *circuits,
             *terminal,
             *check_servers(self.runtime.config, self.servers.statuses()),
+            *check_schedules(await self.store.read(schedules.load_stranded)),
         ]
 
     async def _examine_database(self) -> list[CheckResult]:

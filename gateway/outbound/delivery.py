@@ -352,7 +352,10 @@ class Delivery:
             await self._retry(row, is_repeat, error, claim, error.retry_after)
         except (ChatUnreachable, MessageRejected) as error:
             log.warning("delivery.given_up", error=type(error).__name__, detail=str(error))
-            await self.store.write_with_retry(outbox.mark_dead, row, str(error), claim, self.clock.now())
+            given_up = (row, str(error), claim, self.clock.now())
+            is_unreachable = isinstance(error, ChatUnreachable)
+            if await self.store.write_with_retry(outbox.mark_dead, *given_up, is_unreachable=is_unreachable):
+                log.warning("chat.unreachable", hint="schedules of this chat wait until the bot can write there again")
         except ChatMoved as error:
             args = (chat.platform, chat.account, chat.chat_ref, error.new_chat_ref, self.clock.now())
             moved = await self.store.write_with_retry(move_chat, *args)

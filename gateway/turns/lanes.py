@@ -23,7 +23,7 @@ from gateway.turns.chat_queue import ChatQueue
 from gateway.turns.runner import MAX_RESTARTS, TurnRunner
 from hermes_state import inbox, journal, outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
-from hermes_state.chats import load_chat
+from hermes_state.chats import is_unreachable, load_chat
 from hermes_state.errors import StateError, StoreBroken
 from hermes_state.inbox import InboxKind, InboxRow, InboxState
 from hermes_state.journal import InboxMoved, PreparedMessage
@@ -34,7 +34,7 @@ from hermes_state.store.seats import Seat, chat_lock
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, find_open_turn, find_unended
-from hermes_state.values import ChatId, ChatKey, Clock, EndReason, InboxId, Millis, TurnId, UserRef
+from hermes_state.values import ChatId, ChatKey, Clock, EndReason, InboxId, InputKind, Millis, TurnId, UserRef
 
 log = structlog.get_logger()
 
@@ -541,4 +541,6 @@ def _start_turn(
 def _load_work(db: Connection, chat_id: ChatId) -> tuple[RunningTurn | None, list[InboxRow]]:
     turn = find_open_turn(db, chat_id)
     rows = inbox.load_waiting(db, chat_id) if turn is None else []
-    return turn, [row for row in rows if not row.runs_at_once]
+    scheduled = {row.id for row in rows if row.payload.via is InputKind.SCHEDULED}
+    held = scheduled if scheduled and is_unreachable(db, chat_id) else ()
+    return turn, [row for row in rows if not row.runs_at_once and row.id not in held]

@@ -12,11 +12,12 @@ from enum import StrEnum
 import msgspec
 
 from hermes_state import inbox, outbox
-from hermes_state.chats import load_chat
+from hermes_state.chats import load_chat, note_reach
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxState, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.sql import Connection, columns, insert_row, scalar, select, select_one
+from hermes_state.store.sql import Connection, columns, insert_row, scalar, scalars, select, select_one
+from hermes_state.text import counted
 from hermes_state.values import ChatId, InputKind, Millis, UserRef
 
 MAX_FIRED = 20
@@ -69,6 +70,8 @@ class FiringPlan:
 
 
 _COLUMNS = columns(ScheduleRow, "schedules")
+_IS_READ = "NOT EXISTS (SELECT 1 FROM chats c WHERE c.id = chat_id AND c.unreachable_since IS NOT NULL)"
+"""Condition for a schedule of a chat that the bot can write in; the others wait."""
 # Purpose: a schedule that somebody made.
 _INSERT = """
 INSERT INTO schedules (chat_id, creator_ref, creator_name, spec, zone, text, next_at, created_at)
@@ -76,14 +79,20 @@ VALUES (:chat_id, :creator_ref, :creator_name, :spec, :zone, :text, :next_at, :c
 """
 # Purpose: schedules that are due, and those that came at a time which by the clock is still ahead: it was set back.
 _DUE = f"""
-SELECT {_COLUMNS} FROM schedules
-WHERE state = 'active' AND next_at <= :now OR state = 'active' AND fired_at > :now LIMIT :limit
+SELECT {_COLUMNS} FROM schedules WHERE (state = 'active' AND next_at <= :now OR state = 'active' AND fired_at > :now)
+AND {_IS_READ} LIMIT :limit
 """
 # Purpose: the time to wake up at, and the newest time at which one came.
-_TIMES = """
-SELECT (SELECT min(next_at) FROM schedules WHERE state = 'active'),
-  (SELECT max(fired_at) FROM schedules WHERE state = 'active')
+_TIMES = f"""
+SELECT (SELECT min(next_at) FROM schedules WHERE state = 'active' AND {_IS_READ}),
+  (SELECT max(fired_at) FROM schedules WHERE state = 'active' AND {_IS_READ})
 """
+# Purpose: the chats in which the bot cannot write, with the number of schedules that wait for that.
+_STRANDED = f"""
+SELECT chat_id, count(*) FROM schedules WHERE state = 'active' AND NOT {_IS_READ} GROUP BY chat_id ORDER BY chat_id
+"""
+
+CAN_WRITE_AGAIN = "I can write here again. {schedules} of this chat {verb} on; what was missed comes once, now."
 
 
 def insert_schedule(db: Connection, schedule: NewSchedule) -> int:
@@ -121,6 +130,36 @@ def next_due(db: Connection, now: Millis) -> Millis | None:
     """Time at which `fire_due` has something to do next, 0 if it is behind the clock; None without active schedules."""
     next_at, fired_at = db.execute(_TIMES).fetchone()
     return Millis(0) if fired_at is not None and fired_at > now else next_at
+
+
+def load_stranded(db: Connection) -> list[tuple[str, int]]:
+    """Names of the chats in which the bot cannot write, with the number of schedules that wait for that."""
+    return [(load_chat(db, chat_id).key.name, number) for chat_id, number in db.execute(_STRANDED).fetchall()]
+
+
+@locks(chat="chat_id")
+def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
+    """Note that the bot can write in a chat again; its schedules go on, and it is told so. False if it has none."""
+    active = sum(row.state is ScheduleState.ACTIVE for row in load_schedules(db, chat_id))
+    if not note_reach(db, chat_id, None) or not active:
+        return False
+    text = CAN_WRITE_AGAIN.format(schedules=counted(active, "schedule"), verb="goes" if active == 1 else "go")
+    reply = Reply(chat_id=chat_id, markdown=text, dedupe_key=f"reach:{chat_id}:{now}")
+    return outbox.enqueue(db, reply, now) is not None
+
+
+@locks(EVERYTHING)
+def note_reach_of(
+    db: Connection, platform: str, account: str, chat_ref: str, now: Millis, *, is_reachable: bool
+) -> list[ChatId]:
+    """Note that the bot can write at a place of a platform, or no more, in all its threads; returns who is told."""
+    query = "SELECT id FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
+    chats = scalars(db, ChatId, query, (platform, account, chat_ref))
+    if is_reachable:
+        return [chat_id for chat_id in chats if go_on(db, chat_id, now)]
+    for chat_id in chats:
+        note_reach(db, chat_id, now)
+    return []
 
 
 @locks(EVERYTHING)

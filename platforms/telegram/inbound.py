@@ -3,7 +3,19 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from telegram import Audio, CallbackQuery, Chat, MaybeInaccessibleMessage, Message, MessageEntity, Update, User, Voice
+from telegram import (
+    Audio,
+    CallbackQuery,
+    Chat,
+    ChatMember,
+    ChatMemberRestricted,
+    MaybeInaccessibleMessage,
+    Message,
+    MessageEntity,
+    Update,
+    User,
+    Voice,
+)
 
 from hermes_state.values import (
     AttachmentKind,
@@ -33,7 +45,7 @@ MAX_DATE = 1 << 32
 GENERAL_TOPIC = 1
 """Topic that a forum starts with; messages in it behave as those of a group without topics."""
 
-ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query")
+ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query", "my_chat_member")
 """Kinds of updates asked for; named, because an earlier setting of the same bot would otherwise stay in force."""
 
 
@@ -206,6 +218,25 @@ def read_migration(update: Update) -> tuple[str, str] | None:
     if message.migrate_to_chat_id is not None:
         return str(message.chat.id), str(message.migrate_to_chat_id)
     return None if message.migrate_from_chat_id is None else (str(message.migrate_from_chat_id), str(message.chat.id))
+
+
+@dataclass(frozen=True, slots=True)
+class ReachChange:
+    """Somebody blocked or removed the bot, or let it write again."""
+
+    chat_ref: str
+    is_reachable: bool
+
+
+def read_reach(update: Update) -> ReachChange | None:
+    """Whether the bot may write in a chat from now on; None for every update about something else."""
+    if (changed := update.my_chat_member) is None:
+        return None
+    member = changed.new_chat_member
+    is_reachable = member.status not in (ChatMember.LEFT, ChatMember.BANNED)
+    if isinstance(member, ChatMemberRestricted):
+        is_reachable = member.is_member and member.can_send_messages
+    return ReachChange(str(changed.chat.id), is_reachable)
 
 
 @dataclass(frozen=True, slots=True)

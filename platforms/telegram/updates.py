@@ -15,7 +15,7 @@ from hermes_state.errors import StoreUnavailable
 from hermes_state.values import Clock, EditEvent, InboundMessage
 from platforms.base import Intake, ReceivedEvent
 from platforms.buttons import ButtonCommandStore
-from platforms.telegram.inbound import PLATFORM, UpdateReader, read_migration
+from platforms.telegram.inbound import PLATFORM, ReachChange, UpdateReader, read_migration, read_reach
 from platforms.text import UNREADABLE
 
 log = structlog.get_logger(__name__)
@@ -23,8 +23,9 @@ log = structlog.get_logger(__name__)
 AnswerPress = Callable[[CallbackQuery, str | None], None]
 """Stops the button's spinner, with a text for the person or without; must not block."""
 
-Content: TypeAlias = InboundMessage | EditEvent | CallbackQuery | tuple[str, str] | Exception | None
-"""Content of an update: an event, a pressed button, the old and new id of a group that moved, why it cannot be read."""
+Content: TypeAlias = InboundMessage | EditEvent | CallbackQuery | tuple[str, str] | ReachChange | Exception | None
+"""Content of an update: an event, a pressed button, the old and new id of a group that moved, whether the bot may write
+in a chat, why it cannot be read."""
 
 MAX_ALBUMS = 64
 """Albums remembered; the pieces of one arrive within a second or two."""
@@ -66,7 +67,9 @@ class UpdateHandler:
             content = self.reader.plain_text(raw)
             if content is None:
                 update = Update.de_json(raw, self.sdk)
-                content = update.callback_query or read_migration(update) or self.reader.read(update)
+                content = (
+                    update.callback_query or read_migration(update) or read_reach(update) or self.reader.read(update)
+                )
                 if isinstance(content, InboundMessage):
                     content = self._with_its_album(update, content)
         except UNREADABLE as error:
@@ -114,8 +117,10 @@ class UpdateHandler:
             await self._store_press(first)
         elif isinstance(first, tuple):
             await self.intake.move_chat(PLATFORM, PLATFORM, *first)
+        elif isinstance(first, ReachChange):
+            await self.intake.note_reach(PLATFORM, PLATFORM, first.chat_ref, first.is_reachable)
         else:
-            together = takewhile(lambda one: not isinstance(one.content, CallbackQuery | tuple), updates)
+            together = takewhile(lambda one: not isinstance(one.content, CallbackQuery | tuple | ReachChange), updates)
             return await self.intake.accept_batch([ReceivedEvent(one.event) for one in together])
         return 1
 

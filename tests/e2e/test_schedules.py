@@ -1,5 +1,6 @@
 """Messages that come back into a chat at a time: made with a yes, brought once, answered as a turn."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -127,3 +128,85 @@ async def test_whoever_lost_access_brings_nothing_and_the_chat_is_told_once(
         assert len(await world.replies(0, wait=0, match="has no access any more")) == 1
         assert world.query("SELECT state FROM schedules") == [("paused",)]
         assert world.query("SELECT count(*) FROM turns WHERE started_by = 'telegram:42'") == [(0,)]
+
+
+def reach(status: str) -> dict[str, object]:
+    """Telegram's update about a private chat in which the bot was blocked (`kicked`) or let in again (`member`)."""
+    bot = {"id": 123456, "is_bot": True, "first_name": "lab"}
+    person = {"id": 42, "is_bot": False, "first_name": "Ann"}
+    members = {"old_chat_member": {"status": "member", "user": bot}, "new_chat_member": {"status": status, "user": bot}}
+    if status == "kicked":
+        members["new_chat_member"]["until_date"] = 0
+    changed = {"chat": {"id": 42, "type": "private"}, "from": person, "date": 1_800_000_000, **members}
+    return {"update": {"my_chat_member": changed}}
+
+
+async def until_unreachable(world: World) -> None:
+    async with asyncio.timeout(15):
+        while not world.query("SELECT 1 FROM chats WHERE unreachable_since IS NOT NULL"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # a database of another process has no event to wait for
+
+
+def scheduled_calls(world: World) -> int:
+    [(count,)] = world.query("SELECT count(*) FROM model_calls WHERE purpose = 'schedule'")
+    return int(count)
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "refused"])
+async def test_schedules_of_a_chat_that_blocked_the_bot_wait_without_a_model_call(
+    tmp_path: Path, protocol: ModelProtocol, is_told: bool
+) -> None:
+    async with world_in(tmp_path, protocol, program=run_on_turned_clock) as world:
+        await world.gateway.start(**ZONE)
+        await world.say("/schedule add @hourly " + TEXT)
+        assert await world.replies(1, match="Schedule 1 is set")
+        await world.tg.post("chat", {"chat_id": 42, "blocked": "blocked"})
+        if is_told:
+            await world.tg.post("update", reach("kicked"))
+            await until_unreachable(world)
+        await world.gateway.stop()
+        for hours in (3, 6):
+            turn_clock(world, hours)
+            await world.gateway.start()
+            await until_unreachable(world)
+            await world.say("hello", chat_id=43)
+            assert await world.replies(1 if hours == 3 else 2, chat_id=43)
+            assert scheduled_calls(world) == (0 if is_told else 1), "only the first finds out"
+            _, shown = await world.command_line("doctor")
+            assert "cannot write in telegram:42 (1 schedule)" in shown
+            await world.gateway.stop()
+
+        turn_clock(world, 7)
+        await world.gateway.start()
+        await world.tg.post("chat", {"chat_id": 42, "blocked": None})
+        await world.tg.post("update", reach("member"))
+        assert await world.replies(1, match="I can write here again. 1 schedule of this chat goes on")
+        await world.replies(1, match="weather of the harbour")
+        await delivered(world)
+        assert scheduled_calls(world) == (1 if is_told else 2), "what was missed comes once"
+        assert world.query("SELECT count(*) FROM chats WHERE unreachable_since IS NOT NULL") == [(0,)]
+        await world.gateway.kill()
+
+
+async def test_schedules_of_a_discord_channel_go_on_when_somebody_writes_there(
+    tmp_path: Path, protocol: ModelProtocol
+) -> None:
+    async with world_in(tmp_path, protocol, program=run_on_turned_clock, telegram=False, discord=True) as world:
+        await ready(world, **ZONE)
+        await say(world, "/schedule add @hourly " + TEXT)
+        assert await sent(world, 1, match="Schedule 1 is set")
+        await world.gateway.stop()
+        fault = {"kind": "403", "match": r"POST /channels/\d+/messages", "times": -1}
+        await world.dc.post("faults", fault)
+        turn_clock(world, 3)
+        await world.gateway.start()
+        await until_unreachable(world)
+        await world.gateway.stop()
+        await world.dc.delete("faults")
+        turn_clock(world, 6)
+        await ready(world)
+        assert scheduled_calls(world) == 1
+        await say(world, "hello")
+        assert await sent(world, 1, match="I can write here again")
+        assert await sent(world, 1, match="weather of the harbour")
+        await world.gateway.kill()

@@ -75,6 +75,7 @@ class RecordingIntake:
         """`event_ref` of every call, duplicates and refused ones too."""
         self.cursors: dict[str, str] = {}
         self.moves: list[tuple[str, str]] = []
+        self.reach: list[tuple[str, bool]] = []
         self.refused: dict[str, str] = {}
         """Sentences for slash commands and buttons that are refused at once, by their command lines."""
         self.admins: frozenset[str] = frozenset()
@@ -127,6 +128,10 @@ class RecordingIntake:
     async def move_chat(self, platform: str, account: str, old_ref: str, new_ref: str) -> None:
         self._refuse_if_told()
         self.moves.append((old_ref, new_ref))
+
+    async def note_reach(self, platform: str, account: str, chat_ref: str, is_reachable: bool) -> None:
+        self._refuse_if_told()
+        self.reach.append((chat_ref, is_reachable))
 
     def of(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]

@@ -143,7 +143,7 @@ async def test_updates_of_other_kinds_are_not_even_asked_for(
     async with running(telegram.adapter, intake):
         await eventually(lambda: telegram.adapter.health().is_ready, "one poll")
         [bot] = (await telegram.get("state"))["bots"]
-    assert bot["allowed_updates"] == ["callback_query", "edited_message", "message"]
+    assert bot["allowed_updates"] == ["callback_query", "edited_message", "message", "my_chat_member"]
 
 
 async def test_there_is_never_more_than_one_poll_in_flight(telegram: TelegramHarness, intake: RecordingIntake) -> None:

@@ -55,7 +55,7 @@ async def test_telegram_is_told_address_secret_and_kinds(
         [bot] = (await telegram.get("state"))["bots"]
     assert bot["webhook"]["url"] == webhook.url
     assert bot["webhook"]["secret"] == SECRET
-    assert bot["allowed_updates"] == ["callback_query", "edited_message", "message"]
+    assert bot["allowed_updates"] == ["callback_query", "edited_message", "message", "my_chat_member"]
     assert await telegram.calls("getUpdates") == []
 
 

@@ -1,0 +1,3 @@
+-- Time since which the bot cannot write in a chat (blocked, removed, deleted), NULL: it can. Its schedules wait.
+
+ALTER TABLE chats ADD COLUMN unreachable_since BIGINT;
