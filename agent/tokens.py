@@ -192,6 +192,8 @@ def _row_tokens(row: Message, max_result_characters: int) -> int:
         return total
     total += sum(CALL_TOKENS + estimated_text_tokens(call.name + call.arguments) for call in body.calls)
     total += sum(BLOCK_TOKENS + estimated_text_tokens(part.name + part.text) for part in body.documents)
+    if body.words_by is not None:
+        total += BLOCK_TOKENS + estimated_text_tokens(body.words_by)
     if body.quote is not None:
         total += BLOCK_TOKENS + estimated_text_tokens(body.quote.author + body.quote.text)
     return total + sum(MESSAGE_TOKENS + estimated_text_tokens(note) for note in body.notes)

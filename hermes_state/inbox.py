@@ -59,7 +59,8 @@ class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     transcripts: tuple[str, ...] = msgspec.field(default=(), name="heard")
     """Words of recordings that were attached; they are no attachments any more."""
     quote: Quote | None = None
-    is_forwarded: bool = False
+    is_forwarded: bool = False  # written by earlier versions
+    words_by: str | None = None
     via: InputKind = InputKind.TYPED
     ticket: str | None = None
     notes: tuple[str, ...] = ()
@@ -276,12 +277,13 @@ def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> EditedMess
     return select_one(db, EditedMessage, _FIND_EDITED, parameters)
 
 
-def replace_text(db: Connection, inbox_id: InboxId, text: str) -> bool:
+def replace_text(db: Connection, inbox_id: InboxId, text: str, words_by: str | None = None) -> bool:
     """Give a message that still waits another text; False when it is claimed by now."""
     row = _load_new(db, inbox_id)
     if row is None:
         return False
-    _save_payload(db, inbox_id, msgspec.structs.replace(row.payload, text=text))
+    words_by = row.payload.words_by if words_by is None else words_by
+    _save_payload(db, inbox_id, msgspec.structs.replace(row.payload, text=text, words_by=words_by))
     return True
 
 
@@ -290,11 +292,11 @@ def save_transcript(db: Connection, inbox_id: InboxId, recording: IncomingAttach
     row = _load_new(db, inbox_id)
     if row is None:
         return
-    payload = msgspec.structs.replace(
-        row.payload,
-        attachments=tuple(one for one in row.payload.attachments if one != recording),
-        transcripts=(*row.payload.transcripts, transcript),
-    )
+    heard: dict[str, object] = {"transcripts": (*row.payload.transcripts, transcript)}
+    if recording.is_quoted and (quote := row.payload.quote) is not None:
+        heard = {"quote": msgspec.structs.replace(quote, text=f"{quote.text}\n{transcript}".strip())}
+    attachments = tuple(one for one in row.payload.attachments if one != recording)
+    payload = msgspec.structs.replace(row.payload, attachments=attachments, **heard)
     _save_payload(db, inbox_id, payload)
 
 
@@ -305,6 +307,15 @@ def _load_new(db: Connection, inbox_id: InboxId) -> InboxRow | None:
 
 def _save_payload(db: Connection, inbox_id: InboxId, payload: InboxPayload) -> None:
     db.execute("UPDATE inbox SET payload = ? WHERE id = ?", (_encode(payload).decode(), inbox_id))
+
+
+def is_known(db: Connection, chat_id: ChatId, message_ref: str) -> bool:
+    """True if a platform message waits or is in the chat's active session, so that the model sees it anyway."""
+    query = f"""SELECT EXISTS (SELECT 1 FROM inbox
+      WHERE chat_id = :chat_id AND {WAITS} AND kind = 'message' AND message_ref = :ref)
+    OR EXISTS (SELECT 1 FROM platform_messages p JOIN messages m ON m.id = p.message_id JOIN chats c ON c.id = p.chat_id
+      WHERE p.chat_id = :chat_id AND p.ref = :ref AND m.session_id = c.active_session_id)"""
+    return bool(message_ref) and scalar(db, bool, query, {"chat_id": chat_id, "ref": message_ref})
 
 
 def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> int:

@@ -134,15 +134,17 @@ class IncomingAttachment(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
     seconds: float | None = None
     """Length of a recording, where the platform says so."""
+    is_quoted: bool = False  # of the message that is quoted
 
 
 class Quote(msgspec.Struct, frozen=True, kw_only=True):
-    """The message that a reply answers, as the platform showed it. Untrusted text, at most 500 characters."""
+    """The message that a reply answers, as the platform showed it (no `message_ref`: in another chat). Untrusted."""
 
     message_ref: str
     author: str
     text: str
     is_from_bot: bool = False
+    is_selection: bool = False  # the sender selected this part of the message
 
 
 class InputKind(StrEnum):
@@ -184,8 +186,8 @@ class InboundMessage:
     chat_title: str | None = None
     attachments: tuple[IncomingAttachment, ...] = ()
     quote: Quote | None = None
-    is_forwarded: bool = False
-    """Its words are somebody else's, passed on."""
+    words_by: str | None = None
+    """Author of its words if the sender only passed them on (empty: unknown); None: they are the sender's own."""
     ticket: str | None = None
     """Token with which the adapter answers a slash command in its own place; valid for minutes, in this process."""
 
@@ -200,6 +202,7 @@ class EditEvent:
     text: str
     message_ref: str
     sent_at: Millis
+    words_by: str | None = None  # see `InboundMessage`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +309,7 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     documents: tuple[Document, ...] = ()
     images: tuple[Image, ...] = ()
     quote: Quote | None = None
+    words_by: str | None = None  # see `InboundMessage`
     notes: tuple[str, ...] = ()
     """Facts for the model about this message, such as an attachment that could not be read."""
     was_interrupted: bool = False

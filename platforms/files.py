@@ -7,9 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnavailable
+from hermes_state.values import AttachmentKind, IncomingAttachment
 
 CHUNK_BYTES = 256 * 1024
 """Size of a piece that is read and written at a time, in bytes."""
+UNREADABLE_QUOTE = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name="the quoted message", is_quoted=True)
+"""Stands for a quoted message of which nothing can be read: its sender is told."""
 
 
 async def save_stream(chunks: AsyncIterator[bytes], target: Path, max_bytes: int) -> int:

@@ -359,16 +359,18 @@ def _human_text(row: Message) -> str:
     body = row.body
     if body is EMPTY_BODY:
         return text or _NOTHING
-    pieces = [text] if text else []
-    if body.quote is not None:
-        author = "this assistant" if body.quote.is_from_bot else _attribute(body.quote.author)
-        quoted = _enclosed(_escaped(body.quote.text))
-        pieces.append(f'<quoted_message author="{author}">\n{quoted}\n</quoted_message>')
+    pieces = [text if body.words_by is None else _quoted(body.words_by, text)] if text else []
+    if (quote := body.quote) is not None:
+        pieces.append(_quoted("this assistant" if quote.is_from_bot else quote.author, _escaped(quote.text)))
     for document in body.documents:
         cut = ' truncated="yes"' if document.was_truncated else ""
         pieces.append(f'<document name="{_attribute(document.name)}"{cut}>\n{_enclosed(document.text)}\n</document>')
     pieces += [f"{NOTICE} {_one_line(note)}" for note in body.notes]
     return "\n".join(pieces) or _NOTHING
+
+
+def _quoted(author: str, text: str) -> str:
+    return f'<quoted_message author="{_attribute(author)}">\n{_enclosed(text)}\n</quoted_message>'
 
 
 def _attribute(value: str) -> str:

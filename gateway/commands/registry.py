@@ -245,9 +245,9 @@ class CommandRegistry:
         self.commands = tuple(commands)
         self._by_name = {name: command for command in self.commands for name in (command.name, *command.aliases)}
 
-    def resolve(self, text: str) -> tuple[ParsedCommand | None, Command | None]:
-        """The command line in a message and the command it names; None twice for an ordinary message."""
-        parsed = parse(text)
+    def resolve(self, text: str, words_by: str | None) -> tuple[ParsedCommand | None, Command | None]:
+        """The command line in a message and the command it names; None twice for other messages, and others' words."""
+        parsed = parse(text) if words_by is None else None
         return parsed, self._by_name.get(parsed.name) if parsed is not None else None
 
     def closest(self, name: str) -> str | None:

@@ -56,7 +56,7 @@ class CommandRunner:
             row = await self._context.store.read(inbox.load, inbox_id)
             if row is None:
                 continue
-            _, command = self._context.registry.resolve(row.payload.text)
+            _, command = self._context.registry.resolve(row.payload.text, row.payload.words_by)
             if command is None or command.kind is not CommandKind.CHANGE:
                 await self.run_queued(row)
 
@@ -145,7 +145,7 @@ class CommandRunner:
 
     async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:
         """Decide what the command does; every refusal is an answer."""
-        parsed, command = self._context.registry.resolve(row.payload.text)
+        parsed, command = self._context.registry.resolve(row.payload.text, row.payload.words_by)
         assert parsed is not None, "only command lines are stored as commands"
         role = await self._context.access.load_role(row.sender_ref)
         if role is None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from gateway.turns.lanes import INTERRUPTED
 from gateway.turns.runner import STOPPED_NOTICE
 from hermes_state import inbox, journal, outbox
@@ -15,6 +17,7 @@ from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
+from hermes_state.text import both_ends
 from hermes_state.tools import schedules
 from hermes_state.turns import RunningTurn, find_open_turn
 from hermes_state.values import (
@@ -106,12 +109,12 @@ def admit(db: Connection, event: AcceptedEvent, now: Millis) -> StoredEvent:
 
 
 def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -> StoredEvent:
-    message = event.message
+    message = _without_known(db, chat_id, event.message)
     payload = InboxPayload(
         text=event.text,
         attachments=message.attachments,
         quote=message.quote,
-        is_forwarded=message.is_forwarded,
+        words_by=message.words_by,
         via=message.via,
         ticket=message.ticket,
     )
@@ -169,6 +172,16 @@ def _meet_turn(
     if turn.is_waiting and event.steered_notice is None:
         outbox.enqueue(db, _reply(event, turn.chat_id, f"turn:{turn.id}:question", QUESTION_IS_OPEN), now)
     return mode
+
+
+def _without_known(db: Connection, chat_id: ChatId, message: InboundMessage) -> InboundMessage:
+    """The message, and of a quoted one that the model sees anyway only both ends or the names of its files."""
+    quote = message.quote
+    if quote is None or not inbox.is_known(db, chat_id, quote.message_ref):
+        return message
+    files = tuple(file for file in message.attachments if not file.is_quoted)
+    text = both_ends(quote.text or ", ".join(file.name for file in message.attachments if file.is_quoted), 500)
+    return replace(message, attachments=files, quote=msgspec.structs.replace(quote, text=text))
 
 
 def _row(
@@ -230,15 +243,15 @@ def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | N
     if edited.kind is not InboxKind.MESSAGE:
         return None
     if edited.state is InboxState.NEW:
-        inbox.replace_text(db, edited.inbox_id, edit.text)
+        inbox.replace_text(db, edited.inbox_id, edit.text, edit.words_by)
         return chat.id
     if edited.waiting_notice is not None:
-        inbox.replace_text(db, edited.waiting_notice, inbox.EDIT_PREFIX + edit.text)
+        inbox.replace_text(db, edited.waiting_notice, inbox.EDIT_PREFIX + edit.text, edit.words_by)
         return chat.id
     active = load_active(db, chat.id)
     if active is None or active.lineage_id != edited.lineage_id:
         return None
-    payload = InboxPayload(text=inbox.EDIT_PREFIX + edit.text)
+    payload = InboxPayload(text=inbox.EDIT_PREFIX + edit.text, words_by=edit.words_by)
     inbox.insert(db, _row(edit, chat.id, payload, kind=InboxKind.NOTICE), now)
     return chat.id
 

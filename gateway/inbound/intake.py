@@ -117,7 +117,7 @@ class GatewayIntake:
     async def overhear(self, event: InboundEvent) -> None:
         if not isinstance(event, InboundMessage) or self.access.assess(event) is not AccessResult.ADMITTED:
             return
-        _, command = self.registry.resolve(event.text)
+        _, command = self.registry.resolve(event.text, event.words_by)
         if command is None:
             if not event.is_bare_command:
                 self.waiting.note_waiting(event)
@@ -131,7 +131,7 @@ class GatewayIntake:
         self._offline.run(event, key, command)
 
     def refusal(self, event: InboundMessage) -> str | None:
-        parsed, command = self.registry.resolve(event.text)
+        parsed, command = self.registry.resolve(event.text, event.words_by)
         key = self._key_of(event.chat, event.chat_kind, event.sender)
         if self.access.role_of(event.sender.ref) is None:
             has_pairing = self.runtime.config.pairing.enabled and not event.chat_kind.is_shared
@@ -193,7 +193,7 @@ class GatewayIntake:
         """Add an event to a batch; False for one that needs more than a row of its own: it is dealt with alone."""
         if not isinstance(event, InboundMessage):
             return event is None
-        parsed, command = self.registry.resolve(event.text)
+        parsed, command = self.registry.resolve(event.text, event.words_by)
         if event.is_bare_command and command is None:
             event = replace(event, is_addressed=False)  # for another bot of the group
         result = self.access.assess(event)
@@ -224,7 +224,7 @@ class GatewayIntake:
     # ---- messages ---------------------------------------------------------------------------------------------
 
     async def _accept_message(self, message: InboundMessage, cursor: Cursor | None) -> None:
-        parsed, command = self.registry.resolve(message.text)
+        parsed, command = self.registry.resolve(message.text, message.words_by)
         result = self.access.judge(message)
         if result is not AccessResult.ADMITTED:
             await self._answer_denied(message, result, cursor)
@@ -298,7 +298,8 @@ class GatewayIntake:
             running_here=running.id if running is not None else None,
         )
         if parsed is None:
-            mode = "queue" if sessions.busy_mode == "steer" and message.attachments else sessions.busy_mode
+            waits = message.words_by is not None or (sessions.busy_mode == "steer" and message.attachments)
+            mode = "queue" if waits else sessions.busy_mode  # what others wrote neither steers nor ends a turn
             return replace(admission, busy_mode=mode)
         if command is not None and command.kind is CommandKind.MESSAGE and parsed.argument:
             joins_running = command.name == "steer" and not message.attachments
@@ -396,7 +397,7 @@ class GatewayIntake:
             return
         per_user = replace(edit.chat, user_ref=edit.sender.id)
         key = per_user if await self.store.read(find_chat, per_user) is not None else edit.chat
-        parsed, command = self.registry.resolve(edit.text)
+        parsed, command = self.registry.resolve(edit.text, edit.words_by)
         is_message = command is not None and command.kind is CommandKind.MESSAGE
         if parsed is not None and is_message and parsed.argument:
             edit = replace(edit, text=parsed.argument)  # `/queue <words>` is a message made of its words

@@ -112,7 +112,8 @@ class AttachmentHandler:
                 gathered.images,
                 gathered.is_in_workspace,
             )
-            is_useful = bool(row.payload.text.strip()) or any(found)
+            quote = row.payload.quote
+            is_useful = bool(row.payload.text.strip() or (quote is not None and quote.text)) or any(found)
             if gathered.refusals or gathered.hints:
                 await self.store.write(_notify_sender, row, gathered, not is_useful, self.clock.now())
                 self.delivery.wake(chat_id)
@@ -126,12 +127,14 @@ class AttachmentHandler:
     async def _gather(self, chat: Chat, row: InboxRow) -> _ReadResult:
         gathered = _ReadResult()
         for attachment in row.payload.attachments:
+            named = f"{attachment.kind} “{file_kinds.quoted_name(attachment)}”"
+            if attachment.is_quoted and attachment.file_ref:
+                gathered.note(f"{named} belongs to the quoted message")
             try:
                 await self._read(chat, row, attachment, gathered)
             except AttachmentError as error:
                 log.info("attachment.refused", kind=attachment.kind, size_bytes=attachment.size_bytes)
                 gathered.refusals.append(str(error))
-                named = f"{attachment.kind} “{file_kinds.quoted_name(attachment)}”"
                 gathered.note(f"{named} was attached but could not be read")
         return gathered
 
@@ -141,7 +144,8 @@ class AttachmentHandler:
             gathered.transcripts.append(await self._transcript(chat, row, attachment, limit))
             return
         sees_images = await self._sees_images(chat)
-        if self._workspace_of(chat) is None or attachment.kind is AttachmentKind.VOICE:
+        has_no_file = attachment.kind is AttachmentKind.OTHER and not attachment.file_ref
+        if self._workspace_of(chat) is None or attachment.kind is AttachmentKind.VOICE or has_no_file:
             file_kinds.refuse_unusable(attachment, limit, sees_images=sees_images)
         file_kinds.refuse_large(attachment, limit)
         use = partial(self._use, chat=chat, attachment=attachment, sees_images=sees_images, gathered=gathered)

@@ -54,7 +54,8 @@ async def _renewed_url(http: HTTPClient, ref: FileRef) -> str:
             message = await http.request(route)
     except (ChatUnreachable, MessageNotFound) as error:
         raise MessageRejected("the file is gone") from error
-    for attachment in message.get("attachments", ()) if isinstance(message, dict) else ():
+    forwarded = [one["message"] for one in message.get("message_snapshots", ())] if isinstance(message, dict) else []
+    for attachment in (file for one in (message, *forwarded) for file in one.get("attachments", ())):
         if str(attachment.get("id")) == str(ref.file_id):
             return str(attachment["url"])
     raise MessageRejected("the file is gone")

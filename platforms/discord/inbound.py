@@ -8,6 +8,7 @@ pinging reply; that alone is no mention, or two bots would talk to each other fo
 import re
 
 import discord
+import msgspec
 
 from hermes_state.values import (
     AttachmentKind,
@@ -25,13 +26,14 @@ from hermes_state.values import (
 )
 from platforms.discord.files import FileRef
 from platforms.discord.rendering import LIMIT
+from platforms.files import UNREADABLE_QUOTE
 from platforms.text import utf16_units
 
 PLATFORM = "discord"
 EXPECTS_MORE_UNITS = LIMIT - 200
 """Length from which on a message was probably cut by its writer, in UTF-16 units: the next piece is on its way."""
 
-QUOTE_LENGTH = 500
+QUOTE_LENGTH, OWN_QUOTE_LENGTH = 8_000, 500
 _SPOKEN = frozenset({discord.MessageType.default, discord.MessageType.reply})
 _KINDS = {"image": AttachmentKind.IMAGE, "audio": AttachmentKind.AUDIO, "video": AttachmentKind.VIDEO}
 _MENTION = re.compile(r"<@!?(\d+)>")
@@ -58,8 +60,10 @@ class EventReader:
         """Read a message; None for what is none of a person or another bot: our own, joins, pins, boosts."""
         if message.author.id == self._bot_id or message.type not in _SPOKEN:
             return None
-        content, files = _content(message)
-        sender, quote = _author(message), self._quote(message)
+        (text, words_by), files = self._said(message), _files(message)
+        sender, (quote, quoted_files) = _author(message), self._quote(message)
+        if not (message.content or text or files or quote):
+            files = [UNREADABLE_QUOTE]
         is_direct = isinstance(message.channel, discord.DMChannel)
         is_named = any(mention in message.content for mention in self._own_mentions(message))
         return InboundMessage(
@@ -67,15 +71,15 @@ class EventReader:
             chat=self._chat(message.channel.id),
             chat_kind=_chat_kind(message.channel),
             sender=sender,
-            text=self._text(content, message),
+            text=text,
             message_ref=str(message.id),
             sent_at=millis_of(message.id),
             is_addressed=is_direct or is_named or (not sender.is_bot and quote is not None and quote.is_from_bot),
             expects_more=utf16_units(message.content) >= EXPECTS_MORE_UNITS,
             chat_title=_title(message.channel),
-            attachments=files,
+            attachments=(*files, *quoted_files),
             quote=quote,
-            is_forwarded=bool(message.message_snapshots),
+            words_by=words_by,
         )
 
     def edit(self, payload: discord.RawMessageUpdateEvent) -> EditEvent | None:
@@ -84,13 +88,15 @@ class EventReader:
         edited_at = message.edited_at
         if edited_at is None or message.author.id == self._bot_id or message.type not in _SPOKEN:
             return None
+        text, words_by = self._said(message)
         return EditEvent(
             event_ref=f"{self._event_ref(message.id)}:edit:{edited_at.isoformat()}",  # to the microsecond
             chat=self._chat(payload.channel_id),
             sender=_author(message),
-            text=self._text(message.content, message),
+            text=text,
             message_ref=str(message.id),
             sent_at=Millis(round(edited_at.timestamp() * 1000)),
+            words_by=words_by,
         )
 
     def deletion(self, channel_id: int, message_id: int) -> DeletionEvent:
@@ -137,6 +143,13 @@ class EventReader:
         role = message.guild.self_role if message.guild is not None else None
         return [*mentions, f"<@&{role.id}>"] if role is not None else mentions
 
+    def _said(self, message: discord.Message) -> tuple[str, str | None]:
+        """Text of a message, and `InboundMessage.words_by`."""
+        is_passed_on = bool(message.message_snapshots or message.interaction_metadata or message.application_id)
+        content = message.content if message.content and not message.message_snapshots else _words(message)
+        is_theirs = bool(message.content or message.poll or not content) and not is_passed_on
+        return self._text(content, message), None if is_theirs else ""
+
     def _text(self, content: str, message: discord.Message) -> str:
         """Text without a leading mention of the bot, and with the names of people for their numbers."""
         text = content.strip()
@@ -147,32 +160,52 @@ class EventReader:
         names = {user.id: user.display_name for user in message.mentions}
         return _MENTION.sub(lambda found: f"@{names[int(found[1])]}" if int(found[1]) in names else found[0], text)
 
-    def _quote(self, message: discord.Message) -> Quote | None:
+    def _quote(self, message: discord.Message) -> tuple[Quote | None, list[IncomingAttachment]]:
+        """Message that a person chose to answer, with its files."""
         reference = message.reference if message.type is discord.MessageType.reply else None
         answered = reference.resolved if reference is not None else None
         if not isinstance(answered, discord.Message):
-            return None
-        return Quote(
+            return None, [UNREADABLE_QUOTE] if reference is not None else []
+        is_ours = answered.author.id in (self._bot_id, self._client.application_id)
+        quote = Quote(
             message_ref=str(answered.id),
             author=answered.author.display_name,
-            text=answered.content[:QUOTE_LENGTH],
-            is_from_bot=answered.author.id in (self._bot_id, self._client.application_id),
+            text=_words(answered)[: OWN_QUOTE_LENGTH if is_ours else QUOTE_LENGTH],
+            is_from_bot=is_ours,
         )
+        files = [msgspec.structs.replace(file, is_quoted=True) for file in _files(answered)]
+        return quote, files if quote.text or files else [UNREADABLE_QUOTE]
 
 
-def _content(message: discord.Message) -> tuple[str, tuple[IncomingAttachment, ...]]:
-    """Text and files, also those of a message that was forwarded without a word of its own."""
-    content, attachments = message.content, list(message.attachments)
-    for snapshot in message.message_snapshots:
-        content = content or snapshot.content
-        attachments.extend(snapshot.attachments)
-    is_voice = message.flags.voice
-    files = [_file(message, attachment, is_voice=is_voice) for attachment in attachments]
+def _words(message: discord.Message | discord.MessageSnapshot) -> str:
+    """Everything that can be read of a message; of link previews only where there is nothing else."""
+    pieces: list[str | None] = [message.content, *map(_component_words, message.components)]
+    for embed in message.embeds:
+        if embed.type == "rich" or not message.content:
+            fields = (f"{field.name}: {field.value}" for field in embed.fields)
+            pieces += [embed.author.name, embed.title, embed.description, *fields]
+            pieces += [embed.footer.text, embed.url, embed.image.url]
+    if isinstance(message, discord.Message):
+        pieces += map(_words, message.message_snapshots)
+        if message.poll is not None:
+            pieces += [f"Poll: {message.poll.question}", *(f"- {answer.text}" for answer in message.poll.answers)]
+    return "\n".join(filter(None, pieces)).strip()
+
+
+def _component_words(one: object) -> str:
+    return "\n".join(filter(None, [getattr(one, "content", ""), *map(_component_words, getattr(one, "children", ()))]))
+
+
+def _files(message: discord.Message) -> list[IncomingAttachment]:
+    """Files of a message, also of one that it forwards."""
+    sources: list[discord.Message | discord.MessageSnapshot] = [message, *message.message_snapshots]
+    files = [_file(message, file, is_voice=source.flags.voice) for source in sources for file in source.attachments]
     files.extend(
-        IncomingAttachment(kind=AttachmentKind.OTHER, file_ref=sticker.url, name=f"sticker {sticker.name}")
-        for sticker in message.stickers
+        IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name=f"sticker {sticker.name}")
+        for source in sources
+        for sticker in source.stickers
     )
-    return content, tuple(files)
+    return files
 
 
 def _file(message: discord.Message, attachment: discord.Attachment, *, is_voice: bool) -> IncomingAttachment:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+import telegram
 from telegram import (
     Audio,
     CallbackQuery,
@@ -29,6 +31,7 @@ from hermes_state.values import (
     Quote,
     Sender,
 )
+from platforms.files import UNREADABLE_QUOTE
 from platforms.text import utf16_units
 
 PLATFORM: Final = "telegram"
@@ -37,7 +40,9 @@ MESSAGE_UNITS = 4096
 """Longest text that Telegram takes in one message, in UTF-16 code units; apps cut longer pastes there."""
 EXPECTS_MORE_UNITS = MESSAGE_UNITS - 200
 """Length from which on a message is probably the first piece of a cut paste, in UTF-16 code units."""
-QUOTE_CHARACTERS = 500
+QUOTE_CHARACTERS, OWN_QUOTE_CHARACTERS = 8_000, 500
+PASSED_ON: Final = {"forward_origin", "forward_date", "is_automatic_forward", "via_bot", "sender_business_bot"}
+"""Fields of a message whose text its sender did not write; older Bot API servers send `forward_date`."""
 
 MAX_DATE = 1 << 32
 """End of the dates that are read without the SDK, in seconds."""
@@ -123,7 +128,7 @@ class UpdateReader:
         raw = message.text or message.caption or ""
         if sender is None or not (raw or attachments) or (addressed := self._addressed_text(message, raw)) is None:
             return None
-        quote = self._quote(message)
+        quote, quoted_files = self._quote(message)
         is_answer = quote is not None and quote.is_from_bot
         is_called = message.chat.type == Chat.PRIVATE or addressed.is_named or is_answer
         return InboundMessage(
@@ -138,9 +143,9 @@ class UpdateReader:
             is_addressed=is_called or addressed.is_bare_command,
             is_bare_command=addressed.is_bare_command and not is_called,
             expects_more=message.media_group_id is not None or _is_near_limit(raw),
-            attachments=attachments,
+            attachments=(*attachments, *(quoted_files if raw or message.media_group_id is None else ())),
             quote=quote,
-            is_forwarded=message.forward_origin is not None,
+            words_by=_words_by(message),
         )
 
     def _edit(self, update: Update, message: Message) -> EditEvent | None:
@@ -158,6 +163,7 @@ class UpdateReader:
             text=addressed.text,
             message_ref=str(message.message_id),
             sent_at=sent_at,
+            words_by=_words_by(message),
         )
 
     def _chat(self, message: MaybeInaccessibleMessage) -> ChatKey:
@@ -165,23 +171,25 @@ class UpdateReader:
         return ChatKey(platform=PLATFORM, account=PLATFORM, chat_ref=chat_ref, thread_ref=thread_ref)
 
     def _addressed_text(self, message: Message, text: str) -> "_AddressedText | None":
-        """`/stop@our_bot now` means `/stop now`, a leading `@our_bot` goes away; None for a command to another bot."""
-        is_named = False
-        for entity in message.entities or message.caption_entities:
+        """`/stop@our_bot now` means `/stop now`, a leading `@our_bot` goes away; None for a command to another bot.
+
+        Quoted lines begin with `> `: they are no command, and neither call the bot nor are the sender's own words.
+        """
+        is_named, start, entities = False, 0, message.entities or message.caption_entities
+        quotes = [one for one in entities if one.type.endswith("blockquote")]
+        for entity in entities:
+            if any(quote.offset <= entity.offset < quote.offset + quote.length for quote in quotes):
+                continue
             if entity.type == MessageEntity.BOT_COMMAND and entity.offset == 0:
                 command, _, addressee = text[: entity.length].partition("@")  # ASCII: units are characters
                 if addressee and addressee.lower() != self.username.lower():
                     return None
-                rest = text[entity.length :]
+                rest = _marked(text, entity.length, quotes)
                 return _AddressedText(command + rest, is_named=bool(addressee), is_bare_command=not addressee)
-            if not self._is_our_name(entity, text):
-                continue
-            is_named = True
-            if entity.offset == 0:
-                rest = text.encode("utf-16-le")[entity.length * 2 :].decode("utf-16-le")
-                text = rest.lstrip(" \n\t,:") or rest.strip()
-                break  # the offsets of what follows no longer fit; nothing more is to be learnt
-        return _AddressedText(text, is_named=is_named)
+            if self._is_our_name(entity, text):
+                is_named, start = True, start or (entity.length if entity.offset == 0 else 0)
+        marked = _marked(text, start, quotes) if start or quotes else text
+        return _AddressedText((marked.lstrip(" \n\t,:") or marked.strip()) if start else marked, is_named=is_named)
 
     def _is_our_name(self, entity: MessageEntity, text: str) -> bool:
         if entity.type == MessageEntity.TEXT_MENTION:
@@ -191,23 +199,28 @@ class UpdateReader:
         units = text.encode("utf-16-le")[entity.offset * 2 : (entity.offset + entity.length) * 2]
         return units.decode("utf-16-le").lower() == f"@{self.username}".lower()
 
-    def _quote(self, message: Message) -> Quote | None:
-        """Message that a person chose to answer.
+    def _quote(self, message: Message) -> tuple[Quote | None, list[IncomingAttachment]]:
+        """Message that a person chose to answer, with its files.
 
         Every message of a topic formally answers the service message that created the topic: nobody chose that.
         """
-        quoted = message.reply_to_message
-        if quoted is None or quoted.forum_topic_created is not None:
-            return None
-        # A person may select the part they mean; that says more than the first 500 characters.
-        text = message.quote.text if message.quote is not None else quoted.text or quoted.caption or ""
-        sender = _sender(quoted)
-        return Quote(
-            message_ref=str(quoted.message_id),
-            author=sender.name if sender is not None else "",
-            text=text[:QUOTE_CHARACTERS],
-            is_from_bot=quoted.from_user is not None and quoted.from_user.id == self.bot_id,
+        quoted = message.external_reply or message.reply_to_message
+        if quoted is None or getattr(quoted, "forum_topic_created", None) is not None:
+            return None, [UNREADABLE_QUOTE] if message.reply_to_story is not None else []
+        is_here = isinstance(quoted, Message)
+        place = quoted.chat.title if quoted.chat and not is_here else ""
+        is_ours = getattr(getattr(quoted, "from_user", None), "id", None) == self.bot_id
+        # A person may select the part they mean; that says more than the whole.
+        text = message.quote.text if message.quote is not None else _words(quoted)
+        quote = Quote(
+            message_ref=str(quoted.message_id) if is_here else "",
+            author=" in ".join(dict.fromkeys(filter(None, (_name_of(quoted), place)))),
+            text=text[: OWN_QUOTE_CHARACTERS if is_ours else QUOTE_CHARACTERS],
+            is_from_bot=is_ours,
+            is_selection=message.quote is not None,
         )
+        files = [msgspec.structs.replace(file, is_quoted=True) for file in _attachments(quoted) if file.file_ref]
+        return quote, files if text or files else [UNREADABLE_QUOTE]
 
 
 def read_migration(update: Update) -> tuple[str, str] | None:
@@ -278,6 +291,35 @@ def _person(user: User) -> Sender:
     return Sender(platform=PLATFORM, id=str(user.id), name=user.full_name, is_bot=user.is_bot)
 
 
+def _words_by(message: Message) -> str | None:
+    """Author of words that the sender has passed on; None where nobody else is named."""
+    source = message.forward_origin or message.via_bot or message.sender_business_bot
+    return None if source is None else _name_of(source)
+
+
+def _name_of(source: telegram.TelegramObject) -> str:
+    """Name of a user or a chat, or of the one that an origin, a message or what is known of one comes from."""
+    for field in ("origin", "sender_user", "sender_chat", "from_user", "chat"):
+        source = getattr(source, field, None) or source
+    return next(filter(None, (getattr(source, name, "") for name in ("full_name", "title", "sender_user_name"))), "")
+
+
+def _words(quoted: Message | telegram.ExternalReplyInfo) -> str:
+    poll = [f"Poll: {quoted.poll.question}", *(f"- {one.text}" for one in quoted.poll.options)] if quoted.poll else []
+    return getattr(quoted, "text", None) or getattr(quoted, "caption", None) or "\n".join(poll)
+
+
+def _marked(text: str, start: int, quotes: list[MessageEntity]) -> str:
+    """The text from a position on, in UTF-16 units, with `> ` before each quoted line."""
+    units = text.encode("utf-16-le")
+    for quote in sorted(quotes, key=lambda one: one.offset, reverse=True):
+        first, last = quote.offset * 2, (quote.offset + quote.length) * 2
+        lines = units[first:last].decode("utf-16-le").replace("\n", "\n> ")
+        units = units[:first] + f"\n> {lines}\n".encode("utf-16-le") + units[last:]
+    marked = units[start * 2 :].decode("utf-16-le")
+    return marked.strip("\n") if quotes else marked
+
+
 def _millis(message: Message) -> Millis:
     return Millis(int((message.edit_date or message.date).timestamp() * 1000))
 
@@ -287,10 +329,10 @@ def _is_near_limit(text: str) -> bool:
     return len(text) * 2 >= EXPECTS_MORE_UNITS and utf16_units(text) >= EXPECTS_MORE_UNITS
 
 
-def _attachments(message: Message) -> tuple[IncomingAttachment, ...]:
+def _attachments(message: Message | telegram.ExternalReplyInfo) -> tuple[IncomingAttachment, ...]:
     """File of a message. One at most: an album is several messages."""
     if message.photo:
-        name = f"photo-{message.message_id}.jpg"
+        name = f"photo-{message.message_id or ''}.jpg"
         return (_attachment(AttachmentKind.IMAGE, message.photo[-1], name, mime="image/jpeg"),)  # the largest
     if message.animation is not None:  # carries a document of the same file beside it
         return (_attachment(AttachmentKind.VIDEO, message.animation, "animation.mp4"),)

@@ -15,7 +15,7 @@ from hermes_state.errors import StoreUnavailable
 from hermes_state.values import Clock, EditEvent, InboundMessage
 from platforms.base import Intake, ReceivedEvent
 from platforms.buttons import ButtonCommandStore
-from platforms.telegram.inbound import PLATFORM, ReachChange, UpdateReader, read_migration, read_reach
+from platforms.telegram.inbound import PASSED_ON, PLATFORM, ReachChange, UpdateReader, read_migration, read_reach
 from platforms.text import UNREADABLE
 
 log = structlog.get_logger(__name__)
@@ -70,6 +70,10 @@ class UpdateHandler:
                 content = (
                     update.callback_query or read_migration(update) or read_reach(update) or self.reader.read(update)
                 )
+                written = raw.get("message") or raw.get("edited_message") or {}
+                # Told by the raw fields: one that the SDK does not read must not make the words the sender's own.
+                if isinstance(content, InboundMessage | EditEvent) and not PASSED_ON.isdisjoint(written):
+                    content = replace(content, words_by=content.words_by or "")
                 if isinstance(content, InboundMessage):
                     content = self._with_its_album(update, content)
         except UNREADABLE as error:
@@ -126,7 +130,8 @@ class UpdateHandler:
 
     async def _store_press(self, query: CallbackQuery) -> None:
         command = await self.buttons.command_of(query.data) if query.data else None
-        if command is None or query.message is None:
+        written_by = getattr(query.message, "from_user", None)
+        if command is None or query.message is None or (written_by and written_by.id != self.reader.bot_id):
             self.answer_press(query, "This button no longer works.")
             return
         await self.intake.accept(self.reader.press(query, query.message, command, self.clock.now()))

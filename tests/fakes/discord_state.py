@@ -311,7 +311,7 @@ class Discord:
             "flags": int(data.get("flags") or 0),
             "components": data.get("components") or [],
         }
-        keys = ("nonce", "webhook_id", "interaction_metadata", "application_id")
+        keys = ("nonce", "webhook_id", "interaction_metadata", "application_id", "poll", "message_snapshots")
         message.update({key: data[key] for key in keys if data.get(key) is not None})
         if reference := data.get("message_reference"):
             self._refer(message, channel, reference)

@@ -44,6 +44,7 @@ _REFUSALS = {
 _SERVICE_FIELDS = (
     *("media_group_id", "quote", "forward_origin", "via_bot", "sender_chat", "new_chat_members"),
     *("left_chat_member", "migrate_to_chat_id", "migrate_from_chat_id", "forum_topic_created"),
+    *("external_reply", "reply_to_story", "is_automatic_forward"),
 )
 
 

@@ -166,6 +166,7 @@ async def test_a_forwarded_message_brings_its_text(live: DiscordHarness, intake:
     await live.post("event", {"t": "MESSAGE_CREATE", "d": forward})
     forwarded = (await intake.wait_for(2))[1]
     assert forwarded.text == "the original"
+    assert forwarded.words_by == ""
     assert forwarded.quote is None
 
 
@@ -198,6 +199,21 @@ async def test_an_expired_address_is_renewed(live: DiscordHarness, intake: Recor
     stale = IncomingAttachment(kind=attachment.kind, file_ref=old.encode(), name="a.txt")
     assert await live.adapter.download(stale, tmp_path / "a.txt", 100) == 4
     assert (tmp_path / "a.txt").read_bytes() == b"data"
+
+
+async def test_an_expired_address_of_a_forwarded_file_is_renewed(
+    live: DiscordHarness, intake: RecordingIntake, tmp_path: Path
+) -> None:
+    [file] = live.discord.files_of({"files": [{"filename": "a.txt", "text": "data"}]})
+    snapshot = {"content": "", "timestamp": "2026-07-30T12:00:00+00:00", "edited_timestamp": None, "flags": 0}
+    snapshot |= {"attachments": [file], "embeds": [], "mentions": [], "mention_roles": [], "type": 0, "components": []}
+    [attachment] = (await heard(live, intake, "", message_snapshots=[{"message": snapshot}])).attachments
+    ref = FileRef.decode(attachment.file_ref)
+    old = FileRef(
+        channel_id=ref.channel_id, message_id=ref.message_id, file_id=ref.file_id, url=f"{live.server.url}/_cdn/0/a.txt"
+    )
+    stale = IncomingAttachment(kind=attachment.kind, file_ref=old.encode(), name="a.txt")
+    assert await live.adapter.download(stale, tmp_path / "a.txt", 100) == 4
 
 
 async def test_a_file_that_is_gone_is_rejected(live: DiscordHarness, intake: RecordingIntake, tmp_path: Path) -> None:
