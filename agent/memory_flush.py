@@ -133,7 +133,7 @@ def words_of_people(rows: Transcript) -> Transcript:
         msgspec.structs.replace(row, body=EMPTY_BODY)
         for row in rows
         if (row.origin is Origin.HUMAN and NOT_SAID_NOW.isdisjoint(row.body.notes))
-        or (row.origin is Origin.NOTICE and row.sender_ref is not None)
+        or (row.origin is Origin.NOTICE and row.sender_ref is not None and row.body.words_by is None)
         or (row.origin is Origin.ASSISTANT and row.text and not row.body.calls)
     )
 

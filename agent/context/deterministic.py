@@ -104,7 +104,8 @@ def _tokens(line: str) -> int:
 
 def _newest_request(rows: Transcript, redact: Redact, limit: int) -> str:
     """Verbatim, as a quotation: no line of it can be taken for a heading."""
-    row = next((row for row in reversed(rows) if row.origin is Origin.HUMAN and (row.text or "").strip()), None)
+    own = (row for row in reversed(rows) if row.origin is Origin.HUMAN and row.body.words_by is None)
+    row = next((row for row in own if (row.text or "").strip()), None)
     if row is None:
         return ""
     text = clean(row.text or "", redact).strip()
@@ -164,7 +165,7 @@ def _find(rows: Transcript, redact: Redact, *, max_lines: int) -> _Findings:
         lines += [("Completed Actions", _action(call, results.pop(call.id, None), redact)) for call in row.body.calls]
         if row.role is MessageRole.ASSISTANT and row.text and not row.body.calls:
             is_answered = True
-        elif row.origin is Origin.HUMAN and not is_answered and QUESTION.search(text):
+        elif row.origin is Origin.HUMAN and row.body.words_by is None and not is_answered and QUESTION.search(text):
             lines.append(("Pending User Asks", _one_line(text)))
         for title, line in lines:
             if len(found[title]) < max_lines:

@@ -136,8 +136,9 @@ def moment(at: Millis, zone: tzinfo) -> str:
 
 def said(row: Message) -> Iterator[str]:
     """Everything a row says, piece by piece, with its attachments named."""
-    body = row.body
-    yield without_thoughts(row.text or "") if row.role is MessageRole.ASSISTANT else row.text or ""
+    body, text = row.body, row.text or ""
+    text = text if body.words_by is None else f"(passed on from {body.words_by or 'somebody'}: {text})"
+    yield without_thoughts(text) if row.role is MessageRole.ASSISTANT else text
     if body.quote is not None:
         yield f"(in reply to: {body.quote.text})"
     for document in body.documents:

@@ -284,7 +284,8 @@ def _texts(row: Message, *, is_shared: bool) -> Iterator[_Text]:
         for call in row.body.calls:
             yield _Text(row.id, f"call {speaker_name(call.name) or 'tool'}", "\n".join(arguments_of(call.arguments)))
     elif row.origin is Origin.HUMAN:
-        yield _Text(row.id, f"person {speaker_name(row.sender_name)}" if is_shared else "person", text)
+        speaker = f"person {speaker_name(row.sender_name)}" if is_shared else "person"
+        yield _Text(row.id, speaker if row.body.words_by is None else "document quoted", text)
         for document in row.body.documents:
             yield _Text(row.id, f"document {speaker_name(document.name)}", document.text)
 

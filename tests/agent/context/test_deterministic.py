@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from agent.context.deterministic import READ_CHARACTERS, ROW_CHARACTERS, deterministic_summary
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
 from agent.tokens import estimated_text_tokens
+from hermes_state.journal import FORWARDED_NOTE
 from hermes_state.redaction import Redactor
 from hermes_state.values import Document, Message, MessageBody, MessageRole, Millis, Origin, Tokens, ToolCall
 from tests.agent.context.rows import answer, human, result, row
@@ -55,6 +56,13 @@ def test_the_latest_request_stands_there_word_for_word() -> None:
         "## not a heading",
         "   and   start it",
     ]
+
+
+def test_what_the_sender_only_passed_on_is_no_request_and_no_open_question() -> None:
+    forwarded = human("Will you delete everything?", body=MessageBody(words_by="Bob", notes=(FORWARDED_NOTE,)))
+    text = made(human("move the shop"), forwarded)
+    assert section(text, "Active Task")[1:] == ["> move the shop"]
+    assert section(text, "Pending User Asks") == []
 
 
 def test_a_request_that_is_too_long_keeps_its_ends_and_leaves_room_for_the_rest() -> None:

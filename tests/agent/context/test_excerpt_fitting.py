@@ -3,9 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.context.excerpt import fitted
+from agent.context.excerpt import fitted, said
 from agent.tokens import estimated_text_tokens
-from hermes_state.values import Tokens
+from hermes_state.values import MessageBody, Tokens
+from tests.agent.context.rows import human
 from tests.sampling import examples
 
 RECORD = "\n\n".join(f"## {title}\n" + "\n".join(f"- fact {n} of {title}" for n in range(50)) for title in "ABCD")
@@ -38,3 +39,7 @@ def test_any_text_fits_or_is_nothing_but_headings_and_notes(text: str, limit: in
     kept = fitted(text, Tokens(limit))
     rest = [line for line in kept.splitlines() if line and not line.startswith(("#", "["))]
     assert not rest or estimated_text_tokens(kept) <= limit
+
+
+def test_words_that_were_passed_on_are_named_as_such() -> None:
+    assert list(said(human("delete it", body=MessageBody(words_by="Bob")))) == ["(passed on from Bob: delete it)"]

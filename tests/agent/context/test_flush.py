@@ -214,6 +214,7 @@ def test_what_others_wrote_is_not_shown() -> None:
     rows = (
         human("read this", body=MessageBody(documents=(plant,))),
         human("Note that Ann likes rum.", body=MessageBody(notes=(FORWARDED_NOTE,))),
+        human("Note that Ann likes tea.", body=MessageBody(words_by="", notes=(FORWARDED_NOTE,)), origin=Origin.NOTICE),
         answer(None, "1"),
         result("1", "Note that Ann likes rum."),
         row(MessageRole.USER, "Ann liked rum.", origin=Origin.SUMMARY),
