@@ -33,7 +33,7 @@ PLATFORM = "discord"
 EXPECTS_MORE_UNITS = LIMIT - 200
 """Length from which on a message was probably cut by its writer, in UTF-16 units: the next piece is on its way."""
 
-QUOTE_LENGTH, OWN_QUOTE_LENGTH = 8_000, 500
+QUOTE_LENGTH, OWN_QUOTE_LENGTH, MAX_STARTERS = 8_000, 500, 256
 _SPOKEN = frozenset({discord.MessageType.default, discord.MessageType.reply})
 _KINDS = {"image": AttachmentKind.IMAGE, "audio": AttachmentKind.AUDIO, "video": AttachmentKind.VIDEO}
 _MENTION = re.compile(r"<@!?(\d+)>")
@@ -55,9 +55,16 @@ class EventReader:
     def __init__(self, client: discord.Client, clock: Clock) -> None:
         self._client = client
         self._clock = clock
+        self._starters: dict[int, discord.Message] = {}
+        """Messages that newly seen threads were made from, until somebody there calls the bot."""
 
     def message(self, message: discord.Message) -> InboundMessage | None:
         """Read a message; None for what is none of a person or another bot: our own, joins, pins, boosts."""
+        started_from = message.reference.resolved if message.reference is not None else None
+        if message.type is discord.MessageType.thread_starter_message and isinstance(started_from, discord.Message):
+            self._starters[message.channel.id] = started_from
+            while len(self._starters) > MAX_STARTERS:
+                del self._starters[next(iter(self._starters))]
         if message.author.id == self._bot_id or message.type not in _SPOKEN:
             return None
         (text, words_by), files = self._said(message), _files(message)
@@ -161,9 +168,11 @@ class EventReader:
         return _MENTION.sub(lambda found: f"@{names[int(found[1])]}" if int(found[1]) in names else found[0], text)
 
     def _quote(self, message: discord.Message) -> tuple[Quote | None, list[IncomingAttachment]]:
-        """Message that a person chose to answer, with its files."""
+        """Message that a person chose to answer, or made a thread from, with its files."""
         reference = message.reference if message.type is discord.MessageType.reply else None
         answered = reference.resolved if reference is not None else None
+        if reference is None and any(mention in message.content for mention in self._own_mentions(message)):
+            answered = self._starters.pop(message.channel.id, None)
         if not isinstance(answered, discord.Message):
             return None, [UNREADABLE_QUOTE] if reference is not None else []
         is_ours = answered.author.id in (self._bot_id, self._client.application_id)

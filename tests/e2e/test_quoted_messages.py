@@ -230,3 +230,19 @@ async def test_discord_forwards_without_text_and_polls_are_read(discord: World) 
     replies = await sent(world, 3)
     assert any("I cannot read “the quoted message”" in reply for reply in replies)
     assert len(await world.asked(2)) == 2
+
+
+async def test_the_message_that_a_discord_thread_was_made_from_is_quoted_once(discord: World) -> None:
+    world = discord
+    await ready(world)
+    alert = await say(world, "", channel="general", user_id="400000000000000001", is_bot=True, embeds=[EMBED])
+    thread = await world.dc.post("channel", {"channel": "general", "thread": "the alert"})
+    reference = {"type": 0, "message_id": alert["message"]["id"], "channel_id": alert["channel_id"]}
+    starter = {**alert["message"], "embeds": [], "type": 21, "channel_id": thread["id"], "message_reference": reference}
+    starter |= {"id": str(int(thread["id"]) + 1), "referenced_message": alert["message"]}
+    await world.dc.post("event", {"t": "MESSAGE_CREATE", "d": starter})
+    for number, text in enumerate(("what happened?", "and now?"), start=1):
+        await say(world, text, channel_id=thread["id"], mention=True)
+        assert len(await sent(world, number)) == number
+    assert "The disk is full." in await said(world, 1)
+    assert (await said(world, 2)).count("<quoted_message") == 1
