@@ -208,7 +208,7 @@
     if (event.clipboardData.files.length) { files.files = event.clipboardData.files; showChosen(); event.preventDefault(); }
   });
   text.addEventListener("keydown", (event) => {
-    if (event.isComposing) return;
+    if (event.isComposing || event.keyCode === 229) return; // Safari sends it after compositionend
     if (steer(event)) { event.preventDefault(); return; }
     if (event.key === "Enter" && !event.shiftKey && !event.altKey) {
       event.preventDefault();

@@ -128,6 +128,37 @@ async def test_write_see_it_stream_start_anew_and_find_it_all_after_a_reload(wor
     assert await browser.complaints() == []
 
 
+@pytest.mark.parametrize("is_composing", [True, False], ids=["within", "after compositionend, as Safari sends it"])
+async def test_a_key_of_an_input_method_reaches_no_handler(world: World, browser: Chromium, is_composing: bool) -> None:
+    await enter(world, browser)
+
+    async def compose(key: str) -> None:
+        """Dispatch a key that belongs to a composition."""
+        await browser.run(
+            """const [key, isComposing] = arguments;
+            const about = {key, isComposing, keyCode: 229, bubbles: true, cancelable: true};
+            document.getElementById("text").dispatchEvent(new KeyboardEvent("keydown", about));""",
+            key,
+            is_composing,
+        )
+
+    await browser.click("#text")
+    await browser.press("にほ")
+    await compose("Enter")
+    assert await browser.run("return document.getElementById('text').value") == "にほ", "it is still in the composer"
+    await browser.press("んご")
+    await browser.press(Keys.ENTER)
+    await browser.wait_for(".person .body", lambda found: found == ["にほんご"])
+
+    await browser.press("/")
+    await browser.wait_for("#commands [aria-selected=true]", lambda found: len(found) == 1)
+    [first] = await browser.texts("#commands [aria-selected=true]")
+    for key in ("ArrowDown", "Tab", "Enter", "Escape"):
+        await compose(key)
+    assert await browser.texts("#commands [aria-selected=true]") == [first]
+    assert await browser.run("return document.getElementById('text').value") == "/"
+
+
 PICTURE = (
     "<svg xmlns='http://www.w3.org/2000/svg' width='30' height='20' onload='document.title=1'>"
     "<script>document.title=2</script></svg>"
