@@ -140,6 +140,8 @@ class AttachmentHandler:
 
     async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _ReadResult) -> None:
         limit = self.runtime.config.attachments.max_bytes
+        if attachment.kind is AttachmentKind.OTHER and not attachment.file_ref:  # a game, a story: nothing to fetch
+            raise AttachmentError(file_kinds.unreadable(attachment, sees_images=await self._sees_images(chat)))
         if attachment.kind in RECORDINGS and self.transcriber.is_enabled:
             gathered.transcripts.append(await self._transcript(chat, row, attachment, limit))
             return
@@ -189,9 +191,11 @@ class AttachmentHandler:
             limit = self.runtime.config.attachments.max_bytes
             file_kinds.refuse_unusable(attachment, limit, sees_images=sees_images)
             return await self._take_in(fetched, attachment=attachment, sees_images=sees_images)
-        except AttachmentError:
+        except AttachmentError as error:
             if not is_there:
                 raise
+            gathered.hints.append(str(error))
+            gathered.notes[-1] = f"not shown to you: {gathered.notes[-1]}"
             return None, None
 
     def _workspace_of(self, chat: Chat) -> WorkspaceHandle | None:
@@ -252,7 +256,7 @@ def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all:
     reply = Reply(
         chat_id=row.chat_id,
         kind=OutboxKind.ERROR if gathered.refusals else OutboxKind.STATUS,
-        markdown=" ".join(gathered.refusals + gathered.hints),
+        markdown=" ".join(dict.fromkeys(gathered.refusals + gathered.hints)),
         dedupe_key=f"inbox:{row.id}:attachments",
         reply_to=row.message_ref,
     )

@@ -54,9 +54,9 @@ def refuse_unusable(attachment: IncomingAttachment, max_bytes: int, *, sees_imag
 
 def is_text(attachment: IncomingAttachment) -> bool:
     """True where name or MIME type promise a text document."""
-    if attachment.kind is not AttachmentKind.DOCUMENT:
-        return False
     mime, name = (attachment.mime or "").lower(), attachment.name.lower()
+    if attachment.kind is not AttachmentKind.DOCUMENT:
+        return mime == "image/svg+xml"
     if mime.startswith(TEXT_MIME_PREFIXES) or mime in TEXT_MIMES:
         return True
     return PurePath(name).suffix in TEXT_SUFFIXES or name in ("dockerfile", "makefile", "readme", "license")

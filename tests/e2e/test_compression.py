@@ -161,9 +161,10 @@ class Page:
         self._root, self._browser = root, browser
         self._headers = {"HX-Request": "true", "Origin": root, KEY_HEADER: key}
 
-    async def write(self, text: str) -> None:
+    async def write(self, text: str, *, name: str = "", content: bytes = b"", mime: str = "") -> None:
+        """Send a text, and with a `name` a file."""
         form = aiohttp.FormData({"text": text, "client_id": secrets.token_hex(16)}, quote_fields=False)
-        form.add_field("files", b"", filename="", content_type="application/octet-stream")
+        form.add_field("files", content, filename=name, content_type=mime or "application/octet-stream")
         url = f"{self._root}/chat/main/messages"
         async with self._browser.post(url, data=form, headers=self._headers) as answer:
             assert answer.status == 200, await answer.text()

@@ -258,15 +258,48 @@ async def test_what_is_sent_lies_in_the_workspace_and_the_model_knows_where(stor
     async with serving(store, tmp_path, workspaces=workspaces_in(tmp_path), model=SEEING) as gateway:
         for one, content in (
             (file("notes.txt"), b"words"),
-            (file("report.pdf", mime="application/pdf"), b"%PDF-1.7 \0"),
             (file("photo.png", AttachmentKind.IMAGE), PNG),
-            (file("clip.mp4", AttachmentKind.VIDEO), b"\0\0\0 ftyp"),
         ):
             await send(gateway, one, content)
             assert noted(gateway) == (f"{one.kind} “{one.name}” lies in the workspace as inbox/{one.name}",)
             assert received(tmp_path)[one.name] == content
-        assert gateway.adapter.texts() == ["echo: look"] * 4
+        assert gateway.adapter.texts() == ["echo: look"] * 2
         assert len(list((tmp_path / "attachments").rglob("[0-9a-f]" * 64))) == 2, "what the model was shown"
+
+
+@pytest.mark.parametrize(
+    ("one", "content", "sentence"),
+    [
+        (file("report.pdf", mime="application/pdf"), b"%PDF-1.7 \0", "I cannot read “report.pdf”"),
+        (file("report.txt"), b"%PDF-1.7 \0", "“report.txt” is not text that I can read"),
+        (file("clip.mp4", AttachmentKind.VIDEO), b"\0\0\0 ftyp", "I cannot watch videos"),
+        (file("song.mp3", AttachmentKind.AUDIO), b"ID3", "I cannot listen to audio files"),
+        (file("photo.png", AttachmentKind.IMAGE), PNG[:40], "“photo.png” is not an image that I can look at"),
+    ],
+)
+async def test_what_lies_in_the_workspace_unread_is_named_to_the_sender_and_to_the_model(
+    store: Store, tmp_path: Path, one: IncomingAttachment, content: bytes, sentence: str
+) -> None:
+    async with serving(store, tmp_path, workspaces=workspaces_in(tmp_path), model=SEEING) as gateway:
+        await send(gateway, one, content)
+        place = f"{one.kind} “{one.name}” lies in the workspace as inbox/{one.name}"
+        assert noted(gateway) == (f"not shown to you: {place}",)
+        assert received(tmp_path)[one.name] == content
+        said, answer = gateway.adapter.texts()
+        assert said.startswith(sentence)
+        assert answer == "echo: look"
+
+
+@pytest.mark.parametrize("has_workspace", [True, False])
+async def test_what_has_no_file_gets_a_sentence_and_no_turn(store: Store, tmp_path: Path, has_workspace: bool) -> None:
+    workspaces = workspaces_in(tmp_path) if has_workspace else None
+    async with serving(store, tmp_path, workspaces=workspaces) as gateway:
+        game = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name="game")
+        await gateway.say("", files=[game])
+        await gateway.quiet()
+        assert gateway.adapter.texts() == ["I cannot read “game”; please say it in words, or send me a text file."]
+        assert gateway.adapter.downloads == []
+        assert gateway.model.requests == []
 
 
 async def test_a_file_that_only_lies_in_the_workspace_is_a_turn_of_its_own(store: Store, tmp_path: Path) -> None:
