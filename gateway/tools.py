@@ -56,7 +56,7 @@ class ToolBuilder:
     def __post_init__(self) -> None:
         self.workspaces = make_workspaces(self.loaded())
         self.background = BackgroundRegistry(partial(tell_background_end, self.store, self.clock, self.deliver))
-        images = ImageStore(files=self.files, clock=self.clock)
+        images = ImageStore(files=self.files, clock=self.clock, scaler=self.scaler)
         self.servers = ServerRegistry(images, self.clock, lambda text: Redactor(self.loaded().secrets())(text))
         self.permissions = ToolAccessControl(settings=lambda: self.loaded().config.tools, is_admin=self.is_admin)
 

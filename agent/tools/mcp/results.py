@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from agent.images.scaling import ImageLimits, ImageScaler
 from agent.tools.registry import ToolContext, ToolOutput
 from hermes_state import attachments
 from hermes_state.attachments import StoredFile
@@ -77,16 +78,19 @@ class ImageStore:
 
     files: AttachmentFolder
     clock: Clock
+    scaler: ImageScaler | None = None
 
     async def output(self, result: RemoteResult, context: ToolContext) -> str | ToolOutput:
         """The result for the model."""
         text = result.text or "(the result is empty)"
-        if not (images := result.images):
+        if not (count := sum(block.get("type") == "image" for block in result.content)):
             return text
-        files = await asyncio.to_thread(lambda: [self._keep(data, mime) for mime, data in images])
-        return ToolOutput(
-            text=text, images=await context.store.write(_insert, context.chat_id, files, self.clock.now())
-        )
+        files = await asyncio.to_thread(lambda: [self._keep(data, mime) for mime, data in result.images])
+        images = await context.store.write(_insert, context.chat_id, files, self.clock.now())
+        scaler = self.scaler or ImageScaler(self.files)
+        shown = [image for image in images if context.sees_images and await scaler.load(image.path, ImageLimits())]
+        note = f"\n[{count - len(shown)} of the images cannot be shown to you]" if len(shown) < count else ""
+        return ToolOutput(text=text + note, images=tuple(shown))
 
     def _keep(self, data: bytes, mime: str) -> StoredFile:
         target = self.files.new_file()

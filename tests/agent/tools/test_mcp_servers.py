@@ -1,6 +1,7 @@
 """MCP servers that misbehave: whatever one does, it is bounded, told, and ended with all that it has started."""
 
 import asyncio
+import base64
 import json
 import os
 import sys
@@ -8,7 +9,9 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -20,11 +23,14 @@ from agent.tools.mcp.results import ImageStore, RemoteResult
 from agent.tools.mcp.servers import RETRIES, ServerRegistry
 from agent.tools.mcp.settings import RemoteTool, ServerSettings, ServerState, ServerStatus
 from agent.tools.mcp.stdio import server_environ
+from agent.tools.registry import ToolContext, ToolOutput
 from hermes_state.aio import Backoff
 from hermes_state.errors import ToolError
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.values import SystemClock, ToolEffect
+from tests.agent.conftest import Chat
 from tests.fakes.labkit import Server
+from tests.pictures import picture
 from tests.sandboxes import all_gone, processes_with
 
 LINES = """
@@ -397,6 +403,23 @@ def test_results_in_words() -> None:
     assert long.text.endswith("[cut here: the result had 2,000,000 characters]")
     assert len(long.text) < 1_000_000
     assert os.linesep not in RemoteResult(content=[], structured=None, is_error=False).text
+
+
+@pytest.mark.parametrize(("sees_images", "shown"), [(True, 4), (False, 0)])
+async def test_images_of_a_result_that_cannot_be_shown_are_counted(
+    chat: Chat, tmp_path: Path, sees_images: bool, shown: int
+) -> None:
+    def image(data: bytes, mime: str = "image/png") -> dict[str, Any]:
+        return {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": mime}
+
+    good = [image(picture((width, 9))) for width in range(1, 6)]  # the fifth is one too many
+    bad = [image(picture()[:40]), image(b"<svg/>", "image/svg+xml"), {**image(b""), "data": "no base64!"}]
+    store = ImageStore(files=AttachmentFolder(tmp_path / "files"), clock=SystemClock())
+    context = replace(ToolContext.of(await chat.start("hello"), chat.store), sees_images=sees_images)
+    output = await store.output(RemoteResult(content=[*good, *bad], structured=None, is_error=False), context)
+    assert isinstance(output, ToolOutput)
+    assert len(output.images) == shown
+    assert output.text.endswith(f"[{8 - shown} of the images cannot be shown to you]")
 
 
 async def test_a_reload_while_the_gateway_ends_starts_nothing(tmp_path: Path) -> None:
