@@ -1,6 +1,8 @@
-"""Text as chat services send it, its length as they count it, in UTF-16 code units, and lines as parsers do."""
+"""Text and JSON as chat services send them, the length of text as they count it, and lines as parsers do."""
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import orjson
@@ -37,6 +39,7 @@ def with_newlines(text: str) -> str:
 
 UNREADABLE: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError, RecursionError)
 """Exceptions of reading a shape that neither an SDK nor we expect; times beyond the calendar raise three of them."""
+_TEXT_KEYS: Final = ("text", "content", "title", "question", "description", "label", "summary", "caption", "expression")
 
 
 def parsed_json(text: Any) -> Any:  # JSON, and where it comes from text or bytes of any kind
@@ -52,3 +55,47 @@ def parsed_json(text: Any) -> Any:  # JSON, and where it comes from text or byte
     except orjson.JSONDecodeError:
         value = json.loads(text, parse_int=lambda digits: int(digits[:400]))
         return json.loads(well_formed(json.dumps(value, ensure_ascii=False)))
+
+
+def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], path: str = "") -> Any:
+    """Return `value` without the parts that `read` refuses, whose paths go to `dropped`; None if nothing can stay."""
+
+    def known(key: str) -> Any:
+        return known_parts(nested[key], lambda part: read({**base, key: part}), dropped, f"{path}.{key}".lstrip("."))
+
+    if _is_read(value, read):
+        return value
+    if isinstance(value, list):
+        parts = [known_parts(one, lambda part: read([part]), dropped, path) for one in value]
+        return [part for part in parts if part is not None] or None
+    items = value.items() if isinstance(value, dict) else ()
+    nested = {key: part for key, part in items if part and isinstance(part, dict | list)}
+    plain = {key: part for key, part in items if key not in nested}
+    # An object may need one of the objects in it: a message needs its chat.
+    for base in (plain, *({**plain, key: part} for key, part in nested.items())) if items else ():
+        if _is_read(base, read):
+            found = {key: known(key) for key in nested.keys() - base.keys()}
+            return base | {key: part for key, part in found.items() if part is not None}
+    base, count = plain, len(dropped)
+    for key in nested:
+        if (part := known(key)) is not None:
+            return known_parts({**value, key: part}, read, dropped, path)
+        del dropped[count:]
+    dropped.append(path)
+    return None
+
+
+def text_in(value: Any, *, is_text: bool = False) -> str:
+    """Return the words that stand under keys for text, each object and each piece of a list on a line of its own."""
+    if isinstance(value, dict):
+        return "\n".join(filter(None, (text_in(part, is_text=key in _TEXT_KEYS) for key, part in value.items())))
+    if isinstance(value, list):  # under a key for text, its pieces are one text
+        return ("" if is_text else "\n").join(filter(None, (text_in(part, is_text=is_text) for part in value)))
+    return value if is_text and isinstance(value, str) else ""
+
+
+def _is_read(value: Any, read: Callable[[Any], object]) -> bool:
+    with suppress(*UNREADABLE):
+        read(value)
+        return True
+    return False

@@ -7,6 +7,7 @@ call, so that two clients in one process may talk to two servers and nothing is 
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from hermes_state.values import Clock, InboundMessage
 from platforms.discord.event_queue import ChangeEvent, ChannelsEvent, ConnectedEvent, EventQueue, MessageEvent
 from platforms.discord.inbound import EventReader
 from platforms.discord.settings import DiscordSettings
-from platforms.text import UNREADABLE, parsed_json
+from platforms.text import UNREADABLE, known_parts, parsed_json, text_in
 
 log = structlog.get_logger()
 
@@ -30,6 +31,9 @@ discord.utils._from_json = parsed_json  # orjson, which it takes where it is ins
 
 RATE_LIMIT_SECONDS = 10.0
 """Longest wait for a rate limit inside the SDK, in seconds; a longer one is raised: the gateway can shed previews."""
+
+_SHOWN = ("poll", "embeds", "components", "message_snapshots")
+_SNAPSHOT = {"type": 0, "embeds": [], "attachments": [], "edited_timestamp": None}
 
 GUILD_READY_SECONDS = 1.0
 """Seconds that discord.py waits for one more server after READY before it calls itself ready."""
@@ -74,23 +78,40 @@ class TolerantState(ConnectionState[Any]):
             self.parsers[event] = partial(self._read, self.parsers[event])
 
     def _read(self, parse: Callable[[Any], None], data: Any) -> None:
-        try:
-            parse(data)
-        except UNREADABLE as error:
-            _log_skipped(data, error)
+        with _skipping(data):
+            try:
+                parse(data)
+            except UNREADABLE:
+                parse(self._known(self._get_guild_channel(data)[0], data))
 
     def create_message(self, *, channel: Any, data: Any) -> Any:
         """A message of the history; only its id where it cannot be read."""
-        try:
-            return super().create_message(channel=channel, data=data)
-        except UNREADABLE as error:
-            _log_skipped(data, error)
-            return discord.Object(data["id"])
+        message: Any = discord.Object(data["id"])
+        with _skipping(data):
+            try:
+                message = super().create_message(channel=channel, data=data)
+            except UNREADABLE:
+                message = super().create_message(channel=channel, data=self._known(channel, data))
+        return message
+
+    def _known(self, channel: Any, data: Any) -> Any:
+        """A message without the parts that the SDK cannot read; if it has no text, their words are quoted in it."""
+        fields: list[str] = []
+        known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
+        if "author" in known:
+            log.warning("update.partly_read", update_id=known["id"], fields=fields)
+        words = text_in({key: part for key, part in data.items() if key in _SHOWN and key not in known})
+        said = {**_SNAPSHOT, "content": words, "timestamp": data["timestamp"]}
+        return {**known, "message_snapshots": [{"message": said}]} if words and not known["content"] else known
 
 
-def _log_skipped(data: Any, error: Exception) -> None:
-    update_id = data.get("id") if isinstance(data, dict) else None
-    log.warning("update.skipped", update_id=update_id, error=type(error).__name__)
+@contextmanager
+def _skipping(data: Any) -> Iterator[None]:
+    try:
+        yield
+    except UNREADABLE as error:
+        update_id = data.get("id") if isinstance(data, dict) else None
+        log.warning("update.skipped", update_id=update_id, error=type(error).__name__)
 
 
 class GatewayClient(discord.Client):
@@ -139,11 +160,10 @@ class GatewayClient(discord.Client):
 
     def read(self, message: discord.Message | discord.Object) -> InboundMessage | None:
         """Read a message; None also for what cannot be read."""
-        try:
-            return self.reader.message(message) if isinstance(message, discord.Message) else None
-        except UNREADABLE as error:
-            _log_skipped({"id": message.id}, error)
-            return None
+        read = None
+        with _skipping({"id": message.id}):
+            read = self.reader.message(message) if isinstance(message, discord.Message) else None
+        return read
 
     async def on_raw_message_edit(self, payload: discord.RawMessageUpdateEvent) -> None:
         if (edit := self.reader.edit(payload)) is not None:

@@ -36,6 +36,7 @@ EXPECTS_MORE_UNITS = LIMIT - 200
 QUOTE_LENGTH, OWN_QUOTE_LENGTH, MAX_STARTERS = 8_000, 500, 256
 _SPOKEN = frozenset({discord.MessageType.default, discord.MessageType.reply})
 _KINDS = {"image": AttachmentKind.IMAGE, "audio": AttachmentKind.AUDIO, "video": AttachmentKind.VIDEO}
+UNREADABLE = IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name="this kind of message")
 _MENTION = re.compile(r"<@!?(\d+)>")
 
 
@@ -70,7 +71,7 @@ class EventReader:
         (text, words_by), files = self._said(message), _files(message)
         sender, (quote, quoted_files) = _author(message), self._quote(message)
         if not (message.content or text or files or quote):
-            files = [UNREADABLE_QUOTE]
+            files = [UNREADABLE_QUOTE if message.message_snapshots else UNREADABLE]
         is_direct = isinstance(message.channel, discord.DMChannel)
         is_named = any(mention in message.content for mention in self._own_mentions(message))
         return InboundMessage(

@@ -376,6 +376,18 @@ async def test_what_cannot_be_read_is_put_aside_and_hides_nothing_around_it(
     assert {line["update_id"] for line in logs if line["event"] == "update.skipped"} == {refs[1]}
 
 
+async def test_of_the_history_only_what_the_sdk_cannot_read_is_left_out(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await seen_once(harness, intake)
+    refs = [await harness.write(text) for text in ("before", "beside it", "after")]
+    unknown = {"components": [{"type": 1, "components": [{"type": 2, "label": "no style"}]}], "poll": {"expiry": None}}
+    harness.discord.messages[harness.direct_chat.chat_ref][refs[1]] |= unknown
+    async with running(harness.adapter, intake):
+        await intake.wait_for(3)
+    assert texts(intake) == ["before", "beside it", "after"]
+
+
 async def test_an_event_that_cannot_be_read_ends_no_connection(
     harness: DiscordHarness, intake: RecordingIntake
 ) -> None:

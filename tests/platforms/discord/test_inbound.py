@@ -170,6 +170,67 @@ async def test_a_forwarded_message_brings_its_text(live: DiscordHarness, intake:
     assert forwarded.quote is None
 
 
+SNAPSHOT = {
+    "type": 0,
+    "content": "",
+    "timestamp": "2026-01-01T00:00:00+00:00",
+    "edited_timestamp": None,
+    "attachments": [],
+    "embeds": [],
+}
+BROKEN_BUTTON = {"type": 1, "components": [{"type": 2, "label": "/stop"}]}
+"""A button without the style that the SDK requires."""
+WAVE = {"id": "1", "name": "Wave", "format_type": 1}
+CARD = {"type": 17, "components": [{"type": 10, "content": "card"}]}
+
+
+def forward(**fields: Any) -> dict[str, Any]:
+    return {"content": "", "message_snapshots": [{"message": fields}]}
+
+
+@pytest.mark.parametrize(
+    ("change", "text", "names", "is_forwarded"),
+    [
+        ({"poll": {"question": {"text": "Tea?"}, "expiry": None}}, "hello", [], False),
+        ({"content": "", "poll": {"question": {"text": "Tea?"}, "expiry": None}}, "Tea?", [], True),
+        ({"embeds": [{"type": "rich", "color": {}}, {"type": "rich", "title": "T"}]}, "hello", [], False),
+        ({"components": [BROKEN_BUTTON]}, "hello", [], False),
+        ({"reactions": [{"count": 1}]}, "hello", [], False),
+        (forward(**{**SNAPSHOT, "content": "theirs"}, components=[BROKEN_BUTTON]), "theirs", [], True),
+        (forward(content="theirs"), "theirs", [], True),
+        (forward(**SNAPSHOT, components=[CARD]), "card", [], True),
+        ({"content": "", "sticker_items": [WAVE]}, "", ["sticker Wave"], False),
+        ({"content": "", "shared_client_theme": {"colors": ["5865F2"]}}, "", ["this kind of message"], False),
+    ],
+)  # fmt: skip
+async def test_of_a_message_only_what_the_sdk_cannot_read_is_left_out(
+    live: DiscordHarness,
+    intake: RecordingIntake,
+    change: dict[str, Any],
+    text: str,
+    names: list[str],
+    is_forwarded: bool,
+) -> None:
+    message = await heard(live, intake, "placeholder")
+    raw = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
+    unknown = {**raw, "id": live.discord.flake(), "content": "hello", **change}
+    await live.post("event", {"t": "MESSAGE_CREATE", "d": unknown})
+    received = (await intake.wait_for(2))[1]
+    assert (received.text, received.is_forwarded) == (text, is_forwarded)
+    assert [one.name for one in received.attachments] == names
+
+
+async def test_an_edit_is_read_without_what_the_sdk_does_not_know(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    message = await heard(live, intake, "one")
+    stored = live.discord.event_of(live.discord.message(GENERAL, message.message_ref))
+    change = {"content": "two", "edited_timestamp": "2026-01-01T00:00:00+00:00", "components": [BROKEN_BUTTON]}
+    await live.post("event", {"t": "MESSAGE_UPDATE", "d": {**stored, **change}})
+    await heard(live, intake, "afterwards")
+    assert [edit.text for edit in intake.of(EditEvent)] == ["two"]
+
+
 @pytest.mark.parametrize(
     ("mime", "kind"),
     [
