@@ -23,8 +23,6 @@ async def fetch(
     """Write the file to `target` piece by piece, nothing on failure. See `PlatformAdapter.download`."""
     if (attachment.size_bytes or 0) > max_bytes:
         raise FileSizeExceeded(max_bytes)
-    if not attachment.file_ref:
-        raise MessageRejected("there is no file to fetch")
     try:
         address = (await sdk.get_file(attachment.file_ref)).file_path
         if not address:

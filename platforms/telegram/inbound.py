@@ -32,6 +32,7 @@ from hermes_state.values import (
     Sender,
 )
 from platforms.files import UNREADABLE_QUOTE
+from platforms.telegram.words import describe, unknown_content
 from platforms.text import utf16_units
 
 PLATFORM: Final = "telegram"
@@ -49,6 +50,8 @@ MAX_DATE = 1 << 32
 
 GENERAL_TOPIC = 1
 """Topic that a forum starts with; messages in it behave as those of a group without topics."""
+
+_UNREAD: Final = ("game", "story", "paid_media", "giveaway", "giveaway_winners", "invoice", "passport_data")
 
 ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query", "my_chat_member")
 """Kinds of updates asked for; named, because an earlier setting of the same bot would otherwise stay in force."""
@@ -125,7 +128,7 @@ class UpdateReader:
         """Read a message; None for service messages and for commands to other bots."""
         sender = _sender(message)
         attachments = _attachments(message)
-        raw = message.text or message.caption or ""
+        raw = message.text or message.caption or describe(message) or ""
         if sender is None or not (raw or attachments) or (addressed := self._addressed_text(message, raw)) is None:
             return None
         quote, quoted_files = self._quote(message)
@@ -305,8 +308,7 @@ def _name_of(source: telegram.TelegramObject) -> str:
 
 
 def _words(quoted: Message | telegram.ExternalReplyInfo) -> str:
-    poll = [f"Poll: {quoted.poll.question}", *(f"- {one.text}" for one in quoted.poll.options)] if quoted.poll else []
-    return getattr(quoted, "text", None) or getattr(quoted, "caption", None) or "\n".join(poll)
+    return getattr(quoted, "text", None) or getattr(quoted, "caption", None) or describe(quoted) or ""
 
 
 def _marked(text: str, start: int, quotes: list[MessageEntity]) -> str:
@@ -331,9 +333,10 @@ def _is_near_limit(text: str) -> bool:
 
 def _attachments(message: Message | telegram.ExternalReplyInfo) -> tuple[IncomingAttachment, ...]:
     """File of a message. One at most: an album is several messages."""
-    if message.photo:
+    live_photo = getattr(message, "live_photo", None)
+    if photo := message.photo or (live_photo and live_photo.photo):
         name = f"photo-{message.message_id or ''}.jpg"
-        return (_attachment(AttachmentKind.IMAGE, message.photo[-1], name, mime="image/jpeg"),)  # the largest
+        return (_attachment(AttachmentKind.IMAGE, photo[-1], name, mime="image/jpeg"),)  # the largest
     if message.animation is not None:  # carries a document of the same file beside it
         return (_attachment(AttachmentKind.VIDEO, message.animation, "animation.mp4"),)
     if message.document is not None:
@@ -350,10 +353,12 @@ def _attachments(message: Message | telegram.ExternalReplyInfo) -> tuple[Incomin
     ):
         if file is not None:
             return (_attachment(kind, file, name),)
-    # A location and the like: the person is told that we cannot read it.
-    for name in ("contact", "venue", "location", "poll", "dice", "game", "story", "checklist", "paid_media"):
-        if getattr(message, name):
-            return (IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name=name.replace("_", " ")),)
+    if not isinstance(message, Message):
+        return ()
+    # A game and the like: the person is told that we cannot read it.
+    unread = [name for name in _UNREAD if getattr(message, name)]
+    if names := unread or ([] if message.text else unknown_content(message.to_dict())):
+        return (IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name=names[0].replace("_", " ").strip()),)
     return ()
 
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any, TypeAlias
 
@@ -15,8 +16,17 @@ from hermes_state.errors import StoreUnavailable
 from hermes_state.values import Clock, EditEvent, InboundMessage
 from platforms.base import Intake, ReceivedEvent
 from platforms.buttons import ButtonCommandStore
-from platforms.telegram.inbound import PASSED_ON, PLATFORM, ReachChange, UpdateReader, read_migration, read_reach
-from platforms.text import UNREADABLE
+from platforms.telegram.inbound import (
+    ALLOWED_UPDATES,
+    PASSED_ON,
+    PLATFORM,
+    ReachChange,
+    UpdateReader,
+    read_migration,
+    read_reach,
+)
+from platforms.telegram.words import unknown_content, with_words
+from platforms.text import UNREADABLE, known_parts
 
 log = structlog.get_logger(__name__)
 
@@ -27,6 +37,7 @@ Content: TypeAlias = InboundMessage | EditEvent | CallbackQuery | tuple[str, str
 """Content of an update: an event, a pressed button, the old and new id of a group that moved, whether the bot may write
 in a chat, why it cannot be read."""
 
+_UNKNOWN_ORIGIN = {"type": "hidden_user", "date": 0, "sender_user_name": "unknown"}
 MAX_ALBUMS = 64
 """Albums remembered; the pieces of one arrive within a second or two."""
 
@@ -59,6 +70,8 @@ class UpdateHandler:
     answer_press: AnswerPress
     _albums: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ALBUMS), init=False)
     """Albums that are meant for us."""
+    _ignored: set[str] = field(default_factory=set, init=False)
+    """Kinds of updates that came and mean nothing to us."""
 
     def read(self, raw: dict[str, Any]) -> UpdateEvent:  # Any: JSON as the Bot API sent it
         """Read an update. One that cannot be read counts as dealt with: fetched again, it would block all after it."""
@@ -66,7 +79,7 @@ class UpdateHandler:
         try:
             content = self.reader.plain_text(raw)
             if content is None:
-                update = Update.de_json(raw, self.sdk)
+                update = self._parsed(raw)
                 content = (
                     update.callback_query or read_migration(update) or read_reach(update) or self.reader.read(update)
                 )
@@ -105,6 +118,25 @@ class UpdateHandler:
         if isinstance(update.content, InboundMessage):
             await self.intake.overhear(update.content)
 
+    def _parsed(self, raw: dict[str, Any]) -> Update:
+        """Parse an update without the parts that the SDK cannot read. Raises one of `UNREADABLE` if nothing is left."""
+        for kind in raw.keys() - {"update_id", *ALLOWED_UPDATES, *self._ignored}:
+            self._ignored.add(kind)
+            log.info("update.ignored", kind=kind)
+        kinds, name, fields = raw.keys() & {"message", "edited_message"}, f"@{self.reader.username}", list[str]()
+        raw = {**raw, **{kind: with_words(raw[kind], name) for kind in kinds}}
+        try:
+            update = Update.de_json(raw, self.sdk)
+        except UNREADABLE:
+            known = known_parts(raw, partial(Update.de_json, bot=self.sdk), fields)
+            if known.keys() != raw.keys():
+                raise
+            update = Update.de_json(known | {kind: _marked(known[kind], raw[kind], name) for kind in kinds}, self.sdk)
+        fields += [name for kind in kinds for name in unknown_content(raw[kind])]
+        if fields:
+            log.warning("update.partly_read", update_id=update.update_id, fields=fields)
+        return update
+
     def _with_its_album(self, update: Update, received: InboundMessage) -> InboundMessage:
         """Address the pieces of an album to whom its caption is meant for, which stands on the first of them."""
         message = update.message
@@ -136,6 +168,13 @@ class UpdateHandler:
             return
         await self.intake.accept(self.reader.press(query, query.message, command, self.clock.now()))
         self.answer_press(query, None)
+
+
+def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
+    """A message with what it has lost under other names; it counts as forwarded without the field that says so."""
+    lost = {f"{name}_": part for name, part in raw.items() if name not in known}
+    origin = {"forward_origin": _UNKNOWN_ORIGIN} if lost.keys() & {"forward_origin_", "via_bot_"} else {}
+    return with_words({**known, **lost, **origin}, bot)
 
 
 def _log_skipped(update: UpdateEvent, error: Exception) -> None:

@@ -216,7 +216,7 @@ async def test_of_a_message_only_what_the_sdk_cannot_read_is_left_out(
     unknown = {**raw, "id": live.discord.flake(), "content": "hello", **change}
     await live.post("event", {"t": "MESSAGE_CREATE", "d": unknown})
     received = (await intake.wait_for(2))[1]
-    assert (received.text, received.is_forwarded) == (text, is_forwarded)
+    assert (received.text, received.words_by is not None) == (text, is_forwarded)
     assert [one.name for one in received.attachments] == names
 
 

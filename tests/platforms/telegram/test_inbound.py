@@ -193,20 +193,67 @@ FILE = {"file_id": "f", "file_unique_id": "u", "file_size": 9}
             AttachmentKind.VIDEO,
             "animation.mp4",
         ),
-        ({"location": {"longitude": 1.0, "latitude": 2.0}}, AttachmentKind.OTHER, "location"),
-        ({"contact": {"phone_number": "1", "first_name": "Ada"}}, AttachmentKind.OTHER, "contact"),
-        ({"dice": {"emoji": "🎲", "value": 3}}, AttachmentKind.OTHER, "dice"),
-        (
-            {"checklist": {"title": "Trip", "tasks": [{"id": 1, "text": "pack"}]}},
-            AttachmentKind.OTHER,
-            "checklist",
-        ),
+        ({"story": {"chat": {"id": -5, "type": "channel", "title": "News"}, "id": 2}}, AttachmentKind.OTHER, "story"),
+        ({"hologram": {"file_id": "f"}}, AttachmentKind.OTHER, "hologram"),
+        ({"hologram": {"file_id": "f"}, "caption": "see"}, AttachmentKind.OTHER, "hologram"),
         ({"paid_media": {"star_count": 1, "paid_media": []}}, AttachmentKind.OTHER, "paid media"),
     ],
 )
 def test_everything_that_is_not_text_is_announced(fields: dict[str, Any], kind: AttachmentKind, name: str) -> None:
     [attachment] = read_one(text=None, **fields).attachments
     assert (attachment.kind, attachment.name) == (kind, name)
+
+
+PLACE = {"longitude": 13.4, "latitude": 52.5}
+POLL = {
+    **dict.fromkeys(("is_closed", "is_anonymous", "allows_multiple_answers", "allows_revoting", "members_only"), False),
+    **{"id": "1", "total_voter_count": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"location": PLACE}, "Location: latitude 52.5, longitude 13.4"),
+        ({"location": {**PLACE, "live_period": 900}}, "Live location: latitude 52.5, longitude 13.4"),
+        (
+            {"venue": {"location": PLACE, "title": "Café", "address": "Main St 1"}, "location": PLACE},
+            "Venue: Café, Main St 1: latitude 52.5, longitude 13.4",
+        ),
+        ({"contact": {"phone_number": "1", "first_name": "Ada"}}, "Contact: Ada, phone 1"),
+        (
+            {"contact": {"phone_number": "1", "first_name": "Ada", "last_name": "L", "vcard": "BEGIN:VCARD"}},
+            "Contact: Ada L, phone 1\nBEGIN:VCARD",
+        ),
+        (
+            {
+                "poll": {
+                    **POLL,
+                    "type": "quiz",
+                    "question": "Tea?",
+                    "options": [{"persistent_id": "a", "text": "Green", "voter_count": 2}],
+                }
+            },
+            "Quiz poll: Tea?\n- Green (2 votes)",
+        ),
+        (
+            {
+                "checklist": {
+                    "title": "Trip",
+                    "tasks": [
+                        {"id": 1, "text": "pack", "completed_by_user": ADA, "completion_date": 1},
+                        {"id": 2, "text": "go", "completion_date": 0},
+                    ],
+                }
+            },
+            "Checklist: Trip\n- pack (done)\n- go",
+        ),
+        ({"dice": {"emoji": "🎲", "value": 3}}, "Dice: 🎲 shows 3"),
+    ],
+)
+def test_fields_become_words(fields: dict[str, Any], text: str) -> None:
+    received = read_one(text=None, **fields)
+    assert (received.text, received.attachments) == (text, ())
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,74 @@ async def test_an_update_of_no_possible_time_is_put_aside_and_logged_once(
     assert [entry["event"] for entry in logs if entry["log_level"] == "warning"] == ["update.skipped"]
 
 
+GIFT = {"gift": {"base_name": "Lamp", "name": "Lamp-1", "number": 1}, "origin": "auction"}
+"""A unique gift without the fields that the SDK requires."""
+REPLY = "message.reply_to_message"
+EARLIER = {key: value for key, value in written("earlier").items() if key != "text"}
+GIVEN = {**EARLIER, "unique_gift": GIFT}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "name", "is_forwarded", "logged"),
+    [
+        ({"reply_to_message": GIVEN}, "hello", "the quoted message", False, [f"{REPLY}.unique_gift.gift"]),
+        ({"reply_to_message": {"message_id": 1}}, "hello", None, False, [REPLY]),
+        ({"entities": [{"type": "bold", "offset": 0, "length": 1}, {}]}, "hello", None, False, ["message.entities"]),
+        ({"reply_markup": {"inline_keyboard": [[{"url": "x"}]]}}, "hello", None, False, None),
+        ({"forward_origin": {"type": "channel", "date": 1}}, "hello", None, True, ["message.forward_origin"]),
+        ({"via_bot": {"id": 5}}, "hello", None, True, ["message.via_bot"]),
+        ({"text": None, "photo": [{"file_id": "f"}]}, "", "photo", False, ["message.photo"]),
+        ({"text": None, "photo": [{"file_id": "f"}], "caption": "see"}, "see", "photo", False, ["message.photo"]),
+        ({"text": None, "poll": {"question": "Tea?"}}, "Poll:\nTea?", None, False, ["message.poll"]),
+        ({"text": None, "hologram": {"file_id": "f"}}, "", "hologram", False, ["hologram"]),
+        ({"text": None, "hologram": {"title": "/stop"}}, "Hologram:\n/stop", None, False, []),
+    ],
+)  # fmt: skip
+async def test_of_an_update_only_what_the_sdk_cannot_read_is_left_out(
+    telegram: TelegramHarness,
+    intake: RecordingIntake,
+    fields: dict[str, object],
+    text: str,
+    name: str | None,
+    is_forwarded: bool,
+    logged: list[str] | None,
+) -> None:
+    raw = {key: value for key, value in {**written("hello"), **fields}.items() if value is not None}
+    async with running(telegram.adapter, intake):
+        with capture_logs() as logs:
+            await telegram.post("update", {"update": {"message": raw}})
+            await telegram.write("after it")
+            [received, _] = await intake.wait_for(2)
+    assert (received.text, received.sender.ref, received.words_by is not None) == (
+        text,
+        f"telegram:{PERSON}",
+        is_forwarded,
+    )
+    assert [one.name for one in received.attachments] == ([name] if name else [])
+    told = [field for entry in logs if entry["event"] == "update.partly_read" for field in entry["fields"]]
+    assert logged is None or sorted({field.strip("_") for field in told} - {name}) == sorted({*logged} - {name})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"unique_gift": GIFT},
+        {"unique_gift": {"gift": {}}},
+        {"community_chat_added": {"community": {"id": 9, "title": "Friends"}}},
+        {"new_chat_members": [{"id": 9}]},
+        {"video_chat_scheduled": {"start_date": 1}, "overview": {"title": "words about it"}},
+    ],
+)
+async def test_service_messages_of_unknown_form_stay_silent(
+    telegram: TelegramHarness, intake: RecordingIntake, fields: dict[str, object]
+) -> None:
+    async with running(telegram.adapter, intake):
+        await telegram.post("update", {"update": {"message": {**EARLIER, **fields}}})
+        await telegram.write("after it")
+        await intake.wait_for(1)
+    assert [message.text for message in intake.messages] == ["after it"]
+
+
 async def test_half_of_a_character_in_one_update_hides_none_of_its_batch(
     telegram: TelegramHarness, intake: RecordingIntake
 ) -> None:

@@ -72,6 +72,29 @@ async def test_a_post_without_the_secret_is_refused(
     assert intake.offered == []
 
 
+async def test_unknown_kinds_of_updates_are_acknowledged_and_named_once(
+    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+) -> None:
+    async with running(telegram.adapter, intake):
+        with capture_logs() as logs:
+            for number, kind in enumerate(("subscription", "guest_message", "subscription")):
+                raw = {"update_id": number, kind: {"state": "active"}}
+                async with client.post(webhook.url, json=raw, headers={HEADER: SECRET}) as answer:
+                    assert answer.status == 200
+    assert [entry["kind"] for entry in logs if entry["event"] == "update.ignored"] == ["subscription", "guest_message"]
+    assert intake.messages == []
+
+
+async def test_a_message_that_the_sdk_cannot_read_is_taken_for_what_is_known(
+    telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
+) -> None:
+    message = {**UPDATE["message"], "reply_to_message": {"message_id": 5, "unique_gift": {}}}  # type: ignore[dict-item]
+    request = client.post(webhook.url, json={**UPDATE, "message": message}, headers={HEADER: SECRET})
+    async with running(telegram.adapter, intake), request as answer:
+        assert answer.status == 200
+    assert [message.text for message in intake.messages] == ["hello"]
+
+
 async def test_posts_without_the_secret_do_not_fill_the_log(
     telegram: TelegramHarness, webhook: WebhookSettings, intake: RecordingIntake, client: aiohttp.ClientSession
 ) -> None:
