@@ -182,11 +182,11 @@ class UndoPreview:
     @property
     def fits(self) -> bool:
         """True when there is room for the whole view; otherwise the next message would compress it again."""
-        return not self.limits.is_urgent(self.tokens)
+        return self.limits.fits(self.tokens)
 
 
 def settle_undo(db: Connection, undoing: UndoPreview, now: Millis) -> Session:
-    """Do it, inside the caller's transaction; compressing by itself waits until the conversation has grown.
+    """Do it, inside the caller's transaction; automatic compression waits until a prompt does not fit.
 
     Raises `LineageMoved` when the conversation has changed since this was planned.
     """

@@ -29,7 +29,7 @@ from agent.context.job import (
 from agent.context.limits import Limits, summary_input_tokens
 from agent.context.model_handle import SummaryRoute
 from agent.context.pruning import prune
-from agent.context.state import ContextState
+from agent.context.state import MIN_GAIN_PERCENT, ContextState
 from agent.context.summary import SummaryError, SummaryJob, audited, checked_summary, summary_request
 from agent.handoff import Handoff, framed
 from agent.model.base import ModelReply
@@ -191,7 +191,8 @@ class Compressor:
             short = replace(short, protect_first="first")
         rules = short if job.limits.is_small else job.settings.cut
         cut = find_cut(rows, sizes, job.limits, rules, keep_turns=job.keep_turns)
-        if job.keep_turns is None and isinstance(cut, Cut) and _leaves_too_much(cut, sizes, job):
+        leaves_all = job.must_shrink and cut is SkipReason.NOTHING_BETWEEN
+        if job.keep_turns is None and (leaves_all or (isinstance(cut, Cut) and _leaves_too_much(cut, sizes, job))):
             tail = min(job.limits.tail, Tokens(sum(sizes) * SHORT_TAIL_PERCENT // 100))
             cut = find_cut(rows, sizes, replace(job.limits, tail=tail), short)
         if isinstance(cut, SkipReason):
@@ -359,13 +360,15 @@ def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: in
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:
-    """Nearly everything fits into the kept end, although it was asked for, or there are too many messages, or the
-    provider refused what should have fitted: too many bytes, then, those of images mostly."""
+    """Nearly everything fits into the kept end, although it was asked for or there is no room, or there are too many
+    messages, or the provider refused what should have fitted: too many bytes, then, those of images mostly."""
     tail = len(sizes) - cut.tail_start
     is_long = job.message_limit is not None and tail * 2 > job.message_limit
     is_heavy = job.layer == "overflow" and not job.limits.is_urgent(job.tokens_before)
-    is_fresh = (row.origin is not Origin.SUMMARY or job.layer != "manual" for row in job.view.transcript)
-    return is_long or is_heavy or sum(compress(cut.middle(sizes), cut.middle(tuple(is_fresh)))) < _MIN_CONTENT
+    counts_all = job.layer != "manual" and not job.must_shrink
+    is_fresh = tuple(counts_all or row.origin is not Origin.SUMMARY for row in job.view.transcript)
+    least = job.tokens_before * MIN_GAIN_PERCENT // 100 if job.must_shrink else 0
+    return is_long or is_heavy or sum(compress(cut.middle(sizes), cut.middle(is_fresh))) < max(least, _MIN_CONTENT)
 
 
 def _outcome_of(error: ModelError) -> str:

@@ -52,6 +52,7 @@ from hermes_state.values import (
     CanonicalUsage,
     Clock,
     ConversationRef,
+    EstimatedTokens,
     Millis,
     ReportedTokens,
     SessionId,
@@ -253,9 +254,12 @@ class ContextController:
         plan = await self.store.read(plan_undo, conversation.lineage_id)
         if plan is None:
             return None
-        whole = View(session=msgspec.structs.replace(plan.tip, reported_prompt_tokens=None), transcript=plan.transcript)
-        prompt = await self._measure.measure(conversation, model, whole)
-        return UndoPreview(plan=plan, tokens=prompt.estimated, limits=prompt.limits)
+        # From the last count of the session that comes back: `/compress undo` was offered by that figure.
+        later = [row for row in plan.transcript if row.session_id > plan.compressed.id]
+        earlier = tuple(row for row in plan.transcript if row.session_id <= plan.compressed.id)
+        prompt = await self._measure.measure(conversation, model, View(session=plan.compressed, transcript=earlier))
+        since = model.profile.estimator.rows(later, prompt.request.style)
+        return UndoPreview(plan=plan, tokens=EstimatedTokens(prompt.estimated + since), limits=prompt.limits)
 
     async def ended(self, session_id: SessionId, *, was_reset: bool) -> None:
         """To be called behind the transaction that ends a conversation, by `/new` (`was_reset`) or by time.
@@ -433,20 +437,20 @@ class ContextController:
     async def _ready(self, prompt: MeasuredPrompt, layer: Layer) -> MeasuredPrompt | None:
         """The prompt, unless something holds the automatic layers back: the switch, strikes, an undo, a cooldown.
 
-        What growth has lifted is stored, and is in the prompt that comes back: no state is changed from an old one.
+        What the prompt's size has lifted is stored, and is in the prompt that comes back: no state is changed from an old one.
         """
         if not prompt.model.context.is_enabled:
             return None
         session = prompt.view.session
         stored = state_of(session.context_state)
         is_urgent = prompt.limits.is_urgent(prompt.estimated)
-        state = stored.rearmed(prompt.estimated, is_urgent=is_urgent)
+        state = stored.rearmed(prompt.estimated, prompt.limits)
         if state is not stored:
             form = stored_form(state)
             await self.store.write(sessions.set_context_state, session.id, form)
             session = msgspec.structs.replace(session, context_state=form)
             prompt = replace(prompt, view=replace(prompt.view, session=session))
-        if state.is_blocked or state.held_at:
+        if (state.is_blocked or state.held_at) and prompt.limits.fits(prompt.estimated):
             why = "ineffective" if state.is_blocked else "held_after_undo"
             log.info("compression.held_back", layer=layer, why=why, tokens=prompt.estimated)
             return None
@@ -482,8 +486,8 @@ def held_back(prompt: MeasuredPrompt) -> str | None:
     if not prompt.model.context.is_enabled:
         return "it is switched off (`compression.enabled`)"
     if state.is_blocked:
-        return "the last ones did not help; it waits until the conversation has grown"
-    return "a person took the last one back; it waits until the conversation has grown" if state.held_at else None
+        return "the last ones did not help; it waits until a prompt does not fit the input window"
+    return "a person took the last one back; it waits until a prompt does not fit" if state.held_at else None
 
 
 async def _tell_of_wait(prompt: MeasuredPrompt, on_wait: OnWait) -> None:

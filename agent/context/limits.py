@@ -100,9 +100,13 @@ class Limits:
     def is_over_threshold(self, prompt: EstimatedTokens | ReportedTokens) -> bool:
         return prompt >= self.threshold
 
+    def fits(self, prompt: int) -> bool:
+        """Return True while the prompt leaves room in the input window."""
+        return prompt < self.input_window
+
     def is_urgent(self, prompt: EstimatedTokens | ReportedTokens, *, is_pending: bool = False) -> bool:
         """There is no room to go on without compressing. `is_pending`: a compression is under way."""
-        return prompt >= (self.input_window if is_pending else self.urgent)
+        return not self.fits(prompt) if is_pending else prompt >= self.urgent
 
 
 @lru_cache(maxsize=1_024)  # asked for several times in every turn, for a few windows

@@ -8,14 +8,13 @@ from typing import TypeAlias
 
 import msgspec
 
+from agent.context.limits import Limits
 from hermes_state.compressions import Layer
 from hermes_state.values import Millis
 
 STRIKES_TO_BLOCK = 2
 MIN_GAIN_PERCENT = 10
-"""A pass that frees less of the prompt is a strike."""
-REARM_GROWTH_PERCENT = 10
-"""Growth of a blocked or held conversation, in percent, before it is tried again."""
+"""A pass that frees less of the prompt, or leaves the next one closer to the threshold, is a strike."""
 TIMEOUT_LADDER_SECONDS = (60, 300, 900)
 NO_MODEL_SECONDS = 600
 """After a failure that a minute does not mend: a refused key, an empty account, a wrong name."""
@@ -80,7 +79,7 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.awaited is None:
             return self
         before, after = self.awaited.tokens_before, reported - self.awaited.grown
-        has_helped = after < threshold and after * 100 <= before * (100 - MIN_GAIN_PERCENT)
+        has_helped = after * 100 <= min(before, threshold) * (100 - MIN_GAIN_PERCENT)
         settled = msgspec.structs.replace(self, awaited=None)
         return msgspec.structs.replace(settled, strikes=0, blocked_at=0) if has_helped else settled.struck(reported)
 
@@ -90,14 +89,16 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         blocked_at = tokens if strikes >= STRIKES_TO_BLOCK else self.blocked_at
         return msgspec.structs.replace(self, strikes=strikes, blocked_at=blocked_at)
 
-    def rearmed(self, tokens: int, *, is_urgent: bool) -> "ContextState":
-        """The state without what growth has lifted: a block, or the hold after an undo."""
-        changed = self
-        if self.blocked_at and _has_grown(tokens, self.blocked_at):
-            changed = msgspec.structs.replace(changed, blocked_at=0, strikes=STRIKES_TO_BLOCK - 1)
-        if self.held_at and (is_urgent or _has_grown(tokens, self.held_at)):
-            changed = msgspec.structs.replace(changed, held_at=0)
-        return changed
+    def rearmed(self, tokens: int, limits: Limits) -> "ContextState":
+        """Return the state without the hold after an undo, or the block, that no longer applies to this prompt.
+
+        A hold ends when the prompt no longer fits. A block outlasts that, so that people are told of it once; it ends
+        when the prompt reaches a threshold that it was below: its window was a smaller one, or messages were counted.
+        """
+        if not limits.fits(tokens):
+            return msgspec.structs.replace(self, held_at=0) if self.held_at else self
+        is_outgrown = self.blocked_at < limits.threshold <= tokens
+        return msgspec.structs.replace(self, blocked_at=0, strikes=0) if self.is_blocked and is_outgrown else self
 
     def compressed(self, tokens_before: int, grown: int = 0) -> "ContextState":
         """A compression is about to be committed. A route that failed meanwhile goes on cooling down.
@@ -157,10 +158,6 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 def _mark_of(key: CooldownKey) -> str:
     return key.rpartition(":")[2]
-
-
-def _has_grown(tokens: int, since: int) -> bool:
-    return tokens * 100 >= since * (100 + REARM_GROWTH_PERCENT)
 
 
 _decode = msgspec.json.Decoder(ContextState).decode

@@ -28,6 +28,8 @@ from hermes_state.values import ConversationRef, Millis
 STARTED = "Compressing this conversation…"
 STOPPED = "I gave up compressing; nothing was changed."
 MAX_FOCUS_CHARS = 500
+UNDO_PERCENT = 96
+"""Largest prompt, in percent of the input window, after whose compression undo is offered: it has to fit a while."""
 
 _HERE = re.compile(r"here\s+(\d{1,6})", re.IGNORECASE)
 _FOCUS = re.compile(r"\A\s*focus\s*:\s*", re.IGNORECASE)
@@ -87,12 +89,14 @@ def _details(outcome: Compressed) -> list[str]:
     if prepared.failure is not None:
         written = f"No model could write a summary ({prepared.failure.rstrip('.')}), so it was made by rule"
     focus = f" with the focus “{topic}”" if topic else ""
+    can_undo = outcome.job.tokens_before * 100 <= outcome.job.limits.input_window * UNDO_PERCENT
+    undo = " `/compress undo` takes it back." if can_undo else ""
     stands_for = counted(prepared.summarised, "message")
     if prepared.stands_for > prepared.summarised:
         stands_for += f" and what the one before it stood for, {prepared.stands_for:,} in all"
     return [
         f"{written}{focus}; it stands for {stands_for}. Nothing that was said is lost: /history shows it.",
-        f"The conversation goes on as `{outcome.child.short_key}`. `/compress undo` takes it back.",
+        f"The conversation goes on as `{outcome.child.short_key}`.{undo}",
     ]
 
 
@@ -115,8 +119,8 @@ def _undo(undoing: UndoPreview, db: Connection, now: Millis) -> str:
         raise CommandError("The conversation was changed meanwhile; nothing was taken back.") from None
     return (
         f"Taken back: I see {counted(len(undoing.plan.transcript), 'message')} again, about {undoing.tokens:,} of "
-        f"{undoing.limits.input_window:,} tokens (estimate). The conversation goes on as `{child.short_key}`. I "
-        "compress it by myself only when it has grown."
+        f"{undoing.limits.input_window:,} tokens (estimate). The conversation goes on as `{child.short_key}`. "
+        "Automatic compression waits until the next prompt does not fit."
     )
 
 

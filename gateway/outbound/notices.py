@@ -89,9 +89,10 @@ class NoticeWriter:
                 )
             case BlockedEvent():
                 return (
-                    f"Compressing hardly shortens this conversation any more ({event.tokens:,} of {event.threshold:,} "
-                    "tokens), so I stop doing it by myself until it has grown. /new starts a fresh one, "
-                    "`/compress <topic>` keeps one topic and shortens the rest."
+                    f"Compressing hardly shortens this conversation any more ({event.tokens:,} tokens; compression "
+                    f"starts at {event.threshold:,}). From now on I only compress it when it no longer fits the "
+                    "model's window. /new starts a fresh conversation, `/compress <topic>` keeps one topic and "
+                    "shortens the rest."
                 )
             case MessageLimitEvent():
                 return (

@@ -50,6 +50,7 @@ async def messages(call: Call) -> web.StreamResponse:
         "output_tokens": done,
         "service_tier": "standard",
         "cache_creation": {"ephemeral_5m_input_tokens": written, "ephemeral_1h_input_tokens": 0},
+        **(reply.get("usage") or {}),
     }
     content = _content(reply)
     finish: str = reply["finish"]

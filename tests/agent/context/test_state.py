@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.context.compressor import PASSING_OUTCOMES
+from agent.context.limits import LimitSettings, limits_of
 from agent.context.state import LASTING_FAILURES, ContextState, state_of, stored_form
 from agent.model.errors import REMEDIES
 from hermes_state.values import Millis
@@ -17,12 +18,13 @@ def seconds_cooling(state: ContextState) -> float:
     return (state.cooldowns[ROUTE].until - NOW) / 1_000
 
 
-def test_a_pass_that_frees_a_tenth_and_gets_below_the_threshold_has_helped() -> None:
+def test_a_pass_helps_if_it_frees_a_tenth_and_leaves_a_tenth_of_the_threshold_free() -> None:
     state = ContextState(strikes=1).compressed(50_000)
-    assert state.judged(45_000, threshold=49_000).strikes == 0
-    assert state.judged(45_001, threshold=49_000).strikes == 2, "less than a tenth was freed"
-    assert state.judged(44_000, threshold=44_000).strikes == 2, "it is still at the threshold"
-    assert state.judged(44_000, threshold=49_000).awaited is None
+    assert state.judged(45_000, threshold=50_000).strikes == 0
+    assert state.judged(45_001, threshold=50_000).strikes == 2, "less than a tenth was freed"
+    assert state.judged(40_000, threshold=44_000).strikes == 2, "the threshold is near: the next one would come at once"
+    assert state.judged(39_600, threshold=44_000).strikes == 0
+    assert state.judged(44_000, threshold=50_000).awaited is None
 
 
 def test_a_report_without_a_compression_before_it_judges_nothing() -> None:
@@ -30,15 +32,24 @@ def test_a_report_without_a_compression_before_it_judges_nothing() -> None:
     assert state.judged(90_000, threshold=50_000) is state
 
 
-def test_two_strikes_in_a_row_block_until_the_conversation_has_grown_by_a_tenth() -> None:
+LIMITS = limits_of(100_000, 20_000, LimitSettings(threshold=0.4))
+"""A threshold of 40,000 tokens, and an input window of 80,000."""
+
+
+def test_two_strikes_in_a_row_block_for_good() -> None:
     once = ContextState().compressed(50_000).judged(49_000, threshold=40_000)
     assert not once.is_blocked
     twice = once.compressed(50_000).judged(48_000, threshold=40_000)
     assert twice.is_blocked
-    assert twice.rearmed(52_799, is_urgent=True).is_blocked
-    armed = twice.rearmed(52_800, is_urgent=False)
-    assert not armed.is_blocked
-    assert armed.compressed(52_800).judged(52_000, threshold=40_000).is_blocked, "one more such pass blocks again"
+    assert twice.rearmed(79_999, LIMITS) is twice
+    assert twice.rearmed(80_000, LIMITS).is_blocked, "people are not told again"
+
+
+def test_a_block_ends_where_the_threshold_is_another() -> None:
+    """It was a smaller window's, or too many small messages brought it."""
+    blocked = ContextState(strikes=2, blocked_at=20_000)
+    assert blocked.rearmed(39_999, LIMITS).is_blocked
+    assert blocked.rearmed(40_000, LIMITS) == ContextState()
 
 
 def test_a_compression_that_helps_lifts_a_block_whoever_asked_for_it() -> None:
@@ -47,12 +58,11 @@ def test_a_compression_that_helps_lifts_a_block_whoever_asked_for_it() -> None:
     assert (helped.strikes, helped.is_blocked) == (0, False)
 
 
-def test_what_was_taken_back_is_left_alone_until_it_grows_or_there_is_no_room() -> None:
+def test_what_was_taken_back_is_left_alone_while_it_fits() -> None:
     held = ContextState(strikes=2, blocked_at=1).undone(60_000)
     assert (held.held_at, held.is_blocked) == (60_000, False)
-    assert held.rearmed(65_999, is_urgent=False).held_at
-    assert not held.rearmed(66_000, is_urgent=False).held_at
-    assert not held.rearmed(60_001, is_urgent=True).held_at
+    assert held.rearmed(79_999, LIMITS).held_at
+    assert not held.rearmed(80_000, LIMITS).held_at
 
 
 def test_what_failed_under_other_settings_is_dropped_with_the_next_failure_or_success() -> None:
