@@ -31,7 +31,7 @@ from hermes_state.values import ChatKey, Clock, Origin, Transcript, UserRef
 log = structlog.get_logger()
 
 FLUSH_SECONDS = 60.0
-"""Longest time of the call, in seconds: the compression is not committed before its end."""
+"""Longest time of the call, in seconds."""
 ASKS = "Note now what must be noted."
 """Last line of the request."""
 MAX_CALLS = 20

@@ -3,18 +3,23 @@
 import asyncio
 import random
 import selectors
+import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, TypeVar
 
 import aiosqlite
 
 from agent.context.job import Compressed
-from agent.context.model_handle import ContextSettings
+from agent.context.model_handle import ContextSettings, SummaryRoute
 from agent.handoff import END_MARKER
+from agent.memory.files import MemoryDirectory
+from agent.memory_flush import MemoryWriter
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.model.wire import WireSettings, chat_messages
+from agent.tools.memory import MEMORY
 from agent.tools.offers import OfferRegistry
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
@@ -26,12 +31,12 @@ from hermes_state.transcripts import load_view
 from hermes_state.turns import RunningTurn
 from hermes_state.values import CanonicalUsage, ChatKey, Document, MessageBody, Millis, Tokens, ToolCall, ToolEffect
 from tests.agent.conftest import Chat, FixedClock
-from tests.agents import SingleModelAgent, TurnSettings
+from tests.agents import SingleModelAgent, SingleModelContext, TurnSettings
 from tests.clients import client_of
 
 T = TypeVar("T")
-ANSWER_SECONDS, SUMMARY_SECONDS = 1.0, (20.0, 40.0)
-"""Time of a model call for a turn, and for a summary."""
+ANSWER_SECONDS, AUXILIARY_SECONDS = 1.0, (20.0, 40.0)
+"""Time of a model call for a turn, and of every other one: a summary, or notes of what leaves the view."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop, FixedClock):
@@ -108,6 +113,8 @@ class Record:
     """Lines that are listed as rules in the last prompt."""
     listed: set[str] = field(default_factory=set)
     """Lines that were listed as rules at any time."""
+    flushes: int = 0
+    """Calls that took notes."""
     invented: int = 0
     """Identifiers that nobody said: most in one prompt."""
     said: list[tuple[str, str]] = field(default_factory=list)
@@ -151,11 +158,15 @@ class MonthModel:
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """The next reply of the turn, or a summary."""
         record = self._record
+        if [tool.name for tool in request.tools] == [MEMORY]:
+            record.flushes += 1
+            await asyncio.sleep(self._chance.uniform(*AUXILIARY_SECONDS))
+            return ModelReply(text="nothing", finish=FinishReason.STOP, usage=CanonicalUsage(input=1, output=1))
         if not request.tools:
             prompt = request.transcript[-1].text or ""
             text = record.stand_in.write(prompt)
             read, written = record.meter.summary(f"{request.system}\n{prompt}", text)
-            await asyncio.sleep(self._chance.uniform(*SUMMARY_SECONDS))
+            await asyncio.sleep(self._chance.uniform(*AUXILIARY_SECONDS))
             return ModelReply(text=text, finish=FinishReason.STOP, usage=CanonicalUsage(input=read, output=written))
         system = "\n".join([request.system, *(f"{tool.description} {tool.parameters}" for tool in request.tools)])
         pieces = [piece_of(dict(message)) for message in chat_messages(system, request.transcript, request.style)]
@@ -215,6 +226,8 @@ class AgentMonth:
             run=self.model.run_tool,
         )
         registry = ToolRegistry([*(tools or recall_tools()), run])
+        notes = MemoryDirectory(path=Path(tempfile.gettempdir()) / "hermes-bench-no-notes")  # nothing is ever noted
+        writer = MemoryWriter(notes=notes, redact=lambda text: text, clock=loop)
         self.agent = SingleModelAgent(
             store=store,
             client=client_of(self.model, store, loop),
@@ -225,7 +238,10 @@ class AgentMonth:
             ),
             clock=loop,
             listeners=[self._listen],
+            before_split=[writer.flush],
         )
+        self.agent.model = replace(self.agent.model, flush_route=SummaryRoute(client=self.agent.client))
+        self.agent.context = SingleModelContext(self.agent.agent, self.agent.model)
 
     def _listen(self, db: Connection, conversation: object, event: object, now: object) -> None:
         if isinstance(event, Compressed):

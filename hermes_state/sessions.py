@@ -246,10 +246,23 @@ def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
     return stored
 
 
+def renew_system_prompt(db: Connection, lineage_id: LineageId, text: str) -> None:
+    """Replace the system prompt of a lineage's tip if that continues another session and no model has seen it."""
+    turn = "SELECT 1 FROM turns t WHERE t.chat_id = sessions.chat_id AND t.state IN ('running','waiting')"
+    unseen = f"depth > 0 AND ended_at IS NULL AND next_seq = 1 AND NOT EXISTS ({turn})"
+    db.execute(f"UPDATE sessions SET system_prompt = ? WHERE lineage_id = ? AND {unseen}", (text, lineage_id))
+
+
 @locks(session="session_id")
 def set_context_state(db: Connection, session_id: SessionId, state: str) -> None:
     """Keep what the context engine remembers of a conversation; no change of the view."""
     db.execute("UPDATE sessions SET context_state = ? WHERE id = ?", (state, session_id))
+
+
+def load_indebted(db: Connection, chat_id: ChatId) -> list[SessionId]:
+    """Sessions of a chat that were compressed before notes were taken of their views."""
+    query = "SELECT id FROM sessions WHERE chat_id = ? AND context_state LIKE '%\"owes_notes\":true%' ORDER BY id"
+    return scalars(db, SessionId, query, (chat_id,))
 
 
 def choose_model(db: Connection, session_id: SessionId, choice: str | None) -> None:

@@ -34,6 +34,7 @@ from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
 from agent.tokens import estimated_text_tokens
 from hermes_state import sessions
+from hermes_state.aio import cancel_all
 from hermes_state.compressions import (
     CompressionRow,
     ContextItem,
@@ -46,10 +47,11 @@ from hermes_state.compressions import (
 )
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, load_session
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, nested
 from hermes_state.tools.todos import OPEN_STATES, TodoRow, TodoState, load_todos
 from hermes_state.transcripts import NewMessage
-from hermes_state.values import EstimatedTokens, LineageId, MessageRole, Millis, Origin
+from hermes_state.values import ChatId, EstimatedTokens, LineageId, MessageRole, Millis, Origin, SessionId
 
 log = structlog.get_logger()
 
@@ -83,7 +85,7 @@ def commit_compression(
         parent=job.view.session,
         context=_with_todos(job, prepared.context, load_todos(db, conversation.lineage_id)),
         row=_row(attempt),
-        system_prompt="\n\n".join((attempt.system_prompt, *([SYSTEM_NOTE] if job.settings.note_in_system else []))),
+        system_prompt=_child_prompt(job, attempt.system_prompt),
         context_state=stored_form(attempt.state.compressed(job.tokens_before, job.grown)),
     )
     with suppress(LineageMoved), nested(db):
@@ -95,6 +97,23 @@ def commit_compression(
     limit, messages = job.message_limit, job.messages_before
     reasons = [] if limit is None else [MessageLimitEvent(messages=messages, limit=limit)]
     return outcome, [*reasons, outcome]
+
+
+def keep_debt(db: Connection, session_id: SessionId, *, owes_notes: bool) -> None:
+    """Note in a compressed session whether notes of its view are still to be taken."""
+    state = msgspec.structs.replace(state_of(load_session(db, session_id).context_state), owes_notes=owes_notes)
+    sessions.set_context_state(db, session_id, stored_form(state))
+
+
+@locks(chat="job.conversation.chat_id")
+def settle_notes(db: Connection, job: CompressionJob, system: str) -> None:
+    """Note that notes were taken of a job's view. A child that no model was asked in yet gets them in its prompt."""
+    keep_debt(db, job.view.session.id, owes_notes=False)
+    sessions.renew_system_prompt(db, job.conversation.lineage_id, _child_prompt(job, system))
+
+
+def _child_prompt(job: CompressionJob, system: str) -> str:
+    return f"{system}\n\n{SYSTEM_NOTE}" if job.settings.note_in_system else system
 
 
 def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequence[TodoRow]) -> list[ContextItem]:
@@ -224,6 +243,10 @@ class CompressionRegistry:
 
     def __init__(self) -> None:
         self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
+        self.notes: dict[SessionId, asyncio.Task[None]] = {}
+        """Tasks that take notes of views, by their sessions. A commit does not wait for them."""
+        self.settled_chats: set[ChatId] = set()
+        """Chats to which no earlier process owes notes."""
 
     def is_pending(self, lineage_id: LineageId) -> bool:
         """True while a compression of the conversation is prepared beside its turns."""
@@ -256,3 +279,4 @@ class CompressionRegistry:
     async def close(self) -> None:
         """Give up all that are kept."""
         await asyncio.gather(*map(self.drop, list(self._tasks)))
+        await cancel_all(list(self.notes.values()))

@@ -7,13 +7,20 @@ prompt, and people. Of several who compress at one time one wins, and the others
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import msgspec
 import structlog
 
-from agent.context.commit import CompressionRegistry, UndoPreview, commit_compression, log_outcome
+from agent.context.commit import (
+    CompressionRegistry,
+    UndoPreview,
+    commit_compression,
+    keep_debt,
+    log_outcome,
+    settle_notes,
+)
 from agent.context.cuts import SkipReason
 from agent.context.engine import Engine
 from agent.context.job import (
@@ -30,6 +37,7 @@ from agent.context.job import (
     Listener,
     NotNeeded,
     OnWait,
+    Preparation,
     PreparedCompression,
     PressureEvent,
     ReplyEvent,
@@ -50,6 +58,7 @@ from hermes_state.store.writer import Store
 from hermes_state.transcripts import View, load_session_view
 from hermes_state.values import (
     CanonicalUsage,
+    ChatId,
     Clock,
     ConversationRef,
     EstimatedTokens,
@@ -109,7 +118,7 @@ class ContextController:
         """The conversation as it is stored now, with what was compressed for it meanwhile; before a turn begins."""
         await model.profile.ask()
         await self._take_finished(conversation, model)
-        return await self._measure.load(conversation, model)
+        return await self._take_owed_notes(await self._measure.load(conversation, model))
 
     async def compress_before_turn(self, prompt: MeasuredPrompt, *, message_limit: int | None) -> None:
         """Compress for hygiene, unless something holds the automatic layers back.
@@ -238,6 +247,8 @@ class ContextController:
     def settle(self, db: Connection, result: CompressionResult, now: Millis) -> CompressionOutcome:
         """Commit what was prepared, inside the caller's transaction."""
         outcome, events = commit_compression(db, result, now)
+        if isinstance(outcome, Compressed) and outcome.parent.id in self.pending.notes:
+            keep_debt(db, outcome.parent.id, owes_notes=True)
         self._tell(db, result.job.conversation, events, now)
         return outcome
 
@@ -375,33 +386,54 @@ class ContextController:
 
     async def _prepare(self, job: CompressionJob, *, state: ContextState | None = None) -> CompressionResult:
         """A compression that could be committed, and what is to be kept of the attempt. Writes only failed calls."""
-        started, loop = time.perf_counter(), asyncio.get_running_loop()
-        looking, held_until = list[asyncio.Task[None]](), loop.time() + job.held_seconds
-
-        async def look_once_free(look: BeforeSplit) -> None:
-            await asyncio.sleep(held_until - loop.time())
-            await look(job)
+        started, is_ready = time.perf_counter(), asyncio.Event()
+        result: Preparation | None = None
 
         async def begin() -> None:
-            if not job.must_shrink:
-                looking.extend(
-                    asyncio.create_task(look_once_free(one), name="before-split") for one in self.before_split
-                )
+            self._begin_notes(job, is_ready)
             await job.begin()
 
         try:
             known = state or state_of(job.view.session.context_state)
             result, after = await self.engine.prepare(replace(job, on_begin=begin), known)
-            is_held = loop.time() < held_until  # nobody waits for what has not begun
-            kept = looking if isinstance(result, PreparedCompression) and not is_held else []
-            seen = await asyncio.gather(*kept, return_exceptions=True)
-            for error in (one for one in seen if isinstance(one, Exception)):
-                log.error("compression.look_failed", lineage_id=job.conversation.lineage_id, exc_info=error)
+            is_ready.set()
         finally:
-            await cancel_all(looking)
+            if not isinstance(result, PreparedCompression) and (notes := self.pending.notes.get(job.view.session.id)):
+                await cancel_all([notes])
         system_prompt = await self.prompts.system_for(job.conversation, job.limits.threshold)
         took_ms = round((time.perf_counter() - started) * 1_000)
         return CompressionResult(job=job, result=result, state=after, system_prompt=system_prompt, took_ms=took_ms)
+
+    # ---- notes of what leaves a view
+
+    def _begin_notes(self, job: CompressionJob, is_ready: asyncio.Event | None = None) -> None:
+        """Take notes beside the summary or, while a turn waits for that, once it `is_ready`. A commit never waits."""
+        session_id = job.view.session.id
+        if self.before_split and session_id not in self.pending.notes:
+            self.pending.notes[session_id] = asyncio.create_task(self._take_notes(job, is_ready), name="notes")
+
+    async def _take_notes(self, job: CompressionJob, is_ready: asyncio.Event | None) -> None:
+        try:
+            if is_ready is not None:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(is_ready.wait(), None if job.must_shrink else job.held_seconds)
+            seen = await asyncio.gather(*(look(job) for look in self.before_split), return_exceptions=True)
+        finally:
+            self.pending.notes.pop(job.view.session.id, None)
+        for error in (one for one in seen if isinstance(one, Exception)):
+            log.error("compression.look_failed", lineage_id=job.conversation.lineage_id, exc_info=error)
+        system = await self.prompts.system_for(job.conversation, job.limits.threshold)
+        with suppress(StoreUnavailable):  # they are then taken once more, after the next start
+            await self.store.write(settle_notes, job, system)
+
+    async def _take_owed_notes(self, prompt: MeasuredPrompt) -> MeasuredPrompt:
+        """Take the notes that an earlier process still owed the chat."""
+        chat_id = prompt.conversation.chat_id
+        if self.before_split and chat_id not in self.pending.settled_chats:
+            self.pending.settled_chats.add(chat_id)
+            for view in await self.store.read(_load_indebted, chat_id):
+                self._begin_notes(replace(self._job(prompt, "preflight"), view=view))
+        return prompt
 
     async def _take_finished(self, conversation: ConversationRef, model: ModelHandle) -> CompressionOutcome | None:
         """Commit what was prepared beside the conversation, if it is done by now, for the turn that takes it in."""
@@ -437,7 +469,7 @@ class ContextController:
     async def _ready(self, prompt: MeasuredPrompt, layer: Layer) -> MeasuredPrompt | None:
         """The prompt, unless something holds the automatic layers back: the switch, strikes, an undo, a cooldown.
 
-        What the prompt's size has lifted is stored, and is in the prompt that comes back: no state is changed from an old one.
+        What the prompt's size has lifted is stored, and is in the prompt that comes back.
         """
         if not prompt.model.context.is_enabled:
             return None
@@ -498,6 +530,10 @@ async def _tell_of_wait(prompt: MeasuredPrompt, on_wait: OnWait) -> None:
 def _is_another_view(outcome: CompressionOutcome | None) -> bool:
     """True when the conversation goes on from another view now: ours, or that of whoever was faster."""
     return isinstance(outcome, Compressed) or (isinstance(outcome, NotNeeded) and outcome.why is SkipReason.MOVED)
+
+
+def _load_indebted(db: Connection, chat_id: ChatId) -> list[View]:
+    return [view for one in sessions.load_indebted(db, chat_id) if (view := _load_ended(db, one)) is not None]
 
 
 def _load_ended(db: Connection, session_id: SessionId) -> View | None:

@@ -228,9 +228,8 @@ class PressureEvent:
 
 
 BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
-"""Asked beside the summary, when there is something to compress, there is time and hygiene keeps no turn waiting: the
-last look at rows that are about to leave the view. It is done, or was cancelled, before the compression is committed.
-Raises nothing of its own."""
+"""Asked when there is something to compress, beside the summary or behind one that a turn waits for: the last look at
+rows that leave the view. No commit waits for it. An unfinished one is repeated after a restart. Raises nothing."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
 """Called when a turn has waited for a while for a compression that nobody asked for, and still waits: its people do not
 know why nothing happens."""

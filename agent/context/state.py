@@ -62,6 +62,8 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Models that refused a compressed prompt as they had refused the one before it: its length was not the reason."""
     pressure_level: int = 0
     """The highest line, in tokens, that people were told the prompt has crossed."""
+    owes_notes: bool = False
+    """The session was compressed before notes were taken of its view."""
 
     def rebased(self, before: "ContextState", after: "ContextState") -> "ContextState":
         """This state with what was changed from `before` to `after`, which were read and made a while ago."""

@@ -1,5 +1,6 @@
 """Notes beyond a conversation: by the tool, before a compression, by command, and in the prompt of the next session."""
 
+import asyncio
 import os
 import re
 import stat
@@ -19,6 +20,9 @@ NOTES = [
 ]
 CALLS = "SELECT purpose, outcome FROM model_calls WHERE purpose IN ('flush', 'summary') AND outcome <> 'output_cap'"
 """One protocol wants a limit in every request, and learns that of the model by one refusal."""
+FLUSHES = "SELECT outcome FROM model_calls WHERE purpose = 'flush'"
+INDEBTED = """SELECT count(*) FROM sessions WHERE context_state LIKE '%"owes_notes":true%'"""
+NOTED = "- wants answers in Danish\n"
 
 
 def notes_of(world: World, name: str, chat: int = 1) -> str:
@@ -26,14 +30,21 @@ def notes_of(world: World, name: str, chat: int = 1) -> str:
     return path.read_text("utf-8") if path.exists() else ""
 
 
+async def noted(world: World, text: str) -> None:
+    """Wait until the notes about the person are these, and the gateway knows that they were taken."""
+    async with asyncio.timeout(15):
+        while notes_of(world, "USER.md") != text or world.query(INDEBTED) != [(0,)]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # files and databases of another process have no event to wait for
+
+
 @pytest.mark.each_protocol
-async def test_preferences_are_noted_before_a_lossy_compression_and_stand_in_the_next_prompt(world: World) -> None:
+async def test_preferences_are_noted_around_a_lossy_compression_and_stand_in_the_next_prompt(world: World) -> None:
     await world.gateway.start(**FLUSH)
     await world.script(match=ASKING, tool_calls=NOTES, text="")
     await world.converse(*TALK)
     await world.say("/compress")
     assert await world.replies(1, match="Compressed")
-    assert notes_of(world, "USER.md") == "- wants answers in Danish\n- is called Anna\n"
+    await noted(world, "- wants answers in Danish\n- is called Anna\n")
     assert notes_of(world, "MEMORY.md") == "- the harbour project\n"
     assert sorted(world.query(CALLS)) == [("flush", "ok"), ("summary", "ok")]
     [asked] = [row for row in await world.asked(1) if ASKING in conversation_of(row)]
@@ -70,6 +81,7 @@ async def test_a_flush_that_fails_fails_no_compression(world: World) -> None:
 async def test_a_compression_that_is_stopped_ends_its_flush(world: World) -> None:
     await world.gateway.start(**FLUSH)
     await world.script(match=ASKING, hang=True)
+    await world.script(summary=True, hang=True)
     await world.converse(*TALK)
     await world.say("/compress")
     await world.gateway.wait_for_log("compression.planned")
@@ -78,6 +90,81 @@ async def test_a_compression_that_is_stopped_ends_its_flush(world: World) -> Non
     assert await world.replies(1, match="nothing was changed")
     assert ("flush", "cancelled") in world.query(CALLS)
     assert world.query("SELECT max(depth) FROM sessions") == [(0,)]
+
+
+@pytest.mark.each_protocol
+@pytest.mark.parametrize("tokens", [8_192, 128_000], ids=["without room", "by hand"])
+async def test_a_summary_is_committed_while_its_notes_are_still_taken(world: World, tokens: int) -> None:
+    """By hand, and where a turn waits for the summary: the notes follow, once."""
+    window = {"HERMES_MODEL__CONTEXT_LENGTH": str(tokens), "HERMES_SESSIONS__MERGE_SECONDS": "0"}
+    await world.gateway.start(**FLUSH, **window)
+    await world.hold(match=ASKING, tool_calls=NOTES[:1], text="")
+    if tokens > 10_000:
+        await world.converse(*TALK)
+        await world.say("/compress")
+        assert await world.replies(1, match="^Compressed")
+    else:
+        for number in range(12):
+            await world.say(f"{number} {'words ' * 400}")
+            assert await world.replies(1, match=f"echo: .*{number} words")
+    assert world.query("SELECT max(depth) > 0 FROM sessions") == [(1,)]
+    assert notes_of(world, "USER.md") == ""
+    await world.release()
+    await noted(world, NOTED)
+    if tokens > 10_000:
+        await world.say("and now?")
+        assert await world.replies(1, match="echo: .*and now")
+        assert NOTED in prompt_of((await world.asked(1))[-1])[0].text, "nobody had seen the child's prompt yet"
+    [(splits,)] = world.query("SELECT max(depth) FROM sessions")
+    assert len(world.query(f"{FLUSHES} AND outcome = 'ok'")) <= splits
+    assert not await world.violations()
+
+
+async def test_several_turns_go_on_after_a_split_while_notes_are_taken(world: World) -> None:
+    """The child's prompt stays byte for byte as the first turn saw it; the next session has the notes."""
+    await world.gateway.start(**FLUSH)
+    await world.hold(match=ASKING, tool_calls=NOTES[:1], text="")
+    await world.converse(*TALK)
+    await world.say("/compress")
+    assert await world.replies(1, match="^Compressed")
+    await world.say("and now?")
+    assert await world.replies(1, match="echo: .*and now")
+    await world.release()
+    await noted(world, NOTED)
+    await world.converse("and then?")
+    first, second = (prompt_of(row)[0].text for row in (await world.asked(2))[-2:])
+    assert first == second
+    assert NOTED not in second
+    await world.converse("/new", "hello")
+    assert NOTED in prompt_of((await world.asked(1))[-1])[0].text
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+@pytest.mark.parametrize("then", ["and now?", "/new"])
+async def test_notes_that_a_gateway_owed_when_it_ended_are_taken_once_by_the_next(
+    world: World, how: str, then: str
+) -> None:
+    await world.gateway.start(**FLUSH)
+    await world.script(match=ASKING, hang=True)
+    await world.converse(*TALK)
+    await world.say("/compress")
+    assert await world.replies(1, match="^Compressed")
+    await (world.gateway.stop() if how == "stop" else world.gateway.kill())
+    assert world.query(INDEBTED) == [(1,)]
+    await world.script(match=ASKING, tool_calls=NOTES[:1], text="", times=-1)
+    await world.gateway.start()
+    await world.converse(*([then, "hello"] if then == "/new" else [then]))
+    await noted(world, NOTED)
+    await world.converse("and then?")
+    lineages = "SELECT DISTINCT lineage_id FROM model_calls WHERE purpose = 'flush' AND outcome = 'ok'"
+    assert len(world.query(f"{FLUSHES} AND outcome = 'ok'")) == 1
+    assert len(world.query(lineages)) == 1
+    asked = [row for row in await world.asked(0, wait=0) if ASKING in conversation_of(row)]
+    assert "always answer me in Danish" in conversation_of(asked[-1])
+    await world.gateway.stop()
+    await world.gateway.start()
+    await world.converse("and again?")
+    assert len(world.query(f"{FLUSHES} AND outcome = 'ok'")) == 1
 
 
 @pytest.mark.each_protocol

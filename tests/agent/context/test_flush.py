@@ -1,4 +1,4 @@
-"""The last look at rows before a split: when it is taken, and that nothing which goes wrong in it matters."""
+"""The look at rows that leave a view: when it is taken, that no split waits for it, and that it may go wrong."""
 
 import asyncio
 from dataclasses import replace
@@ -14,6 +14,7 @@ from agent.memory.files import MemoryDirectory
 from agent.memory.notes import added
 from agent.memory_flush import ASKS, MemoryWriter, words_of_people
 from agent.model.protocols.chat_completions import ChatCompletionsModel
+from hermes_state import sessions
 from hermes_state.journal import FORWARDED_NOTE
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import EMPTY_BODY
@@ -56,16 +57,70 @@ def flushing(
     return agent, notes
 
 
-@pytest.mark.parametrize(("tokens", "layers"), [(4_200, ["preflight"]), (5_700, [])])
-async def test_it_is_taken_beside_a_summary_while_there_is_room(
-    chat: Chat, small: ChatCompletionsModel, tokens: int, layers: list[str]
-) -> None:
+async def settled(agent: SingleModelAgent) -> None:
+    """Wait until all notes are taken that are on their way."""
+    await asyncio.gather(*agent.agent.context.pending.notes.values(), return_exceptions=True)
+
+
+@pytest.mark.parametrize("tokens", [4_200, 5_700], ids=["room", "no room"])
+async def test_it_is_taken_for_every_compression(chat: Chat, small: ChatCompletionsModel, tokens: int) -> None:
     recorder = Recorder()
     agent = agent_of(chat, small, before_split=[recorder.look])
     turn = await fill_and_ask(chat, agent, tokens)
     await agent.run(turn, Sink())
+    await settled(agent)
     assert (await look(chat, turn.lineage_id)).depth == 1
-    assert recorder.layers == layers
+    assert recorder.layers == ["preflight"]
+
+
+async def test_no_commit_waits_for_a_look_and_what_it_owes_is_settled_once(
+    chat: Chat, small: ChatCompletionsModel
+) -> None:
+    go_on, looks = asyncio.Event(), 0
+
+    async def wait(job: CompressionJob) -> None:
+        nonlocal looks
+        looks += 1
+        await go_on.wait()
+
+    agent = agent_of(chat, small, before_split=[wait])
+    turn = await fill_and_ask(chat, agent, 5_700)
+    await chat.finish(turn, await asyncio.wait_for(agent.run(turn, Sink()), 10))
+    indebted = await chat.store.read(sessions.load_indebted, turn.chat_id)
+    assert len(indebted) == (await look(chat, turn.lineage_id)).depth == 1
+    following = await chat.start("and then?")
+    await chat.finish(following, await agent.run(following, Sink(), await agent.check(following)))
+    go_on.set()
+    await settled(agent)
+    await chat.store.write(lambda db: None)
+    assert await chat.store.read(sessions.load_indebted, turn.chat_id) == []
+    assert looks == 1
+
+
+async def test_what_an_earlier_process_owed_is_looked_at_again_in_the_next_turn(
+    chat: Chat, small: ChatCompletionsModel
+) -> None:
+    seen = list[tuple[str, ...]]()
+
+    async def hang(job: CompressionJob) -> None:
+        await asyncio.Event().wait()
+
+    async def see(job: CompressionJob) -> None:
+        seen.append(tuple(row.text or "" for row in job.view.transcript))
+
+    first = agent_of(chat, small, before_split=[hang])
+    turn = await fill_and_ask(chat, first, 4_200)
+    whole = tuple(row.text or "" for row in await chat.view(turn))
+    await chat.finish(turn, await first.run(turn, Sink()))
+    await first.close()
+    second = agent_of(chat, small, before_split=[see])
+    for text in ("and then?", "and now?"):
+        following = await chat.start(text)
+        await chat.finish(following, await second.run(following, Sink(), await second.check(following)))
+        await settled(second)
+        await chat.store.write(lambda db: None)
+    assert seen == [whole]
+    await second.close()
 
 
 async def test_one_that_crashes_is_logged_and_the_compression_is_committed(
@@ -77,6 +132,7 @@ async def test_one_that_crashes_is_logged_and_the_compression_is_committed(
     agent = agent_of(chat, small, before_split=[crash])
     turn = await fill_and_ask(chat, agent, 4_200)
     await agent.run(turn, Sink())
+    await settled(agent)
     assert (await look(chat, turn.lineage_id)).depth == 1
     assert "compression.look_failed" in capsys.readouterr().out
 
@@ -128,6 +184,7 @@ async def test_a_flush_shows_what_was_said_and_noted_and_no_result_of_a_tool(
     llm.add_scripts([{"match": ASKS, "tool_calls": [NOTE, {"name": "memory", "arguments": {"action": "fly"}}]}])
     conversation = await fill(chat, agent, 4_200)
     await agent.context.prepare_by_hand(conversation)
+    await settled(agent)
     assert notes.read(chat_id, "user") == "- likes tea\n"
     [body] = [row["body"] for row in llm.requests.rows if ASKS in str(row["body"])]
     assert "TICKET-1 " in str(body)
@@ -147,25 +204,30 @@ async def test_in_a_group_the_part_of_whoever_wrote_last_is_written(
     steal = {"name": "memory", "arguments": {"action": "remove", "target": "user", "old": "likes coffee"}}
     llm.add_scripts([{"match": ASKS, "tool_calls": [NOTE, steal]}])
     await agent.context.prepare_by_hand(await fill(chat, agent, 4_200))
+    await settled(agent)
     assert notes.read(chat_id, "user") == "## Bob (telegram:43)\n- likes coffee\n\n## Ann (telegram:42)\n- likes tea\n"
     [body] = [row["body"] for row in llm.requests.rows if ASKS in str(row["body"])]
     assert "the part of Ann (telegram:42), whose turn it is" in str(body)
     assert "likes coffee" not in str(body)
 
 
-async def test_hygiene_keeps_nobody_waiting_for_a_flush(
+async def test_hygiene_has_notes_taken_only_behind_a_summary_that_a_turn_waits_for(
     chat: Chat, small: ChatCompletionsModel, llm: LLM, tmp_path: Path
 ) -> None:
-    agent, _ = flushing(chat, small, tmp_path, hard_message_limit=30)
+    agent, notes = flushing(chat, small, tmp_path, hard_message_limit=30)
+    llm.add_scripts([{"match": ASKS, "tool_calls": [NOTE]}])
     turn = await fill_and_ask(chat, agent, 4_300)
     await agent.check(turn)
     assert [row[0] for row in (await look(chat, turn.lineage_id)).compressions] == ["hygiene"]
-    assert not any(ASKS in str(row["body"]) for row in llm.requests.rows)
+    await settled(agent)
+    assert notes.read(turn.chat_id, "user") == "- likes tea\n"
+    purposes = [purpose for purpose, _ in await chat.ledger() if purpose in ("summary", "flush")]
+    assert purposes == ["summary", "flush"]
 
 
-@pytest.mark.parametrize(("tokens", "noted"), [(4_300, "- likes tea\n"), (5_700, "")], ids=["room", "no room"])
-async def test_hygiene_that_nobody_waits_for_has_notes_taken_while_there_is_room(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM, tmp_path: Path, tokens: int, noted: str
+@pytest.mark.parametrize("tokens", [4_300, 5_700], ids=["room", "no room"])
+async def test_hygiene_that_nobody_waits_for_has_notes_taken(
+    chat: Chat, small: ChatCompletionsModel, llm: LLM, tmp_path: Path, tokens: int
 ) -> None:
     agent, notes = flushing(chat, small, tmp_path, hard_message_limit=30, hold_seconds=0)
     llm.add_scripts([{"match": ASKS, "tool_calls": [NOTE]}])
@@ -173,7 +235,8 @@ async def test_hygiene_that_nobody_waits_for_has_notes_taken_while_there_is_room
     await agent.check(turn)
     await _take_in(agent, turn)
     assert [row[0] for row in (await look(chat, turn.lineage_id)).compressions] == ["hygiene"]
-    assert notes.read(turn.chat_id, "user") == noted
+    await settled(agent)
+    assert notes.read(turn.chat_id, "user") == "- likes tea\n"
 
 
 async def test_hygiene_has_notes_taken_beside_its_summary_once_the_turn_goes_on(
@@ -190,6 +253,7 @@ async def test_hygiene_has_notes_taken_beside_its_summary_once_the_turn_goes_on(
             await asyncio.sleep(0.01)
     llm.resumed.set()
     await _take_in(agent, turn)
+    await settled(agent)
     assert [row[0] for row in (await look(chat, turn.lineage_id)).compressions] == ["hygiene"]
     assert notes.read(turn.chat_id, "user") == "- likes tea\n"
 
