@@ -15,6 +15,7 @@ from typing import Any, assert_never
 import msgspec
 import structlog
 
+from agent.context.carried.instructions import to_read_again
 from agent.context.cuts import SkipReason
 from agent.context.job import (
     Aborted,
@@ -117,15 +118,18 @@ def _child_prompt(job: CompressionJob, system: str) -> str:
 
 
 def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequence[TodoRow]) -> list[ContextItem]:
-    """A child's context with the open todos as they are now, right behind the handoff, and none of earlier ones.
+    """A child's context with the open todos as they are now, and what to read again, behind the handoff, none twice.
 
     It is a row of its own for each child: taking a compression back brings back the one of the parent.
     """
     earlier = {row.id for row in job.view.transcript if row.origin is Origin.TODO}
     items = [item for item in context if isinstance(item, NewMessage) or item not in earlier]
     lines = _open_lines(todos, job.limits.threshold * TODOS_THRESHOLD_PERCENT // 100)
-    if lines:
-        text = "\n".join((_OPEN_TODOS, *lines))
+    parts = ["\n".join((_OPEN_TODOS, *lines))] if lines else []
+    if (again := to_read_again(job.view.transcript, set(items))) is not None:
+        parts.append(again)
+    if parts:
+        text = "\n\n".join(parts)
         handoffs = [
             index for index, item in enumerate(items) if isinstance(item, NewMessage) and item.origin is Origin.SUMMARY
         ]

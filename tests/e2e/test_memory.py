@@ -245,6 +245,32 @@ async def test_in_a_group_the_notes_about_the_work_are_for_moderators(world: Wor
     assert "(telegram:42)\n- I like tea" in notes_of(world, "USER.md")
 
 
+@pytest.mark.each_protocol
+async def test_instructions_that_a_tool_read_are_named_behind_every_compression(world: World) -> None:
+    """A skill and a file of instructions, in use, like the to-do list; a file that was only data is not named."""
+    folder = world.home / "skills" / "trips"
+    folder.mkdir(parents=True)
+    (folder / "SKILL.md").write_text("---\nname: trips\ndescription: Use when: somebody travels\n---\nBook by rail.")
+    app = world.home / "workspaces" / "1" / "app"
+    app.mkdir(parents=True)
+    (app / "AGENTS.md").write_text("Answer with the number of the ticket.")
+    (app / "data.md").write_text("1, 2, 3")
+    await world.gateway.start(HERMES_COMPRESSION__PROTECT_FIRST_N="0", HERMES_MODEL__NAME="lab-128k")
+    files = " ".join(f'[[tool:read_file {{"path": "app/{name}"}}]]' for name in ("AGENTS.md", "data.md", "CLAUDE.md"))
+    await world.converse(f'I travel [[tool:skill {{"name": "trips"}}]] {files}')
+    assert "Book by rail." in conversation_of((await world.asked(2))[-1])
+    named = "read again before you go on: skill trips; file app/AGENTS.md"
+    for number in range(1, 3):
+        await world.converse(*TALK)
+        await world.say("/compress")
+        assert len(await world.replies(number, match="^Compressed")) == number
+        await world.converse("and now?")
+        said = conversation_of((await world.asked(1))[-1])
+        assert "Book by rail." not in said
+        assert said.count(named) == 1
+    assert not await world.violations()
+
+
 async def test_skills_are_named_in_the_prompt_and_read_when_they_are_needed(world: World) -> None:
     folder = world.home / "skills" / "trips"
     folder.mkdir(parents=True)

@@ -1,0 +1,70 @@
+"""Instructions that a tool has read are named behind a compression."""
+
+import json
+from typing import Any
+
+import pytest
+
+from agent.context.carried.instructions import MAX_NAMED, READ_AGAIN, to_read_again
+from hermes_state.values import Message, MessageBody, MessageRole, Origin, ToolCall
+from tests.agent.context.rows import human, row
+
+
+def calls(*made: tuple[str, dict[str, Any]]) -> Message:
+    """An answer that calls tools; the ids of the calls are their places."""
+    body = MessageBody(
+        calls=tuple(
+            ToolCall(id=str(at), name=name, arguments=json.dumps(given)) for at, (name, given) in enumerate(made)
+        )
+    )
+    return row(MessageRole.ASSISTANT, "", origin=Origin.ASSISTANT, body=body)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "named"),
+    [
+        ("skill", {"name": "trips"}, "skill trips"),
+        ("skill", {"name": "trips", "file": "forms/visa.md", "offset": 9}, "skill trips (forms/visa.md)"),
+        ("more_tools", {"tool": "skill", "arguments": {"name": "trips"}}, "skill trips"),
+        ("read_file", {"path": "AGENTS.md"}, "file AGENTS.md"),
+        ("read_file", {"path": "my docs/été/CLAUDE.md", "offset": 1}, "file my docs/été/CLAUDE.md"),
+        ("read_file", {"path": "app/AGENTS.override.md"}, "file app/AGENTS.override.md"),
+        ("read_file", {"path": ".cursorrules"}, "file .cursorrules"),
+        ("read_file", {"path": ".cursor/rules/style.mdc"}, "file .cursor/rules/style.mdc"),
+        ("read_file", {"path": ".github/copilot-instructions.md"}, "file .github/copilot-instructions.md"),
+        ("fs_read_text_file", {"path": "/srv/app/GEMINI.md"}, "file /srv/app/GEMINI.md"),
+        ("terminal", {"command": "cd app && cat docs/CONTRIBUTING.md | head -50"}, "file docs/CONTRIBUTING.md"),
+        ("read_file", {"path": "README.md"}, None),
+        ("read_file", {"path": "notes/my-agents.md.bak"}, None),
+        ("read_file", {"path": "MYAGENTS.md"}, None),
+        ("more_tools", {"tool": "skill"}, None),
+        ("web_fetch", {"url": "https://example.org/index.html"}, None),
+    ],
+)
+def test_what_a_call_read_is_named(tool: str, arguments: dict[str, Any], named: str | None) -> None:
+    expected = None if named is None else READ_AGAIN + named
+    assert to_read_again([human("go on"), calls((tool, arguments))], ()) == expected
+
+
+def test_what_stays_in_view_was_refused_or_is_no_json_is_not_named() -> None:
+    read = calls(("skill", {"name": "trips"}), ("skill", {"name": "boats"}))
+    refused = row(MessageRole.TOOL, "Error: there is no such skill", origin=Origin.TOOL, tool_call_id="1")
+    assert to_read_again([read, refused], ()) == READ_AGAIN + "skill trips"
+    assert to_read_again([read, refused], {read.id}) is None
+    broken = MessageBody(calls=(ToolCall(id="1", name="skill", arguments='{"name":'),))
+    assert to_read_again([row(MessageRole.ASSISTANT, "", origin=Origin.ASSISTANT, body=broken)], ()) is None
+
+
+def test_names_are_carried_on_until_they_are_read_again_in_view() -> None:
+    before = row(MessageRole.USER, f"Open items\n\n{READ_AGAIN}skill trips; file a/AGENTS.md", origin=Origin.TODO)
+    again = calls(("skill", {"name": "trips"}))
+    assert to_read_again([before], {before.id}) == READ_AGAIN + "skill trips; file a/AGENTS.md"
+    assert to_read_again([before, again], {again.id}) == READ_AGAIN + "file a/AGENTS.md"
+    assert to_read_again([before, again], ()) == READ_AGAIN + "file a/AGENTS.md; skill trips", "the newest last"
+
+
+def test_the_newest_few_are_named() -> None:
+    many = [calls(("skill", {"name": f"skill-{number}"})) for number in range(12)]
+    line = to_read_again(many, ()) or ""
+    assert line.count("skill skill-") == MAX_NAMED
+    assert line.endswith("skill skill-11")
