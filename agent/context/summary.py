@@ -13,6 +13,7 @@ from typing import Final
 
 from agent.context.carried.audit import is_hollow, without_invented
 from agent.context.excerpt import CLOSING_THOUGHT, SECRET_MARK, bounded_record, clean, excerpt, moment, without_thoughts
+from agent.context.record_forms import reformed
 from agent.handoff import escape_markers
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.tokens import estimated_text_tokens
@@ -181,6 +182,8 @@ def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], 
         raise SummaryError("malformed", "The model called a tool instead of writing a summary.")
     titles = HEADINGS if job.template is None else tuple(_TEMPLATE_HEADING.findall(job.template))
     text = _unwrapped(reply.text, titles)
+    if len(_headings_in(text, titles)) < _wanted(titles):
+        text = reformed(text, titles) or text
     if len(text) < MIN_CHARACTERS:
         raise SummaryError(*(_REFUSED if _REFUSAL.search(text) else _EMPTY))
     _require_headings(text, titles)

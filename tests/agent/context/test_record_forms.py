@@ -1,0 +1,82 @@
+"""Records in the forms that models give them: what is a record is taken, and what is none is refused."""
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.context.record_forms import reformed
+from agent.context.summary import HEADINGS, SummaryError, checked_summary
+from agent.model.base import FinishReason, ModelReply
+from tests.agent.context.test_summary import task
+
+FORMS = [
+    json.loads(line)
+    for line in (Path(__file__).parents[2] / "fixtures" / "outside" / "summaries.jsonl").read_text("utf-8").splitlines()
+]
+"""Forms found outside, with our words in them; a `source` each."""
+
+
+def sections_of(record: str) -> dict[str, str]:
+    """Text of each section by its heading."""
+    pieces = re.split(rf"^## ({'|'.join(map(re.escape, HEADINGS))})$", record, flags=re.MULTILINE)
+    assert not pieces[0].strip(), "nothing stands before the first heading"
+    return dict(zip(pieces[1::2], pieces[2::2], strict=True))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form["form"])
+def test_a_form_from_outside_is_taken_or_refused(form: dict[str, Any]) -> None:
+    reply = ModelReply(text=form["text"], finish=FinishReason.STOP, usage=None)
+    if "outcome" in form:
+        with pytest.raises(SummaryError) as raised:
+            checked_summary(reply, task(), lambda text: text)
+        assert raised.value.outcome == form["outcome"]
+        return
+    found = sections_of(checked_summary(reply, task(), lambda text: text))
+    assert [title for title in found if title in form["sections"]] == list(form["sections"]), "in their order"
+    for title, text in form["sections"].items():
+        assert text in found[title]
+    for title, text in found.items():
+        assert all(other not in text for name, other in form["sections"].items() if name != title)
+
+
+def test_a_cut_off_record_in_another_form_is_refused() -> None:
+    for form in FORMS:
+        with pytest.raises(SummaryError) as raised:
+            checked_summary(
+                ModelReply(text=form["text"], finish=FinishReason.LENGTH, usage=None), task(), lambda text: text
+            )
+        assert raised.value.outcome == "truncated"
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "-",
+        "<a>",
+        "<a></a>",
+        "{",
+        '{"a":',
+        "[",
+        "| ",
+        "# ",
+        "**",
+        "* ",
+        "1. ",
+        "1.",
+        "_",
+        "a_",
+        "goal: ",
+        ",",
+        ", ",
+        "\n| ",
+        "\n# ",
+    ],
+)
+def test_nothing_that_a_model_repeats_for_ever_takes_long(piece: str) -> None:
+    started = time.process_time()
+    assert reformed(piece * (100_000 // len(piece)), HEADINGS) is None
+    assert time.process_time() - started < 3
