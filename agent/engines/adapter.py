@@ -136,7 +136,7 @@ class PluginEngine:
         handle, session = self._handles.get(job.view.session.lineage_id), job.view.session
         was_lost = handle is not None and handle.lost_in == session.id
         if job.must_shrink and (was_lost or state.is_cooling(key, now)):
-            return await self._fall_back(job, state)
+            return await self._fall_back(job, state, "failed a short while ago")
         await job.begin()
         calls = SummaryClient(job, state, redact=self._redact, clock=self._clock, seconds=self._compress_seconds)
         try:
@@ -145,15 +145,18 @@ class PluginEngine:
             log.warning("engine.failed", engine=self.name, layer=job.layer, reason=str(error))
             state = calls.state.failed(key, FAILED, self._clock.now())
             if job.must_shrink:
-                return await self._fall_back(job, state)
+                return await self._fall_back(job, state, str(error))
             reason, until = f"The context engine {self.name} {error}.", state.cooldowns[key].until
             return Aborted(kind=FAILED, reason=reason, retry_at=Millis(until)), state
         finally:
             calls.close()
         state = calls.state.answered(key)
         result, judged = self._judged(job, state, mapped)
-        if isinstance(result, NotNeeded) and job.must_shrink:
-            return await self._fall_back(job, state)
+        if isinstance(result, NotNeeded):
+            reason = "returned the messages as they were" if mapped is None else "returned a list that is no shorter"
+            if job.must_shrink:
+                return await self._fall_back(job, state, reason)
+            log.warning("engine.no_change", engine=self.name, layer=job.layer, reason=reason)
         return result, judged
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
@@ -236,7 +239,8 @@ class PluginEngine:
                 "compress",
                 list(sent.messages),
                 seconds=self._compress_seconds,
-                current_tokens=int(job.tokens_before),
+                # Without room at least its own threshold: some engines compress nothing below that.
+                current_tokens=max(job.tokens_before, handle.threshold or 0 if job.must_shrink else 0),
                 focus_topic=job.focus,
                 force=job.layer == "manual",
                 message_ids=sent.ids,
@@ -286,9 +290,11 @@ class PluginEngine:
         )
         return prepared, state
 
-    async def _fall_back(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
+    async def _fall_back(
+        self, job: CompressionJob, state: ContextState, reason: str
+    ) -> tuple[Preparation, ContextState]:
         """There is no room to leave the conversation as it is until the engine can do better."""
-        log.warning("engine.replaced", engine=self.name, layer=job.layer, by=self._fallback.name)
+        log.warning("engine.replaced", engine=self.name, layer=job.layer, by=self._fallback.name, reason=reason)
         return await self._fallback.prepare(job, state)
 
     # ---- when to compress

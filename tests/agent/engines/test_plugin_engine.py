@@ -1,6 +1,7 @@
 """Engines of plugins: whatever they do, the conversation goes on."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -165,6 +166,43 @@ async def test_an_engine_for_lists_compresses_rows() -> None:
     assert result.tokens_after < 5_000
     assert state == ContextState()
     assert ("compress", 33, 5_000, "foxes") in recorder.calls
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (engine_that(list), "returned the messages as they were"),
+        (engine_that(lambda messages: [{"role": "user", "content": "foxes " * 20_000}]), "returned a list that is no"),
+        (engine_that(lambda messages: 1 / 0), "broke (ZeroDivisionError)"),
+        (engine_that(lambda messages: "nothing"), "returned a list that cannot be used"),
+    ],
+)
+@pytest.mark.parametrize("must_shrink", [False, True])
+async def test_why_an_engine_made_no_compression_is_in_the_log(
+    made: Callable[[], ContextEngine], reason: str, must_shrink: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await prepared(plugin(made), job(must_shrink=must_shrink))
+    events = ("engine.replaced",) if must_shrink else ("engine.no_change", "engine.failed")
+    lines = [line for line in capsys.readouterr().out.splitlines() if any(event in line for event in events)]
+    assert len(lines) == 1
+    assert reason in re.sub(r"\x1b\[[\d;]*m", "", lines[0])
+
+
+async def test_an_engine_that_compresses_only_from_its_own_threshold_on_does_so_without_room() -> None:
+    """As `lossless-hermes-py` 0.1.6 does: its threshold is three quarters of the window, beyond the gateway's lines."""
+
+    class Hesitant(KeepNewest):
+        def compress(
+            self, messages: list[dict[str, Any]], current_tokens: int | None = None, focus_topic: str | None = None
+        ) -> list[dict[str, Any]]:
+            assert current_tokens is not None
+            if current_tokens < self.threshold_tokens:
+                return messages
+            return super().compress(messages, current_tokens, focus_topic)
+
+    result, _ = await prepared(plugin(Hesitant), job(must_shrink=True))
+    assert isinstance(result, PreparedCompression)
+    assert result.model == "theirs"
 
 
 async def test_the_built_in_engine_behind_its_own_contract_compresses_rows_too() -> None:
