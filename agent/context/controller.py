@@ -430,9 +430,9 @@ class ContextController:
         """Take the notes that an earlier process still owed the chat."""
         chat_id = prompt.conversation.chat_id
         if self.before_split and chat_id not in self.pending.settled_chats:
-            self.pending.settled_chats.add(chat_id)
             for view in await self.store.read(_load_indebted, chat_id):
                 self._begin_notes(replace(self._job(prompt, "preflight"), view=view))
+            self.pending.settled_chats.add(chat_id)
         return prompt
 
     async def _take_finished(self, conversation: ConversationRef, model: ModelHandle) -> CompressionOutcome | None:

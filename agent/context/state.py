@@ -83,7 +83,9 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         before, after = self.awaited.tokens_before, reported - self.awaited.grown
         has_helped = after * 100 <= min(before, threshold) * (100 - MIN_GAIN_PERCENT)
         settled = msgspec.structs.replace(self, awaited=None)
-        return msgspec.structs.replace(settled, strikes=0, blocked_at=0) if has_helped else settled.struck(reported)
+        if has_helped:
+            return msgspec.structs.replace(settled, strikes=0, blocked_at=0)
+        return settled.struck(max(reported, threshold))
 
     def struck(self, tokens: int) -> "ContextState":
         """One more pass that did not help; the second in a row blocks."""

@@ -50,6 +50,15 @@ async def test_compressions_that_hardly_help_stop_while_the_prompt_fits(world: W
     assert await world.violations() == []
 
 
+async def test_large_messages_right_below_the_threshold_bring_no_compression_each(world: World) -> None:
+    """The server counts 15,800 tokens behind each compression, of a threshold of 16,384: below it, and of no use."""
+    await world.gateway.start(**SMALL)
+    await count_as(world, 15_800)
+    await report(world, 10, LONG + LONG[:900])
+    assert len(await summaries(world)) <= 2
+    assert len([text for text in await world.replies(0, wait=0) if BLOCKED in text]) <= 1
+
+
 async def test_a_blocked_conversation_is_compressed_when_its_prompt_does_not_fit_and_people_are_told_once(
     world: World,
 ) -> None:

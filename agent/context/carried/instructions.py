@@ -21,7 +21,7 @@ _SKILL = re.compile(r'"name":"([^"]+)"(?:.*?"file":"([^"]+)")?')
 
 
 def to_read_again(rows: Sequence[Message], kept: Container[object]) -> str | None:
-    """A line with the instructions that were read in these rows, and those named before, unless their row is `kept`."""
+    """Return a line with the instructions read in these rows, and those named before, unless their row is `kept`."""
     failed = {
         row.tool_call_id for row in rows if row.role is MessageRole.TOOL and (row.text or "").startswith("Error:")
     }

@@ -45,6 +45,13 @@ def test_two_strikes_in_a_row_block_for_good() -> None:
     assert twice.rearmed(80_000, LIMITS).is_blocked, "people are not told again"
 
 
+def test_passes_that_stay_right_below_the_threshold_block_as_well() -> None:
+    """Else a large message would bring a compression each time, and each time it would seem to have helped."""
+    blocked = ContextState().compressed(42_000).judged(37_000, 40_000).compressed(42_000).judged(37_000, 40_000)
+    assert blocked.is_blocked
+    assert blocked.rearmed(40_000, LIMITS).is_blocked
+
+
 def test_a_block_ends_where_the_threshold_is_another() -> None:
     """It was a smaller window's, or too many small messages brought it."""
     blocked = ContextState(strikes=2, blocked_at=20_000)
