@@ -14,7 +14,7 @@ MIN_COUNTED = 6
 _REWRITES = (
     (re.compile(r"<([^\W\d][\w.-]*)(?: [^<>\n]*)?>"), r"\n###### \1\n"),
     (re.compile(r"</[^<>\n]*>"), r"\n"),
-    (re.compile(r"^[ \t]*\|(?: *\d{1,2} *\|)?([^|\n]{1,80})\|(.*?)\|? *$", re.MULTILINE), r"**\1:** \2"),
+    (re.compile(r"^[ \t]*\|(?: *\d{1,2} *\|)?([^|\n]{1,80})\|(.*[^|\s])[| \t]*$", re.MULTILINE), r"**\1:** \2"),
 )
 """Tags and rows of tables as headings."""
 _HEADING = re.compile(

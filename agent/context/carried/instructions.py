@@ -11,12 +11,15 @@ from hermes_state.values import Message, MessageRole, Origin, ToolCall
 READ_AGAIN = "Instructions that have left your view, read again before you go on: "
 MAX_NAMED = 8
 """Most that are named; those read last stay."""
-MAX_CHARACTERS = 200
-_NAME = (
-    r"(?:(?:AGENTS|CLAUDE|GEMINI|SKILL|CONVENTIONS|CONTRIBUTING|RULES|(?:[\w-]+-)?INSTRUCTIONS)(?:\.\w+)?\.md"
-    r"|[\w-]+\.mdc|\.(?:cursor|windsurf|cline|roo)rules)(?![\w.-])"
+MAX_CHARACTERS = 1_000
+"""Longest arguments of a call that only reads."""
+_READING = re.compile(r"read|view|open|cat|terminal|more_tools|skill")
+_NAME = re.compile(
+    r"(?<![\w.-])(?:(?:AGENTS|CLAUDE|GEMINI|SKILL|CONVENTIONS|CONTRIBUTING|RULES|(?:[\w-]{1,40}-)?INSTRUCTIONS)(?:\.\w+)?\.md"
+    r"|[\w-]{1,60}\.mdc|\.(?:cursor|windsurf|cline|roo)rules)(?![\w.-])",
+    re.IGNORECASE,
 )
-_FILE = re.compile(rf"""(?<="path":")[^"]*(?<![\w.-]){_NAME}(?=")|[^\s"'<>|;&=()]*(?<![\w.-]){_NAME}""", re.IGNORECASE)
+_BEFORE_PATH = re.compile(r"[\s\"'<>|;&=()]")
 _SKILL = re.compile(r'"name":"([^"]+)"(?:.*?"file":"([^"]+)")?')
 
 
@@ -39,8 +42,16 @@ def to_read_again(rows: Sequence[Message], kept: Container[object]) -> str | Non
 
 def _read_by(call: ToolCall) -> list[str]:
     given = call.arguments
+    if len(given) > MAX_CHARACTERS or not _READING.search(call.name):
+        return []
     with suppress(orjson.JSONDecodeError):
         given = orjson.dumps(orjson.loads(given)).decode()
     if call.name == "skill" or '"tool":"skill"' in given:
         return [f"skill {name}{f' ({file})' if file else ''}" for name, file in _SKILL.findall(given)]
-    return [f"file {name}" for name in _FILE.findall(given) if len(name) <= MAX_CHARACTERS]
+    return [f"file {_folder(given[: found.start()])}{found[0]}" for found in _NAME.finditer(given)]
+
+
+def _folder(before: str) -> str:
+    """The part of a path that ends a text: from `"path":` on, or without blanks."""
+    folder = before.rpartition('"path":"')[2]
+    return folder if '"path":"' in before and '"' not in folder else _BEFORE_PATH.split(before)[-1]

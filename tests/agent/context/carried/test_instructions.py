@@ -38,6 +38,11 @@ def calls(*made: tuple[str, dict[str, Any]]) -> Message:
         ("read_file", {"path": "notes/my-agents.md.bak"}, None),
         ("read_file", {"path": "MYAGENTS.md"}, None),
         ("more_tools", {"tool": "skill"}, None),
+        ("search_files", {"pattern": "AGENTS.md"}, None),
+        ("write_file", {"path": "AGENTS.md", "content": "Answer briefly."}, None),
+        ("web_fetch", {"url": "https://example.org/AGENTS.md"}, None),
+        ("delegate", {"task": "Read AGENTS.md and say what it wants."}, None),
+        ("terminal", {"command": "cat AGENTS.md; " + "x" * 2_000}, None),
         ("web_fetch", {"url": "https://example.org/index.html"}, None),
     ],
 )
