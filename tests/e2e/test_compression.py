@@ -1,6 +1,7 @@
 """Compression as people meet it: the command, the layers that act by themselves, and what is said about them."""
 
 import asyncio
+import json
 import re
 import secrets
 import signal
@@ -96,6 +97,29 @@ async def test_compress_shortens_what_the_model_sees_and_keeps_what_was_said(wor
     assert len(prompt_of(last)) < 25
     await world.say("/history 50")
     assert "Message 5:" in "".join(await world.replies(1, match="Message 5:"))
+    assert await world.violations() == []
+
+
+FORMS = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "fixtures" / "outside" / "summaries.jsonl").read_text("utf-8").splitlines()
+]
+"""Records in the forms that models give them."""
+
+
+@pytest.mark.each_protocol
+@pytest.mark.parametrize("name", ["bold number and title", "bold headings in Japanese", "fenced JSON", "XML tags"])
+async def test_a_good_record_in_another_form_stands_for_the_conversation(world: World, name: str) -> None:
+    [form] = [one for one in FORMS if one["form"] == name]
+    await world.gateway.start(**SMALL)
+    await world.script(summary=True, text=form["text"])
+    await world.converse(form["text"])
+    await talk(world, 20)
+    await world.say("/compress")
+    assert "Summary written by lab-32k" in (await world.replies(1, match="^Compressed: "))[0]
+    await world.converse("and now?")
+    said = conversation_of((await turns(world))[-1])
+    assert all(f"## {title}" in said for title in form["sections"])
     assert await world.violations() == []
 
 
