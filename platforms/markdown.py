@@ -1,20 +1,23 @@
 """Markdown as models write it, parsed so that no word is lost, at a cost that grows with its length and no faster.
 
-CommonMark with tables and strikethrough, where HTML is text. What the standard hides or drops is shown: cells beyond
-those of a table's head, definitions that no link uses, quotes and lists too deep to be told apart. A pipe in code parts
-no cells.
+CommonMark with tables and strikethrough. HTML is text, except tables, `<br>` and `<details>`. What the standard hides
+or drops is shown: cells beyond those of a table's head, definitions that no link uses, quotes and lists too deep to be
+told apart. A pipe in code parts no cells. Marks inside words, sums, paths and patterns are text.
 """
 
+import builtins
+import html
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from types import SimpleNamespace
 
 from markdown_it import MarkdownIt
 from markdown_it.helpers import parseLinkDestination, parseLinkTitle
-from markdown_it.rules_block import StateBlock, blockquote, list_block, reference, table
+from markdown_it.rules_block import StateBlock, blockquote, hr, list_block, reference, table
 from markdown_it.rules_core import StateCore
-from markdown_it.rules_inline import StateInline
+from markdown_it.rules_inline import StateInline, autolink, emphasis, escape, strikethrough
 from markdown_it.token import Token
 
 MAX_QUOTES = 8
@@ -34,7 +37,38 @@ _TOO_MANY_BRACKETS = re.compile(rf"(?:\[[^\[\]]*+){{{MAX_OPEN_BRACKETS + 1}}}")
 _MARKS = re.compile(r"[*_`\\&~]")
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
-_INLINE = MarkdownIt("commonmark", {"html": False})
+TEXT_LINE = re.compile(r">=|>>> |\*(?: [\d*/,-]+){3} [\w*/,-]+$")
+"""Line that is no quote, list or rule: a comparison, Python's prompt, a schedule of cron."""
+ESCAPED = re.compile(r"\\(?=[\"',/:;?@%^&\\])")
+"""Backslash that is a character, because no markup follows it."""
+BREAK = re.compile(r"<br\s*/?>[ \t]*\n?", re.I)
+_DETAILS = re.compile(r"(?m)^[ \t]*<details\b[^<>]*>\s*(?=<summary|$)|</details>\s*$", re.I)
+_SUMMARY = re.compile(r"(?m)^[ \t]*<summary\b[^<>]*>\s*([^<]*+)</summary>\s*", re.I)
+_HTML_TABLE = re.compile(r"<table\b(?:[^<]|<(?!/?table\b))*+</table>[^\n]*", re.I)
+_CELL_TAGS = re.compile(r"</?(?:table|thead|tbody|tfoot|colgroup|col|p|div|span|caption|tr|td|th)\b[^<>]*>", re.I)
+_CELL_STYLES = re.compile(r"</?(?:(b|strong)|(i|em)|code)>", re.I)
+_AUTOLINK = re.compile(r"<(?:(?:https?|ftps?|mailto|tel|tg):|[^\s<>:@]+@[^\s<>@]+\.)", re.I)
+"""Beginning of a link; anything else in angle brackets is text, such as `<std::string>`."""
+
+_WIDE = "\u0e00-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\uff00-\uffef\U0001f000-\U0003ffff"
+_IS_WIDE = re.compile(rf"(?<=[{_WIDE}])[*~]{{2}}|[*~]{{2,}}(?=[{_WIDE}])")
+"""Beside a word of a script without spaces, or its punctuation, two marks begin and end what they stand at."""
+_IS_TEXT = re.compile(
+    rf"(?<=\w)\*(?=\w)|(?<=[^\W{_WIDE}])[*~]{{2,}}(?=[^\W{_WIDE}])|(?<=(\S))[*_~]++(?=\1)|(?<=/)[*_]++(?=[./\\])"
+)
+"""`2*3`, `a**2`, `"*"`, `a/*.b`"""
+_NO_BEGIN = re.compile(r"[*_~]++(?=[,;)\]}=])|(?<=[)\]}])(?:\*(?!\*)|\*+(?=[(\[{]))|(?<=\.)\*(?!\*)|\*(?=[./])")
+"""`f(*, a)`, `x *= 2`, `(a)*(b)`, `.*x`, `*.py`"""
+_NO_END = re.compile(r"(?<=[(\[{])|(?<=/)\*(?!\*)|(?<=[)\]}])\*(?=[(\[{])|(?<=\.)\*(?=\$)")
+"""`count(*)`, `text/*`, `(a)*(b)`, `.*$`"""
+_IS_END = re.compile(r"(?<=[.:!?,;])\*{2,}(?=[^\W\d_])")
+"""`**Note:**text`"""
+_IN_ADDRESS = re.compile(r"://\S*\Z")
+_NAMES = {name.strip("_") for value in vars(builtins).values() for name in dir(value)} | {
+    *("aenter", "aexit", "aiter", "all", "anext", "await", "delattr", "delete", "dirname", "get", "getattr", "main"),
+    *("missing", "path", "proto", "set", "setattr", "slots", "version"),
+}
+"""Names between double underscores, such as `__init__`."""
 
 
 def parser() -> MarkdownIt:
@@ -52,10 +86,29 @@ def parser() -> MarkdownIt:
         "blockquote", _not_too_deep(blockquote, MAX_QUOTES), {"alt": ["paragraph", "reference", "blockquote", "list"]}
     )
     rules.at("list", _not_too_deep(list_block, MAX_LISTS * 2), {"alt": ["paragraph", "reference", "blockquote"]})
+    rules.at("hr", _not_too_deep(hr, 100), {"alt": ["paragraph", "reference", "blockquote", "list"]})
     markdown.helpers = SimpleNamespace(  # type: ignore[assignment]  # the library reads these three by name
         parseLinkLabel=_label_end, parseLinkDestination=parseLinkDestination, parseLinkTitle=parseLinkTitle
     )
+    rules.before("table", "html_table", _html_table, {"alt": ["paragraph", "reference", "blockquote"]})
+    markdown.core.ruler.after("block", "details", _unfold)
     markdown.core.ruler.push("tasks", _show_tasks)
+    return _strict(markdown)
+
+
+def unfolded(text: str) -> str:
+    """Text without the tags of `<details>`, whose summary becomes a bold line."""
+    return _SUMMARY.sub(r"**\1**\n", _DETAILS.sub("", text)) if "<" in text else text
+
+
+def _strict(markdown: MarkdownIt) -> MarkdownIt:
+    """Let fewer characters be markup. Delimiters say where they stand in the source: `meta["at"]`."""
+    rules = markdown.inline.ruler
+    rules.at("escape", lambda state, silent: not ESCAPED.match(state.src, state.pos) and escape(state, silent))
+    rules.at("emphasis", _delimiters(emphasis.tokenize))
+    rules.at("strikethrough", _delimiters(strikethrough.tokenize))
+    rules.at("autolink", lambda state, silent: bool(_AUTOLINK.match(state.src, state.pos)) and autolink(state, silent))
+    markdown.inline.ruler2.after("balance_pairs", "unpair", _unpair)
     return markdown
 
 
@@ -71,7 +124,9 @@ def code_of(token: Token) -> tuple[str, list[str]]:
 
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Lines of a table in a fixed-width font, its columns aligned unless that made it several times as long."""
-    shown = [[_plain_cell(cell) for cell in row] for row in rows]
+    cells = ([map(_plain_cell, BREAK.split(cell)) for cell in row] for row in rows)
+    head, *others = ([*zip_longest(*row, fillvalue="")] or [()] for row in cells)
+    shown = [*head, *(line for lines in others for line in lines)]
     widths: list[int] = []
     for row in shown:
         widths += [0] * (len(row) - len(widths))
@@ -83,7 +138,7 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for number, row in enumerate(shown):
         padded = (cell + " " * (width - _columns(cell)) for cell, width in zip(row, widths, strict=False))
         yield " | ".join(padded).rstrip()
-        if number == 0:
+        if number == len(head) - 1:
             yield "-+-".join("-" * width for width in widths)
 
 
@@ -113,7 +168,11 @@ _BlockRule = Callable[[StateBlock, int, int, bool], bool]
 
 
 def _not_too_deep(rule: _BlockRule, levels: int) -> _BlockRule:
-    return lambda state, start, end, silent: state.level < levels and rule(state, start, end, silent)
+    def block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+        is_text = TEXT_LINE.match(_line(state, start))
+        return not is_text and state.level < levels and rule(state, start, end, silent)
+
+    return block
 
 
 def _table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
@@ -200,6 +259,73 @@ def _definition(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     return True
 
 
+def _html_table(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """Read a table in HTML that begins a line; what follows it on its last line is a row."""
+    found = _HTML_TABLE.match(state.src, state.bMarks[start] + state.tShift[start])
+    if found is None or state.is_code_block(start) or start + found[0].count("\n") >= end:
+        return False
+    source = re.sub(r"\n[ >]*", " ", unfolded(re.sub("(?i)</table>", "<tr><td>", found[0])))
+    source = _CELL_STYLES.sub(lambda tag: "**" if tag[1] else "*" if tag[2] else "`", source)
+    rows = (re.split(r"(?i)<t[dh]\b[^<>]*>", row) for row in re.split(r"(?i)<(?:tr|caption)\b[^<>]*>", source))
+    texts = ([" ".join(html.unescape(_CELL_TAGS.sub("", cell)).split()) for cell in row] for row in rows)
+    shown = [row[row[0] == "" :] for row in texts if any(row)]
+    if shown and not silent:
+        token = state.push("table", "html", 0)
+        token.map = [start, start + found[0].count("\n") + 1]
+        token.meta, state.line = {"rows": shown, "alignments": [""] * len(shown[0])}, token.map[1]
+    return bool(shown)
+
+
+def _unfold(state: StateCore) -> None:
+    for token in state.tokens:
+        token.content = unfolded(token.content) if token.type == "inline" else token.content
+
+
+def _delimiters(rule: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
+    def tokenize(state: StateInline, silent: bool) -> bool:
+        source, start, count = state.src, state.pos, len(state.delimiters)
+        if not rule(state, silent):
+            return False
+        before, after, at = source[max(0, start - 1) : start], source[state.pos : state.pos + 1], state.pos
+        in_address = after.isalnum() and after.isascii() and _IN_ADDRESS.search(source, max(0, start - 300), start)
+        for one in reversed(state.delimiters[count:]):
+            at -= len(state.tokens[one.token].content)
+            state.tokens[one.token].meta = {"run": (start, state.pos), "at": at}
+            if _IS_WIDE.match(source, start):
+                one.open, one.close = after.strip() != "", before.strip() != ""
+            elif in_address or _IS_TEXT.match(source, start):
+                one.open = one.close = False
+            else:
+                one.open = one.open and not _NO_BEGIN.match(source, start)
+                one.close = (one.close and not _NO_END.match(source, start)) or bool(_IS_END.match(source, start))
+        return True
+
+    return tokenize
+
+
+def _unpair(state: StateInline) -> None:
+    """Make delimiters text again that stand around a name, or belong to a comment or to two patterns."""
+    nested = (meta["delimiters"] for meta in state.tokens_meta if meta and "delimiters" in meta)
+    for delimiters in (state.delimiters, *nested):
+        for one in (one for one in delimiters if one.end >= 0):
+            start, opened = state.tokens[one.token].meta["run"]
+            closed, end = state.tokens[delimiters[one.end].token].meta["run"]
+            before, after = state.src[max(0, start - 1) : start], state.src[end : end + 2]
+            if _is_text(before, state.src[opened : min(closed, opened + 200)], after, state.src[start]):
+                one.end = -1
+
+
+def _is_text(before: str, content: str, after: str, mark: str) -> bool:
+    if mark == "_" and content.isascii() and content.isidentifier():
+        is_code = before == "." or re.match(r"[(\[=]|\.\w", after) is not None
+        return is_code or "_" in content or content.isupper() or content in _NAMES
+    if before and before == after[:1] and (before == "/" or (before in "\"'" and before in content)):
+        return True  # `/*x*/`, `"*a" and "b*"`
+    is_cut = content.rfind("(") > content.rfind(")") or content.count('"') % 2  # `*p = (int*)q`, `*a and "b*"`
+    is_bare = content.isascii() and not any(map(str.isalnum, content))
+    return bool(is_cut) or is_bare or (content[0] == content[-1] == "/" and " " in content)  # `*/*`, `**/a and b/**`
+
+
 def _show_tasks(state: StateCore) -> None:
     """Show boxes for what begins with `[ ]` or `[x]` in a list, as everywhere where models learned to write it."""
     for item, _, inline in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
@@ -210,5 +336,6 @@ def _show_tasks(state: StateCore) -> None:
             first.content = _BOXES[first.content[:4]] + first.content[4:]
 
 
+_INLINE = _strict(MarkdownIt("commonmark", {"html": False}))
 BLOCKS = parser().disable(["inline", "lheading", "reference"])
 """Parser of blocks only, for what stays Markdown."""

@@ -4,16 +4,19 @@ Discord shows most of CommonMark, but no tables, no `~~~` fences, no indented co
 third level, and it takes 2,000 characters. So code of every kind becomes a block between three backticks,
 tables become aligned code blocks, and a text that is too long is cut into parts whose fences are closed and
 opened again at the cut. Lengths are UTF-16 code units, the stricter of the two ways to count.
+
+Discord finds more markup than CommonMark does, as in `2*3*4` or `a || b || c`. So each mark
+that is text gets a backslash.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from markdown_it.token import Token
 
 from hermes_state.text import well_formed
 from hermes_state.values import OutboundPart
-from platforms.markdown import BLOCKS, code_of, table_lines
+from platforms.markdown import BREAK, ESCAPED, TEXT_LINE, code_of, parser, table_lines, unfolded
 from platforms.parts import PartWriter
 from platforms.text import utf16_units, with_newlines
 
@@ -28,6 +31,14 @@ _DEEP_HEADING = re.compile(r"#{4,6}(?=[ \t])")
 _INVISIBLE = re.compile(r"[\s\u200b-\u200f\u2060-\u2064\ufeff\u00ad\x00-\x1f\x7f]")
 _THIRD_BACKTICK = re.compile(r"(?<=``)(?=`)")
 _BACKTICK_RUN = re.compile(r"`{3,}")
+_ADDRESS = re.compile(r"https?://\S+")
+_SPOILER = r"(?<![\w\\|])\|\|(?![\s|])[^|\n]*(?<!\s)\|\|(?![\w|])"
+_HIDDEN = re.compile(
+    rf"(`+)(?!`)[^`]++\1(?!`)|{_SPOILER}|(?P<pipes>(?<!\\)\|\|+)|(?P<br>{BREAK.pattern})|(?P<slash>{ESCAPED.pattern})",
+    re.I,
+)
+"""Pipes that are no spoiler, line breaks, and backslashes that are characters, none of them in code."""
+_PARSER = parser().disable(["lheading", "reference", "details", "fragments_join", "text_join"])
 
 
 def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
@@ -36,15 +47,17 @@ def render(text: str, limit: int = LIMIT) -> tuple[OutboundPart, ...]:
     lines = clean.split("\n")
     writer = PartWriter(limit)
     position = 0
-    for token in BLOCKS.parse(clean):
+    for token in _PARSER.parse(clean):
+        if token.type == "inline":
+            _escape(token, lines)
         if token.map is None or (code := _code(token)) is None:
             continue
         start, end = token.map
         lead = _text_before(token, lines[start])
-        writer.add_prose([_prose_line(line, limit) for line in (*lines[position:start], *lead)])
+        writer.add_prose([*_prose_lines((*lines[position:start], *lead), limit)])
         writer.add_code(*code)
         position = end
-    writer.add_prose([_prose_line(line, limit) for line in lines[position:]])
+    writer.add_prose([*_prose_lines(lines[position:], limit)])
     parts = [part for part in writer.finish() if _INVISIBLE.sub("", part)] or [EMPTY_TEXT]
     return tuple(OutboundPart(text=part, plain=part) for part in parts)
 
@@ -53,7 +66,7 @@ def _code(token: Token) -> tuple[str, Sequence[str], str] | None:
     """Opening, lines and closing of what is shown as code; a table inside a list or a quote stays as written."""
     if token.type in ("fence", "code_block"):
         language, lines = code_of(token)
-    elif token.type == "table" and token.level == 0:
+    elif token.type == "table" and (token.level == 0 or token.tag == "html"):
         language, lines = "", [*table_lines(token.meta["rows"])]
     else:
         return None
@@ -68,8 +81,40 @@ def _text_before(code: Token, line: str) -> list[str]:
     return [lead] if lead.strip(" \t>") else []
 
 
+def _escape(inline: Token, lines: list[str]) -> None:
+    """Put a backslash before marks of emphasis that are text, where Discord may take them for more."""
+    content = _ADDRESS.sub(lambda address: "-" * len(address[0]), inline.content)
+    escaped = list(inline.content)
+    for token in inline.children or ():
+        if token.type != "text" or "at" not in token.meta:
+            continue
+        start, end = token.meta["run"]
+        before, after = content[max(0, start - 1) : start] or " ", content[end : end + 1] or " "
+        is_harmless = (before + after).isspace() or (content[start] == "_" and (before + after).isalnum())
+        if content[start] == inline.content[start] and not (end - start == 1 and is_harmless):
+            for at in range(token.meta["at"], token.meta["at"] + len(token.content)):
+                escaped[at] = "\\" + escaped[at]
+    texts = zip(inline.content.split("\n"), "".join(escaped).split("\n"), strict=True)
+    for number, (text, shown) in enumerate(texts, inline.map[0] if inline.map else 0):
+        if text != shown and (at := lines[number].rfind(text)) >= 0:
+            lines[number] = lines[number][:at] + shown + lines[number][at + len(text) :]
+
+
+def _prose_lines(lines: Iterable[str], limit: int) -> Iterator[str]:
+    for line in lines:
+        indent = line[: len(line) - len(line.lstrip(" \t>"))]
+
+        def shown(found: re.Match[str], indent: str = indent) -> str:
+            pipes = re.sub(r"[|\\]", r"\\\g<0>", found[0]) if found["pipes"] or found["slash"] else found[0]
+            return "\n" + indent if found["br"] else pipes
+
+        for piece in _HIDDEN.sub(shown, unfolded(line)).split("\n"):
+            yield _prose_line(piece, limit)
+
+
 def _prose_line(line: str, limit: int) -> str:
     """Line of prose without an open fence in it, wherever it is cut: Discord begins code at any three backticks."""
+    line = "\\" + line if TEXT_LINE.match(line) else line
     line = _DEEP_HEADING.sub("###", line, count=1) if line.startswith("####") else line
     if line.count(FENCE) % 2 or utf16_units(line) > limit:
         line = _BACKTICK_RUN.sub(lambda run: r"\`" * len(run[0]), line)

@@ -14,7 +14,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup, escape
 
-from platforms.markdown import BLOCKS, parser
+from platforms.markdown import BLOCKS, BREAK, parser
 from platforms.parts import PartWriter
 from platforms.text import utf16_units, with_newlines
 
@@ -105,6 +105,7 @@ _RULES: Mapping[str, Callable[[Token], str]] = {
     "heading_open": lambda token: f"<{_heading(token)}>",
     "heading_close": lambda token: f"</{_heading(token)}>\n",
     "table": _table,
+    "text": lambda token: "<br>\n".join(map(escape, BREAK.split(token.content))),
     "fence": _code,
     "code_block": _code,
 }

@@ -3,13 +3,14 @@
 import re
 import unicodedata
 from collections.abc import Sequence
+from urllib.parse import unquote
 
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 from telegramify_markdown import MessageEntity
 from telegramify_markdown.latex_escape.helper import LatexToUnicodeHelper
 
-from platforms.markdown import code_of, parser, table_lines
+from platforms.markdown import BREAK, code_of, parser, table_lines
 from platforms.text import utf16_units
 
 EXPANDABLE_UNITS = 200
@@ -20,9 +21,11 @@ MAX_DOUBLINGS = 4
 """Most doublings in such a formula."""
 
 _URL = re.compile(r"(?:https?|tg|mailto|tel|ftp)://?\S", re.IGNORECASE)
+_NO_FORMULA = r"[\s{]|\d[\d.,]*\w?\s(?![=+*/<>-]\s|\\[A-Za-z])|[A-Z_]{3,}[/\s:]"
+"""Beginning of `$5 and 10$`, `$HOME/x` or `${HOME}`."""
 _FORMULA = re.compile(
     r"\$\$(?P<display>[^$]++)\$\$"
-    r"|\$(?!\s)(?P<inline>[^$\n]++)(?<!\s)\$(?!\d)"  # `$5 or $10` are prices
+    rf"|(?<![\w$])\$(?!{_NO_FORMULA})(?P<inline>[^$\n]++)(?<!\s)\$(?![\w{{])"  # `$5 or $10` are prices
     r"|\\\[(?P<long>(?:[^\\]++|\\[^()\[\]])*+)\\\]|\\\((?P<short>(?:[^\\]++|\\[^()\[\]])*+)\\\)"
 )
 _IS_LATEX = re.compile(r"\\[A-Za-z]|[\^_]")
@@ -56,7 +59,7 @@ class _EntityWriter:
         self._lines = lines
         self._units = self._newlines = 0
         self._begun: list[MessageEntity] = []
-        self._titles: list[str] = []
+        self._titles: list[tuple[int, str]] = []
         self._numbers: list[int | None] = []
         """Number of the next item of each list that is open, None where items have none."""
         self._marker = ""
@@ -106,8 +109,10 @@ class _EntityWriter:
         self._begin_block(token, is_below_marker=True)
         number = self._numbers[-1]
         if number is not None:
+            number = max(number, int(token.info))  # `1. 1. 1.` counts on
             self._numbers[-1] = number + 1
-        self._marker = "  " * (len(self._numbers) - 1) + ("• " if number is None else f"{number}. ")
+        bullet = "+ " if token.markup == "+" else "• "  # which may be a sign: `+ 50`
+        self._marker = "  " * (len(self._numbers) - 1) + (bullet if number is None else f"{number}{token.markup} ")
 
     def _add_code(self, token: Token, lines: Sequence[str], language: str = "") -> None:
         self._begin_block(token, is_below_marker=True)
@@ -139,7 +144,7 @@ class _EntityWriter:
                     else:
                         self._end()
                 case _:
-                    self._write(token.content)
+                    self._write(BREAK.sub("\n", token.content))
 
     def _begin_block(self, token: Token, *, is_below_marker: bool = False) -> None:
         if self._marker and not is_below_marker:
@@ -153,12 +158,15 @@ class _EntityWriter:
 
     def _begin_link(self, token: Token) -> None:
         self._begin("text_link", url=str(token.attrs.get("href") or token.attrs.get("src") or ""))
-        self._titles.append(str(token.attrs.get("title", "")))
+        self._titles.append((len(self.pieces), str(token.attrs.get("title", ""))))
 
     def _end_link(self) -> None:
+        """End a link, and write what is not seen of it: its title, and an address that is no link or has no text."""
+        url, (start, title) = unquote(self._begun[-1].url or ""), self._titles.pop()
+        text = "".join(self.pieces[start:])
+        self._write(url if not text.strip() else f" ({url})" if url != text and not _URL.match(url) else "")
         self._end()
-        if title := self._titles.pop():
-            self._write(f" ({title})")
+        self._write(f" ({title})" if title else "")
 
     def _add_marked(self, style: str, text: str, language: str | None = None) -> None:
         self._begin(style, language=language)

@@ -19,6 +19,7 @@ _HIDDEN = (
     re.compile(r"(?<=\])\[([^\]]*)\]"),  # name of a link's target
     re.compile(r"\\(?:begin|end)\{(\w+)\*?\}(?:\{(\w+)\})?"),  # LaTeX
     re.compile(r"\\([A-Za-z]+)"),
+    re.compile(r"(?i)</?(table|caption|thead|tbody|tfoot|tr|td|th|br|details|summary|p|b|strong|i|em)\b([^<>]*)>"),
 )
 _REOPENING = 80
 """Most letters between the ends of two parts."""
@@ -32,11 +33,12 @@ def lost_words(source: str, shown: str, hidden: Iterable[str] = ()) -> list[str]
     markup = {run for match in found for group in match.groups() if group for run in _runs(group)}
     markup |= {run for text in hidden for run in (*_runs(text), *_runs(unquote(text)))}
     lost, position = [], 0
+    has_breaks = "<br" in source.lower()  # lines of a cell stand below each other, beside those of the next cells
     for run in _runs(source):
         if run in markup:
             continue
         end = _end_of(run, letters, position)
-        lost += [run] if end is None else []
+        lost += [run] if end is None and not (has_breaks and run in letters) else []
         position = end or position
     return lost
 

@@ -98,10 +98,25 @@ class TestStyles:
         [part] = render(text)
         assert part.text == text
 
-    def test_a_link_that_telegram_refuses_stays_as_its_text(self) -> None:
-        [part] = render("see [the readme](docs/README.md) and [site](https://example.org)")
-        assert part.text == "see the readme and site"
+    def test_a_link_that_telegram_refuses_shows_its_target(self) -> None:
+        [part] = render("see [the readme](docs/README.md), [a.py](a.py) and [site](https://example.org)")
+        assert part.text == "see the readme (docs/README.md), a.py and site"
         assert [entity["url"] for entity in entities_of(part)] == ["https://example.org"]
+
+    def test_a_link_without_a_text_shows_its_address(self) -> None:
+        [part] = render("look: ![](https://example.org/a.png) and [](https://example.org/b)")
+        assert part.text == "look: https://example.org/a.png and https://example.org/b"
+
+    def test_numbers_and_signs_of_lists_stay(self) -> None:
+        [part] = render("3. three\n5. five\n\n1) one\n2) two\n\n100\n\n+ 50")
+        shown = [line for line in part.text.split("\n") if line]
+        assert shown == ["3. three", "5. five", "1) one", "2) two", "100", "+ 50"]
+        assert render("1. one\n1. two")[0].text == "1. one\n2. two"
+
+    def test_prices_and_variables_are_no_formulas(self) -> None:
+        text = "It is 5$ and $5 not 10$, in $HOME/$USER or ${a}${b}, $x:$y"
+        assert render(text)[0].text == text
+        assert render("$n = 5$ and $O(n)$ and $5 \\times 3$")[0].text == "n = 5 and O(n) and 5 × 3"
 
     def test_offsets_count_utf16_units(self) -> None:
         [part] = render("👋👋 **bold** 世界 `code`")

@@ -1,0 +1,41 @@
+"""A model's answer arrives with every character that is no markup, on each platform."""
+
+from tests.e2e import test_discord as discord
+from tests.e2e.world import World
+from tests.platforms.discord.shown import shown
+
+ANSWER = (
+    "So a**2 + b**2, 2*3*4 and `x*y`; call __init__, **boldly**.\n"
+    "这是**重点**内容<br>if a || b || c\n\n"
+    "<table><tr><th>Name</th><th>Sum</th></tr><tr><td>Ann</td><td>1*2*3</td></tr></table>\n\n"
+    "<details>\n<summary>More</summary>\n\nstd::vector<std::string>\n\n</details>"
+)
+PIECES = (
+    "So a**2 + b**2, 2*3*4 and x*y; call __init__, boldly.",
+    "这是重点内容\nif a || b || c",
+    "Ann  | 1*2*3",
+    "More\n",
+)
+
+
+async def test_telegram_shows_sums_names_and_tables_of_an_answer(world: World) -> None:
+    await world.gateway.start()
+    await world.script(match="how far", text=ANSWER)
+    await world.say("how far")
+    await world.replies(1)
+    [text] = await world.visible()
+    assert [piece for piece in PIECES if piece not in text] == []
+    assert "std::vector<std::string>" in text
+    assert not any(tag in text for tag in ("<t", "<br", "<details", "summary>"))
+
+
+async def test_discord_shows_sums_names_and_tables_of_an_answer(discord_world: World) -> None:
+    await discord.ready(discord_world)
+    await discord_world.script(match="how far", text=ANSWER)
+    await discord.say(discord_world, "how far")
+    [sent] = await discord.sent(discord_world, 1)
+    seen = shown(sent)
+    assert [piece for piece in PIECES if piece not in seen.text] == []
+    assert "std::vector<std::string>" in seen.text
+    assert seen.covered("bold") == ["boldly", "重点", "More"]
+    assert not any(tag in seen.text for tag in ("<t", "<br", "<details", "summary>"))
