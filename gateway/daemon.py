@@ -340,9 +340,8 @@ class _Daemon:
     async def _serve_until_stopped(self) -> None:
         tasks = [self._group.create_task(self._node.run(), name="node")]
         tasks.append(self._group.create_task(self._heartbeat.run(), name="heartbeat"))
-        if isinstance(self._store, SqliteStore):
-            tasks.append(self._group.create_task(keep_index(self._store), name="search"))
-        else:
+        tasks.append(self._group.create_task(keep_index(self._store), name="search"))
+        if not isinstance(self._store, SqliteStore):
             tasks.append(self._group.create_task(self._membership.run(), name="membership"))
             tasks.append(self._group.create_task(self._previews.run(), name="previews"))
         tasks.append(self._group.create_task(self._access.follow(self._reloaded), name="access"))

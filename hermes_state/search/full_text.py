@@ -14,12 +14,12 @@ from typing import Literal, TypeAlias, Unpack
 import msgspec
 
 from hermes_state.search.fts5 import Fts5Matches
-from hermes_state.search.query import LETTER, Expression, Query, Term, fold, one_line, parse_query
+from hermes_state.search.query import LETTER, Expression, Query, Term, one_line, parse_query
 from hermes_state.search.ranking import MatchReader, SearchFilter
 from hermes_state.search.tsquery import TsMatches
 from hermes_state.sessions import LINEAGE_KEY
 from hermes_state.store.searched import fts_row, searched_text
-from hermes_state.store.segment import INDEXED_CHARACTERS
+from hermes_state.store.segment import INDEXED_CHARACTERS, folded
 from hermes_state.store.sql import Connection, columns, select
 from hermes_state.values import (
     ChatId,
@@ -151,19 +151,32 @@ def _pattern(wanted: tuple[Term, ...], edge: str) -> re.Pattern[str] | None:
 
 
 def _snippet(text: str, wanted: Sequence[Term]) -> str:
-    folded, shown = fold(text[:INDEXED_CHARACTERS]), tuple(wanted[:SHOWN_TERMS])
-    at = next((place for edge in (LETTER, "") if (place := _place(folded, shown, edge)) is not None), 0)
+    compared, shown = folded(text[:INDEXED_CHARACTERS]), tuple(wanted[:SHOWN_TERMS])
+    at = next((place for edge in (LETTER, "") if (place := _place(compared, shown, edge)) is not None), 0)
+    at = at if len(compared) == min(len(text), INDEXED_CHARACTERS) else _original(text, at)
     start = max(0, min(at - SNIPPET_CHARACTERS // 3, len(text) - SNIPPET_CHARACTERS))
     end = start + SNIPPET_CHARACTERS
     line = " ".join(text[start:end].split())
     return f"{'…' if start else ''}{line}{'…' if end < len(text) else ''}"
 
 
-def _place(folded: str, wanted: tuple[Term, ...], edge: str) -> int | None:
+def _original(text: str, place: int) -> int:
+    """Index in `text` of what stands at `place` in it when it is folded, give or take a character."""
+    start, end = 0, len(text)
+    while end - start > 1:
+        middle = (start + end) // 2
+        if (length := len(folded(text[start:middle]))) <= place:
+            start, place = middle, place - length
+        else:
+            end = middle
+    return start
+
+
+def _place(compared: str, wanted: tuple[Term, ...], edge: str) -> int | None:
     """Where most of the terms stand close together, and where first; `edge`: what may not stand beside a word."""
     pattern = _pattern(wanted, edge)
     best, last = (0, 0), dict[str, int]()
-    for match in islice(pattern.finditer(folded), COMPARED_PLACES) if pattern else ():
+    for match in islice(pattern.finditer(compared), COMPARED_PLACES) if pattern else ():
         last[match[0]] = match.start()
         near = [start for start in last.values() if match.end() - start <= SNIPPET_CHARACTERS * 2 // 3]
         best = max(best, (len(near), -min(near, default=0)))

@@ -11,6 +11,7 @@ import sqlite3
 from functools import reduce
 from pathlib import Path
 
+from hermes_state.engines.postgres.words import load_renewed
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.index import SERVING, index_triggers, is_index_trouble
 from hermes_state.engines.sqlite.migrate import VERSION_NOTE, define_index, drop_index_triggers
@@ -64,12 +65,10 @@ def is_current(db: Connection) -> bool:
 
 
 def load_progress(db: Connection) -> int | None:
-    """Share of the messages that the index in the making holds, in percent; None when none is being made.
-
-    PostgreSQL's is never made anew: a message and its words are stored together.
-    """
+    """Share of the messages that the index in the making holds, in percent; None when none is being made."""
     if not isinstance(db, sqlite3.Connection):
-        return None
+        done = load_renewed(db)
+        return None if done is None else 100 * done // max(1, done, _newest(db))
     floor = load_note(db, _FLOOR_NOTE)
     if floor is None or not _is_kept_up(db, MAKING):
         return None if index_triggers(db, SERVING) else 0

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Unpack
 
 from hermes_state.search.full_text import FoundMessage, load_found, match_reader, ranked
-from hermes_state.search.query import fold, parse_query
+from hermes_state.search.query import parse_query
 from hermes_state.search.ranking import MatchReader, SearchFilter
+from hermes_state.store.segment import folded
 from hermes_state.store.sql import Connection
 
 COMPARED_ROWS = 1_000
@@ -59,11 +60,11 @@ def _count(matches: MatchReader, words: str, limit: int = COMPARED_ROWS) -> int:
 
 def _near_words(matches: MatchReader, words: list[str]) -> list[str]:
     """The known words that some others may have meant. The index has those of all chats, so each is looked up."""
-    folded = {word: fold(word).strip(".,:;!?'") for word in words}
-    misspelt = [word for word in words if folded[word].isalpha() and MIN_LETTERS <= len(folded[word]) <= MAX_LETTERS]
+    bare = {word: folded(word).strip(".,:;!?'") for word in words}
+    misspelt = [word for word in words if bare[word].isalpha() and MIN_LETTERS <= len(bare[word]) <= MAX_LETTERS]
     near: list[str] = []
     for word in misspelt[:MAX_MISSPELT]:
-        variants, head = set(_variants(folded[word])), folded[word][: (len(folded[word]) + 1) // 2]
+        variants, head = set(_variants(bare[word])), bare[word][: (len(bare[word]) + 1) // 2]
         if found := [other for other in matches.known_words(variants, head) if _count(matches, other, 1)]:
             near.append(f"({' OR '.join(found[:MAX_NEAR_WORDS])})")
     return near

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TypeAlias
 
-from hermes_state.store.segment import CJK, EMOJI, ends_in_half_a_pair, segment_query
+from hermes_state.store.segment import CJK, EMOJI, ends_in_half_a_pair, folded, segment_query
 
 MAX_CHARACTERS = 2_000
 """Characters of a query that count: a pasted word of a megabyte keeps the index busy for seconds, without a stop."""
@@ -41,21 +41,6 @@ LETTER = r"[^\W_]"
 _BETWEEN = rf"(?:_|[^\w{EMOJI}]){{0,16}}+"
 
 
-class _FoldingCache(dict[int, str]):
-    def __missing__(self, code: int) -> str:
-        base = unicodedata.normalize("NFD", chr(code))[0]
-        folded = self[code] = (base if base.isascii() else chr(code)).lower()[0]
-        return folded
-
-
-_folding = _FoldingCache()
-
-
-def fold(text: str) -> str:
-    """`text` in small letters, those of Latin script without accents, as the index has them; positions stay."""
-    return text.lower() if text.isascii() else text.translate(_folding)
-
-
 @dataclass(frozen=True, slots=True)
 class Term:
     """A word or phrase of a query, as it was typed."""
@@ -75,7 +60,7 @@ class Term:
 
         It begins with a word as it is, which is found ten times as fast as a boundary before it.
         """
-        pieces: list[str] = _WORDS_OR_EMOJI.findall(fold(self.text))[:words]
+        pieces: list[str] = _WORDS_OR_EMOJI.findall(folded(self.text))[:words]
         if not pieces:
             return None
         first, *others = map(re.escape, pieces)
@@ -157,8 +142,8 @@ def _parts(term: Term) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """`text` as whole queries are compared: in one line and small letters, every dash the same."""
-    return " ".join(text.translate(_DASHES).lower().split())
+    """`text` as whole queries are compared: folded, in one line, every dash the same."""
+    return " ".join(folded(text.translate(_DASHES)).split())
 
 
 def _items(text: str) -> Iterator[str | Term]:

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypedDict, Unpack
 
-from hermes_state.search.query import Expression, Term, fold
+from hermes_state.search.query import Expression, Term
+from hermes_state.store.segment import folded
 from hermes_state.store.sql import Connection, scalar_or_none
 from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
 
@@ -72,10 +73,10 @@ def scored(rows: Iterable[tuple[int, str, int, float]], weights: Mapping[Term, f
     counted = [(weight, re.compile(pattern).findall) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)]
     for row_id, text, characters, length in rows:
         norm = _K1 * (1 - _B + _B * length)
-        folded, share = fold(text[:COUNTED_CHARACTERS]), max(1.0, characters / COUNTED_CHARACTERS)
+        beginning, share = folded(text[:COUNTED_CHARACTERS]), max(1.0, characters / COUNTED_CHARACTERS)
         score = 0.0
         for weight, find in counted:
-            found = len(find(folded)) * share
+            found = len(find(beginning)) * share
             score += weight * found * (_K1 + 1) / (found + norm)
         yield row_id, score
 

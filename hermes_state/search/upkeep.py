@@ -1,4 +1,7 @@
-"""Upkeep of the search index: looked through at start and when it has failed, and made anew in the background."""
+"""Upkeep of the search index: looked through at start and when it has failed, and made anew in the background.
+
+PostgreSQL stores a message and its words together. Words that an earlier version has cut are stored anew.
+"""
 
 import asyncio
 import sqlite3
@@ -7,9 +10,11 @@ import time
 import structlog
 
 from hermes_state.aio import wait_until
+from hermes_state.engines.postgres.words import renew_words
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StoreUnavailable
 from hermes_state.search.index import OUTDATED, begin_index, extend_index, find_fault, is_being_made
+from hermes_state.store.writer import Store
 
 RETRY_SECONDS = 60.0
 """Pause after a try that the database did not let through, in seconds, unless the index fails once more."""
@@ -20,8 +25,10 @@ ROUNDS = 3
 log = structlog.get_logger()
 
 
-async def keep_index(store: SqliteStore) -> None:
+async def keep_index(store: Store) -> None:
     """Keep the index sound, until cancelled. Messages are written meanwhile, and searches find what it holds."""
+    if not isinstance(store, SqliteStore):
+        return await _renew_words(store)
     while True:
         store.index_failed.clear()
         try:
@@ -30,6 +37,18 @@ async def keep_index(store: SqliteStore) -> None:
         except (StoreUnavailable, sqlite3.Error, OSError) as error:
             log.warning("search.rebuild_delayed", error=str(error), retry_seconds=RETRY_SECONDS)
             await wait_until(store.index_failed, RETRY_SECONDS)
+
+
+async def _renew_words(store: Store) -> None:
+    is_done = False
+    while not is_done:
+        began = time.monotonic()
+        try:
+            is_done = await store.write(renew_words)
+            await asyncio.sleep(time.monotonic() - began)
+        except StoreUnavailable as error:
+            log.warning("search.rebuild_delayed", error=str(error), retry_seconds=RETRY_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 async def mend_index(store: SqliteStore) -> None:

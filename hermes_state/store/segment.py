@@ -4,25 +4,67 @@ The index uses FTS5's `unicode61` tokenizer, which splits at spaces and punctuat
 inside running Chinese or Japanese and drops every emoji. So the text is rewritten before it is indexed: a run of
 CJK characters becomes overlapping pairs (the last character also stands alone) and an emoji becomes a word of its
 own. Queries go through `phrase`, which cuts the same way; `tests/hermes_state/store/test_segment.py` holds the two
-together.
+together. Before that, `folded` makes one text of the forms in which people type it.
+
+>>> folded("Café İSTANBUL Straße مُحَمَّد ٢٠٢٤")
+'cafe istanbul strasse محمد 2024'
 """
 
 import re
+import unicodedata
 
-SEGMENT_VERSION = 2
+SEGMENT_VERSION = 3
 """Raise it when `segment` or what `store.searched` gives to it is other for any row: the index is then made anew in the
 background."""
 
 INDEXED_CHARACTERS = 200_000
 """Only the first so many characters of a row are searchable: long tool output would cost more than it helps."""
 
+_MARK_LETTERS, _MARK_PAIRS = 0x13000, 0x12000
+"""First letters that stand for vowel signs, which the tokenizer takes for spaces: hieroglyphs, in pairs cuneiform."""
+
 CJK = (
+    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\ua960-\ua97f\ud7b0-\ud7ff\U00012000-\U000122ff"
     "\u2e80-\u2fff\u3005-\u3007\u3040-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U000323af"
 )
+"""Characters of scripts without spaces between words: Thai, Lao, Burmese and Khmer, Hangul, kana and Han."""
 EMOJI = "\u2190-\u21ff\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"
 _REWRITTEN = re.compile(f"(?P<run>[{CJK}]+)|[{EMOJI}]")
 _LONE_CJK_AT_END = re.compile(f"(?:^|[^{CJK}])[{CJK}]$")
+_CYRILLIC = re.compile("[\u0438\u0443]\u0306|\u0456\u0308")
+"""Letters of their own, whose marks are no accents."""
+_SAME = str.maketrans("\u0131\u00f8\u0142\u0111\u0643\u064a\u0649\u0629", "iold\u06a9\u06cc\u06cc\u0647", "\u0640")
+"""Letters that people type for one another in Turkish, Danish, Polish, Arabic and Persian; nothing for the tatweel."""
+
+
+class _Folding(dict[int, str | int | None]):
+    """Nothing of an accent or vowel point, a letter for a vowel sign, the ASCII digit for any other."""
+
+    def __missing__(self, code: int) -> str | int | None:
+        category = unicodedata.category(chr(code))
+        same: str | int | None = _SAME.get(code, code)
+        if category == "Nd":
+            same = str(unicodedata.decimal(chr(code)))
+        elif category == "Cf" or (category == "Mn" and not 0x0900 <= code < 0x1AB0 and not 0x3000 <= code < 0xFE00):
+            same = None
+        elif category in ("Mn", "Mc") and not 0x3000 <= code < 0x3100:  # those of kana are composed
+            is_paired = re.match(f"[{CJK}]", chr(code)) is not None
+            same = _MARK_PAIRS + code % 0x300 if is_paired else _MARK_LETTERS + code % 0x400
+        self[code] = same
+        return same
+
+
+_folding = _Folding()
+
+
+def folded(text: str) -> str:
+    """The text in the form in which it is compared: composed, in small letters, without accents and width."""
+    if text.isascii():
+        return text.lower()
+    decomposed = unicodedata.normalize("NFKD", text).casefold()
+    decomposed = _CYRILLIC.sub(lambda letter: unicodedata.normalize("NFC", letter[0]), decomposed)
+    return unicodedata.normalize("NFC", decomposed.translate(_folding))
 
 
 def segment(text: str | None) -> str:
@@ -30,7 +72,7 @@ def segment(text: str | None) -> str:
     if text is None:
         return ""
     text = text[:INDEXED_CHARACTERS]
-    return text if text.isascii() else _rewrite(text, is_query=False)
+    return text if text.isascii() else _rewrite(folded(text)[:INDEXED_CHARACTERS], is_query=False)
 
 
 def segment_query(text: str) -> str:
@@ -39,7 +81,7 @@ def segment_query(text: str) -> str:
     A CJK run that ends the phrase loses its lone last character: in the indexed text that character may be followed by
     another one, and its pair already stands in the phrase.
     """
-    return text if text.isascii() else _rewrite(text, is_query=True)
+    return text if text.isascii() else _rewrite(folded(text), is_query=True)
 
 
 def phrase(text: str) -> str:
@@ -49,7 +91,7 @@ def phrase(text: str) -> str:
 
 def ends_in_half_a_pair(text: str) -> bool:
     """True for a single CJK character at the end, whose word goes on where another one follows."""
-    return _LONE_CJK_AT_END.search(text.rstrip()) is not None
+    return _LONE_CJK_AT_END.search(folded(text.rstrip())) is not None
 
 
 def _rewrite(text: str, *, is_query: bool) -> str:
