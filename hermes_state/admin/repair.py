@@ -12,7 +12,7 @@ from pathlib import Path
 from hermes_state.admin.salvage import SalvageJob, TableReport
 from hermes_state.disk import flush
 from hermes_state.engines.sqlite.connections import register_functions
-from hermes_state.engines.sqlite.index import SERVING
+from hermes_state.engines.sqlite.index import SERVING, merge_all
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, migrate, shipped_migrations
 from hermes_state.engines.sqlite.presence import refuse_loss, side_files
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
@@ -233,6 +233,7 @@ def _set_right(db: sqlite3.Connection) -> list[str]:
     if count := db.execute(_WITHOUT_TURN, now).rowcount:
         notes.append(f"{count:,} messages were being answered: whoever wrote them has to send them again.")
     db.execute("COMMIT")
+    merge_all(db, serving_index(db))
     _check(db)
     return notes
 

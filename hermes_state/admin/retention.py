@@ -10,17 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hermes_state.engines.sqlite.connections import unavailable
+from hermes_state.engines.sqlite.index import merge_step
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.search.index import serving_index
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 
 SLICE_ROWS = 500
 
-_CHANGES = "SELECT total_changes()"
-_MERGE_PAGES = 200
 _MERGE_STEPS = 50
 """Merges in one visit at most: an index that needs more merging gets it at the next quiet moment."""
 
@@ -68,9 +67,7 @@ async def maintain(store: SqliteStore) -> tuple[int, int]:
 @locks(EVERYTHING)
 def merge_index(db: Connection) -> bool:
     """Merge a few pages of the search index; True when there may be more to merge."""
-    before, index = scalar(db, int, _CHANGES), serving_index(db)
-    db.execute(f"INSERT INTO {index} ({index}, rank) VALUES ('merge', ?)", (_MERGE_PAGES,))
-    return scalar(db, int, _CHANGES) - before >= 2  # documented: fewer changes mean that nothing was left to do
+    return merge_step(db, serving_index(db))
 
 
 @locks(EVERYTHING)

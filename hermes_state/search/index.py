@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hermes_state.engines.postgres.words import load_renewed
 from hermes_state.engines.sqlite.connections import register_functions
-from hermes_state.engines.sqlite.index import SERVING, index_triggers, is_index_trouble
+from hermes_state.engines.sqlite.index import SERVING, index_triggers, is_index_trouble, merge_step
 from hermes_state.engines.sqlite.migrate import VERSION_NOTE, define_index, drop_index_triggers
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.meta import load_note, save_note
@@ -148,10 +148,16 @@ def is_being_made(db: Connection) -> bool:
 
 @locks(EVERYTHING)
 def extend_index(db: Connection) -> bool:
-    """Take the next block of messages into the index in the making; True when that was all, and it serves now."""
+    """Take the next block of messages into the index in the making, or merge some of its parts when it holds all.
+
+    True when that was all, and it serves now.
+    """
     floor = int(load_note(db, _FLOOR_NOTE) or 0)
     low = scalar_or_none(db, int, _BLOCK, (floor,))
     if low is None:
+        save_note(db, _FLOOR_NOTE, "0")
+        if merge_step(db, MAKING, merges_all=floor > 0):
+            return False
         _finish(db)
         return True
     copy = f"INSERT INTO {MAKING}(rowid, text, scope) SELECT id, text, scope FROM messages_search"

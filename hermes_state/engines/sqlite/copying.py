@@ -9,6 +9,7 @@ from typing import Literal
 
 from hermes_state.engines.sqlite import connections
 from hermes_state.engines.sqlite.filesystem import refuse_network_disk
+from hermes_state.engines.sqlite.index import merge_all
 from hermes_state.engines.sqlite.migrate import migrate, newest_schema
 from hermes_state.engines.sqlite.presence import leave_marker
 from hermes_state.errors import DatabaseRejected
@@ -80,5 +81,6 @@ def set_sequences(db: Connection, highest: dict[str, int]) -> None:
         db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (table, highest[table]))
 
 
-def make_search_index(_db: Connection) -> None:
-    """Nothing: triggers have indexed each message that was copied."""
+def make_search_index(db: Connection) -> None:
+    """Merge the parts of the search index: triggers have indexed each message that was copied."""
+    merge_all(db)

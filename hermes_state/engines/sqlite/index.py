@@ -5,10 +5,13 @@
 
 import sqlite3
 
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, scalar
 
 SERVING = "messages_fts"
 """Table of the index that searches look into."""
+
+MERGED_PAGES = 200
+"""Pages of an index that one step merges, in about 30 ms of the writer's time."""
 
 
 def is_index_trouble(error: BaseException) -> bool:
@@ -30,6 +33,24 @@ def detach_index(db: Connection) -> bool:
     except sqlite3.Error:
         return False
     return bool(triggers)
+
+
+def merge_step(db: Connection, index: str, *, merges_all: bool = False) -> bool:
+    """Merge a few pages of an index; True when there may be more to merge.
+
+    With `merges_all` it begins to merge all parts of the index into one, which later steps go on with. An index that
+    was filled in blocks needs that, or the next thousands of messages have to do it.
+    """
+    before = scalar(db, int, "SELECT total_changes()")
+    pages = -MERGED_PAGES if merges_all else MERGED_PAGES
+    db.execute(f"INSERT INTO {index} ({index}, rank) VALUES ('merge', ?)", (pages,))
+    return scalar(db, int, "SELECT total_changes()") - before >= 2  # documented: fewer mean that nothing was left
+
+
+def merge_all(db: Connection, index: str = SERVING) -> None:
+    """Merge all parts of an index that nobody else uses."""
+    while merge_step(db, index, merges_all=True):
+        pass
 
 
 def index_triggers(db: Connection, index: str = "") -> list[str]:

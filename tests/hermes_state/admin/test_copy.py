@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from hermes_state import journal
-from hermes_state.admin.copy import FORWARD, LEFT_OUT, TABLES, CopiedTable, copy_database
+from hermes_state.admin.copy import FORWARD, LEFT_OUT, SLICE_ROWS, TABLES, CopiedTable, copy_database
 from hermes_state.compressions import CompressionRow, SplitPlan, split, undo_compression
 from hermes_state.compressions import plan_undo as plan
 from hermes_state.engines.opening import COPY_NOTE, name_of, open_ends, open_resting, open_store
@@ -18,7 +18,7 @@ from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken
 from hermes_state.search.full_text import search
 from hermes_state.store.meta import save_note
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, scalar
 from hermes_state.tools.subagents import open_subagent
 from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import MessageRole, Origin
@@ -159,6 +159,20 @@ def test_what_was_said_is_found_in_a_copy(source: Path, target: Place) -> None:
         for words in ("question", '"answer 299"'):
             found = [[hit.message_id for hit in search(db, words, order="newest")] for db in (here, there)]
             assert found[0] == found[1] != []
+
+
+def test_the_search_index_of_a_copied_file_is_one_part(source: Path, tmp_path: Path) -> None:
+    with opened(source) as db:
+        register_functions(db)
+        columns = "session_id, chat_id, lineage_id, role, origin, created_at"
+        texts = [(10_000 + number, f"rare{number} word{number % 50}") for number in range(3 * SLICE_ROWS)]
+        insert = f"INSERT INTO messages (seq, text, {columns}) SELECT ?, ?, {columns} FROM messages LIMIT 1"
+        db.executemany(insert, texts)
+    target = tmp_path / "copied.db"
+    copied(source, target)
+    with resting(target) as db:
+        assert scalar(db, int, "SELECT count(DISTINCT segid) FROM messages_fts_idx") == 1
+        assert len(search(db, "word7", limit=50)) == 30
 
 
 async def test_a_copy_is_worked_in_and_gives_no_id_twice(source: Path, target: Place, tmp_path: Path) -> None:

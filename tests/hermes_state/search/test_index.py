@@ -23,6 +23,7 @@ from hermes_state.search.index import (
 )
 from hermes_state.search.upkeep import keep_index, mend_index
 from hermes_state.store.meta import save_note
+from hermes_state.store.sql import Connection, scalar
 from hermes_state.store.writer import Store
 from hermes_state.values import MessageId
 from tests.databases import open_store
@@ -178,7 +179,8 @@ async def test_the_old_index_serves_until_the_new_one_is_complete(
     while not await store.write(extend_index):
         shown.append(await store.read(load_progress))
         assert await found(store) == 40
-    assert shown == [25, 50, 75, 100]
+    assert shown[:4] == [25, 50, 75, 100]
+    assert {*shown[4:]} <= {100}, "while its parts are merged"
     assert await store.read(load_progress) is None
     assert find_fault(store.path) is None
     assert len(ids) == await found(store)
@@ -276,3 +278,44 @@ async def test_a_remade_index_is_defined_as_the_first_one(store: Store) -> None:
     while not await store.write(extend_index):
         pass
     assert await store.read(definitions) == before
+
+
+def parts(db: Connection, index: str = "messages_fts") -> int:
+    """Number of the parts that an index consists of, which appends have to merge some day."""
+    return scalar(db, int, f"SELECT count(DISTINCT segid) FROM {index}_idx")
+
+
+async def fill_in_blocks(store: Store, blocks: int = 30) -> None:
+    """Fill the store so that its index consists of several parts, as a load in blocks leaves it."""
+    session = await store.write(start, "a")
+    for block in range(blocks):
+        text = " ".join(f"word{block * 400 + number}" for number in range(400))
+        await store.write(say, session, f"door {text}")
+
+
+async def test_an_index_that_was_made_anew_is_one_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_BLOCK", index_module._BLOCK.replace("LIMIT 500", "LIMIT 3"))
+    await fill_in_blocks(store)
+    await store.write(begin_index, keeps_old=True)
+    while await store.read(load_progress) != 100:
+        await store.write(extend_index)
+    assert await store.read(parts, MAKING) > 4
+    await mend_index(store)
+    assert await store.read(parts) == 1
+    assert len(await store.read(search, "door", limit=50)) == 30
+    assert find_fault(store.path) is None
+
+
+async def test_merging_goes_on_after_a_restart(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "_BLOCK", index_module._BLOCK.replace("LIMIT 500", "LIMIT 3"))
+    await fill_in_blocks(store)
+    await store.write(begin_index, keeps_old=True)
+    while await store.read(load_progress) != 100:
+        await store.write(extend_index)
+    assert not await store.write(extend_index), "a first step"
+    session = await store.write(start, "b")
+    await store.write(say, session, "the door meanwhile")
+    await mend_index(store)  # as at the next start
+    assert await store.read(parts) <= 2, "the rest, and the new message"
+    assert len(await store.read(search, "door", limit=50)) == 31
+    assert find_fault(store.path) is None
