@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import tzinfo
 from functools import partial
 
 from agent.context.carried.rules import Rule, drop_notice
@@ -88,7 +89,7 @@ async def list_sessions(request: CommandRequest) -> CommandResult:
     for conversation in found:
         key, name = conversation.tip.short_key, _name(conversation)
         mark = " (active)" if conversation.is_active else ""
-        used = format_time(conversation.last_human_at or conversation.tip.started_at)
+        used = format_time(conversation.last_human_at or conversation.tip.started_at, request.zone)
         lines.append(f"- `{key}` {name}, {counted(conversation.message_count, 'message')}, {used}{mark}")
         if not conversation.is_active:
             buttons.append(Button(label=shortened(name, MAX_BUTTON_CHARS), command=f"/resume {key}"))
@@ -131,7 +132,7 @@ async def history(request: CommandRequest) -> CommandResult:
     rows, hidden = await request.context.store.read(_load_history, request.chat.id, count)
     if not rows:
         return say("Nothing has been said in this conversation yet.")
-    return say("\n\n".join(_history_line(row, row.id in hidden) for row in rows))
+    return say("\n\n".join(_history_line(row, row.id in hidden, request.zone) for row in rows))
 
 
 def _load_history(db: Connection, chat_id: ChatId, count: int) -> tuple[Transcript, set[MessageId]]:
@@ -144,10 +145,10 @@ def _load_history(db: Connection, chat_id: ChatId, count: int) -> tuple[Transcri
     return tuple(shown[-count:]), load_hidden(db, session.lineage_id)
 
 
-def _history_line(row: Message, is_hidden: bool) -> str:
+def _history_line(row: Message, is_hidden: bool, zone: tzinfo | None) -> str:
     who = row.sender_name or "You" if row.origin is Origin.HUMAN else "Answer"
     mark = " (taken back)" if is_hidden else ""
-    return f"**{who}**, {format_time(row.created_at)}{mark}\n{shortened(row.text or '', MAX_HISTORY_CHARS)}"
+    return f"**{who}**, {format_time(row.created_at, zone)}{mark}\n{shortened(row.text or '', MAX_HISTORY_CHARS)}"
 
 
 async def rules(request: CommandRequest) -> CommandResult:

@@ -6,6 +6,7 @@ In a chat that others can read they reach that chat alone: what is said elsewher
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import tzinfo
 
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.fields import secrets_of
@@ -42,8 +43,8 @@ async def lineage(request: CommandRequest) -> CommandResult:
     head = f"Sessions of `{sessions[-1].chat.name}`, oldest first"
     head += f" (the newest {MAX_SESSIONS}; the command line shows all):" if len(sessions) > MAX_SESSIONS else ":"
     lines = "\n".join(
-        f"- `{short_key(one.key)}`, {_place(one)}, {_begun(one)}, {counted(one.message_count, 'message')}, "
-        f"{_ended(one)}"
+        f"- `{short_key(one.key)}`, {_place(one)}, {_begun(one, request.zone)}, "
+        f"{counted(one.message_count, 'message')}, {_ended(one, request.zone)}"
         for one in shown
     )
     return say(f"{head}\n{lines}\n\n`/session <id>` opens one.")
@@ -61,8 +62,8 @@ def _place(one: LineageSession) -> str:
     return "sub-agent" + (f" of `{short_key(one.parent_key)}`" if one.parent_key is not None else "")
 
 
-def _begun(one: LineageSession) -> str:
-    at = format_time(one.started_at)
+def _begun(one: LineageSession, zone: tzinfo | None) -> str:
+    at = format_time(one.started_at, zone)
     if one.layer is not None:
         return f"{at} by {one.layer.replace('_', '-')} compression{_compression_details(one)}"
     if one.undone_key is not None:
@@ -86,15 +87,15 @@ def _compression_details(made: LineageSession) -> str:
     return f" ({', '.join(details)})" if details else ""
 
 
-def _ended(one: LineageSession) -> str:
+def _ended(one: LineageSession, zone: tzinfo | None) -> str:
     if one.ended_at is None:
         return "open"
     follower = f" → `{short_key(one.child_key)}`" if one.child_key is not None else ""
-    return f"ended {format_time(one.ended_at)} ({one.end_reason}){follower}"
+    return f"ended {format_time(one.ended_at, zone)} ({one.end_reason}){follower}"
 
 
 async def search(request: CommandRequest) -> CommandResult:
-    lookup = _parse_search(request.argument)
+    lookup = _parse_search(request.argument, request.zone)
     store = request.context.store
     try:
         found = await store.read_within(SEARCH_SECONDS, lookup.find, request.reachable_chat)
@@ -103,7 +104,7 @@ async def search(request: CommandRequest) -> CommandResult:
         raise CommandError("The search took too long or could not read; rarer words are found faster.") from error
     if not found:
         return say(" ".join(["Nothing matches.", *notes]))
-    lines = await asyncio.to_thread(_hit_lines, found, lookup.words, _redactor(request))
+    lines = await asyncio.to_thread(_hit_lines, found, lookup.words, _redactor(request), request.zone)
     buttons = [
         Button(label=f"Open {name}", command=f"/session {name}")
         for name in (recall_id(one.message_id) for one in found)
@@ -115,7 +116,7 @@ _OPTIONS = {"chat": "chat, such as `telegram:42`,", "role": "role (user, assista
 _DASHES = "\u2013\u2014"
 
 
-def _parse_search(argument: str) -> SearchRequest:
+def _parse_search(argument: str, zone: tzinfo | None) -> SearchRequest:
     """Parse options as on the command line, wherever they stand; telephones make one dash of two."""
     words: list[str] = []
     options: dict[str, str] = {}
@@ -139,17 +140,17 @@ def _parse_search(argument: str) -> SearchRequest:
         words=" ".join(words),
         chat=options.get("chat"),
         role=MessageRole(role) if role is not None else None,
-        since=parse_time(options["since"]) if "since" in options else None,
+        since=parse_time(options["since"], zone) if "since" in options else None,
         order="newest" if "newest" in options else "best",
         limit=MAX_HITS,
     )
 
 
-def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact) -> list[str]:
+def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact, zone: tzinfo | None) -> list[str]:
     lines = []
     for one in found:
         who = one.sender_name or one.role
-        head = f"`{recall_id(one.message_id)}` {format_time(one.created_at)}, {who} in `{one.chat.name}`"
+        head = f"`{recall_id(one.message_id)}` {format_time(one.created_at, zone)}, {who} in `{one.chat.name}`"
         snippet = redacted_texts(one, words, redact)["snippet"]
         lines.append(f"{head}, session `{short_key(one.session_key)}`\n{snippet}")
     return lines
@@ -172,8 +173,8 @@ async def session(request: CommandRequest) -> CommandResult:
     if not request.argument:
         raise CommandError("Write `/session <id>` with the id of a session, or of a message such as `m123`.")
     opened = await request.context.store.read(_open, request.argument, request.reachable_chat)
-    lines = await asyncio.to_thread(_row_lines, opened, _redactor(request))
-    return say("\n\n".join([_session_head(opened.session), *lines]), *opened.buttons)
+    lines = await asyncio.to_thread(_row_lines, opened, _redactor(request), request.zone)
+    return say("\n\n".join([_session_head(opened.session, request.zone), *lines]), *opened.buttons)
 
 
 def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
@@ -199,16 +200,16 @@ def _open(db: Connection, name: str, within: ChatId | None) -> OpenedSession:
     )
 
 
-def _session_head(one: LineageSession) -> str:
+def _session_head(one: LineageSession, zone: tzinfo | None) -> str:
     place = _place(one) if one.kind is SessionKind.SUBAGENT else f"depth {one.depth} of its conversation"
     parent = f"\nParent `{short_key(one.parent_key)}`." if one.parent_key is not None else ""
     return (
         f"Session `{short_key(one.key)}` of `{one.chat.name}`, {place}.\n"
-        f"Began {_begun(one)}; {_ended(one)}; {counted(one.message_count, 'message')}.{parent}"
+        f"Began {_begun(one, zone)}; {_ended(one, zone)}; {counted(one.message_count, 'message')}.{parent}"
     )
 
 
-def _row_lines(opened: OpenedSession, redact: Redact) -> list[str]:
+def _row_lines(opened: OpenedSession, redact: Redact, zone: tzinfo | None) -> list[str]:
     lines = []
     for row in opened.rows:
         who = row.sender_name or row.role.value if row.role is not MessageRole.TOOL else f"tool {row.tool_name}"
@@ -216,7 +217,7 @@ def _row_lines(opened: OpenedSession, redact: Redact) -> list[str]:
         if row.body.calls:
             text += f" (called {', '.join(call.name for call in row.body.calls)})"
         mark, size = (" ←", MAX_OPENED_CHARS) if row.id == opened.message_id else ("", MAX_ROW_CHARS)
-        head = f"**{who}**, {format_time(row.created_at)}, `{recall_id(row.id)}`{mark}"
+        head = f"**{who}**, {format_time(row.created_at, zone)}, `{recall_id(row.id)}`{mark}"
         lines.append(f"{head}\n{shortened(text, size)}")
     return lines
 

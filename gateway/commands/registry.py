@@ -3,9 +3,11 @@
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import tzinfo
 from enum import StrEnum
 from functools import partial
 from typing import TypeAlias, TypeVar
+from zoneinfo import ZoneInfo
 
 from agent.tools.mcp.servers import ServerRegistry
 from gateway.access.permissions import AccessControl
@@ -109,6 +111,12 @@ class CommandRequest:
     def is_in_charge(self) -> bool:
         """True where all of the chat is the sender's to decide: in a chat of their own, and for admins."""
         return self.role is UserRole.ADMIN or not self.chat.kind.is_shared
+
+    @property
+    def zone(self) -> tzinfo | None:
+        """Time zone of the times that people read and write, None for the server's."""
+        name = self.context.runtime.config.agent.time_zone
+        return ZoneInfo(name) if name is not None else None
 
     @property
     def reachable_chat(self) -> ChatId | None:

@@ -1,6 +1,7 @@
 """Command `/mcp`: the MCP servers, their tools and what is wrong with them, for admins."""
 
 from collections.abc import Iterator
+from datetime import UTC, tzinfo
 
 from agent.tools.approvals import inline
 from agent.tools.mcp.settings import ServerState, ServerStatus
@@ -18,13 +19,13 @@ async def mcp(request: CommandRequest) -> CommandResult:
     """List the servers."""
     context = request.context
     config, now = context.runtime.config.mcp, context.clock.now()
-    lines = [line for status in context.servers.statuses() for line in _lines(status, now)]
+    lines = [line for status in context.servers.statuses() for line in _lines(status, now, request.zone)]
     lines += [f"- **{name}**: switched off" for name, one in config.servers.items() if not one.enabled]
     return say("\n".join(lines) or "There are no MCP servers (`mcp.servers`).")
 
 
-def _lines(status: ServerStatus, now: Millis) -> Iterator[str]:
-    yield f"- **{status.name}**: {state_words(status, now)}"
+def _lines(status: ServerStatus, now: Millis, zone: tzinfo | None) -> Iterator[str]:
+    yield f"- **{status.name}**: {state_words(status, now, zone)}"
     if status.tools:
         yield f"  - tools: {', '.join(f'`{name}` {_EFFECTS[effect]}' for name, effect in status.tools.items())}"
     for what, names in (("resource", status.resources), ("prompt", status.prompts)):
@@ -35,9 +36,9 @@ def _lines(status: ServerStatus, now: Millis) -> Iterator[str]:
         yield f"  - last error: {inline(status.error)}"
 
 
-def state_words(status: ServerStatus, now: Millis) -> str:
+def state_words(status: ServerStatus, now: Millis, zone: tzinfo | None = UTC) -> str:
     """The state of a server in a line."""
-    words = f"{status.state.value} since {format_time(status.since)}"
+    words = f"{status.state.value} since {format_time(status.since, zone)}"
     if status.state is not ServerState.DOWN:
         return words
     words += f" ({inline(status.error or 'no reason is known')})"
