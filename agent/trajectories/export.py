@@ -1,15 +1,16 @@
 """Turns of trajectories from stored rows, in the form of Hermes models: thoughts and calls between tags."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import orjson
 
 from agent.context.excerpt import Redact, said
+from agent.tools.registry import Tool
 from agent.trajectories.format import TurnRole
 from hermes_state.text import well_formed
-from hermes_state.values import Message, MessageRole, ToolCall
+from hermes_state.values import Message, MessageRole
 
 _THOUGHT_KEYS: Final = (
     *("reasoning_details", "reasoning_content", "reasoning", "thinking", "blocks", "content", "summary", "text"),
@@ -17,23 +18,38 @@ _THOUGHT_KEYS: Final = (
 """Keys under which protocols keep thoughts that can be read; what is encrypted stands under others."""
 
 
+def system_turn(prompt: str | None, names: Iterable[str], tools: Mapping[str, Tool], redact: Redact) -> str | None:
+    """Prompt of a conversation with the definitions of the tools that it was offered; None where it has neither.
+
+    Only the name is told of one that is not in `tools`.
+    """
+    known = ((name, tools.get(name)) for name in names)
+    offered = [{"name": name} | ({} if tool is None else _definition(tool)) for name, tool in known]
+    block = [_tagged("tools", redact(_json(offered)))] if offered else []
+    return "\n\n".join([*filter(None, [redact(prompt or "")]), *block]) or None
+
+
+def _definition(tool: Tool) -> dict[str, object]:
+    return {"description": tool.description, "parameters": tool.parameters, "required": None}
+
+
 def turn_of(row: Message, redact: Redact) -> tuple[TurnRole, str] | None:
     """A row's turn, as role and words, without secrets; None where it says nothing."""
     if row.role is MessageRole.TOOL:
-        text = redact(row.text or "")
+        text = row.text or ""
+        content = _parsed(text, redact) if text.lstrip().startswith(("{", "[")) else redact(text)
         return TurnRole.TOOL, _tagged(
-            "tool_response", _json({"tool_call_id": row.tool_call_id, "name": row.tool_name, "content": text})
+            "tool_response", _json({"tool_call_id": row.tool_call_id, "name": row.tool_name, "content": content})
         )
     if row.role is MessageRole.USER:
         text = redact("\n".join(filter(None, said(row))))
         return (TurnRole.HUMAN, text) if text.strip() else None
-    pieces = []
-    if row.body.reasoning is not None:
-        thought = "\n\n".join(thoughts(row.body.reasoning.blocks)).replace("</think>", "")
-        pieces += [_tagged("think", redact(thought))] if thought else []
+    thought = "" if row.body.reasoning is None else "\n\n".join(thoughts(row.body.reasoning.blocks))
+    pieces = [_tagged("think", redact(thought.replace("</think>", "")))]
     pieces += [redact(row.text)] if (row.text or "").strip() and row.text else []
-    pieces += [_tagged("tool_call", _json(_call(call, redact))) for call in row.body.calls]
-    return (TurnRole.GPT, "\n".join(pieces)) if pieces else None
+    calls = ({"name": call.name, "arguments": _parsed(call.arguments, redact)} for call in row.body.calls)
+    pieces += [_tagged("tool_call", _json(call)) for call in calls]
+    return (TurnRole.GPT, "\n".join(pieces)) if thought or len(pieces) > 1 else None
 
 
 def thoughts(blocks: str) -> Iterator[str]:
@@ -69,21 +85,20 @@ def joined(turns: Iterable[tuple[TurnRole, str]]) -> Iterator[tuple[TurnRole, st
         yield before
 
 
-def _call(call: ToolCall, redact: Redact) -> dict[str, object]:
-    arguments = call.arguments
-    with suppress(orjson.JSONEncodeError, orjson.JSONDecodeError):  # of numbers that no encoder takes
-        arguments = orjson.dumps(orjson.loads(arguments)).decode()  # without escapes, behind which a secret is none
-    arguments = redact(arguments)
+def _parsed(text: str, redact: Redact) -> object:
+    """Value of a JSON text, or the text as it is where it is none or redaction leaves none."""
     try:
-        return {"name": call.name, "arguments": orjson.loads(arguments)}
-    except orjson.JSONDecodeError:  # as the model wrote it, or as redaction has left it
-        return {"name": call.name, "arguments": arguments}
+        value = json.loads(text)  # which keeps long numbers
+        safe = redact(orjson.dumps(value).decode())  # without escapes, behind which a secret is none
+        return orjson.loads(safe)
+    except (ValueError, RecursionError):  # as it was written, or of numbers that no encoder takes
+        return redact(text)
 
 
-def _json(value: dict[str, object]) -> str:
+def _json(value: object) -> str:
     """JSON in which nothing ends a tag."""
     return orjson.dumps(value).decode().replace("</", "<\\/")
 
 
 def _tagged(name: str, text: str) -> str:
-    return f"<{name}>\n{well_formed(text)}\n</{name}>"
+    return f"<{name}>\n{well_formed(text)}\n</{name}>" if text else f"<{name}>\n</{name}>"

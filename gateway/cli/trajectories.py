@@ -2,8 +2,12 @@
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -174,17 +178,24 @@ def export(
 def _write_conversation(file: BinaryIO, one: Row, place: str | None) -> bool:
     """Write a line turn by turn; False for a conversation that says nothing."""
     rows = _paged("trajectories.turns", "message", {"lineage": one["lineage_id"], "place": place})
-    turns = joined((TurnRole(row["from"]), row["value"]) for row in rows if row["value"])
+    last: Row = {}
+
+    def said() -> Iterator[tuple[TurnRole, str]]:
+        for row in filter(itemgetter("value"), rows):
+            last.update(row)
+            yield TurnRole(row["from"]), row["value"]
+
     begin = {"id": one["key"]} | {key: one[key] for key in ("kind", "parent", "model", "started_at")}
     head = orjson.dumps(begin)[:-1] + b',"conversations":['
     if one["system_prompt"]:
         head += orjson.dumps({"from": "system", "value": one["system_prompt"]}) + b","
     is_first = True
-    for role, text in turns:
+    for role, text in joined(said()):
         file.write((head if is_first else b",") + orjson.dumps({"from": role, "value": text}))
         is_first = False
     if not is_first:
-        file.write(b"]}\n")
+        at = datetime.fromtimestamp(last["at"] / 1000, UTC).isoformat(timespec="seconds")
+        file.write(b"]," + orjson.dumps({"timestamp": at, "completed": last["is_answer"]})[1:] + b"\n")
     return not is_first
 
 
@@ -205,18 +216,57 @@ def show_one(
     source: _Source, number: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of the line.")] = 1
 ) -> None:
     """Show the conversation in the N-th line of IN, the first one without N."""
+    for index, turn in enumerate(_find(source, number).turns, start=1):
+        echo(f"── {index} {turn.role}\n{turn.text}\n")
+
+
+@app.command()
+def replay(
+    source: _Source, number: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of the line.")] = 1
+) -> None:
+    """Print the conversation in the N-th line of IN as people and the agent had it, the first one without N."""
+    trajectory = _find(source, number)
+    head = (bytes(value).decode() for key, value in trajectory.fields.items() if key in ("model", "timestamp"))
+    echo(", ".join(value.strip('"') for value in head))
+    for turn in trajectory.turns:
+        texts = re.split(r"<(tools|think|tool_call|tool_response)>\n?(.*?)\n?</\1>", turn.text, flags=re.DOTALL)
+        echo("".join(f"\n{line}" for line in _replayed(_SPEAKERS[turn.role], texts)))
+
+
+_SPEAKERS = {TurnRole.SYSTEM: "System", TurnRole.HUMAN: "User", TurnRole.GPT: "Agent", TurnRole.TOOL: "Tool"}
+
+
+def _replayed(speaker: str, texts: Sequence[str]) -> Iterator[str]:
+    """Lines of a turn, from texts between tags, names of tags, and what stands in these, in turn."""
+    for words, tag, inner in zip_longest(texts[::3], texts[1::3], texts[2::3]):
+        if words.strip():
+            yield f"{speaker}: {words.strip()}"
+        value: Any = inner
+        with suppress(orjson.JSONDecodeError):
+            value = orjson.loads(inner or "")
+        match tag, value:
+            case "think", str() if inner.strip():
+                yield f"{speaker} (thinking): {inner.strip()}"
+            case "tool_call", {"name": name, "arguments": arguments}:
+                yield f"{speaker} → {name} {_shown(arguments)}"
+            case "tool_response", {"name": name, "content": content}:
+                yield f"{name} → {_shown(content)}"
+            case "tools", list():
+                yield f"Tools: {', '.join(str(one.get('name')) for one in value)}"
+            case (("tool_call" | "tool_response" | "tools"), _):
+                yield f"{speaker} ({tag}): {inner}"
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _find(source: Path, number: int) -> Trajectory:
     with source.open("rb") as file:
         for line in read_lines(file):
             if line.number == number:
-                _show_line(line.data or b"")
-                return
+                try:
+                    return Trajectory.parse(line.data or b"")
+                except TrajectoryRejected as error:
+                    raise CommandError(f"that line is no conversation: {error}") from error
     raise CommandError(f"{source} has fewer than {counted(number, 'line')}")
-
-
-def _show_line(data: bytes) -> None:
-    try:
-        trajectory = Trajectory.parse(data)
-    except TrajectoryRejected as error:
-        raise CommandError(f"that line is no conversation: {error}") from error
-    for index, turn in enumerate(trajectory.turns, start=1):
-        echo(f"── {index} {turn.role}\n{turn.text}\n")

@@ -193,7 +193,8 @@ class OperatorHandler:
 
     async def export(self, name: str, args: Mapping[str, Any]) -> list[Row]:
         """Conversations as trajectories; see `gateway.operator.trajectories`."""
-        return await export(self.store, name, args, Redactor(self.loaded().secrets()))
+        tools = self.runtime.agent.offers.registry.by_name
+        return await export(self.store, name, args, Redactor(self.loaded().secrets()), tools)
 
     async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Row:
         """Usage and costs; see `gateway.operator.spending`."""

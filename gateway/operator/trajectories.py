@@ -5,17 +5,20 @@ First the conversations, then the turns of each, both in pages: nobody holds a w
 
 import asyncio
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import msgspec
+import orjson
 
+from agent.tools.registry import Tool
 from gateway.operator.lookups import LOOKUP_SECONDS, MAX_PAGE_CHARS, Redact, Row, find_place
 from hermes_state.admin.conversations import StoredConversation, load_conversations
 from hermes_state.errors import CommandError
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_messages_behind
-from hermes_state.values import LineageId, Message, MessageId, Millis
+from hermes_state.values import LineageId, Message, MessageId, MessageRole, Millis
 
 PAGE_CONVERSATIONS = 100
 PAGE_ROWS = 200
@@ -66,15 +69,17 @@ EXPORTS: Mapping[str, type[TrajectoryRequest]] = {
 """Requests by the name under which the command line asks."""
 
 
-async def export(store: Store, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
+async def export(
+    store: Store, name: str, args: Mapping[str, Any], redact: Redact, tools: Mapping[str, Tool] = MappingProxyType({})
+) -> list[Row]:
     """Answer from the running daemon's store. Raises `CommandError`, and `StoreUnavailable` when it takes too long."""
     page = await store.read_within(LOOKUP_SECONDS, _parsed(name, args).read)
-    return await asyncio.to_thread(_rows, page, redact)
+    return await asyncio.to_thread(_rows, page, redact, tools)
 
 
 def export_at_rest(db: Connection, name: str, args: Mapping[str, Any], redact: Redact) -> list[Row]:
     """Answer from a file that no daemon has open. Raises `CommandError`."""
-    return _rows(_parsed(name, args).read(db), redact)
+    return _rows(_parsed(name, args).read(db), redact, {})
 
 
 def _parsed(name: str, args: Mapping[str, Any]) -> TrajectoryRequest:
@@ -84,16 +89,20 @@ def _parsed(name: str, args: Mapping[str, Any]) -> TrajectoryRequest:
         raise CommandError(f"{name}: {error}") from None
 
 
-def _rows(page: Page, redact: Callable[[str], str]) -> list[Row]:
+def _rows(page: Page, redact: Callable[[str], str], tools: Mapping[str, Tool]) -> list[Row]:
     """Rows as they may be shown; takes long for long texts. A message that says nothing is a row without `value`."""
-    from agent.trajectories.export import turn_of  # with the compressor, which a daemon need not keep in memory
+    from agent.trajectories.export import (
+        system_turn,
+        turn_of,
+    )  # with the compressor, which a daemon need not keep in memory
 
     rows: list[Row] = []
     for one in page:
         if isinstance(one, StoredConversation):
-            prompt = redact(one.system_prompt) if one.system_prompt else None
+            prompt = system_turn(one.system_prompt, orjson.loads(one.tools), tools, redact)
             rows.append({**msgspec.structs.asdict(one), "system_prompt": prompt})
         else:
             role, text = turn_of(one, redact) or (None, None)
-            rows.append({"message": one.id, "from": role, "value": text})
+            is_answer = one.role is MessageRole.ASSISTANT and not one.body.calls
+            rows.append({"message": one.id, "from": role, "value": text, "at": one.created_at, "is_answer": is_answer})
     return rows

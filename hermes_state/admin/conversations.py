@@ -17,13 +17,20 @@ class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     """`root`, `branch` or `subagent`."""
     model: str | None
+    """Model of its newest answer."""
     system_prompt: str | None
     started_at: Millis
+    tools: str
+    """Names of the tools that it was offered first, as JSON."""
 
 
 # Purpose: lineages that were used since a moment and in which something was said; of all chats, or of one place.
 _BEGUN = """
-SELECT s.lineage_id, s.key, p.key AS parent, s.kind, s.model, s.system_prompt, s.started_at
+SELECT s.lineage_id, s.key, p.key AS parent, s.kind, s.system_prompt, s.started_at,
+  coalesce((SELECT c.model FROM model_calls c WHERE c.lineage_id = s.lineage_id AND c.outcome = 'ok'
+    AND c.purpose IN ('turn', 'schedule', 'subagent') ORDER BY c.created_at DESC LIMIT 1), s.model) AS model,
+  coalesce((SELECT o.names FROM tool_offers o JOIN sessions f ON f.id = o.session_id
+    WHERE f.lineage_id = s.lineage_id ORDER BY f.id LIMIT 1), '[]') AS tools
 FROM sessions s LEFT JOIN sessions p ON p.id = s.parent_session_id AND p.lineage_id <> s.lineage_id
 WHERE s.lineage_id > ? AND s.depth = (SELECT min(f.depth) FROM sessions f WHERE f.lineage_id = s.lineage_id)
   AND (CAST(? AS INTEGER) IS NULL OR s.chat_id = ?)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,24 @@ async def test_a_chat_is_exported_while_the_gateway_runs_and_shortened_by_its_mo
     assert (code, output.count("1 conversation")) == (0, 1), output
     whole = json.loads(said.read_bytes())
     assert [turn["from"] for turn in whole["conversations"]] == ["system", *["human", "gpt", "tool", "gpt"] * 6]
-    thought = "" if protocol is ANTHROPIC else "<think>\nI look.\n</think>\n"  # that fake tells no thoughts
+    thoughts = "" if protocol is ANTHROPIC else "I look.\n"  # that fake tells no thoughts
+    thought = f"<think>\n{thoughts}</think>\n"
     assert whole["conversations"][2]["value"].startswith(f"{thought}<tool_call>\n")
     assert '"name":"register"' in whole["conversations"][3]["value"]
+    assert whole["conversations"][4]["value"].startswith("<think>\n</think>\n")
+    assert whole["completed"] is True
+    assert whole["model"] == "lab-128k"
+    written_at = datetime.fromisoformat(whole["timestamp"])
+    assert abs(datetime.now(UTC) - written_at) < timedelta(minutes=5)
+    _, _, block = whole["conversations"][0]["value"].partition("\n\n<tools>\n")
+    offered = {one["name"]: one for one in json.loads(block.removesuffix("\n</tools>"))}
+    assert offered["register"]["parameters"]["properties"].keys() == {"mark", "lines"}
+    assert offered["register"]["description"]
+    code, output = await world.command_line("trajectories", "replay", str(said))
+    assert code == 0, output
+    assert 'Agent → register {"mark":"boat","lines":40}' in output
+    assert "User: look it up\n" in output
+    assert "<tool_call>" not in output
 
     await world.script(match="Summarise these", text="The register was looked up for boats, again and again.", times=9)
     sizes = ("--target-max-tokens", "4000", "--summary-target-tokens", "200")

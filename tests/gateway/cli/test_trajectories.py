@@ -26,6 +26,7 @@ from gateway.operator.trajectories import EXPORTS, export
 from hermes_state.chats import ensure_chat
 from hermes_state.redaction import redact
 from hermes_state.sessions import reset, set_system_prompt, start_subagent_session
+from hermes_state.tool_runs import keep_offer
 from hermes_state.transcripts import NewMessage, append, hide, load_view
 from hermes_state.values import (
     ChatKind,
@@ -262,6 +263,9 @@ def test_without_a_model_it_says_what_to_do(run: Run, tmp_path: Path) -> None:
 # -- from the database, and back to the terminal
 
 
+NO_THOUGHT = "<think>\n</think>\n"
+
+
 def said(text: str, **other: Any) -> NewMessage:
     return NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=text, **other)
 
@@ -287,12 +291,14 @@ def fill(db: Any) -> list[str]:
         answered("I look.", calls=calls, reasoning=thoughts),
         result("a", "</tool_response> open \x1b[31m"),
         result("b", f"api_key={KEY}"),
+        result("c", f'{{"n": [1, 2.5], "key": "{KEY}"}}'),
         answered("It is open."),
         said("never mind"),
         *[row for number in range(30) for row in (said(f"and {number}?"), answered("It is shut. " * 20))],
     ]
     ids = [append(db, new.id, row, Millis(START + 2_000 + index)) for index, row in enumerate(rows)]
-    hide(db, new.id, [ids[5]], "undo", START)
+    hide(db, new.id, [ids[6]], "undo", START)
+    keep_offer(db, new.id, ["look"])
     group = ensure_chat(db, key_of("-7"), ChatKind.GROUP, None, START)
     exchange(db, group, "a door", "yes", at=START + 90_000_000)
     helper = start_subagent_session(db, chat, ids[1], Millis(START + 2_500))
@@ -315,9 +321,9 @@ async def test_what_was_said_is_exported_compressed_and_shown(run: Run, home: Pa
     assert done.exit_code == 0, done.exception
     assert "3 conversations" in done.output
     first, second, helper = exported(target)
-    assert [turn["value"] for turn in helper["conversations"]] == ["look at the door", "It is red."]
+    assert [turn["value"] for turn in helper["conversations"]] == ["look at the door", f"{NO_THOUGHT}It is red."]
     assert (helper["kind"], helper["parent"], second["parent"]) == ("subagent", key, None)
-    assert [turn["value"] for turn in first["conversations"]] == ["an older door", "closed"]
+    assert [turn["value"] for turn in first["conversations"]] == ["an older door", f"{NO_THOUGHT}closed"]
     assert second["id"] == key
     turns = second["conversations"]
     assert [turn["from"] for turn in turns[:5]] == ["system", "human", "gpt", "tool", "gpt"]
@@ -325,10 +331,25 @@ async def test_what_was_said_is_exported_compressed_and_shown(run: Run, home: Pa
     assert turns[2]["value"].startswith("<think>\nI should  look.\n</think>\nI look.\n<tool_call>\n")
     assert '{"name":"look","arguments":{"n":1}}\n</tool_call>\n<tool_call>\n' in turns[2]["value"]
     assert turns[2]["value"].count("</tool_call>") == 2
-    assert turns[3]["value"].count("</tool_response>") == 2
+    assert turns[3]["value"].count("</tool_response>") == 3
     answer = turns[3]["value"].split("\n")[1]
     assert json.loads(answer)["content"].startswith("</tool_response> open")
+    assert json.loads(turns[3]["value"].split("\n")[7])["content"] == {"n": [1, 2.5], "key": "[redacted]"}
+    assert turns[4]["value"] == f"{NO_THOUGHT}It is open."
     assert "never mind" not in target.read_text()
+    assert (second["completed"], second["timestamp"]) == (True, "2026-01-01T00:00:02+00:00")
+    assert turns[0]["value"].endswith('\n\n<tools>\n[{"name":"look"}]\n</tools>')
+    played = (await asyncio.to_thread(run, "replay", target, 2)).output
+    for line in (
+        "System: You keep the register. [redacted]\nTools: look\n",
+        "User: the red door, [redacted]\n",
+        'Agent (thinking): I should  look.\nAgent: I look.\nAgent → look {"n":1}\nAgent → look {n:\n',
+        'look → {"n":[1,2.5],"key":"[redacted]"}\n',
+        "\nAgent: It is open.\n",
+    ):
+        assert line in played, played
+    assert "think>" not in played
+    assert "\x1b" not in played
 
     small = tmp_path / "small.jsonl"
     done = await asyncio.to_thread(run, "compress", target, small, *WITHOUT_MODEL)
