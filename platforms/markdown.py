@@ -43,9 +43,10 @@ ESCAPED = re.compile(r"\\(?=[\"',/:;?@%^&\\])")
 """Backslash that is a character, because no markup follows it."""
 BREAK = re.compile(r"<br\s*/?>[ \t]*\n?", re.I)
 _DETAILS = re.compile(r"(?m)^[ \t]*<details\b[^<>]*>\s*(?=<summary|$)|</details>\s*$", re.I)
-_SUMMARY = re.compile(r"(?m)^[ \t]*<summary\b[^<>]*>\s*([^<]*+)</summary>\s*", re.I)
+_SUMMARY = re.compile(r"(?m)^[ \t]*<summary\b[^<>]*>\s*((?:[^<]|<(?!/?summary))*+)</summary>\s*", re.I)
 _HTML_TABLE = re.compile(r"<table\b(?:[^<]|<(?!/?table\b))*+</table>[^\n]*", re.I)
 _CELL_TAGS = re.compile(r"</?(?:table|thead|tbody|tfoot|colgroup|col|p|div|span|caption|tr|td|th)\b[^<>]*>", re.I)
+_STYLES = re.compile(r"</?(?:b|strong|i|em|code|h\d)>|\*\*", re.I)
 _CELL_STYLES = re.compile(r"</?(?:(b|strong)|(i|em)|code)>", re.I)
 _AUTOLINK = re.compile(r"<(?:(?:https?|ftps?|mailto|tel|tg):|[^\s<>:@]+@[^\s<>@]+\.)", re.I)
 """Beginning of a link; anything else in angle brackets is text, such as `<std::string>`."""
@@ -98,7 +99,9 @@ def parser() -> MarkdownIt:
 
 def unfolded(text: str) -> str:
     """Text without the tags of `<details>`, whose summary becomes a bold line."""
-    return _SUMMARY.sub(r"**\1**\n", _DETAILS.sub("", text)) if "<" in text else text
+    if "<" not in text:
+        return text
+    return _SUMMARY.sub(lambda found: f"**{_STYLES.sub('', found[1]).strip()}**\n", _DETAILS.sub("", text))
 
 
 def _strict(markdown: MarkdownIt) -> MarkdownIt:
