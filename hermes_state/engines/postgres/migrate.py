@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import psycopg
 
+from hermes_state.engines.postgres.words import VERSION_NOTE
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.migrations import (
@@ -21,6 +22,7 @@ from hermes_state.store.migrations import (
     note_applied,
     read_migrations,
 )
+from hermes_state.store.segment import SEGMENT_VERSION
 from hermes_state.store.sql import Connection, scalars, select
 
 FIRST = 13
@@ -191,5 +193,7 @@ def _check_may_create(server: Server) -> None:
 def _apply(db: Connection, migration: Migration) -> None:
     db.execute(migration.sql)
     note_applied(db, migration)
+    if migration.number == FIRST:  # there are no words yet
+        save_note(db, VERSION_NOTE, str(SEGMENT_VERSION))
     save_note(db, _MARK, _OURS)
     save_note(db, _VERSION, str(migration.number))

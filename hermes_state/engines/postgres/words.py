@@ -122,12 +122,12 @@ def store_words(db: Connection, after: int, limit: int) -> int | None:
 
 RENEWED_ROWS = 100
 """Rows in one step of `renew_words`: about 20 ms, in which nobody else writes."""
-_VERSION_NOTE = "segment_version"  # of all words, or of those up to an id: `3:1200`
+VERSION_NOTE = "segment_version"  # of all words, or of those up to an id: `3:1200`
 
 
 def load_renewed(db: Connection) -> int | None:
     """The last message whose words are as this version cuts them, None if those of all are."""
-    version, _, last = (load_note(db, _VERSION_NOTE) or "").partition(":")
+    version, _, last = (load_note(db, VERSION_NOTE) or "").partition(":")
     return (int(last) if last else None) if version == str(SEGMENT_VERSION) else 0
 
 
@@ -136,5 +136,5 @@ def renew_words(db: Connection) -> bool:
     """Store the words of the next messages anew where an earlier version cut them; True when that was all."""
     done = load_renewed(db)
     last = store_words(db, done, RENEWED_ROWS) if done is not None else None
-    save_note(db, _VERSION_NOTE, f"{SEGMENT_VERSION}:{last}" if last is not None else str(SEGMENT_VERSION))
+    save_note(db, VERSION_NOTE, f"{SEGMENT_VERSION}:{last}" if last is not None else str(SEGMENT_VERSION))
     return last is None

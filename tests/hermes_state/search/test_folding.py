@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.operator.lookups import incompleteness
-from hermes_state.engines.postgres.words import RENEWED_ROWS, renew_words, tokens
+from hermes_state.engines.postgres.words import RENEWED_ROWS, VERSION_NOTE, renew_words, tokens
 from hermes_state.search.full_text import SNIPPET_CHARACTERS, search, snippet_of
 from hermes_state.search.index import load_progress
 from hermes_state.search.upkeep import keep_index
@@ -139,6 +139,8 @@ async def test_words_that_an_earlier_version_cut_are_stored_anew(postgres: Postg
             await store.write(say, session, f"{decomposed('한국어')} {number}")
         as_before = "UPDATE message_words SET words = CAST('old' AS tsvector)"
         await store.write(lambda db: db.execute(as_before))
+        assert await store.read(load_progress) is None, "of a new database"
+        await store.write(lambda db: db.execute("DELETE FROM meta WHERE key = ?", (VERSION_NOTE,)))
         assert await store.read(search, "한국어") == []
         assert await store.read(load_progress) == 0
         assert not await store.write(renew_words)
