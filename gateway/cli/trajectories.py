@@ -227,7 +227,7 @@ def replay(
     """Print the conversation in the N-th line of IN as people and the agent had it, the first one without N."""
     trajectory = _find(source, number)
     head = (bytes(value).decode() for key, value in trajectory.fields.items() if key in ("model", "timestamp"))
-    echo(", ".join(value.strip('"') for value in head))
+    echo(", ".join(value.strip('"') for value in head if value != "null"))
     for turn in trajectory.turns:
         texts = re.split(r"<(tools|think|tool_call|tool_response)>\n?(.*?)\n?</\1>", turn.text, flags=re.DOTALL)
         echo("".join(f"\n{line}" for line in _replayed(_SPEAKERS[turn.role], texts)))
@@ -245,14 +245,14 @@ def _replayed(speaker: str, texts: Sequence[str]) -> Iterator[str]:
         with suppress(orjson.JSONDecodeError):
             value = orjson.loads(inner or "")
         match tag, value:
-            case "think", str() if inner.strip():
-                yield f"{speaker} (thinking): {inner.strip()}"
+            case "think", _:
+                yield from [f"{speaker} (thinking): {inner.strip()}"] if inner.strip() else []
             case "tool_call", {"name": name, "arguments": arguments}:
                 yield f"{speaker} → {name} {_shown(arguments)}"
             case "tool_response", {"name": name, "content": content}:
                 yield f"{name} → {_shown(content)}"
-            case "tools", list():
-                yield f"Tools: {', '.join(str(one.get('name')) for one in value)}"
+            case "tools", [{"name": _}, *_]:
+                yield f"Tools: {', '.join(str(one.get('name')) for one in value if isinstance(one, dict))}"
             case (("tool_call" | "tool_response" | "tools"), _):
                 yield f"{speaker} ({tag}): {inner}"
 

@@ -402,4 +402,14 @@ def test_show_says_why_there_is_nothing_to_show(run: Run, tmp_path: Path) -> Non
     path.write_bytes(line_of(1, 1) + BROKEN[3])
     assert "2 human" in run("show", path).output
     assert "none of system, human, gpt, tool" in str(run("show", path, 2).exception)
+    assert "\nUser: " in run("replay", path).output
+    assert "none of system, human, gpt, tool" in str(run("replay", path, 2).exception)
+    turns = [
+        {"from": "system", "value": '<tools>[{"type": "function", "function": {"name": "look"}}]</tools>'},
+        {"from": "gpt", "value": "<think>[1]</think><tool_call>broken</tool_call>so"},
+    ]
+    path.write_text(json.dumps({"conversations": turns, "model": None}) + "\n")
+    played = run("replay", path).output
+    for line in ("System (tools): [{", "Agent (thinking): [1]\n", "Agent (tool_call): broken\n", "Agent: so\n"):
+        assert line in played
     assert "fewer than 3 lines" in str(run("show", path, 3).exception)
