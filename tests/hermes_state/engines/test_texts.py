@@ -30,7 +30,7 @@ ON_FILES = {
 }
 """Modules and packages that work on SQLite alone, and why."""
 NOT_SHARED = {
-    "hermes_state.admin.retention": 4,  # tending a file: its statistics, its log, and how much a transaction changed
+    "hermes_state.admin.retention": 3,  # tending a file: its statistics and its log
 }
 """Texts of other modules that PostgreSQL does not understand."""
 INT8 = 20  # its oid: integers are bound as bigint, everything else as a text whose type the server finds
