@@ -14,7 +14,8 @@ HermesError
 │   └── TokenRejected         fatal for this adapter, not for the daemon
 ├── ModelError         the turn fails or is tried again; `agent/model/errors.py` has the remedies
 │   ├── ModelUnavailable · ModelTimeout (ModelStallTimeout) · ModelRateLimited · AuthRejected · QuotaExceeded
-│   ├── ContentRejected · ModelNotFound · ContextOverflow · OutputCapExceeded · ImageRejected · ReplyMalformed
+│   ├── ContentRejected · ModelNotFound · ContextOverflow · OutputCapExceeded · ImageRejected · ShapeRejected
+│   ├── ReplyMalformed (ReplyUnfinished)
 │   └── SpendingCapExceeded · PriceNotFound
 ├── ToolError          goes back to the model as a tool result; the turn goes on
 ├── StateError
@@ -201,8 +202,16 @@ class ImageRejected(ModelError):
     """Most images of a request."""
 
 
+class ShapeRejected(ModelError):
+    """The provider does not accept the order, the roles or the ids of the messages."""
+
+
 class ReplyMalformed(ModelError):
     """The provider answered, but not with a whole, readable reply."""
+
+
+class ReplyUnfinished(ReplyMalformed):
+    """The reply broke off, or its own server could not read it: the request was accepted."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

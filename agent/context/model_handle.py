@@ -26,6 +26,7 @@ from agent.model.sizes import UNKNOWN_LIMITS, SizeSource, model_size, plausible
 from agent.model.usage import Size
 from hermes_state.aio import Backoff
 from hermes_state.compressions import Layer
+from hermes_state.models.ledger import largest_answered_prompt
 from hermes_state.models.profiles import (
     ModelProfile,
     OfferedSize,
@@ -267,10 +268,11 @@ class LearnedProfile:
     async def learn_window(self, lineage_id: LineageId, stated: int, *, is_of_input: bool = False) -> None:
         """Keep a window that the provider stated, or a bound of prompts alone (`is_of_input`), if it is smaller.
 
-        One above what is known is no news.
+        One above what is known is no news, and one below a prompt that was answered is not believed.
         """
         self._assumed.pop(lineage_id, None)
-        if not MIN_INPUT_WINDOW <= stated < min(self.window, self.max_input or self.window):
+        answered = await self._store.read(largest_answered_prompt, None, self._route, self.model)
+        if not max(MIN_INPUT_WINDOW, answered or 0) <= stated < min(self.window, self.max_input or self.window):
             return
         in_force, bound = self.capacity.context_length, Tokens(stated)
         log.warning("model.window_learned", model=self.model, window=stated, is_of_input=is_of_input, beside=in_force)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Protocol, Self
 
 from agent.model.wire import WireSettings
-from hermes_state.errors import ModelError, ModelNotFound
+from hermes_state.errors import ModelError, ModelNotFound, ShapeRejected
 from hermes_state.values import (
     CanonicalUsage,
     ChatId,
@@ -170,7 +170,11 @@ class CallSettings:
 def refusal_text(error: ModelError) -> str:
     """Beginning of what a provider wrote when it refused a request without a reason that we know; else empty."""
     response = getattr(error.__cause__, "response", None)  # both SDKs' errors for a status have it
-    return response.text[:4_000] if type(error) in (ModelError, ModelNotFound) and response is not None else ""
+    return (
+        response.text[:4_000]
+        if type(error) in (ModelError, ModelNotFound, ShapeRejected) and response is not None
+        else ""
+    )
 
 
 def with_fields(body: Mapping[str, Any], *further: Mapping[str, Any]) -> dict[str, Any]:

@@ -150,7 +150,8 @@ async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None])
                 yield _value(event)
                 event = bytearray()
     if event:
-        yield _value(event)
+        with suppress(ReplyMalformed):  # half an event: the reply broke off
+            yield _value(event)
 
 
 _BLANKS: Final = b" \t\r\n\xef\xbb\xbf"

@@ -28,6 +28,7 @@ from hermes_state.errors import (
     ModelTimeout,
     OutputCapExceeded,
     ReplyMalformed,
+    ReplyUnfinished,
     StateError,
 )
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCall
@@ -131,7 +132,7 @@ class BaseClient(Generic[M]):
                 done = await self._recorded(_before(deadline, attempt(partial.show)), partial, payer, purpose, estimate)
             except ModelError as error:
                 failures[remedy_for(error).outcome] += 1
-                pause = None if is_tripped else self._pause(error, failures, has_text=bool(partial.text))
+                pause = None if is_tripped else self._pause(error, failures, partial)
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
                     if deadline is None or loop.time() < deadline:  # else it is we who did not wait
                         self.breaker.failed(error)
@@ -174,10 +175,12 @@ class BaseClient(Generic[M]):
         for error in refused:
             await self.ledger.record(payer, self.row(purpose, remedy_for(error).outcome, 0))
 
-    def _pause(self, error: ModelError, failures: Counter[str], *, has_text: bool) -> float | None:
+    def _pause(self, error: ModelError, failures: Counter[str], partial: "PartialText") -> float | None:
         """Seconds until the next attempt; None when there should be none."""
-        remedy, policy, retry_after = remedy_for(error), self._policy, error.retry_after
-        is_hopeless = failures[remedy.outcome] >= remedy.attempts or failures.total() >= policy.max_attempts
+        remedy, policy, retry_after, has_text = remedy_for(error), self._policy, error.retry_after, bool(partial.text)
+        was_shown = has_text and partial.on_text is not None
+        attempts = remedy.attempts + (isinstance(error, ReplyUnfinished) and not was_shown)
+        is_hopeless = failures[remedy.outcome] >= attempts or failures.total() >= policy.max_attempts
         # Silence takes as long again. Where the line is kept open the server lives, and only this reply is stuck.
         fell_silent = isinstance(error, ModelTimeout) and not isinstance(error, ModelStallTimeout) and has_text
         if is_hopeless or fell_silent or (retry_after or 0.0) > policy.max_retry_after:

@@ -26,6 +26,7 @@ from agent.model.errors import with_usage
 from agent.model.errors.classifier import status_error
 from agent.model.kept_prompts import KeptPromptCache
 from agent.model.replies import ReplyBuilder
+from agent.model.shapes import TEXT
 from hermes_state.aio import make_way
 from hermes_state.errors import (
     ModelError,
@@ -34,6 +35,7 @@ from hermes_state.errors import (
     ModelTimeout,
     ModelUnavailable,
     ReplyMalformed,
+    ShapeRejected,
 )
 from hermes_state.values import ReasoningEffort
 
@@ -265,6 +267,8 @@ class HttpChatModel(HttpModel, ABC):
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
         """Index of the form in which an effort was taken, with tools and without."""
         self._faults: frozenset[str] = frozenset()
+        self._shape = 0
+        """Form of conversations that the server accepts, see `shapes`."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """Make the call, see `ChatModel.complete`.
@@ -274,6 +278,7 @@ class HttpChatModel(HttpModel, ABC):
         own, wanted = self._endpoint.max_output_tokens, request.max_output_tokens
         if own is not None and wanted is not None:
             request = replace(request, max_output_tokens=min(own, wanted))
+        request = replace(request, style=replace(request.style, shape=self._shape))
         form = self._form(request)
         payload, builder = self._begun(request, form, on_text)
         refused: tuple[ModelError, ...] = ()
@@ -285,6 +290,9 @@ class HttpChatModel(HttpModel, ABC):
                 before = payload
                 while payload == before:
                     other = self._put_otherwise(error, request, form)
+                    if other == (request, form) and isinstance(error, ShapeRejected) and request.style.shape < TEXT:
+                        stricter = replace(request.style, shape=request.style.shape + 1)
+                        other = replace(request, style=stricter), form
                     if other == (request, form) or len(refused) >= MAX_WAYS:
                         error.refused = refused
                         raise
@@ -293,6 +301,7 @@ class HttpChatModel(HttpModel, ABC):
                 refused = (*refused, error)
             else:
                 self._learn(form)
+                self._shape = max(self._shape, request.style.shape)
                 return replace(reply, refused=refused)
 
     @abstractmethod

@@ -79,7 +79,7 @@ class KeptPromptCache:
     def beginning_of(self, request: ModelRequest, render: Render, *further: object) -> KeptPrompt:
         """The beginning of a request's rows that is known, or is from now on; `further`: what `render` depends on."""
         rows, view = request.transcript, request.view
-        if view is None or len(rows) < self._min_rows or request.style.image_urls:
+        if view is None or len(rows) < self._min_rows or request.style.image_urls or request.style.shape:
             return NOTHING
         made_for = (*view, request.style, *further)
         known = self._dropped(view[0])

@@ -14,7 +14,7 @@ import orjson
 
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.think_tags import ThinkTagParser
-from hermes_state.errors import ReplyMalformed
+from hermes_state.errors import ReplyMalformed, ReplyUnfinished
 from hermes_state.text import ends_in_half, well_formed
 from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning, ToolCall
 
@@ -94,6 +94,7 @@ class ReplyBuilder(ABC):
         """`on_text` receives the whole text so far, each time it has grown. `made_by`: see `Reasoning`."""
         self._on_text = on_text
         self._made_by = made_by
+        self._is_begun = False
         self._shown = ""
         self._unshown = StringIO()
         self._unshown_length = 0
@@ -109,10 +110,15 @@ class ReplyBuilder(ABC):
         Raises the kinds of `ModelError`: what the provider says went wrong, and `ReplyMalformed` for what is not
         shaped like an event.
         """
+        self._is_begun = True
         try:
             self.read_event(event)
         except (AttributeError, TypeError, KeyError, IndexError, ValueError) as error:
             raise ReplyMalformed("an event of the provider's reply has an unknown shape") from error
+
+    def broken_off(self, how: str) -> ReplyMalformed:
+        """Error for a reply without its end, or for what is no reply at all."""
+        return (ReplyUnfinished if self._is_begun else ReplyMalformed)(how)
 
     @abstractmethod
     def read_event(self, event: Any) -> None:

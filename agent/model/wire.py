@@ -55,6 +55,8 @@ class WireSettings:
     """Data URLs by attachment id. An image that is missing here is only mentioned."""
     image_notes: Mapping[tuple[int, int], str] = field(default_factory=dict)
     """Lines in place of images, by message id and attachment id, where there is more to say."""
+    shape: int = 0
+    """Form of the list that the server accepts, `STRICT` or `TEXT` of `shapes`; 0 is the usual one."""
     reasoning_of: str = ""
     """Model whose reasoning goes along in front of its calls, as in `Reasoning.made_by`; empty: none.
 
@@ -310,10 +312,10 @@ def _from_gateway(origin: Origin, text: str) -> str:
     if origin is Origin.SUMMARY:
         return framed(text)
     # Titles, names and todos in it are words of people or of the model.
-    return f"{NOTICE} {_escaped(text)}" if origin in (Origin.NOTICE, Origin.TODO) else _escaped(text)
+    return f"{NOTICE} {escaped(text)}" if origin in (Origin.NOTICE, Origin.TODO) else escaped(text)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """The text with lines that cannot be taken for a stamp, a notice or a handoff."""
     if text.isascii() and "[" not in text:
         return text
@@ -355,13 +357,13 @@ _ATTRIBUTE_SIGNS = {'"': "'", "<": "(", ">": ")"}
 
 def _human_text(row: Message) -> str:
     """A person's words, then what they attached, each in a block that its text cannot leave."""
-    text = _escaped(row.text or "") if _has_words(row) else ""
+    text = escaped(row.text or "") if _has_words(row) else ""
     body = row.body
     if body is EMPTY_BODY:
         return text or _NOTHING
     pieces = [text if body.words_by is None else _quoted(body.words_by, text)] if text else []
     if (quote := body.quote) is not None:
-        pieces.append(_quoted("this assistant" if quote.is_from_bot else quote.author, _escaped(quote.text)))
+        pieces.append(_quoted("this assistant" if quote.is_from_bot else quote.author, escaped(quote.text)))
     for document in body.documents:
         cut = ' truncated="yes"' if document.was_truncated else ""
         pieces.append(f'<document name="{_attribute(document.name)}"{cut}>\n{_enclosed(document.text)}\n</document>')

@@ -15,7 +15,7 @@ from gateway.config.routes import RouteConfig
 from gateway.models.selection import ModelRegistry
 from gateway.turns import hygiene
 from gateway.turns.previews import TurnPreview
-from hermes_state.errors import ContentRejected, HermesError, ModelError, SpendingCapExceeded
+from hermes_state.errors import ContentRejected, HermesError, ModelError, ShapeRejected, SpendingCapExceeded
 from hermes_state.turns import RunningTurn
 
 log = structlog.get_logger()
@@ -83,7 +83,7 @@ def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
     """
     if isinstance(error, (SpendingCapExceeded, ContentRejected)):
         return False
-    return not is_chosen or remedy_for(error).trouble is not None or type(error) is ModelError
+    return not is_chosen or remedy_for(error).trouble is not None or type(error) in (ModelError, ShapeRejected)
 
 
 def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:

@@ -65,17 +65,18 @@ def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
     return (used.input, used.output, used.cache_read, used.cache_write, used.reasoning) if used else (None,) * 5
 
 
-# Purpose: the largest prompt of a conversation's turns that one model has answered.
+# Purpose: the largest prompt of turns that one model has answered, `{}`: in one conversation, or in any.
 _LARGEST_PROMPT = """
 SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
-FROM model_calls WHERE lineage_id = ? AND route = ? AND model = ? AND outcome = 'ok'
+FROM model_calls WHERE {}route = ? AND model = ? AND outcome = 'ok' AND estimated = 0
   AND purpose IN ('turn','schedule','subagent')
 """
 
 
-def largest_answered_prompt(db: Connection, lineage_id: LineageId, route: str, model: str) -> int | None:
-    """Tokens of the largest prompt that a model has answered in a conversation; None before it has answered any."""
-    return scalar_or_none(db, int, _LARGEST_PROMPT, (lineage_id, route, model))
+def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route: str, model: str) -> int | None:
+    """Tokens of the largest prompt that a model has answered in a conversation, or in any; None before there is one."""
+    where, place = ("", ()) if lineage_id is None else ("lineage_id = ? AND ", (lineage_id,))
+    return scalar_or_none(db, int, _LARGEST_PROMPT.format(where), (*place, route, model))
 
 
 def is_outdated(db: Connection) -> bool:

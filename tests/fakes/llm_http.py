@@ -13,7 +13,7 @@ from aiohttp import web
 from tests.fakes import labkit
 from tests.fakes.labkit import j
 from tests.fakes.llm_errors import Model, scripted_error
-from tests.fakes.llm_legality import Json, compact
+from tests.fakes.llm_legality import Json, compact, strict_refusal
 from tests.fakes.llm_state import LLM, Prompt
 
 _LOOK_SECONDS = 0.01
@@ -99,6 +99,8 @@ async def misbehave(call: Call, reply: Json, dialect: str) -> web.Response | Non
     for rule in call.llm.config["refuses"]:
         if _has_field(call.body, rule):
             raise scripted_error({"status": rule.get("status", 400), "body": rule["body"]}, dialect)
+    if refusal := strict_refusal(call.body, call.llm.config["shape"]):
+        raise scripted_error({"status": 400, "body": refusal}, dialect)
     if reply.get("delay"):
         await hold(call, float(reply["delay"]))
     if (may_go_on := reply.get("waits_for")) is not None:

@@ -4,6 +4,7 @@
 dislike and what a careful client avoids.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ _KEYS = {
     "developer": {"role", "content", "name"},
     "user": {"role", "content", "name"},
     "assistant": {"role", "content", "name", "tool_calls", "function_call", "refusal", "audio", "annotations"},
-    "tool": {"role", "content", "tool_call_id"},
+    "tool": {"role", "content", "tool_call_id", "name"},
     "function": {"role", "content", "name"},
 }
 _REASONING_KEYS = {"reasoning", "reasoning_content", "reasoning_details"}
@@ -210,6 +211,51 @@ def _is_object(arguments: str) -> bool:
         return isinstance(json.loads(arguments or "null"), dict)
     except ValueError:
         return False
+
+
+def strict_refusal(body: Mapping[str, Any], server: str) -> Json | None:
+    """Refusal of a conversation that is legal, in the words of a server with rules of its own.
+
+    `mistral` wants short ids, and an answer between results and a person's message; `gemma` knows no tools, and roles
+    that alternate; `never` takes no conversation with calls.
+    """
+    rows = [row for one in body.get("messages") or body.get("input") or [] for row in _roles_of(one)]
+    kind = {"object": "error", "param": None}
+    if server == "mistral":
+        for call_id in (call_id for _, ids in rows for call_id in ids):
+            if not re.fullmatch("[a-zA-Z0-9]{9}", call_id):
+                message = f"Tool call id was {call_id} but must be a-z, A-Z, 0-9, with a length of 9."
+                return {**kind, "message": message, "type": "invalid_function_call", "code": "3280"}
+        for before, after in itertools.pairwise(role for role, _ in rows):
+            if (before, after) == ("tool", "user"):
+                message = "Unexpected role 'user' after role 'tool'"
+                return {**kind, "message": message, "type": "invalid_request_message_order", "code": "3230"}
+    elif server == "gemma" and [role for role, _ in rows] != ["user", "assistant"] * (len(rows) // 2) + ["user"]:
+        message = "Conversation roles must alternate user/assistant/user/assistant/..."
+        return {**kind, "message": message, "type": "BadRequestError", "code": 400}
+    elif server == "never" and any(role == "assistant" for role, _ in rows):
+        return {**kind, "message": "Unexpected role 'assistant'", "type": "invalid_request_message_order", "code": "1"}
+    return None
+
+
+def _roles_of(row: Json) -> list[tuple[str, list[str]]]:
+    """Roles of a message or an item, whatever its protocol is, and the ids of the calls in each."""
+    match row.get("type", "message"):
+        case "function_call":
+            return [("assistant", [row["call_id"]])]
+        case "function_call_output":
+            return [("tool", [row["call_id"]])]
+        case "reasoning":
+            return []
+    content = row.get("content")
+    blocks = content if isinstance(content, list) else []
+    results = [block["tool_use_id"] for block in blocks if block.get("type") == "tool_result"]
+    calls = [block["id"] for block in blocks if block.get("type") == "tool_use"]
+    calls += [call["id"] for call in row.get("tool_calls") or ()]
+    found = [("tool", results)] if results else []
+    if len(results) < len(blocks) or not blocks:
+        found.append((row["role"], calls + [row[key] for key in ("tool_call_id",) if key in row]))
+    return found
 
 
 def check_anthropic(body: Mapping[str, Any]) -> list[Json]:

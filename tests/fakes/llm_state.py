@@ -112,6 +112,7 @@ class LLM:
             "tells_sizes": True,
             "models_status": 200,
             "refuses": [],
+            "shape": "",
         }
         self.questions = 0
         """How often somebody asked which models there are, or about one."""

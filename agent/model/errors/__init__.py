@@ -79,6 +79,11 @@ REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
     errors.ImageRejected: Remedy(
         outcome="image", sentence="{image}; please write without it, or /new starts a fresh conversation."
     ),
+    errors.ShapeRejected: Remedy(
+        outcome="shape",
+        sentence="The model provider does not accept the form of this conversation; send /new to start a fresh one, or "
+        "/model to choose another model.",
+    ),
     errors.ReplyMalformed: Remedy(
         outcome="malformed",
         trouble="gives broken answers",

@@ -44,6 +44,8 @@ class ErrorAnswer:
     """Statuses that the answer holds itself."""
     counts: Mapping[str, int]
     """Numbers by the name of their field."""
+    fields: tuple[str, ...]
+    """Paths of the request's fields that the error names, in lower case."""
     name: str
     """The first name, as it was written; empty where it may be a sentence, or a key."""
 
@@ -68,7 +70,7 @@ class ErrorAnswer:
 
     def found(self, feature: str) -> re.Match[str] | None:
         """The first place where the words of a feature stand."""
-        return next(filter(None, (pattern.search(self.text) for pattern in _features()[feature])), None)
+        return next(filter(None, (pattern.search(self.text) for pattern in load_features()[feature])), None)
 
     def says(self, feature: str) -> bool:
         return self.found(feature) is not None
@@ -80,7 +82,7 @@ class ErrorAnswer:
 
     def numbers(self, feature: str) -> list[int]:
         """All numbers of a feature that has one pattern."""
-        return [int(number) for number in _features()[feature][0].findall(self.text)]
+        return [int(number) for number in load_features()[feature][0].findall(self.text)]
 
     def count(self, name: str) -> int | None:
         """The number of tokens in a field, where it is one."""
@@ -106,7 +108,7 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 
 
 @cache
-def _features() -> Mapping[str, tuple[re.Pattern[str], ...]]:
+def load_features() -> Mapping[str, tuple[re.Pattern[str], ...]]:
     """The patterns of each feature, as the head of the file describes them; read when the first refusal comes."""
     stored = tomllib.loads(Path(__file__).with_name("features.toml").read_text(encoding="utf-8"))
     parts = {name: _joined(lines) for name, lines in stored.pop("parts").items()}
@@ -142,6 +144,7 @@ def error_answer(status: int, headers: Mapping[str, str], body: object) -> Error
         text=_SEPARATOR.sub(lambda match: match[1] or "", said),
         stated=frozenset(walk.statuses),
         counts=walk.counts,
+        fields=tuple(walk.fields),
         name=next(filter(_NAME.fullmatch, walk.names), ""),
     )
 
@@ -154,6 +157,7 @@ class _AnswerReader:
     names: list[str] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    fields: list[str] = field(default_factory=list)
     parts: int = 0
 
     def take(self, key: str, value: object, depth: int = 0) -> None:
@@ -176,6 +180,8 @@ class _AnswerReader:
             self._take_text(key, value, depth)
 
     def _take_text(self, key: str, text: str, depth: int) -> None:
+        if key in _PLACING:
+            self.fields.append(text[:MAX_CHARACTERS].lower())
         begin = _JSON_BEGIN.search(text)
         if begin is not None and (parsed := _parsed(text[begin.start() :])) is not None:
             self.take(key, parsed, depth + 1)
@@ -215,6 +221,8 @@ _NAMING: Final = frozenset(
     }
 )
 """Fields by which errors call themselves."""
+_PLACING: Final = frozenset({"loc", "path", "field", "param", "parameter", "property", "instancepath", "pointer"})
+"""Fields by which errors name a field of the request."""
 _SAYING: Final = ("message", "msg", "detail", "error", "description", "title", "raw", "body", "text", "reason", "hint")
 """Parts of the names of fields that hold words."""
 _JSON_BEGIN: Final = re.compile(r"[{\[]\s{0,40}[\"{\[]")

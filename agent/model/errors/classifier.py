@@ -7,6 +7,7 @@ whole sentences would know yesterday's wordings only.
 Nothing of a provider's text goes into our errors: it may quote a key or the prompt.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -37,9 +38,11 @@ def status_error(
     8192
     """
     answer = error_answer(status, headers, body)
+    if answer.says("unread_call"):
+        return errors.ReplyUnfinished(answer.title)
     if answer.says("filtered"):
         return errors.ContentRejected(answer.title)
-    for recognise in (_image, _of_account, _not_offered, _too_large):
+    for recognise in (_image, _shape, _of_account, _not_offered, _too_large):
         if (error := recognise(answer, request)) is not None:
             return error
     return _by_status(answer)
@@ -77,10 +80,14 @@ def _by_status(answer: ErrorAnswer) -> ModelError:
     if status == 429:
         return errors.ModelRateLimited(what, retry_after=answer.retry_after)
     if _blames_request(answer) and not passes:
-        return ModelError(what)
+        return errors.ShapeRejected(what) if _names_messages(answer) else ModelError(what)
     if passes or status in (0, 408, 409, 425) or status >= 500:
         return errors.ModelUnavailable(what, retry_after=answer.retry_after)
     return errors.ModelNotFound(what)
+
+
+def _names_messages(answer: ErrorAnswer) -> bool:
+    return any(field.startswith(("messages", "input[")) for field in answer.fields)
 
 
 def _blames_request(answer: ErrorAnswer) -> bool:
@@ -132,6 +139,11 @@ def _most_bytes(answer: ErrorAnswer) -> int | None:
     return int(float(rounded[1]) * (1_000 if rounded[2] == "k" else 1_000_000))
 
 
+def _shape(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelError | None:
+    """Error for a form of the conversation that is not accepted, whatever the status is."""
+    return errors.ShapeRejected(answer.title) if answer.says("shape") else None
+
+
 def _of_account(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelError | None:
     """Error for what the account lacks, for a while or until somebody does something: allowance, credit, a plan."""
     what, status, wait = answer.title, answer.status, answer.retry_after
@@ -173,19 +185,29 @@ def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError 
     prompt = answer.count("n prompt tokens") or answer.number("prompt")
     is_prompt = answer.says("overflow") and not answer.says("other_length")
     is_both, is_vain = answer.says("both"), answer.says("negative_output")
-    if answer.says("output_cap") and not (is_both or is_vain or (is_prompt and window and prompt)):
-        above = answer.number("first_above_cap")  # some name the first one that is not allowed
+    if not (is_both or is_vain or (is_prompt and window and prompt)):
+        above = answer.number("first_above_cap") or answer.count("lt")  # the first one that is not allowed
         cap = answer.number("cap") if above is None else above - 1
-        return errors.OutputCapExceeded(what, cap=cap, is_of_model=True)
+        cap = cap or next(filter(None, map(answer.count, _BOUNDS)), None)
+        if answer.says("output_cap") or (cap and any(map(_OUTPUT_FIELD.search, answer.fields))):
+            return errors.OutputCapExceeded(what, cap=cap, is_of_model=True)
     if not (is_prompt or is_both or is_vain or answer.status == 413 or _names_prompt(answer, request)):
         return None
     if answer.status == 402:  # it is the credit that does not last for the prompt
         return errors.ContextOverflow(what, prompt_tokens=prompt, window=window, is_of_account=True)
     if prompt is not None:
         prompt += answer.number("prompt_tools") or 0
+    if answer.says("characters") and not answer.says("tokens"):
+        prompt = window = None
     if answer.says("window_less_output"):
         window = None
     return _overflow(answer, request, prompt, window, is_both=is_both)
+
+
+_BOUNDS: Final = ("le", "limit value", "maximum", "limit", "max")
+"""Fields in which validators state the highest value that is allowed."""
+_OUTPUT_FIELD: Final = re.compile(r"\bmax_?(?:completion_?|output_?|new_?)?tokens$|\bnum_predict$")
+"""End of the path of a request's output limit."""
 
 
 def _overflow(
@@ -216,6 +238,8 @@ def _overflow(
 
 def _names_prompt(answer: ErrorAnswer, request: ModelRequest | None) -> bool:
     """True where a refusal speaks of length, and names a number near the prompt's estimated size."""
+    if answer.says("characters") and _names_messages(answer) and not answer.says("other_length"):
+        return True
     if request is None or not (_blames_request(answer) and answer.says("length")) or answer.says("other_length"):
         return False
     estimated = estimated_prompt_size(request).tokens

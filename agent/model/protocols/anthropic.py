@@ -9,7 +9,7 @@ from urllib.parse import quote
 import anthropic
 import orjson
 
-from agent.model import wire
+from agent.model import shapes
 from agent.model.base import CallSettings, ModelLimits, ModelReply, ModelRequest, refusal_text, with_fields
 from agent.model.http import EndpointSettings, HttpChatModel, Sdk
 from agent.model.kept_prompts import NOTHING, KeptPrompt, KeptPromptCache
@@ -116,7 +116,7 @@ def marked_parts(request: ModelRequest, kept: KeptPromptCache, cache_ttl: CacheT
     """The `body_parts` of a request, marked for caching where `cache_ttl` says how long; JSON as a whole."""
 
     def render(rows: Transcript, call_ids: set[str]) -> list[dict[str, Any]] | None:
-        return settled_messages(wire.chat_messages("", rows, request.style, call_ids))
+        return settled_messages(shapes.chat_messages("", rows, request.style, call_ids))
 
     # Without tools it is the calls of all messages that tell which there are.
     start = kept.beginning_of(request, render) if request.tools else NOTHING
@@ -131,7 +131,7 @@ def marked_parts(request: ModelRequest, kept: KeptPromptCache, cache_ttl: CacheT
 def _parts_behind(start: KeptPrompt, request: ModelRequest) -> dict[str, Any]:
     """The parts of a request's body, without the messages of its beginning."""
     rest = request.transcript[start.rows :]
-    return body_parts(wire.chat_messages(request.system, rest, request.style, set(start.call_ids)), request)
+    return body_parts(shapes.chat_messages(request.system, rest, request.style, set(start.call_ids)), request)
 
 
 def with_cache_control(parts: Mapping[str, Any], ttl: CacheTtl) -> dict[str, Any]:

@@ -21,16 +21,14 @@ import orjson
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.replies import MAX_CALLS, ReplyBuilder
+from agent.model.shapes import GO_ON
 from agent.model.usage import normalize_usage
-from agent.model.wire import NOTICE, REASONING, WireMessage
+from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentRejected, ContextOverflow, ReplyMalformed
 from hermes_state.text import well_formed
 from hermes_state.values import Reasoning, ReasoningEffort
 
 _Block: TypeAlias = dict[str, Any]
-
-GO_ON = f"{NOTICE} Nobody has written since. Go on from here."
-"""Message behind an answer that nothing follows: an answer is not begun for these models."""
 
 _ILLEGAL_IN_ID = re.compile(r"[^a-zA-Z0-9_-]")
 
@@ -293,7 +291,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
 
     def finished(self) -> ModelReply:
         if self._stop is None or not self._is_whole:
-            raise ReplyMalformed("the stream ended without a stop reason")
+            raise self.broken_off("the stream ended without a stop reason")
         if self._stop == "refusal":
             raise ContentRejected("the provider stopped its reply")
         if self._stop == "model_context_window_exceeded" and not self._has_content:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from agent.model import wire
+from agent.model import shapes
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.http import EndpointSettings
@@ -84,7 +84,7 @@ def encoded_request(
     style = replace(request.style, reasoning_of=reasoning_of)
 
     def render(rows: Transcript, call_ids: set[str], system: str = "") -> list[WireMessage]:
-        messages = wire.chat_messages(system, rows, style, call_ids)
+        messages = shapes.chat_messages(system, rows, style, call_ids)
         restore_reasoning(messages, faults)
         return messages
 
@@ -165,7 +165,7 @@ class ChatReplyBuilder(ReplyBuilder):
 
     def finished(self) -> ModelReply:
         if self._finish is None:
-            raise ReplyMalformed("the reply ended without a finish reason")
+            raise self.broken_off("the reply ended without a finish reason")
         if self._finish == "content_filter":
             raise ContentRejected("the provider stopped its reply")
         if self._finish == "error":
@@ -284,7 +284,7 @@ def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[str]) 
                 message |= fields
         has_reasoning = any(key in message for key in (_DETAILS, *_TEXTS))
         if RequestFault.MISSING_REASONING in faults and is_answer and not has_reasoning:
-            message[_CONTENT] = ""
+            message[_CONTENT] = " "  # an empty one counts as missing, too
         is_signed = any(key in call for call in calls for key in _CALL_EXTRAS)
         if RequestFault.MISSING_SIGNATURE in faults and calls and not is_signed:
             calls[0]["extra_content"] = _NO_SIGNATURE

@@ -119,7 +119,10 @@ def add_options(
 _NEWER_LIMIT = re.compile(r"max_tokens\b.{0,80}\buse\b.{0,10}max_completion_tokens", re.IGNORECASE)
 """Wording for servers that pass on what OpenAI said and leave its codes out."""
 _UNSUPPORTED_ENCRYPTION = re.compile(r"encrypted[ _]content is not supported", re.IGNORECASE)
-_MISSING_REASONING = re.compile(r"reasoning_content.{0,60}must be passed back", re.IGNORECASE | re.DOTALL)
+_MISSING_REASONING = re.compile(
+    r"reasoning_content.{0,60}(?:must be passed back|is (?:missing|required))|missing.{0,40}reasoning_content",
+    re.IGNORECASE | re.DOTALL,
+)
 _MISSING_SIGNATURE = re.compile(r"missing.{0,40}\bthought_signature", re.IGNORECASE)
 _REASONING = re.compile(r"\b(?:reasoning|thinking|encrypted[ _]content|thought[ _]signature)", re.IGNORECASE)
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from agent.model import wire
+from agent.model import shapes
 from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.http import EndpointSettings
@@ -54,7 +54,7 @@ def encoded_request(
     style = replace(request.style, reasoning_of=reasoning_of)
 
     def render(rows: Transcript, call_ids: set[str]) -> list[Item]:
-        return items_of(wire.chat_messages("", rows, style, call_ids))
+        return items_of(shapes.chat_messages("", rows, style, call_ids))
 
     start = kept.beginning_of(request, render, reasoning_of) if kept is not None else NOTHING
     items = start.before(render(request.transcript[start.rows :], set(start.call_ids)))
@@ -213,7 +213,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
 
     def finished(self) -> ModelReply:
         if self._is_cut_off is None:
-            raise ReplyMalformed("the reply ended before it was complete")
+            raise self.broken_off("the reply ended before it was complete")
         return self.built(
             is_cut_off=self._is_cut_off,
             reasoning=lambda _thought: stored_reasoning(self._reasoning, self._outputs, self._made_by),

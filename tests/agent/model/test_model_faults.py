@@ -163,13 +163,13 @@ FAULTS: Mapping[str, Fault] = {
     "an empty answer": Fault(does={"text": " \n"}, says=BROKEN, calls=("malformed",) * 2, reports=always),
     # ---- what breaks off
     "the stream ends before text": Fault(
-        does=at_once("truncate"), says=BROKEN, calls=("malformed",) * 2, whole=UNREACHED, begins=True
+        does=at_once("truncate"), says=BROKEN, calls=("malformed",) * 3, whole=UNREACHED, begins=True
     ),
     "the stream ends after text": Fault(
         does=in_text("truncate"), says=BROKEN, calls=("malformed",) * 2, whole=UNREACHED, begins=True, shows=True
     ),
     "the stream ends in a call": Fault(
-        does=in_call("truncate"), says=BROKEN, calls=("malformed",) * 2, whole=UNREACHED, begins=True
+        does=in_call("truncate"), says=BROKEN, calls=("malformed",) * 3, whole=UNREACHED, begins=True
     ),
     "no finish reason": Fault(
         does={"text": HALF, "finish": None}, says=BROKEN, calls=("malformed",) * 2, shows=True, reports=until_its_end
@@ -328,5 +328,5 @@ async def _passes(fault: Fault, way: Way, chat: Chat, server: labkit.Server) -> 
 
 def test_every_kind_of_failure_of_the_table_of_remedies_is_shown_somewhere() -> None:
     shown = {outcome for fault in FAULTS.values() for outcome in fault.calls}
-    elsewhere = {"overflow", "output_cap", "image", "capped", "unpriced"}  # test_size_errors, test_caps
+    elsewhere = {"overflow", "output_cap", "image", "capped", "unpriced", "shape"}  # test_size_errors, test_caps
     assert {remedy.outcome for remedy in REMEDIES.values()} == shown | elsewhere

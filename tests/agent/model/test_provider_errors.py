@@ -46,12 +46,17 @@ READ_AS = {
     "overflow": ("overflow", "no longer fits into the model's memory"),
     "rate": ("rate_limited", "limits how often it may be asked"),
     "unavailable": ("unavailable", "cannot be reached or is overloaded"),
+    "shape": ("shape", "/new"),
+    "malformed": ("malformed", "/retry asks again"),
 }
 """Outcome in the ledger, and a part of what the chat reads, by kind."""
 IMPATIENT = RetryPolicy(first_pause=0.001, max_pause=0.002, max_retry_after=0.0)
 """Waits for nobody, so that no pause that a provider asks for is slept through."""
-ATTEMPTS = {"rate": 4, "unavailable": 4}
-"""Attempts where the provider does not ask for a pause; one otherwise, and of all other kinds."""
+ATTEMPTS = {"rate": 4, "unavailable": 4, "shape": 2, "malformed": 3}
+"""Attempts where the provider does not ask for a pause; one otherwise, and of all other kinds.
+
+A form of the conversation that is refused is followed by stricter ones, of which the last changes a chat without calls.
+"""
 
 
 IMAGE = human("go", body=MessageBody(images=(Image(attachment_id=1, mime="image/png", path="a.png"),)))

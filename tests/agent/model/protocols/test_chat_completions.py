@@ -17,6 +17,7 @@ from hermes_state.errors import (
     ModelRateLimited,
     ModelUnavailable,
     ReplyMalformed,
+    ReplyUnfinished,
 )
 from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
 from tests.agent.context.rows import answer, human, result
@@ -151,7 +152,7 @@ async def test_calls_and_reasoning_come_as_a_whole_too(dial: Callable[..., ChatC
     ("reply", "kind"),
     [
         ({"text": "half of it", "finish": "error"}, ModelUnavailable),
-        ({"no_choices": True}, ReplyMalformed),
+        ({"no_choices": True}, ReplyUnfinished),
         ({"raw": '{"choices": [{"message": "text", "finish_reason": "stop"}]}'}, ReplyMalformed),
         ({"raw": '{"choices": ['}, ReplyMalformed),
         ({"raw": "\udcff"}, ReplyMalformed),
@@ -261,7 +262,7 @@ async def test_a_server_that_insists_on_reasoning_gets_some_for_the_answers_of_o
     refusal = {"error": {"status": 400, "body": {"error": {"message": message, "code": "invalid_request_error"}}}}
     llm.scripts.append({"times": 1, "reply": refusal})
     await ask(model, request(transcript=steps(None, human("and now?")), tools=(TOOL,)))
-    assert [message["reasoning_content"] for message in sent_answers(llm)] == [""]
+    assert [message["reasoning_content"] for message in sent_answers(llm)] == [" "]
 
 
 async def test_a_refusal_that_teaches_nothing_is_raised_at_once(model: ChatCompletionsModel, llm: LLM) -> None:
