@@ -4,6 +4,7 @@ Bounds what one reply may hold, and lets only text through that can be stored an
 """
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, Final
 import orjson
 
 from agent.model.base import FinishReason, ModelReply, ModelRequest
+from agent.model.text_calls import find_calls, first_doubt
 from agent.think_tags import ThinkTagParser
 from hermes_state.errors import ReplyMalformed, ReplyUnfinished
 from hermes_state.text import ends_in_half, well_formed
@@ -96,6 +98,8 @@ class ReplyBuilder(ABC):
         self._made_by = made_by
         self._is_begun = False
         self._shown = ""
+        self._clear = 0
+        """Characters of it that are certainly no call."""
         self._unshown = StringIO()
         self._unshown_length = 0
         self.length = 0
@@ -178,10 +182,14 @@ class ReplyBuilder(ABC):
         """
         self._show()
         text, thought = self._tags.finish(self._shown)
+        calls = _whole_calls(self._calls)
+        if self.request is not None and self.request.tools and (left := calls_left_in(text, self.request)) is not None:
+            text = text[: left[0]].rstrip()
+            if not (calls := calls or left[1]):
+                raise ReplyMalformed("a tool call was left in the text")
         if text != self._shown:
             self._shown = well_formed(text)
             self._on_text(self._shown)
-        calls = _whole_calls(self._calls)
         finish = FinishReason.LENGTH if is_cut_off else FinishReason.TOOL_CALLS if calls else FinishReason.STOP
         return ModelReply(
             text=self._shown,
@@ -197,7 +205,34 @@ class ReplyBuilder(ABC):
             self._shown += well_formed(self._unshown.getvalue())
             self._unshown = StringIO()
             self._unshown_length = 0
-            self._on_text(self._shown)
+            end = len(self._shown)
+            if self.request is not None and self.request.tools:
+                end = first_doubt(self._shown, self._clear)
+                self._clear = end if end < len(self._shown) else max(0, end - 128)
+            if shown := self._shown[:end].rstrip() if end < len(self._shown) else self._shown:
+                self._on_text(shown)
+
+
+def calls_left_in(text: str, request: ModelRequest) -> tuple[int, tuple[ToolCall, ...]] | None:
+    """Index at which calls begin in the text of a reply, and those that may be run; None for a text without any."""
+
+    def is_said(source: str) -> bool:
+        bodies = [(row.text, row.body) for row in request.transcript]
+        said = [request.system, *(text or "" for text, _ in bodies)]
+        said += [body.quote.text for _, body in bodies if body.quote is not None]
+        said += [document.text for _, body in bodies for document in body.documents]
+        return _plain(source) in "\0".join(map(_plain, said))
+
+    found = find_calls(text, {tool.name: tool.parameters for tool in request.tools}, is_said)
+    if found is None:
+        return None
+    calls = enumerate(found[1])
+    return found[0], tuple(ToolCall(id=f"call_{index}", name=name, arguments=rest) for index, (name, rest) in calls)
+
+
+def _plain(text: str) -> str:
+    """The text without what changes when it is quoted."""
+    return re.sub(r"[\s\\\"'`]+", "", text)
 
 
 def padded_json(value: object) -> str:

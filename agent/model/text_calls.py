@@ -1,0 +1,159 @@
+"""Tool calls that a model wrote into the text of its answer, and that its server left there.
+
+Each family of models has its own markup, but all of it has the same parts: wrappers, and in them calls, each with a
+name and with arguments as JSON or as pairs. Code and sentences about markup are no calls.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Final, TypeAlias
+
+Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""JSON schemas of the tools that are offered, by name."""
+MAX_MARKERS: Final = 200
+"""Most markers of a text that are looked at: each costs the length of what stands before it."""
+
+_BAR: Final = r"[|\uff5c]"
+_PREFIX: Final = r"(?:\w{1,20}:|[|\uff5c\u2016 ]{1,4}DSML[|\uff5c\u2016 ]{1,4}(?:\w:)?)?"
+_TAG: Final = rf"{_PREFIX}(?:(?:tool|function)s?(?:[_-]?(?:call|use)s?)?|invoke)>"
+_TOKEN: Final = rf"<{_BAR}tool[_\u2581]calls?(?:[_\u2581]section)?[_\u2581]"
+_OPENS: Final = (
+    rf"<{_TAG}|{_TOKEN}(?:begin|start){_BAR}>|<\|(?:tool_call|START_ACTION\||python_start\|)>|\[TOOL_(?:CALL|REQUEST)\]"
+)
+_CLOSES: Final = (
+    rf"</{_TAG}|{_TOKEN}end{_BAR}>|<tool_call\|>|<\|(?:END_ACTION|python_end)\|>|\[(?:/TOOL_CALL|END_TOOL_REQUEST)\]"
+)
+_SINGLE: Final = (
+    r"\[TOOL_CALLS\]|<\|(?:python_tag|tool_call)\|>|\bfunctools(?=\s*\[)|^```tool_(?:code|call|use)s?\n"
+    r"|^Action: ?\n?```json\n"
+)
+_WRAPPER: Final = re.compile(
+    rf"(?P<opens>{_OPENS})|(?P<closes>{_CLOSES})|{_SINGLE}|<\|(?:call|eom_id)\|>|[\s,;)\]]+|```", re.MULTILINE
+)
+_ELEMENT: Final = rf"<{_PREFIX}(?:function|invoke)(?:=|\s+name\s*=)"
+_BEGIN: Final = re.compile(
+    rf"{_OPENS}|{_SINGLE}|{_ELEMENT}|(?:<\|channel\|>\w+\s+)?\bto=functions\.|\[Calling tool|(?P<bare>\A\s*(?=[\[{{]))",
+    re.MULTILINE,
+)
+_BEGUN: Final = re.compile(
+    rf"(?:{_WRAPPER.pattern})*+(?:[\[{{]|{_ELEMENT}|.{{0,40}}\bto=functions\.|[\w.:-]{{1,99}}\s*[\[({{<]|\Z)",
+    re.MULTILINE,
+)
+"""Wrappers and the beginning of a call, complete or not; not those in a sentence."""
+_WORDS: Final = ("```tool_", "Action:\n```json", "<|channel|>commentary to=functions.", "to=functions.", "functools")
+_PARTIAL: Final = re.compile(
+    rf"(?:<[^<>\n]{{0,48}}|\[[A-Za-z_ ]{{0,16}}|^```tool_\w{{0,4}}|(?:{_OPENS}|{_SINGLE})\s*[^!?\n]{{0,80}}\n?|"
+    + "|".join(r"(?<!\w)" + "".join(f"{re.escape(sign)}(?:" for sign in word) + ")?" * len(word) for word in _WORDS)
+    + r")\Z",
+    re.MULTILINE,
+)
+"""End of a text that may become a call."""
+_HEAD: Final = re.compile(
+    rf"{_ELEMENT}\s*[\"']?(?P<element>[\w.-]+)[\"']?\s*>?\s*|(?:<\|channel\|>)?(?:\w+\s+)?"
+    rf"(?:to=|call:|function<{_BAR}tool\u2581sep{_BAR}>|\[Calling tool:\s*)?(?:functions?[.:])?(?P<name>[\w.-]+)"
+    rf"(?::\d+)?(?:\s|\[ARGS\]|\[CALL_ID\]\w+|<{_BAR}[\w\u2581]+{_BAR}>|```json|json|commentary|\()*(?=\{{|<arg_key>|</)"
+    r"|(?=[\[{])"
+)
+_PAIR: Final = re.compile(
+    rf"<{_PREFIX}param(?:eter)?(?:=|\s+name\s*=)\s*[\"']?([\w.-]+)[^>]*>\n?(.*?)\n?</{_PREFIX}param(?:eter)?>\s*"
+    r"|<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*",
+    re.DOTALL,
+)
+_decode: Final = json.JSONDecoder(strict=False).raw_decode
+
+
+def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> tuple[int, list[tuple[str, str]]] | None:
+    """Index at which calls begin in a text, with their names and arguments; None for a text without calls.
+
+    There are none to run if they do not end the text, are broken, or are of tools that are not offered, or if `is_said`
+    tells that the text of one was said before.
+    """
+    passed = 0
+    for begin in islice(_BEGIN.finditer(text), MAX_MARKERS):
+        start = begin.start()
+        if start < passed or is_code(text[:start]):
+            continue
+        calls, passed, is_whole = _parsed(text, start, schemas)
+        if is_whole and calls and not text[passed:].strip() and all(name in schemas for name, _, _ in calls):
+            return start, [] if any(is_said(source) for *_, source in calls) else [(one[0], one[1]) for one in calls]
+        if begin["bare"] is not None or _BEGUN.match(text, start) is None:
+            continue
+        if not is_whole or not calls:
+            passed = next((one.end() for one in _WRAPPER.finditer(text, passed) if one["closes"]), len(text))
+        names = re.findall(r"[\w.-]+", text[start:passed])
+        before, after = text[:start].rpartition("\n")[2].strip(), text[passed:].partition("\n")[0].strip(" .")
+        is_sentence = bool(before and after) and before[-1] not in ".!?:\u2026\u3002\uff01\uff1f\uff1a"
+        if not is_sentence and (not text[passed:].strip() or not schemas.keys().isdisjoint(names)):
+            return start, []
+    return None
+
+
+def first_doubt(text: str, start: int) -> int:
+    """Index from which a text that still grows may be a call, looked for from `start` on; else its length."""
+    for begin in islice(_BEGIN.finditer(text, start), MAX_MARKERS):
+        if _BEGUN.match(text, begin.start()) is not None and not is_code(text[: begin.start()]):
+            return begin.start()
+    partial = _PARTIAL.search(text, max(start, len(text) - 128))
+    return len(text) if partial is None or is_code(text[: partial.start()]) else partial.start()
+
+
+def is_code(before: str) -> bool:
+    """True if the text before a place opens code and does not close it."""
+    fence = ""
+    for line in re.findall(r"^ {0,3}(`{3,}|~{3,})", before, re.MULTILINE):
+        fence = line if not fence else "" if line.startswith(fence) else fence
+    return bool(fence) or before.rpartition("\n")[2].count("`") % 2 == 1
+
+
+def _parsed(text: str, position: int, schemas: Schemas) -> tuple[list[tuple[str, str, str]], int, bool]:
+    """Name, arguments and source of each call from there on, the index behind them, and True if all is closed."""
+    calls: list[tuple[str, str, str]] = []
+    depth = 0
+    while position < len(text):
+        if (wrapper := _WRAPPER.match(text, position)) is not None:
+            depth += (wrapper["opens"] is not None) - (wrapper["closes"] is not None)
+            position = wrapper.end()
+            continue
+        if (head := _HEAD.match(text, position)) is None:
+            break
+        name, end, found = head["element"] or head["name"], head.end(), list[tuple[str | None, object]]()
+        depth += head["element"] is not None
+        if text[end : end + 1] in ("{", "["):
+            with suppress(ValueError, RecursionError):
+                value, end = _decode(text, end)
+                found = [(name, value)] if name else _of_json(value)
+                depth *= not isinstance(value, list)  # a list needs no further end
+        elif name:
+            arguments = {}
+            properties = schemas.get(name, {}).get("properties", {})
+            while (pair := _PAIR.match(text, end)) is not None:
+                key, written = (pair[1], pair[2]) if pair[1] else (pair[3].strip(), pair[4])
+                arguments[key], end = _typed(written, properties.get(key, {})), pair.end()
+            found = [(name, arguments)]
+        if not found or not all(name and isinstance(value, dict) for name, value in found):
+            return [], position, False
+        calls += [(str(name), json.dumps(value, ensure_ascii=False), text[position:end]) for name, value in found]
+        position = end
+    return calls, position, depth <= 0
+
+
+def _of_json(value: Any) -> list[tuple[str | None, object]]:
+    found: list[tuple[str | None, object]] = []
+    for one in value if isinstance(value, list) else [value]:
+        call = one["function"] if isinstance(one, dict) and isinstance(one.get("function"), dict) else one
+        if not isinstance(call, dict):
+            return []
+        names = (call.get(key) for key in ("name", "tool_name", "tool", "function"))
+        written = next((call[key] for key in ("arguments", "parameters", "args", "input") if key in call), None)
+        arguments = _typed(written, {}) if isinstance(written, str) else written
+        found.append((next((name for name in names if isinstance(name, str)), None), arguments))
+    return found
+
+
+def _typed(written: str, schema: Mapping[str, Any]) -> object:
+    with suppress(ValueError):
+        return written if schema.get("type") == "string" else json.loads(written)
+    return written
