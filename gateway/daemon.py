@@ -46,7 +46,7 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
 from gateway.schedules.jobs import JobRunner
-from gateway.schedules.runner import ScheduleRunner
+from gateway.schedules.runner import ScheduleRunner, schedule_settings
 from gateway.signals import SignalHandler
 from gateway.tools import ToolBuilder
 from gateway.turns.approvals import ApprovalRunner
@@ -367,6 +367,7 @@ class _Daemon:
         """Load what the first answer needs once the platforms are being listened to, and before it is asked for."""
         await self._adapters.listening(LISTENING_SECONDS)
         await asyncio.to_thread(preload, self._runtime.config)
+        await asyncio.to_thread(schedule_settings, self._runtime.config)  # reads the time zone of the machine
         await asyncio.to_thread(terminal_fault, terminal_settings(self._runtime.config.terminal))
         _freeze_memory()
         self._tools.connect(self._group)

@@ -4,6 +4,7 @@ The modules of protocols are imported where they are used: they bring SDKs, whic
 before anybody waits for it.
 """
 
+import asyncio
 import importlib
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -12,6 +13,7 @@ from typing import Any
 from agent.model.base import ChatModel, ModelLimits, ModelReply, ModelRequest
 from agent.model.catalog import known_model
 from agent.model.client import ModelClient
+from agent.model.errors.answer import load_features
 from agent.model.protocols import missing_extra
 from agent.model.protocols.offline import OfflineModel
 from gateway.config.routes import CALL_KEYS, RouteConfig
@@ -33,11 +35,15 @@ class LateModel:
     def made(self) -> ChatModel:
         return self._make()
 
+    async def _loaded(self) -> ChatModel:
+        """The model; made in a thread, because importing its SDK would stop the event loop for seconds."""
+        return self.made if "made" in self.__dict__ else await asyncio.to_thread(lambda: self.made)
+
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        return await self.made.complete(request, on_text)
+        return await (await self._loaded()).complete(request, on_text)
 
     async def fetch_limits(self) -> ModelLimits | None:
-        return await self.made.fetch_limits()
+        return await (await self._loaded()).fetch_limits()
 
     async def close(self) -> None:
         if "made" in self.__dict__:
@@ -85,6 +91,7 @@ def preload(config: Config) -> None:
         for name in sorted(protocols):
             importlib.import_module(f"agent.model.protocols.{name}")
         importlib.import_module("agent.model.http").ssl_context()
+    load_features()
     if config.transcription.model is not None:
         importlib.import_module("agent.model.transcription")
 

@@ -4,6 +4,7 @@ What was said takes the recording's place in the waiting message, in the transac
 between here and the turn neither loses nor buys it twice.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +75,8 @@ class TranscriptionHandler:
             raise AttachmentError("I cannot listen to recordings any more; please write to me instead.")
         try:
             name, within = _file_name(recording), self.runtime.config.model.turn_seconds
-            text, call = await self._client().transcribe(data, name, payer=Payer(chat_id=row.chat_id), within=within)
+            client, payer = await asyncio.to_thread(self._client), Payer(chat_id=row.chat_id)
+            text, call = await client.transcribe(data, name, payer=payer, within=within)
         except ModelError as error:
             log.warning("recording.unheard", error=type(error).__name__, detail=str(error))
             raise AttachmentError(_sentence(error)) from error

@@ -1,0 +1,50 @@
+"""The daemon, with a log of when its event loop's own thread imports something, or waits for what another one imports.
+
+    python -m tests.e2e.with_import_log
+
+Each line of `imports.log` in the home directory is a time and a module, or `waits`. Other threads import slowly, as on
+a busy machine.
+"""
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from gateway.config import process_environment
+from gateway.process import serve
+
+LOG = "imports.log"
+SLOW = ("agent.model", "anthropic", "openai")
+SLOW_SECONDS = 0.004
+LOOK_SECONDS = 0.01
+
+
+def main() -> None:
+    log = (Path(os.environ["HOME"]) / LOG).open("a", buffering=1)
+    main_thread = threading.main_thread()
+
+    def note(event: str, arguments: tuple[object, ...]) -> None:
+        if event != "import":
+            return
+        if threading.current_thread() is main_thread:
+            log.write(f"{time.time()} {arguments[0]}\n")
+        elif str(arguments[0]).startswith(SLOW):
+            time.sleep(SLOW_SECONDS)
+
+    def watch() -> None:
+        while True:
+            frame = sys._current_frames().get(main_thread.ident or 0)
+            if frame is not None and "importlib" in frame.f_code.co_filename:
+                log.write(f"{time.time()} waits\n")
+            del frame
+            time.sleep(LOOK_SECONDS)
+
+    sys.addaudithook(note)
+    threading.Thread(target=watch, daemon=True).start()
+    sys.exit(serve(process_environment()))
+
+
+if __name__ == "__main__":
+    main()
