@@ -318,6 +318,11 @@ class Agent:
                 break
             except OutputCapExceeded as error:
                 request = replace(request, max_output_tokens=_lower_output(request, error))
+            except ContextOverflow as error:
+                if not await self.context.is_disproved(prompt, error):
+                    raise
+                cap = OutputCapExceeded(str(error), cap=error.window)  # what else has such a limit
+                request = replace(request, max_output_tokens=_lower_output(request, cap))
             except ModelError as error:
                 fewer = await retry.after(request, error) if retry is not None else None
                 if fewer is None:

@@ -205,6 +205,13 @@ class ContextController:
         lineage_id = prompt.conversation.lineage_id
         return await self.store.read(largest_answered_prompt, lineage_id, client.route, client.name)
 
+    async def is_disproved(self, prompt: MeasuredPrompt, error: ContextOverflow) -> bool:
+        """True if the model has answered a prompt that is larger than this one, and than the window that is stated."""
+        client = prompt.model.client
+        answered = await self.store.read(largest_answered_prompt, None, client.route, client.name) or 0
+        is_vague = error.prompt_tokens is None and not error.is_of_account
+        return is_vague and (error.window or answered) < answered >= prompt.estimated
+
     async def after_unexplained(self, prompt: MeasuredPrompt, answered: int | None, *, is_again: bool) -> bool:
         """A prompt was refused without a reason: compress it if it may be its length; False when that is not tried.
 

@@ -68,14 +68,14 @@ def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
 # Purpose: the largest prompt of turns that one model has answered, `{}`: in one conversation, or in any.
 _LARGEST_PROMPT = """
 SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
-FROM model_calls WHERE {}route = ? AND model = ? AND outcome = 'ok' AND estimated = 0
+FROM model_calls WHERE {}route = ? AND model = ? AND outcome = 'ok'
   AND purpose IN ('turn','schedule','subagent')
 """
 
 
 def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route: str, model: str) -> int | None:
-    """Tokens of the largest prompt that a model has answered in a conversation, or in any; None before there is one."""
-    where, place = ("", ()) if lineage_id is None else ("lineage_id = ? AND ", (lineage_id,))
+    """Tokens of the largest prompt that a model has answered in a conversation, or counted itself in any; else None."""
+    where, place = ("estimated = 0 AND ", ()) if lineage_id is None else ("lineage_id = ? AND ", (lineage_id,))
     return scalar_or_none(db, int, _LARGEST_PROMPT.format(where), (*place, route, model))
 
 
