@@ -31,7 +31,7 @@ _SINGLE: Final = (
     r"|^Action: ?\n?```json\n"
 )
 _WRAPPER: Final = re.compile(
-    rf"(?P<opens>{_OPENS})|(?P<closes>{_CLOSES})|{_SINGLE}|<\|(?:call|eom_id)\|>|[\s,;)\]]+|```", re.MULTILINE
+    rf"(?P<opens>{_OPENS})|(?P<closes>{_CLOSES})|{_SINGLE}|<\|(?:call|e\w+|im_end)\|>|</s>|[\s,;)\]]+|```", re.MULTILINE
 )
 _ELEMENT: Final = rf"<{_PREFIX}(?:function|invoke)(?:=|\s+name\s*=)"
 _BEGIN: Final = re.compile(
@@ -39,7 +39,7 @@ _BEGIN: Final = re.compile(
     re.MULTILINE,
 )
 _BEGUN: Final = re.compile(
-    rf"(?:{_WRAPPER.pattern})*+(?:[\[{{]|{_ELEMENT}|.{{0,40}}\bto=functions\.|[\w.:-]{{1,99}}\s*[\[({{<]|\Z)",
+    rf"(?:{_WRAPPER.pattern}){{0,16}}+(?:[\[{{]|{_ELEMENT}|.{{0,40}}\bto=functions\.|[\w.:-]{{1,99}}\s*[\[({{<]|\Z)",
     re.MULTILINE,
 )
 """Wrappers and the beginning of a call, complete or not; not those in a sentence."""
@@ -62,6 +62,7 @@ _PAIR: Final = re.compile(
     r"|<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*",
     re.DOTALL,
 )
+_FENCE: Final = re.compile(r"\n {0,3}(`{3,}|~{3,})([^\n]*)")
 _decode: Final = json.JSONDecoder(strict=False).raw_decode
 
 
@@ -79,7 +80,8 @@ def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> t
         calls, passed, is_whole = _parsed(text, start, schemas)
         if is_whole and calls and not text[passed:].strip() and all(name in schemas for name, _, _ in calls):
             return start, [] if any(is_said(source) for *_, source in calls) else [(one[0], one[1]) for one in calls]
-        if begin["bare"] is not None or _BEGUN.match(text, start) is None:
+        in_python = re.fullmatch(rf"\s*\[(?:{'|'.join(map(re.escape, schemas))})\(.*\)\]\s*", text, re.DOTALL)
+        if _BEGUN.match(text, start) is None or (begin["bare"] is not None and in_python is None):
             continue
         if not is_whole or not calls:
             passed = next((one.end() for one in _WRAPPER.finditer(text, passed) if one["closes"]), len(text))
@@ -101,11 +103,12 @@ def first_doubt(text: str, start: int) -> int:
 
 
 def is_code(before: str) -> bool:
-    """True if the text before a place opens code and does not close it."""
-    fence = ""
-    for line in re.findall(r"^ {0,3}(`{3,}|~{3,})", before, re.MULTILINE):
-        fence = line if not fence else "" if line.startswith(fence) else fence
-    return bool(fence) or before.rpartition("\n")[2].count("`") % 2 == 1
+    """True if the text before a place opens code or a quotation and does not close it."""
+    fence, has_fences = "", "```" in before or "~~~" in before
+    for line, rest in _FENCE.findall(f"\n{before}") if has_fences else ():
+        fence = line if not fence else "" if line.startswith(fence) and not rest.strip() else fence
+    last = before.rpartition("\n")[2]
+    return bool(fence) or last.count("`") % 2 == 1 or last.startswith((" " * 4, "\t", ">"))
 
 
 def _parsed(text: str, position: int, schemas: Schemas) -> tuple[list[tuple[str, str, str]], int, bool]:

@@ -96,6 +96,32 @@ def test_what_is_no_call_is_shown_in_the_end(text: str) -> None:
     assert find_calls(text, {}, lambda source: False) is None
 
 
+CALL_TEXT = '<tool_call>{"name": "exec", "arguments": {"command": "ls"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (CALL_TEXT.replace("{", "\r\n{", 1) + "\r\n", "run"),
+        (CALL_TEXT + "<|im_end|>", "run"),
+        (f"Let me check. {CALL_TEXT}", "run"),
+        (f"Let me check. {CALL_TEXT} Done.", "ask"),
+        (f"{CALL_TEXT}\n<tool_response>\nfiles\n</tool_response>", "ask"),
+        (f'{CALL_TEXT}\n<tool_call>{{"name": "exec", "argu', "ask"),
+        ('[exec(command="ls")]', "ask"),
+        (f"> {CALL_TEXT}", "text"),
+        (f"    {CALL_TEXT}", "text"),
+        (f'The page said "{CALL_TEXT}"', "text"),
+        (f"See:\n```\nx\n```json\n{CALL_TEXT}\n```", "text"),
+        (f"~~~\n{CALL_TEXT}\n~~~", "text"),
+        ("In Hermes you write " + CALL_TEXT.replace("exec", "other") + " and wait.", "text"),
+    ],
+)
+def test_a_call_stands_by_itself_at_the_end(text: str, read: str) -> None:
+    found = find_calls(text, SCHEMAS, lambda source: False)
+    assert ("text" if found is None else "run" if found[1] else "ask") == read
+
+
 def test_a_text_full_of_markers_is_looked_at_within_bounds() -> None:
     text = "```\n" + "<tool_call>{ <function=a> [TOOL_CALLS]x{ " * 20_000
     assert find_calls(text, SCHEMAS, lambda source: False) is None
