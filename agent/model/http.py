@@ -180,11 +180,15 @@ class HttpModel:
                 advanced = now
                 bound.reschedule(now + self._endpoint.read_seconds + _SILENCE_FIRST_SECONDS)
 
+        def begin_whole() -> None:
+            reply.is_stream = False
+            advance()
+
         with _translated():
             async with aclosing(await self._send("POST", path, reply.request, content=payload)) as response:
                 pieces = response.aiter_raw()  # it is unpacked already
                 slice_end = time.perf_counter() + SLICE_SECONDS
-                async for event in read_events(pieces, advance):
+                async for event in read_events(pieces, begin_whole):
                     before = reply.length
                     reply.add(event)
                     if reply.length > before:

@@ -89,6 +89,8 @@ class ReplyBuilder(ABC):
     """Usage as far as it was reported."""
     cost: MicroUsd | None = None
     """Cost that the provider reported itself."""
+    is_stream = True
+    """It comes in pieces, which may break off."""
     request: ModelRequest | None = None
     """Request that is replied to, where that is known: it tells what an error is about."""
 
@@ -122,7 +124,7 @@ class ReplyBuilder(ABC):
 
     def broken_off(self, how: str) -> ReplyMalformed:
         """Error for a reply without its end, or for what is no reply at all."""
-        return (ReplyUnfinished if self._is_begun else ReplyMalformed)(how)
+        return (ReplyUnfinished if self.is_stream and self._is_begun else ReplyMalformed)(how)
 
     @abstractmethod
     def read_event(self, event: Any) -> None:

@@ -98,7 +98,7 @@ ANSWERS: Mapping[str, Answer] = {
     "one value that is whole": Answer(
         pieces=lambda: iter([b'{"a": "', (WIDE * 740_000).encode(), b'"}']),
         content_type=JSON,
-        raised="ReplyUnfinished",
+        raised="ReplyMalformed",
     ),
     "many small values": Answer(
         pieces=lambda: iter([b"[", b'{"":{}},' * 370_000, b"0]"]), content_type=JSON, raised="ReplyMalformed"

@@ -17,7 +17,6 @@ from hermes_state.errors import (
     ModelRateLimited,
     ModelUnavailable,
     ReplyMalformed,
-    ReplyUnfinished,
 )
 from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
 from tests.agent.context.rows import answer, human, result
@@ -152,7 +151,7 @@ async def test_calls_and_reasoning_come_as_a_whole_too(dial: Callable[..., ChatC
     ("reply", "kind"),
     [
         ({"text": "half of it", "finish": "error"}, ModelUnavailable),
-        ({"no_choices": True}, ReplyUnfinished),
+        ({"no_choices": True}, ReplyMalformed),
         ({"raw": '{"choices": [{"message": "text", "finish_reason": "stop"}]}'}, ReplyMalformed),
         ({"raw": '{"choices": ['}, ReplyMalformed),
         ({"raw": "\udcff"}, ReplyMalformed),

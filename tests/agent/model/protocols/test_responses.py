@@ -22,7 +22,6 @@ from hermes_state.errors import (
     OutputCapExceeded,
     QuotaExceeded,
     ReplyMalformed,
-    ReplyUnfinished,
 )
 from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
 from tests.agent.conftest import Chat, Sink, settings
@@ -264,7 +263,7 @@ async def test_every_failure_of_a_stream_becomes_its_kind(
     ("raw", "kind"),
     [
         ('{"status": "completed", "output": "text"}', ReplyMalformed),
-        ('{"status": "incomplete", "incomplete_details": {"reason": "tired"}}', ReplyUnfinished),
+        ('{"status": "incomplete", "incomplete_details": {"reason": "tired"}}', ReplyMalformed),
         ('{"output": []}', ReplyMalformed),
         ('["not", "a", "response"]', ReplyMalformed),
         ('{"status": ', ReplyMalformed),
