@@ -31,10 +31,10 @@ async def test_the_first_turn_imports_nothing_on_the_event_loop(world: World) ->
     await world.say("hello")
     await world.gateway.start()
     started = time.time()
-    assert await world.replies(1, match="^echo: .*hello", wait=40)
+    assert await world.replies(1, match="^echo: .*hello", wait=60)
     await world.script(match="refuse", error={"kind": "402"}, times=1)
     await world.say("refuse")
-    assert await world.replies(1, match="no credit")
+    assert await world.replies(1, match="no credit", wait=40)
     await world.say('look [[tool:history_search {"query": "hello"}]]')
-    assert await world.replies(1, match="tool said: ")
+    assert await world.replies(1, match="tool said: ", wait=40)
     assert imported(world, started) == []

@@ -52,6 +52,7 @@ async def test_a_call_in_the_text_is_run_and_never_seen_not_even_while_it_is_wri
         text = f"Let me look for that, it may take a moment.\n\n{form.replace('WORD', word)}"
         await chat.world.script(match=f"find {name}", last_role="user", text=text, chunk_chars=7, chunk_delay=0.03)
         await chat.ask(f"find {name}", "tool said: ")
+        await chat.world.asked(2 * (number + 1))
         assert chat.world.query("SELECT count(*) FROM tool_runs WHERE state = 'done'") == [(number + 1,)], name
     seen = await chat.seen()
     assert "Let me look" in seen, "what stands before a call is shown"

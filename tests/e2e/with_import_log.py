@@ -17,7 +17,7 @@ from gateway.process import serve
 
 LOG = "imports.log"
 SLOW = ("agent.model", "anthropic", "openai")
-SLOW_SECONDS = 0.004
+SLOW_SECONDS = 0.001
 LOOK_SECONDS = 0.01
 
 
