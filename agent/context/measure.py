@@ -74,7 +74,9 @@ class MeasuredPrompt:
         if error.window is not None and error.is_of_account:
             profile.assume_stated(lineage_id, error.window)
         elif error.window is not None:
-            await profile.learn_window(lineage_id, error.window, is_of_input=error.is_of_input)
+            is_counted = counted is not None and counted > error.window and self.estimated <= counted * 2
+            is_of_input = error.is_of_input
+            await profile.learn_window(lineage_id, error.window, is_of_input=is_of_input, is_counted=is_counted)
         elif not (self.size.images or self.model_limits.is_urgent(self.estimated)):
             # Images may be too many bytes; near the end of the window it was our estimate that was off.
             refused = self.estimated if counted is None else counted

@@ -265,13 +265,17 @@ class LearnedProfile:
             await self._store.write(save_calibration, self._route, self.model, known, self._clock.now())
             self._known = replace(self._known, calibration=known)
 
-    async def learn_window(self, lineage_id: LineageId, stated: int, *, is_of_input: bool = False) -> None:
+    async def learn_window(
+        self, lineage_id: LineageId, stated: int, *, is_of_input: bool = False, is_counted: bool = False
+    ) -> None:
         """Keep a window that the provider stated, or a bound of prompts alone (`is_of_input`), if it is smaller.
 
-        One above what is known is no news, and one below a prompt that was answered is not believed.
+        One above what is known is no news, and one below a prompt that was answered is believed
+        only with a count of the refused prompt (`is_counted`): then the server has changed.
         """
         self._assumed.pop(lineage_id, None)
-        answered = await self._store.read(largest_answered_prompt, None, self._route, self.model)
+        read = self._store.read
+        answered = 0 if is_counted else await read(largest_answered_prompt, None, self._route, self.model)
         if not max(MIN_INPUT_WINDOW, answered or 0) <= stated < min(self.window, self.max_input or self.window):
             return
         in_force, bound = self.capacity.context_length, Tokens(stated)
