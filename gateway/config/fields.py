@@ -3,6 +3,7 @@
 A key path is the names from the top down (`("local", "port")`); people read it with dots (`local.port`).
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -11,7 +12,8 @@ from pydantic.fields import FieldInfo
 
 from gateway.config.files import KeyPath
 from gateway.config.settings import Config
-from gateway.config.types import field_notes, passwords_in
+from gateway.config.types import field_notes
+from hermes_state.redaction import is_secret_name, secret_parts
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -49,14 +51,26 @@ def _secrets_in(value: object) -> Iterator[str]:
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, str):
-        yield from passwords_in(value)
+        yield from secret_parts(value, is_secret=False)
     elif isinstance(value, BaseModel):
         yield from secrets_of(value)
     elif isinstance(value, Mapping):
-        yield from _secrets_in(list(value.values()))
-    elif isinstance(value, (tuple, list)):
-        for inner in value:
-            yield from _secrets_in(inner)
+        for name, inner in value.items():
+            yield from _secrets_named(name, inner)
+    elif isinstance(value, (tuple, list)):  # `--api-key` stands in front of its value
+        for name, inner in zip(("", *value), value, strict=False):
+            yield from _secrets_named(name, inner)
+
+
+def _secrets_named(name: object, value: object) -> Iterator[str]:
+    """Secrets in a value that may be one because of its name."""
+    if isinstance(name, str) and isinstance(value, str) and is_secret_name(name) and _MAY_BE_KEY.fullmatch(value):
+        yield value
+    yield from _secrets_in(value)
+
+
+_MAY_BE_KEY = re.compile(r"(?!-)(?=.{0,100}[0-9]|.{12}).+", re.DOTALL)
+"""Values under the name of a secret that are no word of a setting, such as `executes` for the tool `rotate_token`."""
 
 
 def with_values(model: Model, kept: Mapping[KeyPath, Any], above: KeyPath = ()) -> Model:

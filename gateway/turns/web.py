@@ -23,7 +23,7 @@ def web_tools(loaded: Callable[[], LoadedConfig]) -> tuple[Tool, ...]:
         return loaded().config.web
 
     def holds_secret(text: str) -> bool:
-        return Redactor(loaded().secrets()).knows(text)
+        return Redactor(loaded().secrets()).would_leak(text)
 
     return (
         fetch_tool(lambda: fetch_settings(config()), holds_secret, fault=lambda: None if config().enabled else _OFF),

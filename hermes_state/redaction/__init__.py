@@ -9,7 +9,8 @@ in nine languages), and the numbers of payment cards. The shapes and words are i
 """
 
 from hermes_state.redaction.named import is_secret_name
-from hermes_state.redaction.redactor import MIN_SECRET_CHARS, Redactor, redact, seam
+from hermes_state.redaction.parts import MIN_SECRET_CHARS, secret_parts
+from hermes_state.redaction.redactor import Redactor, redact, seam
 from hermes_state.redaction.shapes import MARK
 
-__all__ = ["MARK", "MIN_SECRET_CHARS", "Redactor", "is_secret_name", "redact", "seam"]
+__all__ = ["MARK", "MIN_SECRET_CHARS", "Redactor", "is_secret_name", "redact", "seam", "secret_parts"]

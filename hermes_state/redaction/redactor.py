@@ -5,13 +5,12 @@ import re
 from collections.abc import Iterable
 from urllib.parse import quote
 
+from hermes_state.redaction.encodings import holds_encoded
 from hermes_state.redaction.named import MAX_HEADER_CHARS, named_secrets
+from hermes_state.redaction.parts import MIN_SECRET_CHARS, secret_parts
 from hermes_state.redaction.patterns import Span, expression, words_in
 from hermes_state.redaction.shapes import MARK, without_shapes
 from hermes_state.redaction.speech import card_numbers, told_secrets
-
-MIN_SECRET_CHARS = 8
-"""Shorter configured values (`ollama`, `none`) are ordinary words; taking them out would shred the text."""
 
 _URL_PASSWORD = re.compile(r"://([^\s/:@\"'<>]*):([^\s/@\"'<>]+)(?=@)")
 _URL_TOKEN = re.compile(
@@ -96,18 +95,29 @@ def _may_open_value(text: str, index: int) -> bool:
     return text[index] in "\"'" and text[max(0, index - 7) : index].rstrip("\\").rstrip().endswith((":", "=", ">"))
 
 
+def _written(secret: str) -> tuple[str, ...]:
+    """The secret as texts have it: plain, in an address, in JSON."""
+    in_path, in_query = quote(secret), quote(secret, safe="")
+    lower = (re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), form) for form in (in_path, in_query))
+    return (secret, in_path, in_query, *lower, json.dumps(secret)[1:-1])
+
+
 class Redactor:
-    """Takes out the configured secrets exactly (plain, URL-encoded, JSON-escaped), then whatever `redact` finds.
+    """Takes out the configured secrets and their parts (plain, URL-encoded, JSON-escaped), then what `redact` finds.
 
     Remembers what it has seen clean; other secrets need another redactor.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        known = {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}
-        whole = {form for secret in known for form in (secret, quote(secret, safe=""), json.dumps(secret)[1:-1])}
+        given = {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}
+        known = given.union(*map(secret_parts, given))
+        whole = {form for secret in known for form in _written(secret)}
         # A text may be cut at a seam inside of one (the lines of a key, say): each piece is a secret, too.
         pieces = {piece for form in whole for piece in _SEAM.split(form) if len(piece) >= MIN_SECRET_CHARS}
         self._forms = sorted(whole | pieces, key=lambda form: (-len(form), form))  # the longest first
+        self._single = [
+            secret for secret in known if "://" not in secret and (" " not in secret or not secret_parts(secret))
+        ]
         self._exact = re.compile("|".join(map(re.escape, self._forms))) if self._forms else None
         self._clean: set[int] = set()
 
@@ -125,6 +135,10 @@ class Redactor:
     def knows(self, text: str) -> bool:
         """True when a configured secret stands in `text`."""
         return any(form in text for form in self._forms)
+
+    def would_leak(self, text: str) -> bool:
+        """True when a configured secret stands in `text`, also in a common encoding or in pieces (`docs/tools.md`)."""
+        return self.knows(text) or holds_encoded(text, self._single)
 
     def _redacted(self, text: str) -> str:
         if self._exact is not None and self.knows(text):

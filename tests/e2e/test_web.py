@@ -1,5 +1,7 @@
 """The web tools of a whole gateway: pages and searches reach the model, and nothing private does."""
 
+import base64
+import json
 import re
 import signal
 from collections.abc import AsyncIterator
@@ -100,6 +102,18 @@ async def test_no_secret_of_the_configuration_leaves_in_an_address(world: World,
     key = "sk-of-the-harbour-1234567890"
     await world.gateway.start(HERMES_WEB__PRIVATE_HOSTS="127.0.0.1", HERMES_TRANSCRIPTION__API_KEY=key)
     assert "secret" in await result_of(world, "web_fetch", url=f"{site.url}/boats?key={key}")
+    assert site.asked == []
+
+
+async def test_no_token_of_a_configured_header_leaves_in_an_encoding(world: World, site: Site) -> None:
+    token = "hbr7Qm2xLd9vTz4K"
+    servers = {"ghost": {"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": f"Bearer {token}"}}}
+    await world.gateway.start(HERMES_WEB__PRIVATE_HOSTS="127.0.0.1", HERMES_MCP__SERVERS=json.dumps(servers))
+    encoded = base64.b64encode(f"ab{token}".encode()).decode()
+    for path in (f"/{token}", f"/{token[:7]}/boats?a={token[7:]}", f"/?q={encoded}", f"/{token.swapcase()}"):
+        result = await result_of(world, "web_fetch", url=site.url + path)
+        assert "a secret of the gateway" in result, path
+        await world.converse("/new")
     assert site.asked == []
 
 

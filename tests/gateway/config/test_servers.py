@@ -8,6 +8,7 @@ import pytest
 
 from gateway.config import ConfigRejected, load_config, merge_for_reload, reload_differences
 from gateway.turns.servers import server_settings
+from hermes_state.redaction import Redactor
 from hermes_state.values import ToolEffect
 
 
@@ -34,6 +35,27 @@ def test_a_server_as_the_agent_takes_it(tmp_path: Path) -> None:
     assert settings.effects == {"read_*": ToolEffect.READ_ONLY, "run": ToolEffect.EXECUTES}
     assert set(loaded.secrets()) == {"sec-ret-1", "harmless"}
     assert "sec-ret-1" not in repr(loaded.config)
+
+
+def test_secrets_in_arguments_addresses_and_routes_are_known(tmp_path: Path) -> None:
+    servers = {
+        "a": {"command": "npx", "args": ["mcp-remote", "--header", "Authorization: Bearer pier-seven-1"]},
+        "b": {"command": "npx", "args": ["-y", "server", "--api-key", "pier-seven-2", "--port", "12345678"]},
+        "c": {"command": "docker", "args": ["run", "-e", "BOATS_TOKEN=pier-seven-3", "--name=harbour-master", "boats"]},
+        "d": {"url": "https://ann:pier-seven-4@mcp.example.org/s/hbr7Qm2xLd9vTz4K/mcp"},
+        "e": {"command": "npx", "env": {"ENDPOINT": "https://mcp.example.org/s/Kbr7Qm2xLd9vTz4K/mcp", "TOOL": "boats"}},
+        "f": {"command": "npx", "args": ["postgresql://ann:pier-seven-5@db.example.org/boats"]},
+        "g": {"command": "npx", "effects": {"rotate_token": "executes"}},
+    }
+    variables = {
+        "HERMES_MODEL__EXTRA_HEADERS": '{"X-Harbour": "Bearer pier-seven-6"}',
+        "HERMES_MODEL__EXTRA_BODY": '{"provider": {"api_key": "pier-seven-7"}}',
+    }
+    secrets = load_config(environ(tmp_path, servers) | variables).secrets()
+    tokens = {f"pier-seven-{number}" for number in range(1, 8)} | {"hbr7Qm2xLd9vTz4K", "Kbr7Qm2xLd9vTz4K"}
+    assert tokens <= set(secrets)
+    shown = " ".join(("npx", "mcp-remote", "12345678", "harbour-master", "executes", "mcp.example.org", "boats"))
+    assert Redactor(secrets)(shown) == shown
 
 
 def test_a_changed_secret_is_a_change_that_a_reload_takes_over(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""Secrets inside configured values: the token after `Bearer`, the password in an address, the value of a cookie.
+
+A server that refuses a token names it without the rest of the header, so each part counts as a secret by itself.
+"""
+
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from functools import lru_cache
+from urllib.parse import parse_qsl, unquote
+
+from hermes_state.redaction.named import is_reference, is_secret_name
+from hermes_state.redaction.patterns import stored
+
+MIN_SECRET_CHARS = 8
+"""Shorter configured values (`ollama`, `none`) are ordinary words; taking them out would shred the text."""
+
+_SCHEME = re.compile(r"(?:[\w-]+\s*:\s*)?([A-Za-z][\w-]*)[\s:]+(\S+)")
+_TAKES_ANY = re.compile(r"bearer|basic|token|bot|oauth|(?:[a-z0-9]+-?)?(?:key|auth|token|bearer)", re.IGNORECASE)
+_PAIR = re.compile(r"""([\w.\[\]-]{1,100})["']?\s*[=:]\s*("[^"]*"|'[^']*'|[^\s;,&"']+)""")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:([^\s/?#@]*)@)?([^\s?#\"'<>]*)(?:\?([^\s#\"'<>]*))?")
+_SHORT_NAME = re.compile(r"(?:.*[_.-])?(?:key|sig|signature|code|sid|session|jwt|sas)|.*session[_-]?id", re.IGNORECASE)
+_RANDOM = re.compile(r"[\w+/=~-]{16,}", re.ASCII)
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+@lru_cache(maxsize=4_000)
+def secret_parts(value: str, *, is_secret: bool = True) -> tuple[str, ...]:
+    """Return the secrets inside a configured value, as they are written and as they are meant.
+
+    `is_secret` is false for values that are not secret as a whole, such as an address or an argument of a program.
+
+    >>> secret_parts("Basic aGFyYm91cjpwaWVyLXNldmVu")
+    ('aGFyYm91cjpwaWVyLXNldmVu', 'harbour:pier-seven', 'pier-seven')
+    """
+    found = [*_in_scheme(value, is_secret=is_secret), *_in_addresses(value)]
+    is_one = is_secret or not any(map(str.isspace, value)) or _PAIR.fullmatch(value) is not None  # and no sentence
+    for name, written in _PAIR.findall(value) if is_one else ():
+        inner = written.strip("\"'")
+        if _names_secret(name) or (is_secret and _is_random(inner)):
+            found += (inner, *_in_basic(inner))
+    if is_secret:
+        found += (run for run in re.findall(r"(?!eyJ)\b[A-Za-z0-9]{16,}", value) if _is_random(run))
+    meant = dict.fromkeys(form for part in found for form in (part, unquote(part)))
+    return tuple(part for part in meant if part != value and _is_worth_it(part))
+
+
+def _is_worth_it(part: str) -> bool:
+    return (
+        len(part) >= MIN_SECRET_CHARS
+        and part.lower() not in stored()["names"]["words"].split()
+        and not is_reference(part)
+    )
+
+
+def _names_secret(name: str) -> bool:
+    return is_secret_name(name) or _SHORT_NAME.fullmatch(name) is not None
+
+
+def _is_random(text: str) -> bool:
+    """Return True for characters that no word and no version number consists of."""
+    digits = sum(map(str.isdigit, text))
+    if not digits or not any(map(str.isalpha, text)):
+        return False
+    is_mixed = _RANDOM.fullmatch(text) is not None and text not in (text.lower(), text.upper())
+    return is_mixed or (text.isalnum() and 5 * digits >= len(text)) or _UUID.fullmatch(text) is not None
+
+
+def _in_scheme(value: str, *, is_secret: bool) -> Iterator[str]:
+    """Yield what follows `Bearer`, `Basic`, `token` or another word for how somebody proves who they are."""
+    match = _SCHEME.fullmatch(value.strip())
+    if match is not None and (_TAKES_ANY.fullmatch(match[1]) or (is_secret and _is_random(match[2]))):
+        yield match[2]
+        yield from _in_basic(match[2])
+
+
+def _in_basic(encoded: str) -> Iterator[str]:
+    try:
+        login = b64decode(encoded, validate=True).decode()
+    except ValueError:
+        return
+    if login.isprintable() and ":" in login:
+        yield login
+        yield from _in_login(login)
+
+
+def _in_login(login: str) -> Iterator[str]:
+    user, _, password = login.partition(":")
+    yield password
+    if _is_random(user) or (len(user) >= 2 * MIN_SECRET_CHARS and any(map(str.isdigit, user))):  # a token, not a name
+        yield user
+
+
+def _in_addresses(value: str) -> Iterator[str]:
+    for login, path, query in _ADDRESS.findall(value):
+        yield from _in_login(login)
+        if ":" in login:
+            yield b64encode(unquote(login).encode()).decode()  # as HTTP clients send it
+        yield from (step for step in path.split("/")[1:] if len(step) >= 2 * MIN_SECRET_CHARS and _is_random(step))
+        yield from (given for name, given in parse_qsl(query) if _names_secret(name) or _is_random(given))
