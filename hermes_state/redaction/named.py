@@ -12,10 +12,31 @@ from hermes_state.redaction.shapes import MARK
 
 # Inside of JSON that is a text in JSON, quotes stand behind backslashes.
 _QUOTE = r"""\\{0,3}["'`]?"""
-_GIVEN = rf"""{_QUOTE}\]?(?:\s{{0,3}}(?:=>|:=|[=!]==?|[:=\uff1a])|(?<=["']),(?=\s?["'])|>(?=[^<\s]{{1,80}}</))"""
-_VALUE = re.compile(
-    r"""\s{0,3}\\{0,3}(?:[bru@]{0,2}(["'])([^"'\r\n]+?)\\{0,3}\1|`([^"'`\s]+)`|((?:[^\s"'`&,;<>()\[\]{}\\]+|\\(?![nrt"'\\]))+))"""
+_BESIDE = rf"""[\s,:]{{1,40}}{_QUOTE}value{_QUOTE}\s{{0,3}}[:=]|\s?\{{[^{{}}]{{0,300}}?\bdefault{_QUOTE}\s{{0,3}}[:=]"""
+_SPACED = r"[ \t]{0,40}\|[ \t]{0,40}(?=\S)|[ \t]{1,40}(?:--(?:body|value)[ =])?(?=[^\s|=:])"
+_GIVEN = (
+    rf"""{_QUOTE}\]?(?:{_BESIDE}|\s{{0,3}}(?:=>|:=|\?=|\+=|<-|[=!]==?|[:=\uff1a](?:[ \t]{{0,3}}[|>][+-]?(?=\s*\n))?)"""
+    rf"""|(?<=["']),(?=\s?["'])|>(?=[^<\s]{{1,80}}</)|{_SPACED})"""
 )
+_VALUE = re.compile(
+    r"""\s{0,3}[ \t]{0,40}\\{0,3}"""
+    r"""(?:[bru@]{0,2}(["'])([^"'\r\n]+?)\\{0,3}\1|`([^"'`\s]+)`|((?:[^\s"'`&,;<>()\[\]{}\\]+|\\(?![nrt"'\\]))+))"""
+)
+# A name behind a label that says it is a secret: `secret: NAME = …`, `"secrets": {"NAME": "…"`.
+_INNER_SET = r"""(?::=|=>|=(?!=)|:(?=[\s"'`]))"""
+_INNER_NAME = r"""\\{0,3}["'`]?([A-Za-z_][\w.-]{0,60})"""
+_INNER = re.compile(
+    rf"""\s{{0,3}}\*{{0,2}}[ \t]{{0,40}}(?:(?:[-{{\[,;]\s{{0,40}}|(?:export|set|env|-e|--env)[ \t]+){_INNER_NAME}"""
+    rf"""\\{{0,3}}["'`]?\s{{0,3}}{_INNER_SET}"""
+    rf"""|(?:set|setx|setenv|ENV)[ \t]+([A-Za-z_]\w{{0,60}})[ \t]"""
+    rf"""|{_INNER_NAME}(?::(?=\s)|\\{{0,3}}["'`]?[ \t]{{1,3}}{_INNER_SET}))(?=.)"""
+)
+# What stands in front of a name that a space separates from its value, as in `setenv NAME value`, `| NAME | value |`.
+_SETS = re.compile(
+    r"(?:(\b(?:setx|setenv|env|set(?:[ \t]--?[\w-]+)*)[ \t]+|(?<![\w-])--)|(\|)[ \t]*|(?<![^\n])[ \t]*)[\w/:.@-]*$",
+    re.IGNORECASE,
+)
+_GAP = re.compile(r"""[\s"'`\\|]*(?:--(?:body|value)[ =]["']?)?""")
 # The word comes first: a search that begins with what is not in front of it takes many times as long.
 _SCHEMES = tuple(
     (word, re.compile(rf"{word}(?<![a-z0-9]{word})\s+([a-z0-9+/_.~=-]{{16,}})"))
@@ -28,18 +49,19 @@ _HEADERS = tuple(
 MAX_HEADER_CHARS = 4_000
 """Characters of a header that are taken out, at most: browsers send no longer cookie."""
 _COOKIE = re.compile(r"[^\s=;]{1,200}=[^\s;]")
-_CURL_USER = re.compile(
-    r"""curl (?:[^\n]|\\\n){0,200}?(?:-u|--user)[ \t=]{1,3}["']?[^\s:"'$]{0,80}:["']?([^\s"'$\[{<][^\s"']{2,200})"""
-)
 _FIRST = re.compile(r"""[^\s"'`]{1,1000}""")
 _SCHEME = re.compile(r"(?:[A-Za-z][A-Za-z-]{1,20}|\S{0,20}HMAC\S{0,20})[ \t]{1,3}(?=\S)")
 _NAME_CHARS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 _MAX_NAME_CHARS = 40
 """Characters in front of a name's last word that may tell what it names."""
+_MAX_LISTED = 100
+"""Names behind one label that are looked at."""
 _LONG_VALUE_CHARS = 12
 _MIN_VALUE_CHARS = 6
 _MIN_ASSIGNED_CHARS = 3
-_SETTER = re.compile(r"""(?:define|env|default|header|set|append)\(\s?["'][\w.-]{1,40}$""", re.IGNORECASE)
+_SETTER = re.compile(
+    r"""(?:define|env|default|header|set|append|variable|item|var|put)\(\s?["'][\w.-]{1,40}$""", re.IGNORECASE
+)
 _PUBLIC_KEYS = ("PUBLIC_KEY", "PRIMARY_KEY", "FOREIGN_KEY", "CACHE_KEY", "SORT_KEY", "PARTITION_KEY", "IDEMPOTENCY_KEY")
 _RANDOM = re.compile(r"(?=\D{0,80}\d)(?=[^A-Za-z]{0,80}[A-Za-z])[\w+/=.~-]{16,}")
 
@@ -50,6 +72,16 @@ def _ends() -> tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...]:
     names = stored()["names"]
     fronts = dict.fromkeys(names["ends"], ()) | {word: tuple(behind) for word, behind in names["behind"].items()}
     return tuple((word, re.compile(word + _GIVEN), front) for word, front in fronts.items())
+
+
+@cache
+def _commands() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple((word, re.compile(shape, re.IGNORECASE)) for word, shape in stored()["commands"].items())
+
+
+@cache
+def _others_behind() -> frozenset[str]:
+    return frozenset(stored()["names"]["others_behind"].split())
 
 
 @cache
@@ -84,9 +116,9 @@ def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span
     `lower` is `text` in lower case, of the same length; `words` are those of `words_in`.
     """
     yield from _headers(text, lower, words)
-    if "curl" in words:
-        users = _CURL_USER.finditer(text)
-        yield from (user.span(1) for user in users if user[1].lower() not in _words() and MARK not in user[1])
+    for word, command in _commands():
+        found = command.finditer(text) if word in words else ()
+        yield from (match.span(1) for match in found if match[1].lower() not in _words() and MARK not in match[1])
     for word, scheme in _SCHEMES:
         if word in words:
             yield from (match.span(1) for match in scheme.finditer(lower))
@@ -98,12 +130,38 @@ def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span
         looked = end
         name = text[max(0, start - _MAX_NAME_CHARS) : start + len(word)]
         is_secret = _is_front(name[: -len(word)].lower(), fronts)
+        if is_secret and (inner := list(_labelled(text, name, end))):
+            yield from inner
+            looked = inner[-1][1]
+            continue
         value = _VALUE.match(text, end) if is_secret or (word == "key" and _is_environment_key(name)) else None
         if value is None:
             continue
-        looked, span = value.end(), value.span(value.lastindex or 0)
+        span = value.span(value.lastindex or 0)
         if (_is_secret if is_secret else _is_random)(text, name, text[start + len(word) : span[0]], span):
+            looked = value.end()
             yield span
+
+
+def _labelled(text: str, label: str, start: int) -> Iterator[Span]:
+    """Values of the names behind a label, such as `secret: NAME = …` or `"secrets": {"NAME": "…", …}`."""
+    if text[start - 1] not in ":{" and text[start : start + 3].strip()[:1] not in ("{", "["):
+        return
+    indents: set[str] = set()
+    for _ in range(_MAX_LISTED):
+        if (inner := _INNER.match(text, start)) is None:
+            return
+        name, lead = inner[inner.lastindex or 0], text[start : inner.start(inner.lastindex or 0)]
+        value, is_list = _VALUE.match(text, inner.end()), "\n" in lead or lead.strip() != ""
+        indents |= {lead.rpartition("\n")[2]} if "\n" in lead else set()
+        if value is None or len(indents) > 1 or (not name.isupper() and name.lower() in _others_behind()):
+            return
+        span = value.span(value.lastindex or 0)
+        if not text[slice(*span)].isdigit() and _is_secret(text, label, ":", span):
+            yield span
+        if not is_list:
+            return
+        start = value.end()
 
 
 def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
@@ -113,7 +171,11 @@ def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
         return False
     if ("==" in given or "!=" in given) and given[-1] not in "\"'":  # a comparison with something else
         return False
-    if "," in given and _SETTER.search(name) is None:
+    whole = name[len(name.rstrip(_NAME_CHARS)) :]
+    if given.strip().strip("\"'`\\ ") == "," and not whole.startswith("--") and _SETTER.search(name) is None:
+        return False
+    has_digit = any(map(str.isdigit, value))
+    if value.endswith(":") or (_GAP.fullmatch(given) is not None and not (has_digit and _is_set(name, given))):
         return False
     if behind == "(" or (value.startswith("/") and name.lower().endswith("pwd")):  # a call, the working directory
         return False
@@ -121,7 +183,6 @@ def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
         return False
     if len(value) >= _MIN_VALUE_CHARS and _looks_secret(value):
         return True
-    whole = name[len(name.rstrip(_NAME_CHARS)) :]
     before = name[: -len(whole)][-1:]
     is_assigned = given == "=" or (given.strip(" \"'") == "=" and whole.isupper() and not before.strip())
     if not is_assigned or value.lower() in whole.lower():
@@ -131,6 +192,14 @@ def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
     if before in ("?", "&") or behind == "&":
         return True
     return len(value) >= _MIN_ASSIGNED_CHARS and not behind.strip().strip("\"'`;|\\")
+
+
+def _is_set(name: str, given: str) -> bool:
+    """Return True where a space between name and value tells what a name is set to."""
+    found = _SETS.search(name)
+    if found is None or ("|" in given) != (found[2] is not None):
+        return False
+    return bool(found[1] or found[2] or "\t" in given or "  " in given)  # else columns
 
 
 def _is_random(text: str, name: str, given: str, span: Span) -> bool:

@@ -26,7 +26,14 @@ def _words(*, is_ascii: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
     names, speech = stored()["names"], stored()["speech"]
     found: dict[str, list[str]] = {}
     for word in dict.fromkeys(
-        (*names["others"], *names["ends"], *names["behind"], *speech["nouns"], *speech["numbers"])
+        (
+            *names["others"],
+            *stored()["commands"],
+            *names["ends"],
+            *names["behind"],
+            *speech["nouns"],
+            *speech["numbers"],
+        )
     ):
         found.setdefault(next((stem for stem in names["stems"] if stem in word), word), []).append(word)
     return tuple((stem, tuple(words)) for stem, words in found.items() if stem.isascii() or not is_ascii)

@@ -358,6 +358,44 @@ def test_a_card_needs_an_issuer_a_check_digit_and_a_sign_that_it_is_one() -> Non
     assert [redact(text) for text in kept] == list(kept)
 
 
+OUTSIDE = [json.loads(line) for line in (FIXTURES.parent / "outside" / "secrets.jsonl").read_text("utf-8").splitlines()]
+"""Texts with a secret between « and », each with the issue or the documentation that its form is from."""
+
+
+@pytest.mark.parametrize("case", OUTSIDE, ids=lambda case: case["source"])
+def test_secrets_in_logs_settings_and_commands_of_others_are_taken_out(case: dict[str, str]) -> None:
+    assert leaks(case["text"]) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "secret: HARBOUR = «pier-seven-7»",
+        "Password: DB_PASS = «tr0ub4dor»",
+        "password: DB_PASSWORD_2 = «tr0ub4dor»",
+        "Secret: A := «pier-seven-7»",
+        "secret: A: «pier-seven-7»",
+        "token: export HARBOUR=«pier-seven-7»",
+        "secret: set HARBOUR «pier-seven-7»",
+        "token: -e HARBOUR=«pier-seven-7»",
+        "`secret`: `NAME` = `«abcd1234»`",
+        "**Secret:** NAME = «abcd1234»",
+        'secret: "NAME = «abcd1234»"',
+        '"secrets": {"HARBOUR": "«pier-seven-7»", "PIER": "«pier-eight-8»"}',
+        '{\\"secrets\\": {\\"HARBOUR\\": \\"«pier-seven-7»\\"}}',
+        "credentials: { A: '«pier-seven-7»', B: '«pier-eight-8»' }",
+        'secrets = {\n  A = "«pier-seven-7»"\n  B = "«pier-eight-8»"\n}',
+        "secret:\n  HARBOUR: «pier-seven-7»\n  PIER: «pier-eight-8»\nhost: db-12345678",
+        "secret:\r\n  HARBOUR: «pier-seven-7»\r\n  PIER: «pier-eight-8»",
+        "secrets:\n  - HARBOUR=«pier-seven-7»\n  - PIER=«pier-eight-8»",
+    ],
+)
+def test_a_name_behind_a_label_is_not_taken_for_the_value(text: str) -> None:
+    assert leaks(text) == []
+    shown = redact(re.sub("[«»]", "", text))
+    assert shown == re.sub("«.*?»", MARK, text).replace("DB_PASSWORD_2", MARK)
+
+
 # Beginnings of everything that is looked for, none of which goes on as it would have to.
 NEAR_MISSES = (
     *(
@@ -408,6 +446,20 @@ NEAR_MISSES = (
         "a" * 43 + "=",
         "_live_",
         "_key_a",
+    ),
+    *(
+        "secret: a = ",
+        "secrets:\n  - a=",
+        'secrets: {"a": ',
+        "| token | ",
+        "set token ",
+        "--token ",
+        "token {",
+        'token", "value": ',
+        "token: |\n",
+        "requirepass ",
+        "docker login -p ",
+        "echo a | docker login ",
     ),
     *("dp.ab.a.", "A3-ABCDEF-", "xoxb", "AKIA", "Q~", "-us1", ".atlasv1.", "_aB1", "pat-", "bearer ", "Basic a"),
 )
