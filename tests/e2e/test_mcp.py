@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.agent.tools.test_mcp_servers import LINES
 from tests.e2e.protocols import prompt_of
 from tests.e2e.world import World
 from tests.sandboxes import all_gone, processes_with
@@ -206,6 +207,48 @@ async def test_servers_come_go_and_change_with_a_reload(world: World) -> None:
     assert await all_gone(str(world.home))
     await world.say("/mcp", chat_id=1)
     assert await world.replies(1, chat_id=1, match="There are no MCP servers")
+
+
+BAD_LISTS = """
+begin(tools={}, resources={}, prompts={})
+asked = hear()
+say(id=asked["id"], result={"tools": [
+    {"name": "look", "inputSchema": {"type": "object"}},
+    {"name": "book", "inputSchema": {"type": "string", "properties": {"required": ["boat"], "days": {"type": "int"}}}},
+    {"name": "sail", "inputSchema": None},
+    None,
+]})
+for error in ({"code": -32601, "message": "Method not found"}, "no prompts here"):
+    asked = hear()
+    say(id=asked["id"], error=error)
+while True:
+    asked = hear()
+    say(id=asked["id"], result={"content": [{"type": "text", "text": f"{asked['params']['name']} is done"}]})
+"""
+
+
+@pytest.mark.each_protocol
+async def test_lists_and_tools_that_are_wrong_cost_nothing_else_of_the_server(world: World) -> None:
+    odd = {"command": sys.executable, "args": ["-c", LINES + BAD_LISTS, str(world.home)], **READS}
+    await start(world, odd=odd)
+    assert "look is done" in await call(world, "odd__look")
+    assert "book is done" in await call(world, "odd__book", word="book")
+    await world.say("/mcp", chat_id=1)
+    [listed] = await world.replies(1, chat_id=1, match="odd")
+    assert "connected since" in listed
+    assert "resources/list failed: Method not found" in listed
+    assert "prompts/list failed: the answer is none that the protocol knows" in listed
+    assert "odd__sail" in listed
+
+
+async def test_a_program_that_dies_is_known_by_its_last_words(world: World) -> None:
+    words = "raise SystemExit('no key harbour-secret-1 for port 7')"
+    odd = {"command": sys.executable, "args": ["-c", words], "env": {"HARBOUR_KEY": "harbour-secret-1"}}
+    await world.gateway.start(HERMES_MCP__SERVERS=json.dumps({"odd": odd}))
+    await world.gateway.wait_for_log("mcp.server_failed")
+    await world.say("/mcp", chat_id=1)
+    [listed] = await world.replies(1, chat_id=1, match="odd")
+    assert "the program ended with exit code 1: no key [redacted] for port 7" in listed
 
 
 async def test_a_server_that_cannot_start_holds_nothing_up(world: World) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import importlib
 import random
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
@@ -19,7 +20,7 @@ from agent.tools.mcp.results import ImageStore
 from agent.tools.mcp.schemas import MAX_NAME, clean_text, tool_names
 from agent.tools.mcp.settings import RemoteTool, ServerCatalog, ServerSettings, ServerState, ServerStatus
 from agent.tools.registry import Tool, ToolContext, ToolOutput
-from hermes_state.aio import Backoff, cancel_all
+from hermes_state.aio import Backoff, cancel_all, wait_until
 from hermes_state.errors import HermesError, ToolError
 from hermes_state.imports import defer
 from hermes_state.values import Clock, Millis
@@ -33,6 +34,8 @@ MISSING_SDK: Final = (
 RETRIES: Final = Backoff(1.0, 300.0)
 STABLE_SECONDS: Final = 60.0
 """Seconds after which a connection counts as a good one: its end is followed by a short pause again."""
+RELIST_FAILED_SECONDS: Final = 300.0
+"""Seconds after which a list that could not be read is asked for again."""
 _RELIST_SECONDS = 1.0
 """Least time between two looks at a server's lists, in seconds."""
 
@@ -53,6 +56,8 @@ class ServerHandle:
         self._connection: Any = None  # `Connection`, whose module brings the SDK
         self._catalog = ServerCatalog()
         self.tools: Mapping[str, Tool] = {}
+        self._hints: dict[str, set[bool]] = {}
+        """All that the server has said about whether a tool only reads."""
         self._state, self._since = ServerState.STARTING, clock.now()
         self._error: str | None = None
         self._next_try_at: Millis | None = None
@@ -81,8 +86,9 @@ class ServerHandle:
         sdk, changed = await asyncio.to_thread(_load_sdk), asyncio.Event()
         async with sdk.connected(self.settings, changed) as connection:
             try:
-                self._take(await connection.catalog())
-                self._connection = connection
+                self._take(catalog := await connection.tools())
+                self._connection = connection  # tools come before what may hang
+                self._catalog = await connection.with_names(catalog)
                 self._move(ServerState.CONNECTED, self._error)
                 log.info("mcp.server_connected", server=self.settings.name, tools=len(self.tools))
                 watch = asyncio.create_task(self._follow(connection, changed))
@@ -96,10 +102,10 @@ class ServerHandle:
     async def _follow(self, connection: Any, changed: asyncio.Event) -> None:
         """Look at the server's lists again whenever it says that they have changed."""
         while True:
-            await changed.wait()
+            await wait_until(changed, RELIST_FAILED_SECONDS if self._catalog.faults else None)
             changed.clear()
             try:
-                self._take(await connection.catalog())
+                self._take(await connection.with_names(await connection.tools()))
             except Exception as error:  # noqa: BLE001 - lists as they were, and a connection that works, are better than none
                 log.warning("mcp.list_failed", server=self.settings.name, error=self._redact(_reason(error)))
             else:
@@ -112,13 +118,23 @@ class ServerHandle:
         self._error, self._next_try_at = error, next_try_at
 
     def _take(self, catalog: ServerCatalog) -> None:
-        offered = {tool.name: tool for tool in catalog.tools if self.settings.offers(tool.name)}
+        tools = catalog.tools
+        if any(fault.startswith("tools/") for fault in catalog.faults):  # what was there before is still there
+            tools = tuple({tool.name: tool for tool in (*self._catalog.tools, *tools)}.values())
+            catalog = replace(catalog, tools=tools)
+        offered = {}
+        for tool in tools:
+            hints = self._hints.setdefault(tool.name, set())
+            hints.add(tool.claims_to_read)
+            if self.settings.offers(tool.name):
+                offered[tool.name] = replace(tool, claims_to_read=hints == {True})
         names = tool_names(self.settings.name, offered)
         self.tools = {names[name]: self._tool(names[name], tool) for name, tool in sorted(offered.items())}
         self._catalog = catalog
 
     def _tool(self, name: str, remote: RemoteTool) -> Tool:
-        server = self.settings.name
+        server, has_changed = self.settings.name, len(self._hints[remote.name]) > 1
+        shape = f"{name} (its hint has changed)" if has_changed and self.settings.trusts_hints else name
 
         def shown(arguments: Mapping[str, Any]) -> str:
             return f"{inline(remote.name)} of the MCP server {inline(server)}, with\n{json_block(arguments)}"
@@ -131,7 +147,7 @@ class ServerHandle:
             run=partial(self.call, remote.name),
             why_unavailable=lambda: None if self._connection is not None else self._why_down(),
             timeout_seconds=self.settings.seconds + 5,
-            shape=lambda arguments: name,
+            shape=lambda arguments: shape,
             shown=shown,
             source=server,
         )
@@ -162,6 +178,7 @@ class ServerHandle:
             tools={name: tool.effect for name, tool in self.tools.items()},
             resources=self._catalog.resources,
             prompts=self._catalog.prompts,
+            faults=tuple(map(self._redact, self._catalog.faults)),
             error=self._error,
             next_try_at=self._next_try_at,
         )

@@ -60,6 +60,8 @@ class ServerCatalog:
     tools: tuple[RemoteTool, ...] = ()
     resources: tuple[str, ...] = ()
     prompts: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
+    """Sentences about lists, or parts of lists, that could not be read."""
 
 
 class ServerState(StrEnum):
@@ -79,6 +81,8 @@ class ServerStatus:
     """Effects of its tools, by the names that the agent calls."""
     resources: tuple[str, ...]
     prompts: tuple[str, ...]
+    faults: tuple[str, ...]
+    """Sentences about lists that could not be read."""
     error: str | None
     """Last failure."""
     next_try_at: Millis | None

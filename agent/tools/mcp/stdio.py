@@ -4,7 +4,9 @@ One JSON message a line goes in and out; what a server writes to standard error 
 """
 
 import asyncio
+import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -32,11 +34,14 @@ Writing: TypeAlias = MemoryObjectSendStream[SessionMessage]
 
 END_SECONDS: Final = 2.0
 """Time that a server has to end once its input has, and again after SIGTERM, in seconds."""
+LAST_WORDS_SECONDS: Final = 0.5
+"""Longest wait for the rest of standard error of a server that has ended, in seconds."""
 MAX_LOGGED: Final = 60
 """Lines of standard error that are logged in a minute."""
 _LOGGED_WEIGHT: Final = 4_000
 _KEPT_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _PIECE_BYTES = 1 << 16
+_ANSWER = re.compile(rb'"(?:result|error)"\s*:')
 
 _GUARD: Final = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
@@ -48,26 +53,43 @@ _GUARD: Final = (
 @asynccontextmanager
 async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> AsyncIterator[tuple[Reading, Writing]]:
     """A running server's messages, and where to write to it. `ended` is set when it says nothing more."""
-    process = await _start(settings)
+    process, errors = await _start(settings), _ErrorLog(settings.name)
     to_us, reading = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     writing, to_server = anyio.create_memory_object_stream[SessionMessage](0)
+    has_ended = False
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(_read(process, to_us, settings.name, ended)),
                 group.create_task(_write(process, to_server)),
-                group.create_task(_log_errors(process, settings.name)),
+                written := group.create_task(errors.read(process)),
             ]
             try:
                 yield reading, writing
             finally:
+                has_ended = ended.is_set()
                 try:
+                    if has_ended:
+                        await asyncio.wait({written}, timeout=LAST_WORDS_SECONDS)
                     await _end(process)
                 finally:
                     await cancel_all(tasks)
+    except Exception as error:
+        if not has_ended:
+            raise
+        raise ToolError(_how_ended(process, errors)) from error
     finally:
         for stream in (to_us, reading, writing, to_server):
             stream.close()
+    if has_ended:
+        raise ToolError(_how_ended(process, errors))
+
+
+def _how_ended(process: Process, errors: "_ErrorLog") -> str:
+    code = process.returncode or 0
+    how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+    words = f": {errors.last}" if errors.last else ", and wrote nothing to standard error"
+    return f"the program ended with {how}{words}"
 
 
 async def _start(settings: ServerSettings) -> Process:
@@ -126,7 +148,7 @@ async def _read(
     try:
         while data := await process.stdout.read(_PIECE_BYTES):
             for line, is_whole in lines.feed(data):
-                message = _parsed(line) if is_whole else _too_large(line)
+                message = _parsed(line) if is_whole else _error_for(line, TOO_LARGE)
                 if message is not None:
                     await to_us.send(SessionMessage(message))
                     continue
@@ -144,15 +166,24 @@ async def _read(
 
 
 def _parsed(line: bytes) -> JSONRPCMessage | None:
+    """The message of a line; one that is none, but answers a request, becomes an error of that request alone."""
     with suppress(ValueError, RecursionError):
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
-    return None
+    if _ANSWER.search(line) is None:
+        return None
+    with suppress(ValueError, RecursionError):  # this parser takes deeper values, half characters and other bytes
+        message = json.loads(line.decode("utf-8", "replace"))
+        if isinstance(message, dict) and isinstance(message.get("result"), dict) and not message.get("error"):
+            return jsonrpc_message_adapter.validate_python(
+                {"jsonrpc": "2.0", "id": message.get("id"), "result": message["result"]}
+            )
+    return _error_for(line, "the answer is none that the protocol knows")
 
 
-def _too_large(line: bytes) -> JSONRPCError | None:
+def _error_for(line: bytes, reason: str) -> JSONRPCError | None:
     """The error in place of an answer that was given up."""
     number = find_id(line)
-    error = ErrorData(code=INTERNAL_ERROR, message=TOO_LARGE)
+    error = ErrorData(code=INTERNAL_ERROR, message=reason)
     return JSONRPCError(jsonrpc="2.0", id=number, error=error) if number is not None else None
 
 
@@ -164,14 +195,24 @@ async def _write(process: Process, to_server: MemoryObjectReceiveStream[SessionM
             await process.stdin.drain()
 
 
-async def _log_errors(process: Process, name: str) -> None:
-    """Log what the server writes to standard error, line by line; of floods only the beginning of each minute."""
-    assert process.stderr is not None
-    lines, began, count = LineReader(_LOGGED_WEIGHT), 0.0, 0
-    while data := await process.stderr.read(_PIECE_BYTES):
-        for line, _ in lines.feed(data):
-            if time.monotonic() > began + 60:
-                began, count = time.monotonic(), 0
-            count += 1
-            if count <= MAX_LOGGED and line.strip():
-                log.info("mcp.server_wrote", server=name, line=line.decode(errors="replace").rstrip())
+class _ErrorLog:
+    """Logs what the server writes to standard error, line by line; of floods only the beginning of each minute."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.last = ""
+        """Last line that is not empty."""
+
+    async def read(self, process: Process) -> None:
+        assert process.stderr is not None
+        lines, began, count, data = LineReader(_LOGGED_WEIGHT), 0.0, 0, b"\n"
+        while data:
+            data = await process.stderr.read(_PIECE_BYTES)
+            for line, _ in lines.feed(data or b"\n"):
+                if time.monotonic() > began + 60:
+                    began, count = time.monotonic(), 0
+                count += 1
+                words = line.decode(errors="replace").rstrip()
+                self.last = words or self.last
+                if count <= MAX_LOGGED and words:
+                    log.info("mcp.server_wrote", server=self._name, line=words)

@@ -32,6 +32,7 @@ def _lines(status: ServerStatus, now: Millis, zone: tzinfo | None) -> Iterator[s
         if names:
             more = ", …" if len(names) > MAX_NAMES else ""
             yield f"  - {counted(len(names), what)}: {', '.join(map(inline, names[:MAX_NAMES]))}{more}"
+    yield from (f"  - {inline(fault)}" for fault in status.faults)
     if status.error is not None and status.state is ServerState.CONNECTED:
         yield f"  - last error: {inline(status.error)}"
 

@@ -87,6 +87,50 @@ async def test_a_server_that_ends_at_once_is_tried_again(tmp_path: Path) -> None
         assert registry.why_missing("other__look") is None
 
 
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("import no_such_module", "exit code 1: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("sys.exit(3)", "exit code 3, and wrote nothing to standard error"),
+        ("hear(); sys.exit('no database at db:5432')", "exit code 1: no database at db:5432"),
+        ("begin(tools={}); tools('look'); sys.exit('the harbour is gone\\n\\n')", "exit code 1: the harbour is gone"),
+        ("sys.stderr.write('port 7 is taken'); sys.exit(4)", "exit code 4: port 7 is taken"),
+        ("os.kill(os.getpid(), 11)", "signal 11, and wrote nothing"),
+    ],
+)
+async def test_a_program_that_ends_is_known_by_its_last_words(tmp_path: Path, script: str, words: str) -> None:
+    async with serving(tmp_path, script) as registry:
+        status = await becomes(registry, ServerState.DOWN)
+    assert status.error is not None
+    assert words in status.error
+    assert "Connection closed" not in status.error
+
+
+async def test_a_hint_that_changes_asks_again(tmp_path: Path) -> None:
+    script = """
+begin(tools={"listChanged": True})
+for reads in (True, False, True):
+    tools("look", annotations={"readOnlyHint": reads})
+    asked = hear()
+    say(id=asked["id"], result={"content": [{"type": "text", "text": "fine"}]})
+    say(method="notifications/tools/list_changed")
+hear()
+"""
+    async with serving(tmp_path, script, trusts_hints=True) as registry:
+        await becomes(registry, ServerState.CONNECTED)
+        found, shapes = [registry.by_name["odd__look"].effect], []
+        for _ in range(2):
+            before = registry.by_name["odd__look"]
+            shapes.append(before.shape({}))  # type: ignore[misc]  # it has one
+            await ask(registry, "look")
+            async with asyncio.timeout(20):
+                while registry.by_name["odd__look"] is before:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            found.append(registry.by_name["odd__look"].effect)
+        assert found == [ToolEffect.READ_ONLY, ToolEffect.WRITES, ToolEffect.WRITES]
+        assert len(set(shapes)) == 2, "what was allowed for good before the change is not allowed after it"
+
+
 async def test_a_line_without_an_end_takes_no_memory_and_is_told(tmp_path: Path) -> None:
     script = """
 begin(tools={})
@@ -234,9 +278,9 @@ hear()
 """
     async with serving(tmp_path, script, seconds=1) as registry:
         await becomes(registry, ServerState.CONNECTED)
-        for _ in range(3):
-            with pytest.raises(ToolError):
-                await ask(registry, "look")
+        with pytest.raises(ToolError, match="none that the protocol knows"):
+            await ask(registry, "look")
+        assert [await ask(registry, "look") for _ in range(2)] == ["text", '{"type": "hologram"}']
         with pytest.raises(ToolError, match="out of order"):
             await ask(registry, "look")
 

@@ -1,0 +1,66 @@
+"""Bad answers of MCP servers, as issues and specifications have them: at most that answer is lost, never the server."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.tools.mcp.settings import ServerState
+from hermes_state.errors import ToolError
+from tests.agent.tools.test_mcp_servers import LINES, ask, becomes, serving
+
+ANSWERS = [
+    json.loads(line)
+    for line in (Path(__file__).parents[2] / "fixtures" / "outside" / "mcp_answers.jsonl").read_text().splitlines()
+]
+GOOD = {
+    "initialize": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {"tools": {}, "resources": {}, "prompts": {}},
+        "serverInfo": {"name": "odd", "version": "1"},
+    },
+    "tools/list": {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in ("look", "book")]},
+    "resources/list": {"resources": [{"name": "a", "uri": "a:b"}]},
+    "prompts/list": {"prompts": [{"name": "greet"}]},
+    "tools/call": {"content": [{"type": "text", "text": "fine"}]},
+}
+SERVER = """
+good, bad = json.loads(sys.argv[2]), json.loads(sys.argv[3])
+asked_bad = 0
+while True:
+    asked = hear()
+    if asked["method"] == bad["method"] and asked_bad < 1:
+        asked_bad += 1
+        print(bad["reply"].replace("@ID@", str(asked["id"])), flush=True)
+    elif asked["method"] in good:
+        say(id=asked["id"], result=good[asked["method"]])
+    else:
+        say(id=asked["id"], error={"code": -32601, "message": "Method not found"})
+"""
+
+
+def settings_of(folder: Path, answer: dict[str, Any]) -> dict[str, Any]:
+    return {"args": ("-c", LINES + SERVER, str(folder), json.dumps(GOOD), json.dumps(answer))}
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: f"{answer['method']} {answer['source']}")
+async def test_a_bad_answer_costs_no_more_than_itself(tmp_path: Path, answer: dict[str, Any]) -> None:
+    async with serving(tmp_path, SERVER, seconds=5, **settings_of(tmp_path, answer)) as registry:
+        status = await becomes(registry, ServerState.CONNECTED)
+        if answer["method"] == "tools/call":
+            await _call(registry, answer)
+        else:
+            assert set(status.tools) == {f"odd__{name}" for name in answer["tools"]}
+            assert [fault.partition("/")[0] for fault in status.faults] == [answer["fault"]] * bool(answer["fault"])
+        if answer.get("tools") != []:
+            assert await ask(registry, "look") == "fine"
+        assert registry.statuses()[0].state is ServerState.CONNECTED
+
+
+async def _call(registry: Any, answer: dict[str, Any]) -> None:
+    if answer["text"] == "ToolError":
+        with pytest.raises(ToolError):
+            await ask(registry, "look")
+    else:
+        assert answer["text"] in str(await ask(registry, "look"))
