@@ -49,7 +49,10 @@ def read_yaml(path: Path) -> YamlFile:
     text = _read_text(path)
     if text is None:
         return YamlFile(path=path)
-    loader = yaml.SafeLoader(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.YAMLError as error:  # a character that YAML does not have
+        raise ConfigError(f"{path}: not valid YAML: {_problem(error)}") from error
     try:
         node = loader.get_single_node()
         if node is None or node.tag == "tag:yaml.org,2002:null":

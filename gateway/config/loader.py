@@ -63,6 +63,8 @@ CUSTOMARY: Mapping[str, KeyPath] = {
 NO_SETTINGS = frozenset({"HERMES_HOME", "HERMES_EVENT_LOOP"})
 """Variables of ours that work in the environment only."""
 
+NOTHING_SERVED = "nothing is served: set telegram.token or discord.token, or local.enabled to true"
+
 _Sources: TypeAlias = Sequence[tuple[str, Mapping[str, str]]]
 """Places with variables, the first wins: the words that tell people where a value came from, and the values."""
 
@@ -114,9 +116,12 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     unknown = [line for _, line in _unknown_keys(file, file.values)]
     if config is None or unknown:
         raise ConfigRejected([*unknown, *problems], warnings)
+    try:
+        config.model_dump_json()
+    except ValueError as error:  # half a character, as bytes in a variable that are no text are read
+        raise ConfigError("a variable or a key has characters that are no text; write it again in UTF-8") from error
     if not (config.telegram.token or config.discord.token or config.local.enabled):
-        nothing_served = "nothing is served: set telegram.token or discord.token, or local.enabled to true"
-        warnings = (*warnings, nothing_served)
+        warnings = (*warnings, NOTHING_SERVED)
     return LoadedConfig(
         config=config,
         home=state.home,

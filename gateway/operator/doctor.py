@@ -11,7 +11,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,6 +35,7 @@ from gateway.assembly import open_attachments
 from gateway.cluster.membership import node_info, refuse_early
 from gateway.config import ConfigRejected, LoadedConfig, find_store_url, load_config
 from gateway.config.files import StateDirectory, find_user_home, locate_home
+from gateway.config.loader import NOTHING_SERVED
 from gateway.config.settings import Config
 from gateway.models.auxiliary import all_routes, route_for
 from gateway.models.call_settings import left_out
@@ -61,6 +62,11 @@ MIN_DISK_BYTES = 100_000_000
 
 STOP_MARGIN_SECONDS = 40
 """Time that stopping may take after the drain, in seconds: a preview in flight, the last answers, goodbyes, closing."""
+
+UNSEEN_SETTINGS = (
+    "The running gateway has settings that this command cannot see, such as credentials of its unit (LoadCredential). "
+    "The checks of tokens, model and access below are about this environment only."
+)
 
 UNITS = ("hermes-gateway.service", "hermes-gateway@.service")
 UNIT_DIRECTORIES = (Path("/etc/systemd/system"), Path("/lib/systemd/system"), Path("/usr/lib/systemd/system"))
@@ -103,9 +109,12 @@ def run_checks(environ: Mapping[str, str], *, is_online: bool) -> Iterator[Check
     places = sorted({source for source in loaded.sources.values() if source != "default"})
     where = f"Settings from {', '.join(places)}." if places else "Nothing is configured; defaults are in use."
     yield fine("config", where)
-    yield from _warnings(loaded.warnings)
-    yield from _home(loaded.home)
     state = list(_state(loaded, environ))
+    is_served = any(result.check == "platforms" for result in state)
+    if is_served and NOTHING_SERVED in loaded.warnings:
+        yield skipped("environment", UNSEEN_SETTINGS)
+    yield from _warnings([text for text in loaded.warnings if text != NOTHING_SERVED or not is_served])
+    yield from _home(loaded.home)
     yield from state
     for check in (_access, _models, _settings, _extras, _servers, _costs, _files, _attachments):
         yield from check(loaded)
@@ -305,6 +314,12 @@ def check_context(config: Config, limits: Limits, source: SizeSource, *, engine:
         return fine("context", text)
     text += " That is half of it or more: use a model with a larger window, or set model.context_length if it has one."
     return warning("context", text)
+
+
+def check_platforms(names: Iterable[str]) -> Iterator[CheckResult]:
+    """Name the platforms that the running daemon serves, whatever the environment of `doctor` knows of them."""
+    if served := ", ".join(names):
+        yield fine("platforms", f"The running gateway serves {served}.")
 
 
 def check_terminal(config: Config) -> Iterator[CheckResult]:

@@ -26,6 +26,7 @@ from gateway.operator.doctor import (
     check_context,
     check_database,
     check_index,
+    check_platforms,
     check_schedules,
     check_servers,
     check_terminal,
@@ -160,6 +161,7 @@ class OperatorHandler:
             window_check,
             *circuits,
             *terminal,
+            *check_platforms(self.adapters.health()),
             *check_servers(self.runtime.config, self.servers.statuses()),
             *check_schedules(await self.store.read(schedules.load_stranded)),
         ]

@@ -6,9 +6,10 @@ that made it. obstore, which speaks to it, is an extra: this is imported only wh
 
 import errno
 import os
+import re
 import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,11 @@ _TRIMMED_AFTER: Final = 16
 """Part of the cache, as its divisor, that may be new before all of it is looked at once more."""
 
 _CLIENT: Final = {"connect_timeout": "5s", "timeout": "120s"}
+_CLIENT_OPTIONS: Final = (
+    *("allow_http", "allow_invalid_certificates", "connect_timeout", "http1_only", "http2_only", "pool_idle_timeout"),
+    *("pool_max_idle_per_host", "proxy_ca_certificate", "proxy_excludes", "proxy_url", "timeout", "user_agent"),
+)
+"""Options of the HTTP client, which obstore does not find among those of the object store."""
 _RETRIES: Final[Any] = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 _PARTS_AT_ONCE: Final = 2
 """Parts of a large file, of 5 MB each, that are sent side by side, and held in memory."""
@@ -114,17 +120,33 @@ def open_bucket(url: str, options: Mapping[str, str], cache: Path, max_cache_byt
     Raises `ConfigError` where address, options or keys cannot be used, `StoreUnavailable` where the object store
     cannot be reached or written now.
     """
-    client: Any = _CLIENT | {"allow_http": any(value.startswith("http://") for value in options.values())}
-    config: Any = dict(options)
-    try:
-        store = from_url(url, config=config, client_options=client, retry_config=_RETRIES)
-    except (BaseError, ValueError) as error:
-        raise ConfigError(f"attachments: {url} cannot be used with these options: {reason(error)}") from None
-    bucket = AttachmentBucket(store, cache, max_cache_bytes)
-    try:
-        is_object_store = bucket.check()
-    except (BaseError, FileNotFoundError) as error:
-        raise start_error(url, error) from None
+    names = {name: re.sub(r"^(?:aws|azure|google)_", "", name.lower()) for name in options}
+    of_client = {names[name]: value for name, value in options.items() if names[name] in _CLIENT_OPTIONS}
+    is_plain = any(value.startswith("http://") for value in options.values())
+    client: Any = _CLIENT | {"allow_http": is_plain} | of_client
+    config: Any = {name: value for name, value in options.items() if names[name] not in _CLIENT_OPTIONS}
+    refused = f"attachments: {url} cannot be used with these options"
+    with _without_panics(refused):
+        try:
+            store = from_url(url, config=config, client_options=client, retry_config=_RETRIES)
+        except (BaseError, ValueError) as error:
+            raise ConfigError(f"{refused}: {reason(error)}") from None
+        bucket = AttachmentBucket(store, cache, max_cache_bytes)
+        try:
+            is_object_store = bucket.check()
+        except (BaseError, FileNotFoundError) as error:
+            raise start_error(url, error) from None
     if not is_object_store:
         raise ConfigError(f"attachments.url: what is written to {url} is not what is read there: check the endpoint")
     return bucket
+
+
+@contextmanager
+def _without_panics(refused: str) -> Iterator[None]:
+    """Raise `ConfigError` for an option that makes obstore panic: its panics are no `Exception`."""
+    try:
+        yield
+    except BaseException as error:  # its class cannot be imported
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(f"{refused}: one is unknown or has no valid value ({reason(error)})") from None

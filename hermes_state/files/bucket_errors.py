@@ -59,6 +59,10 @@ def start_error(url: str, error: Exception) -> HermesError:
         )
     if "ETag" in said:
         return ConfigError(f"attachments.url: the endpoint of attachments.options is no object store: {reason(error)}")
+    if "builder error" in said:
+        return ConfigError(
+            f"attachments.options: the endpoint or the proxy is no address that can be asked: {reason(error)}"
+        )
     if _is_passing(error, code):
         return StoreUnavailable(f"the attachments cannot be written to {url}: {reason(error)}")
     if isinstance(error, PermissionDeniedError | UnauthenticatedError) or code in _KEYS:
@@ -69,7 +73,7 @@ def start_error(url: str, error: Exception) -> HermesError:
     return ConfigError(f"attachments.url: {url} cannot be written: {reason(error)}")
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """The first sentence of obstore's words and the server's code, without what servers say, and signatures."""
     first = re.split(r"[\n<]", str(error))[0]
     return redact(re.sub(r"\?\S+", "", first)).strip(" :") + _in_brackets(_code_of(error))
@@ -84,7 +88,7 @@ def _is_passing(error: Exception, code: str) -> bool:
     return status[1] in ("408", "409", "429") or (status[1] >= "500" and status[1] != "501")
 
 
-def _code_of(error: Exception) -> str:
+def _code_of(error: BaseException) -> str:
     """The code that the server has given; empty where it has given none."""
     found = _CODE.search(str(error))
     return "" if found is None else found[1] or found[2]

@@ -40,6 +40,23 @@ async def test_a_stop_lets_the_running_turn_finish(executed: World) -> None:
     assert executed.query("SELECT state, restarts FROM turns") == [("finished", 0)]
 
 
+async def test_doctor_without_the_credentials_of_the_unit_does_not_say_that_nothing_is_served(world: World) -> None:
+    credentials = world.home.parent / "credentials"
+    credentials.mkdir()
+    (credentials / "telegram.token").write_text(world.gateway.environ.pop("HERMES_TELEGRAM__TOKEN"))
+    await world.gateway.start(CREDENTIALS_DIRECTORY=str(credentials))
+    await world.converse("hello")
+    del world.gateway.environ["CREDENTIALS_DIRECTORY"]  # the shell of an operator has none
+    code, said = await world.command_line("doctor")
+    assert code == 0, said
+    assert "The daemon is running and answers." in said
+    assert "The running gateway serves telegram." in said
+    assert "settings that this command cannot see" in said
+    assert "set telegram.token" not in said
+    await world.gateway.stop()
+    assert "nothing is served: set telegram.token" in (await world.command_line("doctor"))[1]
+
+
 async def test_what_arrives_during_the_drain_is_answered_after_the_next_start(world: World) -> None:
     await world.gateway.start()
     await world.script(match="slow", text="here you are", delay=3)

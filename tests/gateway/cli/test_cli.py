@@ -148,6 +148,63 @@ def test_attachments_that_cannot_be_written_are_one_sentence_before_anything_is_
     assert not home.exists()
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"allow_http": "maybe"}, "maybe"),
+        ({"aws_allow_http": "maybe"}, "maybe"),
+        ({"timeout": "soon"}, "soon"),
+        ({"proxy_url": "::bad"}, "builder error"),
+        ({"no_such_option": "x"}, "no_such_option"),
+        ({"endpoint": "not an address"}, "one is unknown or has no valid value"),
+        ({"endpoint": ""}, "one is unknown or has no valid value"),
+        ({"endpoint": "ftp://127.0.0.1"}, "no address that can be asked"),
+        ({"token": "two\nlines"}, "one is unknown or has no valid value"),
+    ],
+    ids=str,
+)
+def test_an_option_of_the_object_store_that_cannot_work_exits_78(
+    environ: dict[str, str], home: Path, options: dict[str, str], words: str
+) -> None:
+    keys = {"endpoint": "http://127.0.0.1:9", "access_key_id": "a", "secret_access_key": "b", "region": "c"}
+    environ |= {"HERMES_ATTACHMENTS__URL": "s3://boats"}
+    done = spawned({**environ, "HERMES_ATTACHMENTS__OPTIONS": json.dumps(keys | options)}, "run")
+    assert done.returncode == 78
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("hermes-gateway: configuration: attachments")
+    assert words in last
+    assert not home.exists()
+
+
+def test_options_of_the_http_client_are_taken(environ: dict[str, str]) -> None:
+    with object_store() as store:
+        options = {**store.options, "allow_http": "true", "aws_timeout": "20s"}
+        environ |= {"HERMES_ATTACHMENTS__URL": store.url, "HERMES_ATTACHMENTS__OPTIONS": json.dumps(options)}
+        done = spawned(environ, "doctor")
+    assert "ok  attachments" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "variables"),
+    [
+        (b"model:\0 x", {}),
+        (b"", {"HERMES_MODEL__NAME": "m\udcff"}),
+        (b"", {"HERMES_MCP__SERVERS": '{"a": {"command": "x\\ud800"}}'}),
+        (b'model: {name: "m\\ud800"}', {}),
+    ],
+    ids=["a NUL", "bytes that are no text", "half a character in JSON", "half a character in YAML"],
+)
+def test_characters_that_are_no_text_exit_78(
+    environ: dict[str, str], home: Path, file: bytes, variables: dict[str, str]
+) -> None:
+    home.mkdir()
+    (home / "config.yaml").write_bytes(file)
+    done = spawned({**environ, **variables}, "run")
+    assert done.returncode == 78
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("hermes-gateway: configuration: ")
+
+
 def test_run_refuses_a_foreign_state_directory_and_touches_nothing(environ: dict[str, str], home: Path) -> None:
     home.mkdir()
     with sqlite3.connect(home / "state.db") as db:
