@@ -16,6 +16,11 @@ MAX_CONNECTIONS_OF_ADDRESS = 64
 IDLE_SECONDS = 15.0
 """Seconds in which the headers of a request have to arrive, and after which a connection between two is closed."""
 
+BODY_SECONDS = 30.0
+"""Seconds after which the body of a request must have grown, again and again until it is whole."""
+MIN_BODY_RATE = 10_000
+"""Bytes a second by which it must grow: less is nobody's connection, and would hold ours for hours."""
+
 BACKLOG = 128
 """Connections that may wait to be accepted."""
 
@@ -23,12 +28,14 @@ _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: cl
 
 
 @asynccontextmanager
-async def http_server(app: web.Application, host: str, port: int, *, stop_seconds: float) -> AsyncIterator[int]:
+async def http_server(
+    app: web.Application, host: str, port: int, *, stop_seconds: float, body_seconds: float = BODY_SECONDS
+) -> AsyncIterator[int]:
     """Serve `app` within the block; yields the port, which the system chooses where 0 is given.
 
     Raises `OSError` on entering when the port cannot be had. Requests under way get `stop_seconds` to end.
     """
-    limiter = _ConnectionLimiter()
+    limiter = _ConnectionLimiter(body_seconds)
     app.middlewares.insert(0, limiter.hold)
     app.on_response_prepare.append(_drop_server_header)
     runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=stop_seconds)
@@ -51,9 +58,10 @@ async def http_server(app: web.Application, host: str, port: int, *, stop_second
 
 
 class _ConnectionLimiter:
-    """Bound on the number of a server's connections."""
+    """Bounds on a server's connections: their number, and the time that a request's body takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, body_seconds: float) -> None:
+        self._body_seconds = body_seconds
         self._busy: set[asyncio.BaseTransport | None] = set()
 
     @web.middleware
@@ -63,10 +71,24 @@ class _ConnectionLimiter:
         """Hold on to the connection of a request while it is being answered."""
         transport = request.transport
         self._busy.add(transport)
+        watch = asyncio.create_task(self._watch_body(request)) if not request.content.is_eof() else None
         try:
             return await handler(request)
         finally:
             self._busy.discard(transport)
+            if watch is not None:
+                watch.cancel()
+
+    async def _watch_body(self, request: web.Request) -> None:
+        """End the connection of a body that does not arrive: whoever reads it sees that the other side went away."""
+        received = 0
+        while not request.content.is_eof():
+            await asyncio.sleep(self._body_seconds)
+            before, received = received, request.content.total_bytes
+            if received - before < self._body_seconds * MIN_BODY_RATE and not request.content.is_eof():
+                if request.transport is not None:
+                    request.transport.abort()
+                return
 
     def admits(self, transport: asyncio.BaseTransport, manager: web.Server) -> bool:
         """Tell whether a new connection may stay; where there are too many, the oldest idle one makes room for it."""

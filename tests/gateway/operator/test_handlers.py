@@ -59,7 +59,7 @@ async def test_status_and_doctor_tell_which_models_are_left_alone(store: Store, 
     async with serving(store, tmp_path) as gateway:
         ask = operator(gateway).handlers()
         assert (await ask["status"]({}))["routes"] == [{"model": "scripted", "route": "scripted"}]
-        checks = ["database", "cluster", "context"] if IS_POSTGRES else ["database", "search", "context"]
+        checks = ["database", "cluster" if IS_POSTGRES else "search", "context", "platforms"]
         assert [finding.check for finding in await ask["doctor"]({})] == checks
         for _ in range(3):
             gateway.live.models.configured.client.breaker.failed(AuthRejected("x"))
