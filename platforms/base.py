@@ -34,6 +34,8 @@ class Capabilities:
     """Largest file that the platform takes from us, in bytes; 0: none."""
     preview_seconds: float | None = None
     """Seconds for which a preview without a placeholder is visible unless shown again; None: for good."""
+    finds_previews: bool = False
+    """True where `show` finds the placeholder of a turn by its number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,8 @@ class Preview:
     """Placeholder that an earlier preview made, None the first time."""
     reply_to: str | None = None
     """Message that a placeholder answers: it becomes the final, and an edit cannot make it a reply any more."""
+    since: Millis | None = None
+    """Set: show nothing, and look for the placeholder of this turn, which was made after this time and never noted."""
 
 
 class AdapterState(StrEnum):
@@ -212,7 +216,7 @@ class PlatformAdapter(Protocol):
         """
 
     async def show(self, preview: Preview) -> str | None:
-        """Show or update a preview; returns the placeholder's id where the platform has one.
+        """Show or update a preview; returns the placeholder's id where the platform has one, or has found one.
 
         Raises what `send` raises; a lost preview is no harm.
         """

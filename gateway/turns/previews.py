@@ -17,7 +17,7 @@ from hermes_state.aio import cancel_all, make_way, own_cancellation, wait_until
 from hermes_state.errors import PlatformError, StateError
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnClaim
-from hermes_state.values import Clock
+from hermes_state.values import Clock, Millis
 from platforms.base import PlatformAdapter, Preview
 
 log = structlog.get_logger()
@@ -30,6 +30,10 @@ REQUEST_SECONDS = 10.0
 
 TYPING_OVERLAP_SECONDS = 1.0
 """Seconds before the end of a typing signal at which it is renewed."""
+
+FIND_SECONDS = 30.0
+FIND_PAUSE_SECONDS = 0.5
+"""Longest search for the placeholder that a killed process left, and the pause between two tries, in seconds."""
 
 PREVIEW_OVERLAP_SECONDS = 5.0
 """Seconds before the end of a fading preview at which it is renewed: room for a pause and a slow request."""
@@ -159,7 +163,10 @@ class LivePreview(TurnPreview):
 
     def open(self, ref: str | None = None) -> None:
         self.ref = ref or self.ref
-        super().open()
+        if self._is_lost:
+            self.begin()
+        else:
+            super().open()
 
     def move(self, turn: RunningTurn) -> None:
         """Go on for whoever has taken the turn up; what is the placeholder is stored for them, too."""
@@ -176,7 +183,31 @@ class LivePreview(TurnPreview):
         with contextlib.suppress(StateError):  # a stale copy beside the answer is better than no answer
             await self._save()
 
+    @property
+    def _is_lost(self) -> bool:
+        """True while there may be a placeholder that the process was killed before it could note."""
+        return self.ref is None and self._turn.restarts > 0 and self._adapter.capabilities.finds_previews
+
+    async def _find(self) -> None:
+        """Look for that placeholder, whose place the answer takes; the platform may still be connecting."""
+        until = time.monotonic() + FIND_SECONDS
+        while time.monotonic() < until:
+            try:
+                with own_cancellation():
+                    async with asyncio.timeout(REQUEST_SECONDS), self._gate.passing():
+                        with self._flood.obeyed():
+                            self.ref = await self._adapter.show(self._preview("", self._turn.started_at))
+                return await self._save()
+            except (PlatformError, StateError, TimeoutError) as error:
+                log.debug("preview.not_found", error=type(error).__name__)
+            except Exception:  # as below
+                log.exception("preview.crashed")
+                return
+            await asyncio.sleep(FIND_PAUSE_SECONDS)
+
     async def _run(self) -> None:
+        if self._is_lost:
+            await self._find()
         while True:
             await make_way()
             if self._closed.is_set():
@@ -224,18 +255,21 @@ class LivePreview(TurnPreview):
         return True
 
     async def _show_text(self, text: str) -> None:
-        preview = Preview(
+        self.ref = await self._adapter.show(self._preview(text)) or self.ref
+        self._shown = text
+        self._shown_at = time.monotonic()
+        await self._save()
+
+    def _preview(self, text: str, since: Millis | None = None) -> Preview:
+        return Preview(
             chat=self._turn.chat,
             is_shared=self._turn.chat_kind.is_shared,
             number=self._turn.id,
             text=text,
             ref=self.ref,
             reply_to=self._turn.question_ref if self._turn.chat_kind.is_shared else None,
+            since=since,
         )
-        self.ref = await self._adapter.show(preview) or self.ref
-        self._shown = text
-        self._shown_at = time.monotonic()
-        await self._save()
 
     async def _save(self) -> None:
         """Store which message is the placeholder, unless that is known."""

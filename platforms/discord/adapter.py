@@ -52,6 +52,7 @@ class DiscordAdapter:
         has_buttons=True,
         typing_seconds=10.0,
         has_files=True,
+        finds_previews=True,
         max_file_bytes=10 << 20,  # servers that were boosted take more, of which nobody tells a direct chat
     )
 

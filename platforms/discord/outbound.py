@@ -72,8 +72,10 @@ class DiscordSender:
         """Send a sentence of the adapter's own."""
         return await self._post(channel_ref, {"content": text}, key)
 
-    async def show(self, preview: Preview) -> str:
+    async def show(self, preview: Preview) -> str | None:
         """Show the growing answer: its end once it is longer than a message."""
+        if preview.since is not None:
+            return await self._find_earlier(preview.chat.chat_ref, f"preview:{preview.number}:", preview.since)
         parts = await asyncio.to_thread(render, preview.text, LIMIT - 2)
         text = parts[0].text if len(parts) == 1 else f"…\n{parts[-1].text}"
         payload: dict[str, object] = {"content": text}
@@ -103,7 +105,7 @@ class DiscordSender:
                 # It was deleted, is another bot's, or stands in a thread that only a new message opens again. Where
                 # nothing can be written at all, the new message says so.
                 log.info("discord.placeholder_gone", reason=str(error))
-        if request.is_repeat and (found := await self._find_earlier(request, str(payload["content"]))):
+        if request.is_repeat and (found := await self._find_repeated(request, str(payload["content"]))):
             return found
         if request.file is not None:
             return await self._post(channel_ref, payload, request.key, request.file)
@@ -164,33 +166,39 @@ class DiscordSender:
     async def _edit(self, channel_ref: str, message_ref: str, payload: Mapping[str, object]) -> str:
         return _id_of(await self._request(_message_route("PATCH", channel_ref, message_ref), payload))
 
-    async def _find_earlier(self, request: SendRequest, text: str) -> str | None:
+    async def _find_repeated(self, request: SendRequest, text: str) -> str | None:
         """The message of an earlier attempt, where Discord may have forgotten the nonce."""
         first_tried_at = request.first_tried_at
         if first_tried_at is None:
             return None
         if request.ticket is None and 0 <= self.clock.now() - first_tried_at <= NONCE_MS:
             return None  # the nonce answers the question
-        after = snowflake_at(Millis(min(first_tried_at, self.clock.now()) - SKEW_MS))
-        nonce = self._nonce(request.chat.chat_ref, request.key)
+        return await self._find_earlier(request.chat.chat_ref, request.key, first_tried_at, text)
+
+    async def _find_earlier(self, channel_ref: str, key: str, since: Millis, text: str | None = None) -> str | None:
+        """The message that was sent with this key, or this text, since then."""
+        if self.client.user is None:
+            raise PlatformUnavailable("not connected to Discord")
+        after = snowflake_at(Millis(min(since, self.clock.now()) - SKEW_MS))
+        nonce = self._nonce(channel_ref, key)
         for _ in range(MAX_PAGES):
             try:
                 with rest_errors(is_read=True):
                     async with asyncio.timeout(self.request_seconds):
-                        rows = await self.client.http.logs_from(int(request.chat.chat_ref), PAGE, after=after)
+                        rows = await self.client.http.logs_from(int(channel_ref), PAGE, after=after)
             except ChatUnreachable as error:
                 # The right to write is not the right to read the history, and losing an answer is worse than two.
                 log.info("discord.history_unreadable", reason=str(error))
                 return None
             for row in sorted(rows, key=lambda row: int(row["id"])):
-                if self._is_earlier(dict(row), request.key, text, nonce):
+                if self._is_earlier(dict(row), key, text, nonce):
                     return str(row["id"])
             if len(rows) < PAGE:
                 break
             after = max(int(row["id"]) for row in rows)
         return None
 
-    def _is_earlier(self, row: Mapping[str, object], key: str, text: str, nonce: str) -> bool:
+    def _is_earlier(self, row: Mapping[str, object], key: str, text: str | None, nonce: str) -> bool:
         author = row.get("author")
         user = self.client.user
         ours = (str(user.id if user is not None else None), str(self.client.application_id))
@@ -198,7 +206,8 @@ class DiscordSender:
             return False
         if self._delivered.get(str(row["id"]), key) != key:
             return False
-        return row.get("nonce") == nonce or str(row.get("content", "")).strip() == text.strip()
+        is_same = text is not None and str(row.get("content", "")).strip() == text.strip()
+        return is_same or row.get("nonce") == nonce
 
     def _nonce(self, channel_ref: str, key: str) -> str:
         """24 characters that depend on the key, the channel and the database; Discord takes 25."""

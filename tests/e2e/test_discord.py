@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.e2e.world import World
 from tests.hermes_state.helpers import locked_by_another_process
 
@@ -63,6 +65,25 @@ async def test_messages_around_a_kill_are_answered_once_each_in_order(discord_wo
     replies = await sent(world, 3)
     assert [number for reply in replies for number in range(3) if f"number-{number}" in reply] == list(range(3))
     assert world.query("SELECT count(*), count(DISTINCT turn_id) FROM messages WHERE role = 'user'") == [(3, 3)]
+
+
+@pytest.mark.parametrize("nonce_seconds", [180, 0], ids=["the nonce is known", "the nonce is forgotten"])
+async def test_a_kill_between_a_preview_and_its_id_leaves_no_half_answer(
+    discord_world: World, nonce_seconds: int
+) -> None:
+    world = discord_world
+    await world.dc.post("config", {"nonce_seconds": nonce_seconds})
+    await ready(world)
+    await world.script(match="tell me", text="The first half of it, and the rest.", pause_after=2, times=1)
+    await world.dc.post("faults", {"name": "POST /channels/.*/messages", "kind": "reset_after", "times": 1})
+    said = await say(world, "tell me")
+    await sent(world, 1)  # and the answer to that request never arrived
+    await world.gateway.kill()
+    await world.script(match="tell me", text="All of it.")
+    await ready(world)
+    assert await world.dc.get("sent", action="send|edit", match="All of it", wait=30, count=1)
+    shown = await world.dc.get("messages", channel_id=said["channel_id"])
+    assert [row["content"] for row in shown if row["author"]["id"] != str(ALICE)] == ["All of it."]
 
 
 async def test_replaying_messages_and_commands_starts_nothing(discord_world: World) -> None:
