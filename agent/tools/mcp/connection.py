@@ -37,6 +37,7 @@ NAMES_SECONDS: Final = 5.0
 """Longest wait for a page of resources or prompts, whose names are shown to admins and nothing else, in seconds."""
 _MAX_ERROR = 2_000
 _MAX_FAULT = 200
+_UNKNOWN = "the answer is none that the protocol knows"
 _ASSUMED_VERSION = "2025-03-26"
 """Version of the protocol that is meant where none, or none that is known, is named."""
 _BLOCK: Final[TypeAdapter[Any]] = TypeAdapter(types.ContentBlock)
@@ -64,16 +65,12 @@ class Connection:
 
     async def with_names(self, catalog: ServerCatalog) -> ServerCatalog:
         """The same with the resources and prompts that the server says that it has."""
-        has, session, faults = self._capabilities, self._session, catalog.faults
-        resources: tuple[str, ...] = ()
-        prompts: tuple[str, ...] = ()
-        if has.resources is not None:
-            resources, more = await self._list(session.list_resources, "resources", MAX_LISTED, _uri, NAMES_SECONDS)
-            faults += more
-        if has.prompts is not None:
-            prompts, more = await self._list(session.list_prompts, "prompts", MAX_LISTED, _name, NAMES_SECONDS)
-            faults += more
-        return ServerCatalog(tools=catalog.tools, resources=resources, prompts=prompts, faults=faults)
+        session, names, faults = self._session, {}, catalog.faults
+        for field, ask, kept in (("resources", session.list_resources, _uri), ("prompts", session.list_prompts, _name)):
+            if getattr(self._capabilities, field) is not None:
+                names[field], more = await self._list(ask, field, MAX_LISTED, kept, NAMES_SECONDS)
+                faults += more
+        return ServerCatalog(tools=catalog.tools, **names, faults=faults)
 
     @property
     def _capabilities(self) -> types.ServerCapabilities:
@@ -100,11 +97,8 @@ class Connection:
             except (MCPError, ValidationError, TimeoutError) as error:
                 if isinstance(error, MCPError) and _is_end(error):
                     raise
-                reason = f"no answer within {seconds:g} seconds"
-                if not isinstance(error, TimeoutError):
-                    reason = (
-                        error.message if isinstance(error, MCPError) else "the answer is none that the protocol knows"
-                    )
+                late = f"no answer within {seconds:g} seconds"
+                reason = late if isinstance(error, TimeoutError) else getattr(error, "message", _UNKNOWN)
                 return tuple(found), (f"{field}/list failed: {clean_text(reason, _MAX_FAULT)}",)
             listed, before, cursor = getattr(page, field), cursor, page.next_cursor
             found += map(kept, listed[: most - len(found)])
@@ -120,7 +114,7 @@ class Connection:
                 types.CallToolRequest(params=params), types.CallToolResult, self._settings.seconds
             )
         except ValidationError as error:
-            raise ToolError("the answer of the server is none that the protocol knows") from error
+            raise ToolError(_UNKNOWN) from error
         except MCPError as error:
             raise ToolError(self._explained(error)) from error
         content = [block.model_dump(by_alias=True, mode="json", exclude_none=True) for block in result.content]
