@@ -14,7 +14,8 @@ from tests.crash.daemon import run_daemon
 from tests.crash.kills import Kill
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.world import TOKEN, environ_of, remove_token_locks
-from tests.fakes import fake_llm, fake_telegram, labkit
+from tests.fakes import fake_discord, fake_llm, fake_telegram, labkit
+from tests.fakes.discord_state import ALICE
 from tests.processes import ForkedProcess
 
 WAIT_SECONDS = 60.0
@@ -55,6 +56,8 @@ class World:
         self._holds: list[asyncio.StreamWriter] = []
         self._are_holds_released = False
         self.hold_count = 0
+        self.discord_channel = ""
+        """Channel on Discord that a scenario is about."""
         self.model_texts: list[str] = []
         """The bodies of all model requests."""
 
@@ -64,6 +67,14 @@ class World:
         self._llm_app = fake_llm.make_app()
         self.llm = labkit.Control(await self._serve("llm", self._llm_app), session)
         self.telegram = labkit.Control(await self._serve("telegram", fake_telegram.make_app(token=TOKEN)), session)
+        if self._changes.pop("CRASH_DISCORD", None) is not None:
+            self.discord = labkit.Control(await self._serve("discord", fake_discord.make_app()), session)
+            self._changes |= {
+                "HERMES_ACCESS__ALLOW": f"telegram:42,discord:{ALICE}",
+                "HERMES_DISCORD__TOKEN": "lab-discord-token",
+                "HERMES_DISCORD__API_URL": self.discord.url,
+                "HERMES_DISCORD__GATEWAY_URL": self.discord.url.replace("http", "ws", 1) + "/gateway",
+            }
         holds = await asyncio.start_server(self._on_hold, "127.0.0.1", 0)
         self._stack.push_async_callback(self._close_holds, holds)
         self._environ = self._make_environ(holds.sockets[0].getsockname()[1])
@@ -94,7 +105,7 @@ class World:
     async def _serve(self, service: str, app: web.Application) -> str:
         @web.middleware
         async def observed(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if request.path.startswith("/_ctl/"):
+            if request.path.startswith(("/_ctl/", "/gateway")):  # which lasts as long as the process
                 return await handler(request)
             try:
                 return await self._observe(service, request, handler)

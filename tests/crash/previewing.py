@@ -1,0 +1,71 @@
+"""An answer grows in a direct chat of Discord; wherever that is killed, it stands there once, and no half of it.
+
+Only Discord notes the id of the message in which an answer grows: whoever is killed before the id is stored finds the
+message again by its nonce.
+"""
+
+from contextlib import closing
+
+from tests.crash.invariants import file_problems, opened, undecided_rows
+from tests.crash.world import World
+from tests.fakes.discord_state import ALICE
+
+HELLO = "Hello, the harbour is open."
+ANSWER = "The Anna lies at pier seven, behind the Eva, and sails at noon with the tide."
+ENVIRON = {"CRASH_DISCORD": "1"}
+
+
+async def play(world: World) -> None:
+    """Run the scenario to its end, kills included. Raises `Stuck`."""
+    grows = {"chunk_chars": 8, "chunk_delay": 0.1}
+    rules = [{"match": "where is she", "text": ANSWER, **grows}, {"match": "hello", "text": HELLO}]
+    await world.llm.post("script", [{**rule, "times": -1} for rule in rules])
+    world.start()
+    while not await _is_greeted(world):  # a channel that the gateway has never seen has no history for it
+        continue
+    await _say(world, "where is she")
+
+    async def is_answered() -> bool:
+        return ANSWER in await _visible(world)
+
+    await world.until(f"{ANSWER!r} is on screen", is_answered)
+    await world.end()
+
+
+async def _is_greeted(world: World) -> bool:
+    kill_count = world.kill_count
+
+    async def is_connected() -> bool:
+        return "discord commands" in world.requests  # of this life, after its session has begun
+
+    async def is_over() -> bool:
+        return HELLO in await _visible(world) or world.kill_count != kill_count
+
+    await world.until("Discord is connected", is_connected)
+    await _say(world, "hello")
+    await world.until(f"{HELLO!r} is on screen", is_over)
+    return HELLO in await _visible(world)
+
+
+async def _say(world: World, text: str) -> None:
+    said = await world.discord.post("message", {"user_id": ALICE, "dm_user_id": ALICE, "content": text})
+    world.discord_channel = said["channel_id"]
+
+
+async def _visible(world: World) -> list[str]:
+    rows = await world.discord.get("messages", channel_id=world.discord_channel)
+    return [row["content"] for row in rows if row["author"]["id"] != str(ALICE)]
+
+
+async def problems_of(world: World) -> list[str]:
+    """Everything that is not as promised, one sentence each."""
+    with closing(opened(world.home / "state.db")) as db:
+        found = [*undecided_rows(db), *file_problems(db)]
+    shown = [text for text in await _visible(world) if HELLO not in text]
+    return found if shown == [ANSWER] else [*found, f"the bot's messages are {shown}"]
+
+
+async def untouched_problems_of(world: World) -> list[str]:
+    """What must hold beside that when nothing was killed."""
+    edits = await world.discord.get("sent", action="edit")
+    return [] if edits else ["no preview was shown"]
