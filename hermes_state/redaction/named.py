@@ -174,6 +174,8 @@ def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
     whole = name[len(name.rstrip(_NAME_CHARS)) :]
     if given.strip().strip("\"'`\\ ") == "," and not whole.startswith("--") and _SETTER.search(name) is None:
         return False
+    if given.rstrip(" \t").endswith("\n") and behind.strip("\r\n"):
+        return False  # a line of code below `if token:`
     has_digit = any(map(str.isdigit, value))
     if value.endswith(":") or (_GAP.fullmatch(given) is not None and not (has_digit and _is_set(name, given))):
         return False
