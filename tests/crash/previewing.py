@@ -4,7 +4,8 @@ Only Discord notes the id of the message in which an answer grows: whoever is ki
 message again by its nonce.
 """
 
-from contextlib import closing
+import asyncio
+from contextlib import closing, suppress
 
 from tests.crash.invariants import file_problems, opened, undecided_rows
 from tests.crash.world import World
@@ -12,6 +13,7 @@ from tests.fakes.discord_state import ALICE
 
 HELLO = "Hello, the harbour is open."
 ANSWER = "The Anna lies at pier seven, behind the Eva, and sails at noon with the tide."
+PATIENCE_SECONDS = 5.0
 ENVIRON = {"CRASH_DISCORD": "1"}
 
 
@@ -21,8 +23,7 @@ async def play(world: World) -> None:
     rules = [{"match": "where is she", "text": ANSWER, **grows}, {"match": "hello", "text": HELLO}]
     await world.llm.post("script", [{**rule, "times": -1} for rule in rules])
     world.start()
-    while not await _is_greeted(world):  # a channel that the gateway has never seen has no history for it
-        continue
+    await _greet(world)
     await _say(world, "where is she")
 
     async def is_answered() -> bool:
@@ -32,19 +33,23 @@ async def play(world: World) -> None:
     await world.end()
 
 
-async def _is_greeted(world: World) -> bool:
-    kill_count = world.kill_count
+async def _greet(world: World) -> None:
+    """Say hello until that is answered: a channel that the gateway has never seen has no history for it."""
 
     async def is_connected() -> bool:
-        return "discord commands" in world.requests  # of this life, after its session has begun
+        return "discord commands" in world.requests or world.kill_count > 0
 
-    async def is_over() -> bool:
-        return HELLO in await _visible(world) or world.kill_count != kill_count
+    async def is_greeted() -> bool:
+        return HELLO in await _visible(world)
 
     await world.until("Discord is connected", is_connected)
-    await _say(world, "hello")
-    await world.until(f"{HELLO!r} is on screen", is_over)
-    return HELLO in await _visible(world)
+    is_said = False
+    while not (is_said and await is_greeted()):
+        await _say(world, "hello")
+        is_said = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await world.until(f"{HELLO!r} is on screen", is_greeted)
 
 
 async def _say(world: World, text: str) -> None:
