@@ -61,6 +61,8 @@ class MemoryWriter:
     clock: Clock
     is_on: Callable[[str, ChatKey], bool] = lambda name, chat: True
     """Tells if everybody in a chat may use the tool of a name; nothing is noted by itself where not."""
+    is_shared_on: bool = True
+    """True where notes are also written by themselves in shared chats, of what anybody there has said."""
 
     async def flush(self, job: CompressionJob) -> None:
         """Let the conversation's model, or the one for this task, note what it should. What fails is logged."""
@@ -71,6 +73,8 @@ class MemoryWriter:
         if not self.is_on(MEMORY, job.conversation.chat):
             return
         has_person = has_parts(job.conversation.chat, job.conversation.chat_kind)
+        if has_person and not self.is_shared_on:
+            return
         # Whoever wrote last: it is their turn in which the conversation is compressed.
         person = (UserRef(newest.sender_ref or ""), newest.sender_name or "") if has_person else None
         try:

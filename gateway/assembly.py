@@ -142,8 +142,9 @@ def make_agent(
     notes, memory = files.notes, loaded.config.memory
     keeping = [todo_tool(clock), *([memory_tool(notes)] if notes is not None else [])]
     writer = None
-    if notes is not None and memory.flush:
-        writer = MemoryWriter(notes=notes, redact=redactor, clock=clock, is_on=files.is_on)
+    if notes is not None and memory.flush is not False:
+        is_shared = memory.flush is True
+        writer = MemoryWriter(notes=notes, redact=redactor, clock=clock, is_on=files.is_on, is_shared_on=is_shared)
     tools, zone = loaded.config.tools, _zone(loaded.config)
     own = (context_tool(), *keeping, skill_tool(files.skills), delegate_tool())
     registry = ToolRegistry((*recall_tools(), *own, *extra_tools), tool_source)

@@ -40,7 +40,7 @@ COMMANDS = (
     Command("history [n]", READ, conversations.history, "what was said, as it was said"),
     Command("compress [topic]", CHANGE, compression.compress, _COMPRESS, moderated="undo"),
     Command("rules [drop id]", CHANGE, conversations.rules, _RULES, moderated="drop.*"),
-    Command("memory [add|remove]", CHANGE, memory.memory, _MEMORY, moderated=r"(add|remove)\b.*"),
+    Command("memory [add|remove]", CHANGE, memory.memory, _MEMORY, moderated=r"(add|remove|me\s+add)\b.*"),
     Command("todo [clear]", CHANGE, transaction(todo.todo), "what the agent has to do here", moderated="clear"),
     Command(
         "schedule [list|add|pause|resume|remove|run]",

@@ -110,8 +110,9 @@ class MemoryConfig(BaseConfig):
 
     enabled: bool = True
     """Offer the tool `memory`, and show the notes to the model when a conversation begins."""
-    flush: bool = True
-    """Before a compression, let a model note what must be known beyond it: one more call, by `auxiliary.flush`."""
+    flush: bool | None = setting(None, default_text="on in direct chats")
+    """Before a compression, let a model note what must be known beyond it: one more call, by `auxiliary.flush`. In
+    chats of several people only if it is set to `true`: there the notes are of what anybody has said."""
     memory_size: int = setting(2_200, ge=200, le=50_000, unit="characters")
     """Longest `MEMORY.md`, of facts about the work."""
     user_size: int = setting(1_400, ge=200, le=50_000, unit="characters")

@@ -234,15 +234,20 @@ async def test_people_see_and_change_what_is_noted(world: World) -> None:
     assert notes_of(world, "MEMORY.md").strip() == ""
 
 
-async def test_in_a_group_the_notes_about_the_work_are_for_moderators(world: World) -> None:
+async def test_in_a_group_notes_are_added_by_moderators_and_everybody_removes_those_about_themselves(
+    world: World,
+) -> None:
     await world.gateway.start(HERMES_ACCESS__MODERATORS="telegram:43")
-    for person, line in ((42, "add a fact"), (42, "me add I like tea"), (43, "add a fact")):
+    for person, line in ((42, "add a fact"), (43, "me add I like tea"), (43, "add a fact")):
         text = f"/memory@lab_gateway_bot {line}"
         await world.tg.post("message", {"chat_id": -100200, "chat_type": "supergroup", "text": text, "user_id": person})
     assert await world.replies(1, chat_id=-100200, match="Others share this conversation: /memory")
     assert await world.replies(1, chat_id=-100200, match="USER.md: 1 entry")
     assert await world.replies(1, chat_id=-100200, match="MEMORY.md: 1 entry")
-    assert "(telegram:42)\n- I like tea" in notes_of(world, "USER.md")
+    assert "(telegram:43)\n- I like tea" in notes_of(world, "USER.md")
+    body = {"chat_id": -100200, "chat_type": "supergroup", "user_id": 42, "text": "/memory@lab_gateway_bot me remove I"}
+    await world.tg.post("message", body)
+    assert await world.replies(1, chat_id=-100200, match="No entry|has no|is not|nothing")
 
 
 @pytest.mark.each_protocol
@@ -309,3 +314,19 @@ async def test_people_see_the_list_of_what_is_to_be_done_and_empty_it(world: Wor
     assert unclear.startswith("Write /todo")
     assert "was emptied by a person" in conversation_of((await world.asked(1))[-1])
     assert not await world.violations()
+
+
+@pytest.mark.parametrize("flush", [None, "true"])
+async def test_in_a_group_nothing_is_noted_before_a_compression_unless_that_is_set(
+    world: World, flush: str | None
+) -> None:
+    del world.gateway.environ["HERMES_MEMORY__FLUSH"]
+    await world.gateway.start(**({} if flush is None else {"HERMES_MEMORY__FLUSH": flush}))
+    await world.script(match=ASKING, tool_calls=NOTES[2:], text="")
+    for number, words in enumerate(TALK, start=1):
+        body = {"chat_id": -100200, "chat_type": "supergroup", "user_id": 42, "text": f"@lab_gateway_bot {words}"}
+        await world.tg.post("message", body)
+        assert len(await world.replies(number, chat_id=-100200)) == number
+    await world.tg.post("message", {**body, "user_id": 1, "text": "/compress@lab_gateway_bot"})
+    assert await world.replies(1, chat_id=-100200, match="Compressed")
+    assert notes_of(world, "MEMORY.md") == ("" if flush is None else "- the harbour project\n")
