@@ -85,12 +85,25 @@ def question_about(one: ReadyCall) -> ApprovalRequest:
     )
 
 
-_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_NOT_PLAIN = re.compile(
+    "[^\x00-\x7f\u00ae-\u024f\u0400-\u0482\u048a-\u052f\u3041-\u3096\u30a1-\u30ff\u4e00-\u9fff\uac00-\ud7a3]"
+)
+"""Any character but ASCII and the letters that are common beside it, all of which show."""
 _HIDDEN = frozenset({"Cf", "Zl", "Zp", "Co", "Cn"})
 """Categories of characters that format, or mean nothing; white space is seen as such."""
 _JOINERS = "\u200c\u200d\ufe0f"
 """Characters that scripts other than Latin, and emoji, are written with."""
 _SELECTORS = frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x034F, 0x2800)))
+
+_WORD, _LATIN = re.compile(r"(?<!\\)\w+"), re.compile("[A-Za-z]")  # the first letter behind a backslash is an escape's
+_LOOK_ALIKE = re.compile(
+    "[\u0131\u0251\u0261\u0370-\u058f\u13a0-\u13ff\u2c80-\u2cff\ua4d0-\ua4ff\uff21-\uff5a\U0001d400-\U0001d7ff]"
+)
+"""Letters of scripts in which some look like Latin ones."""
+_WHOLE_WORD = re.compile(r"(?<!\w)[асеорухѕіјԁһԛԝАВЕКМНОРСТУХЅІЈονΑΒΕΖΗΙΚΜΝΟΡΤΥΧ]+(?!\w)")  # noqa: RUF001 - that is the point
+"""Words of letters alone that cannot be told from Latin ones."""
+_GAP = re.compile(r"[ \t]{60,}|\n{12,}")
+"""White space that moves what follows out of sight."""
 
 
 def fenced(text: str, language: str = "") -> str:
@@ -102,13 +115,22 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def inline(text: str) -> str:
-    """A short text as code on one line."""
-    return f"`{_visible(text).replace('`', chr(39)).replace(chr(10), ' ')[:200]}`"
+    """A name as code, whole: on the same line, or in a block where it is long or holds backticks."""
+    shown = re.sub(r"^ | $", r"\\u0020", _visible(text)).replace("\n", r"\u000a")
+    shown = _WHOLE_WORD.sub(_coded, shown) if _LATIN.search(shown) else shown
+    return f"`{shown}`" if shown and "`" not in shown and len(shown) <= 200 else f"\n{fenced(shown)}\n"
 
 
 def _visible(text: str) -> str:
     """A text in which what is not seen stands as its code: who says yes has to see all of it."""
-    return _NOT_ASCII.sub(_shown, printable(text))
+    text = _NOT_PLAIN.sub(_shown, printable(text))
+    if not text.isascii():
+        text = _WORD.sub(lambda word: _LOOK_ALIKE.sub(_coded, word[0]) if _LATIN.search(word[0]) else word[0], text)
+    return _GAP.sub(lambda gap: f"[{len(gap[0]):,} {'line ends' if gap[0][0] == chr(10) else 'spaces or tabs'}]", text)
+
+
+def _coded(found: re.Match[str]) -> str:
+    return "".join(f"\\u{ord(character):04x}" for character in found[0])
 
 
 def _shown(found: re.Match[str]) -> str:

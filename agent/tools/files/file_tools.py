@@ -80,6 +80,10 @@ def file_tools(workspaces: WorkspaceStore, images: ImageReader | None = None) ->
         return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parts, arguments["depth"])
 
     look, change = ToolEffect.READ_ONLY, ToolEffect.WRITES
+    changes: dict[str, Any] = {
+        "check": lambda arguments, context: parse_path(arguments["path"]),
+        "shape": lambda arguments: ANY_FILE,
+    }
     return (
         Tool(
             name="read_file",
@@ -101,8 +105,10 @@ def file_tools(workspaces: WorkspaceStore, images: ImageReader | None = None) ->
             parameters=schema("path", "content", path=text(PATH), content=text()),
             effect=change,
             run=write,
-            shape=lambda arguments: ANY_FILE,
-            shown=lambda arguments: f"{inline(arguments['path'])} with\n{fenced(arguments['content'])}",
+            shown=lambda arguments: (
+                f"{inline('/'.join(parse_path(arguments['path'])))} with\n{fenced(arguments['content'])}"
+            ),
+            **changes,
         ),
         Tool(
             name="edit_file",
@@ -116,8 +122,8 @@ def file_tools(workspaces: WorkspaceStore, images: ImageReader | None = None) ->
             ),
             effect=change,
             run=edit,
-            shape=lambda arguments: ANY_FILE,
             shown=_shown_edit,
+            **changes,
         ),
         Tool(
             name="list_files",
@@ -169,7 +175,8 @@ def encoding_of(data: bytes) -> str | None:
 
 def _shown_edit(arguments: Mapping[str, Any]) -> str:
     where = "each" if arguments["all"] else "one"
-    return f"{inline(arguments['path'])}, {where}\n{fenced(arguments['old'])}\nbecomes\n{fenced(arguments['new'])}"
+    path = inline("/".join(parse_path(arguments["path"])))
+    return f"{path}, {where}\n{fenced(arguments['old'])}\nbecomes\n{fenced(arguments['new'])}"
 
 
 def _read(workspace: WorkspaceHandle, parts: PathParts, *, room: int, offset: int, limit: int, column: int) -> str:

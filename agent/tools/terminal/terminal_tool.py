@@ -217,7 +217,8 @@ def command_shape(arguments: Mapping[str, Any], *, is_exact: bool = False) -> st
 def _shown(arguments: Mapping[str, Any]) -> str:
     """A command for whoever is asked."""
     where = "\nIt goes on in the background." if arguments["background"] else ""
-    return f"{fenced(arguments.get('command', ''), 'sh')}{where}"
+    limit = f"\nIt is stopped after {arguments['seconds']:g} seconds." if "seconds" in arguments else ""
+    return f"{fenced(arguments.get('command', ''), 'sh')}{where}{limit}"
 
 
 def _required(arguments: dict[str, Any], key: str) -> str:

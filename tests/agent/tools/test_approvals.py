@@ -1,5 +1,7 @@
 """What a question about a call shows."""
 
+import re
+
 import pytest
 
 from agent.tools.approvals import fenced, inline
@@ -25,3 +27,43 @@ def test_what_people_write_with_stays(text: str) -> None:
 
 def test_a_joiner_between_latin_letters_is_shown() -> None:
     assert "r\\u200dm" in inline("r\u200dm")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("pаypal.com", "p\\u0430ypal.com"),  # Cyrillic
+        ("gοogle", "g\\u03bfogle"),  # Greek
+        ("notes/сор.md", "notes/\\u0441\\u043e\\u0440.md"),
+        ("ｒm", "\\uff52m"),
+        ("a\nb", "a\\u000ab"),
+        (" a ", "\\u0020a\\u0020"),
+    ],
+)
+def test_letters_that_look_like_others_stand_as_their_codes(text: str, code: str) -> None:
+    assert inline(text) == f"`{code}`"
+
+
+@pytest.mark.parametrize("text", ["заметки/план.md", "Καλημέρα", "日本語test", "naïve.py", "straße"])
+def test_names_in_other_scripts_stay_as_they_are(text: str) -> None:
+    assert inline(text) == f"`{text}`"
+
+
+def test_a_command_in_which_a_letter_looks_like_another_shows_its_code() -> None:
+    assert "p\\u0430ypal" in fenced("curl https://pаypal.com")
+    assert "привет, мир" in fenced("echo привет, мир")
+    assert "\\nпривет" in fenced(r'{"text": "one\nпривет"}')
+
+
+def test_white_space_that_hides_what_follows_is_counted() -> None:
+    assert fenced("ls" + " " * 500 + "; reboot") == "```\nls[500 spaces or tabs]; reboot\n```"
+    assert fenced("ls" + "\n" * 50 + "reboot") == "```\nls[50 line ends]reboot\n```"
+
+
+@pytest.mark.parametrize("name", ["a`b", "``` x", "x" * 201])
+def test_a_long_name_or_one_with_backticks_is_a_block_of_its_own(name: str) -> None:
+    shown = inline(name)
+    fence = re.match(r"\n(`+)\n", shown)
+    assert fence is not None
+    assert shown == f"\n{fence[1]}\n{name}\n{fence[1]}\n"
+    assert fence[1] not in name
