@@ -20,7 +20,7 @@ from agent.model.base import Payer
 from agent.prompt import PromptBuilder, subagent_prompt
 from agent.tools.budgets import ResultBudget
 from agent.tools.delegate import DELEGATE
-from agent.tools.offers import OfferRegistry, Policy, ToolAccess
+from agent.tools.offers import OfferRegistry, OpenAccess, Policy, ToolAccess
 from agent.tools.registry import DelegateRequest, Tool, ToolRegistry
 from agent.turn import Agent, Answer
 from hermes_state import journal
@@ -57,7 +57,7 @@ class SubagentSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubagentAccess:
+class SubagentAccess(OpenAccess):
     """Tools of a sub-agent: those that read, and those that its chat allows without a question.
 
     What belongs to a conversation (its notes, its list, files that people are given) is left to it.
@@ -74,15 +74,15 @@ class SubagentAccess:
         is_reading = tool.effect is ToolEffect.READ_ONLY
         if tool.name in KEPT_TOOLS or not (is_reading or tool.needs_approval):
             return OF_THE_CONVERSATION
-        if not is_reading and self.access.policy(tool.effect, chat) is not Policy.ALLOW:
+        if not is_reading and self.access.policy(tool, chat) is not Policy.ALLOW:
             return NEEDS_A_YES
         if self.names is not None and tool.name not in self.names and not tool.is_essential:
             return NOT_GIVEN
         return self.access.refusal(tool, chat, kind, self.person)
 
-    def policy(self, effect: ToolEffect, chat: ChatKey) -> Policy:
+    def policy(self, tool: Tool, chat: ChatKey) -> Policy:
         """Policy for a call that writes or executes: it is done or refused, and nobody is asked."""
-        return Policy.ALLOW if self.access.policy(effect, chat) is Policy.ALLOW else Policy.DENY
+        return Policy.ALLOW if self.access.policy(tool, chat) is Policy.ALLOW else Policy.DENY
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

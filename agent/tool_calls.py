@@ -8,17 +8,20 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from agent.tools.approvals import CallPlan, question_about
+from agent.tools.approvals import CallPlan, inline, question_about
 from agent.tools.budgets import ResultBudget
 from agent.tools.offers import OfferRegistry, ReadyCall
 from agent.tools.registry import Tool, ToolContext, ToolReply, failed
 from hermes_state import journal
+from hermes_state.chats import load_chat
 from hermes_state.errors import HermesError, ToolError
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.tools import approvals
+from hermes_state.tools.approvals import Answerer, ApprovalRequest
+from hermes_state.transcripts import load_sender_name
 from hermes_state.turns import RunningTurn, TurnClaim
 from hermes_state.values import (
     Clock,
@@ -93,14 +96,15 @@ class ToolCallRunner:
                     group.create_task(run, name=f"tool {one.tool.name}")
         except BaseExceptionGroup as group_error:  # tools do not raise: the store did, or the turn is closed
             raise group_error.exceptions[0] from group_error
-        if questions := [question_about(one) for one in sorted_calls.asking]:
-            minutes, now = self.approval_minutes, self.clock.now()
-            await self.store.write(approvals.ask, turn, message.id, questions, minutes, now)
+        if sorted_calls.asking:
+            chats, minutes, now = sorted_calls.admin_chats, self.approval_minutes, self.clock.now()
+            questions = await self.store.read(_questions, sorted_calls)
+            await self.store.write(approvals.ask, turn, message.id, questions, minutes, now, chats)
             raise ApprovalNeededError(f"{len(questions)} calls wait for a yes")
 
     async def _sort(self, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> CallPlan:
         """The calls by what becomes of them."""
-        found = CallPlan()
+        found = CallPlan(access=self.offers.access, context=context)
         resolved: list[ReadyCall] = []
         for call in calls:
             try:
@@ -108,13 +112,13 @@ class ToolCallRunner:
             except ToolError as error:
                 found.refused.append((call, failed(str(error))))
         answers: Mapping[str, approvals.Approval] = {}
-        granted: set[tuple[str, str]] = set()
-        if any(one.may_need_approval for one in resolved):
+        if any(one.may_need_approval or one.tool.instructs(one.arguments) for one in resolved):
             answers = await self.store.read(approvals.load_approvals, message.id)
-            granted = await self.store.read(approvals.load_grants, context.chat_id, context.lineage_id)
+            found.grants = await self.store.read(approvals.load_grants, context.chat_id, context.lineage_id)
+            if not found.access.is_admin(context.started_by):  # who is asked in the turn's own chat
+                found.admin_chats = await self.store.read(found.access.load_admin_chats)
         for one in resolved:
-            policy = self.offers.access.policy(one.tool.effect, context.chat)
-            found.add(one, policy, answers.get(one.call.id), granted)
+            found.add(one, answers.get(one.call.id))
         return found
 
     async def _run_one(self, message: Message, call: ToolCall, ready: ReadyCall, context: ToolContext) -> None:
@@ -139,6 +143,17 @@ class ToolCallRunner:
         """Give the results of a round their room, and let what people said meanwhile join behind them."""
         tools = self.offers.registry.by_name
         await self.store.write(_end_round, claim, self.budget, tools, input_window, self.clock.now())
+
+
+def _questions(db: Connection, plan: CallPlan) -> list[ApprovalRequest]:
+    """Questions about the calls of a plan; what admins are asked in their own chats says whom it is for, and where."""
+    context, origin = plan.context, ""
+    if plan.admin_chats:
+        name = load_sender_name(db, context.turn_id, context.started_by) or context.started_by
+        title = load_chat(db, context.chat_id).title
+        place = f"{f'{inline(title)}, ' if title else ''}`{context.chat.name}`"
+        origin = f" It is for {inline(name)}, `{context.started_by}`, in {place}."
+    return [question_about(one, who, origin if who is Answerer.ADMIN else "") for one, who in plan.asking]
 
 
 @locks(turn="claim.id")

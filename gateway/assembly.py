@@ -145,7 +145,7 @@ def make_agent(
     if notes is not None and memory.flush is not False:
         is_shared = memory.flush is True
         writer = MemoryWriter(notes=notes, redact=redactor, clock=clock, is_on=files.is_on, is_shared_on=is_shared)
-    tools, zone = loaded.config.tools, _zone(loaded.config)
+    tools, zone = loaded.config.tools, zone_of(loaded.config)
     own = (context_tool(), *keeping, skill_tool(files.skills), delegate_tool())
     registry = ToolRegistry((*recall_tools(), *own, *extra_tools), tool_source)
     for plugin_tool in load_plugin_tools(registry.by_name):
@@ -233,7 +233,7 @@ def make_models(
             client=client,
             profile=profile,
             info=_model_info(route),
-            context=context_settings(loaded.config, _zone(loaded.config), route.name),
+            context=context_settings(loaded.config, zone_of(loaded.config), route.name),
             summary_routes=tuple(summary_routes(loaded.config, route, clients)),
             flush_route=_flush_route(loaded.config, route, clients),
             images=images if route.sees_images else None,
@@ -248,7 +248,8 @@ def make_models(
     return models
 
 
-def _zone(config: Config) -> tzinfo:
+def zone_of(config: Config) -> tzinfo:
+    """`agent.time_zone`, else this machine's time zone."""
     name = config.agent.time_zone
     return (ZoneInfo(name) if name is not None else datetime.now().astimezone().tzinfo) or UTC
 

@@ -21,7 +21,7 @@ from agent.tools.registry import Tool
 from agent.tools.terminal.sandbox import terminal_fault
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
-from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models
+from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models, zone_of
 from gateway.cluster.membership import Membership
 from gateway.cluster.node import Node
 from gateway.cluster.previews import RemotePreviews
@@ -146,6 +146,7 @@ class _Daemon:
             group=self._group,
             max_parts=lambda: self._loaded.config.delivery.max_parts,
             files=files,
+            zone=lambda: zone_of(self._loaded.config),
         )
         self._tools = self._make_tools()
         self._notices = NoticeWriter(

@@ -16,7 +16,7 @@ from agent.tools.schedules.schedule_tool import schedule_tool
 from agent.tools.terminal.sandbox import probe_sandbox
 from agent.tools.terminal.terminal_tool import TERMINAL, BackgroundRegistry, terminal_tool
 from gateway.access.permissions import AccessControl
-from gateway.access.tools import ToolAccessControl
+from gateway.access.tools import ToolAccessControl, find_admin_chats
 from gateway.assembly import make_workspaces, workspace_tools
 from gateway.config import LoadedConfig
 from gateway.outbound.adapters import AdapterRegistry
@@ -58,7 +58,11 @@ class ToolBuilder:
         self.background = BackgroundRegistry(partial(tell_background_end, self.store, self.clock, self.deliver))
         images = ImageStore(files=self.files, clock=self.clock, scaler=self.scaler)
         self.servers = ServerRegistry(images, self.clock, lambda text: Redactor(self.loaded().secrets())(text))
-        self.permissions = ToolAccessControl(settings=lambda: self.loaded().config.tools, is_admin=self.is_admin)
+        self.permissions = ToolAccessControl(
+            settings=lambda: self.loaded().config.tools,
+            is_admin=self.is_admin,
+            load_admin_chats=lambda db: find_admin_chats(self.loaded().config, db),
+        )
 
     def is_admin(self, person: UserRef) -> bool:
         """True for an admin, as the access settings in force have it."""

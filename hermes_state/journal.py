@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hermes_state import inbox, outbox, previews, tool_runs
+from hermes_state import inbox, outbox, previews, questions, tool_runs
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState, NewInboxRow
 from hermes_state.models import ledger
@@ -471,6 +471,7 @@ def _reply(turn: RunningTurn, kind: OutboxKind, markdown: str, message_id: Messa
 def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | None, now: Millis) -> None:
     db.execute("UPDATE turns SET state = ?, error = ?, ended_at = ? WHERE id = ?", (state, error, now, turn.id))
     previews.remove(db, turn.id)
+    questions.close_all(db, turn.id, now)
     if turn.parent is None:
         _settle_inbox(db, turn, True, now)
     else:

@@ -51,6 +51,10 @@ class WrittenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """A reply before it is rendered."""
 
     markdown: str
+    footer: str = ""
+    """Last lines, with the buttons below them: a message of their own where all of it does not fit into one."""
+    edited_at: Millis | None = None
+    """Time of the event that the footer tells, for a reply that only changes the message that it replaces."""
     buttons: tuple[Button, ...] = ()
     attached: SentFile | None = None
 
@@ -70,6 +74,8 @@ class Reply:
     reply_to: str | None = None
     ticket: str | None = None
     replaces: str | None = None
+    footer: str = ""
+    edited_at: Millis | None = None
     buttons: tuple[Button, ...] = ()
     attached: SentFile | None = None
     """File that is given to the chat; `markdown` is its caption then."""
@@ -146,7 +152,7 @@ def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply |
     `rendered`: for a reply that is sent as soon as this is on disk, by whoever still serves the account then; it is
     stored as `begin_send` would leave it.
     """
-    written = WrittenReply(markdown=reply.markdown, buttons=reply.buttons, attached=reply.attached)
+    written = WrittenReply(**{name: getattr(reply, name) for name in WrittenReply.__struct_fields__})
     values = {"written": _encode(written).decode(), "now": now, "next_at": 0 if reply.is_urgent else now}
     sent: dict[str, str | int | None] = {"sent": None, "account": None, "epoch": None}
     if rendered is not None:
@@ -182,6 +188,11 @@ def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRo
 _OWED = f"""
 SELECT DISTINCT o.chat_id FROM outbox o JOIN chats c ON c.id = o.chat_id WHERE c.account = ? AND o.{OPEN}
 """
+
+
+def load_chats_owed_questions(db: Connection) -> list[ChatId]:
+    """Chats that are owed a question, or the edit of an answered one."""
+    return scalars(db, ChatId, f"SELECT DISTINCT chat_id FROM outbox WHERE {OPEN} AND dedupe_key LIKE 'approval:%'")
 
 
 def load_chats_owed(db: Connection, account: str) -> list[ChatId]:
@@ -222,10 +233,14 @@ def begin_send(
 # Purpose: settle a row that was sent; tells what it shows, and whether its chat is owed anything else.
 _SENT = f"""
 UPDATE outbox SET state = 'sent', platform_ref = ?, payload = '', settled_at = ?, error = NULL WHERE id = ?
-RETURNING chat_id, message_id, part,
+RETURNING chat_id, message_id, part, dedupe_key,
   EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = outbox.chat_id AND o.id <> outbox.id AND o.{OPEN})
 """
 
+
+CLOSED = ":closed"
+"""End of the dedupe key of the edit that closes a question."""
+_PLACE_EDIT = "UPDATE outbox SET replaces = ? WHERE dedupe_key = ? AND part = 0 AND attempts = 0"
 
 # Purpose: a platform message and the transcript row of which it shows a part.
 _SHOWN = "INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id, ref) DO NOTHING"
@@ -237,9 +252,12 @@ def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
 
     It has it whoever serves the account by now: who would send it again finds it settled.
     """
-    chat_id, message_id, part, is_owed = db.execute(_SENT, (ref, now, row_id)).fetchone() or (None, None, 0, 0)
+    sent = db.execute(_SENT, (ref, now, row_id)).fetchone()
+    chat_id, message_id, part, key, is_owed = sent or (None, None, 0, "", 0)
     if message_id is not None:
         db.execute(_SHOWN, (chat_id, ref, message_id, part))
+    if key.startswith("approval:"):  # answered while it was on its way: the edit learns where it stands
+        db.execute(_PLACE_EDIT, (ref, f"{key}{CLOSED}"))
     return bool(is_owed)
 
 

@@ -7,81 +7,119 @@ somebody who may, never anything that stands in a result.
 
 import re
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import orjson
 
-from agent.tools.offers import Policy, ReadyCall
-from agent.tools.registry import ToolReply, failed
+from agent.tools.memory import has_parts
+from agent.tools.offers import Policy, ReadyCall, ToolAccess
+from agent.tools.registry import ToolContext, ToolReply, failed
 from hermes_state.text import printable
-from hermes_state.tools.approvals import Approval, ApprovalRequest, ApprovalState
-from hermes_state.values import Button, ToolCall
+from hermes_state.tools.approvals import Answerer, Approval, ApprovalRequest, ApprovalState
+from hermes_state.values import Button, ChatId, ToolCall, UserRef
 
 DENIED_BY_POLICY = "this chat does not allow calls that {} (`tools.approval`)"
 DENIED = "a person said no to this call{}; do not try it again in other words"
 EXPIRED = "nobody answered whether this may be done, so it was not done"
+NOBODY_TO_ASK = "this call needs a person's yes, and a sub-agent cannot ask: report what should be done"
+NO_ADMIN = (
+    "this call needs an admin's yes and no admin can be reached, so it was not done; the bot's owner can change that"
+)
 
 
 @dataclass(slots=True, kw_only=True)
 class CallPlan:
     """Calls of one answer by what becomes of them."""
 
+    access: ToolAccess
+    context: ToolContext
+    grants: Collection[tuple[str, str, str]] = ()
+    """Tools and shapes that were allowed for longer, each with the person who did."""
+    admin_chats: Sequence[ChatId] = ()
+    """Chats in which admins are asked."""
     ready: list[ReadyCall] = field(default_factory=list)
     refused: list[tuple[ToolCall, ToolReply]] = field(default_factory=list)
-    asking: list[ReadyCall] = field(default_factory=list)
+    asking: list[tuple[ReadyCall, Answerer]] = field(default_factory=list)
 
-    def add(
-        self, one: ReadyCall, policy: Policy, answer: Approval | None, granted: Collection[tuple[str, str]]
-    ) -> None:
-        """Sort in a call that can be run. `granted`: tools and shapes that were allowed for longer."""
-        if not one.may_need_approval or (policy is Policy.ALLOW and answer is None):
+    def add(self, one: ReadyCall, answer: Approval | None) -> None:
+        """Sort in a call that can be run."""
+        policy, context = self.access.policy(one.tool, self.context.chat), self.context
+        answerer = self._answerer_of(one, policy)
+        if answerer is None and answer is None:
             self.ready.append(one)
-        elif policy is Policy.DENY:
-            self.refused.append((one.call, failed(DENIED_BY_POLICY.format(_DOES[one.tool.effect]))))
+        elif policy is Policy.DENY and one.may_need_approval:
+            self._refuse(one, DENIED_BY_POLICY.format(_DOES[one.tool.effect]))
         elif answer is not None and answer.state is not ApprovalState.PENDING:
             self._add_answered(one, answer)
-        elif one.shape and (one.tool.name, one.shape) in granted:
+        elif answerer is None or self._is_granted(one, answerer):
             self.ready.append(one)
+        elif context.is_subagent:
+            self._refuse(one, NOBODY_TO_ASK)
+        elif answerer is Answerer.ADMIN and not self.admin_chats and not self.access.is_admin(context.started_by):
+            self._refuse(one, NO_ADMIN)
         else:
-            self.asking.append(one)
+            self.asking.append((one, answerer))
+
+    def _answerer_of(self, one: ReadyCall, policy: Policy) -> Answerer | None:
+        """People who may say yes to a call; None: it needs no yes."""
+        if policy is Policy.ASK_ADMIN and one.may_need_approval:
+            return Answerer.ADMIN
+        if has_parts(self.context.chat, self.context.chat_kind) and one.tool.instructs(one.arguments):
+            return Answerer.MODERATOR
+        return Answerer.STARTER if policy is not Policy.ALLOW and one.may_need_approval else None
+
+    def _is_granted(self, one: ReadyCall, answerer: Answerer) -> bool:
+        """True for a call that was allowed for longer, by a person who may still do that."""
+        givers = [by for tool, shape, by in self.grants if one.shape and (tool, shape) == (one.tool.name, one.shape)]
+        is_admins = answerer is Answerer.ADMIN and not any(self.access.is_admin(UserRef(by)) for by in givers)
+        return bool(givers) and answerer is not Answerer.MODERATOR and not is_admins
 
     def _add_answered(self, one: ReadyCall, answer: Approval) -> None:
-        if answer.state is ApprovalState.APPROVED:
-            self.ready.append(one)
+        if answer.state is ApprovalState.DENIED:
+            self._refuse(one, DENIED.format(f" and said: {answer.reason}" if answer.reason else ""))
         elif answer.state is ApprovalState.EXPIRED:
-            self.refused.append((one.call, failed(EXPIRED)))
+            self._refuse(one, EXPIRED)
+        elif answer.answerer is Answerer.ADMIN and not self.access.is_admin(UserRef(answer.decided_by or "")):
+            self._refuse(one, NO_ADMIN)  # any more
         else:
-            reason = f" and said: {answer.reason}" if answer.reason else ""
-            self.refused.append((one.call, failed(DENIED.format(reason))))
+            self.ready.append(one)
+
+    def _refuse(self, one: ReadyCall, reason: str) -> None:
+        self.refused.append((one.call, failed(reason)))
 
 
 _DOES: Mapping[str, str] = {"writes": "change something", "executes": "run programs"}
 
 
-def question_about(one: ReadyCall) -> ApprovalRequest:
-    """The question about a call: exactly what would be done, and how to answer."""
-    shown = one.tool.shown(one.arguments) if one.tool.shown is not None else json_block(one.arguments)
-    shape = one.shape
+def question_about(one: ReadyCall, answerer: Answerer, origin: str = "") -> ApprovalRequest:
+    """The question about a call: exactly what would be done, and how to answer.
 
-    def markdown(number: int) -> str:
-        longer = f" `session` and `always` after it allow calls such as {inline(shape)} for longer." if shape else ""
-        return (
-            f"**May I use {inline(one.tool.name)}?**\n{shown}\n"
-            f"`/approve a{number}` says yes, `/deny a{number} <reason>` no.{longer}"
-        )
+    `origin`: person and chat that it is for, where admins are asked in their own chats.
+    """
+    tool, shape = one.tool, "" if answerer is Answerer.MODERATOR else one.shape
+    shown = tool.shown(one.arguments) if tool.shown is not None else json_block(one.arguments)
+    who = "Only an admin or a moderator can answer. " if answerer is Answerer.MODERATOR else ""
+    place, here = ("that", "there") if origin else ("this", "here")
+    words = {"Yes, once": "", f"{place.capitalize()} conversation": " session", f"Always {here}": " always"}
+
+    def footer(number: int) -> str:
+        calls = f"every later call of {inline(tool.name)} {tool.reach(shape)}, by everybody in {place} chat,"
+        longer = f" `session` after it allows {calls} until `/new`, `always` until `/tools forget`." if shape else ""
+        return f"{who}`/approve a{number}` says yes, `/deny a{number} <reason>` no.{longer}"
 
     def buttons(number: int) -> list[Button]:
-        scopes = [("Always here", " always"), ("This conversation", " session")] if shape else []
-        longer = [Button(label=label, command=f"/approve a{number}{scope}") for label, scope in reversed(scopes)]
-        yes, no = (
-            Button(label="Yes, once", command=f"/approve a{number}"),
-            Button(label="No", command=f"/deny a{number}"),
-        )
-        return [yes, *longer, no]
+        answers = [(label, f"/approve a{number}{word}") for label, word in words.items() if shape or not word]
+        return [Button(label=label, command=line) for label, line in (*answers, ("No", f"/deny a{number}"))]
 
     return ApprovalRequest(
-        tool_call_id=one.call.id, tool_name=one.tool.name, shape=shape, markdown=markdown, buttons=buttons
+        tool_call_id=one.call.id,
+        tool_name=tool.name,
+        shape=shape,
+        answerer=answerer,
+        markdown=f"**May I use {inline(tool.name)}?**{origin}\n{shown}",
+        footer=footer,
+        buttons=buttons,
     )
 
 

@@ -45,6 +45,7 @@ def memory_tool(notes: MemoryDirectory) -> Tool:
         effect=ToolEffect.WRITES,
         run=run,
         needs_approval=False,
+        instructs=lambda arguments: (arguments["action"], arguments["target"]) != ("remove", "user"),
     )
 
 

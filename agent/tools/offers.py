@@ -18,9 +18,20 @@ from agent.tokens import estimated_schema_tokens
 from agent.tools.arguments import checked_arguments
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from hermes_state.errors import ToolError
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import count_tool_uses, keep_offer, load_offer
-from hermes_state.values import ChatKey, ChatKind, ConversationRef, SessionId, Tokens, ToolCall, ToolEffect, UserRef
+from hermes_state.values import (
+    ChatId,
+    ChatKey,
+    ChatKind,
+    ConversationRef,
+    SessionId,
+    Tokens,
+    ToolCall,
+    ToolEffect,
+    UserRef,
+)
 
 MORE_TOOLS = "more_tools"
 SCHEMA_PERCENT = 10
@@ -37,6 +48,7 @@ class Policy(StrEnum):
     """Policy for a call that writes or executes."""
 
     ASK = "ask"
+    ASK_ADMIN = "ask_admin"
     ALLOW = "allow"
     DENY = "deny"
 
@@ -47,7 +59,12 @@ class ToolAccess(Protocol):
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
         """Reason why a tool may not be used in a chat, or in a turn of this person; None: it may."""
 
-    def policy(self, effect: ToolEffect, chat: ChatKey) -> Policy: ...
+    def policy(self, tool: Tool, chat: ChatKey) -> Policy: ...
+
+    def is_admin(self, person: UserRef) -> bool: ...
+
+    def load_admin_chats(self, db: Connection) -> Sequence[ChatId]:
+        """The direct chats in which admins can be asked."""
 
 
 class OpenAccess:
@@ -56,8 +73,14 @@ class OpenAccess:
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
         return None
 
-    def policy(self, effect: ToolEffect, chat: ChatKey) -> Policy:
+    def policy(self, tool: Tool, chat: ChatKey) -> Policy:
         return Policy.ALLOW
+
+    def is_admin(self, person: UserRef) -> bool:
+        return True
+
+    def load_admin_chats(self, db: Connection) -> Sequence[ChatId]:
+        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

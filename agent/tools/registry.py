@@ -72,6 +72,7 @@ class ToolContext:
     """Person whose message the turn answers."""
     is_scheduled: bool = False
     """True in a turn that a schedule began."""
+    is_subagent: bool = False
     input_window: Tokens = DEFAULT_INPUT_WINDOW
     """Longest prompt, in tokens, of the model that reads the result."""
     result_size: int = 100_000
@@ -105,6 +106,7 @@ class ToolContext:
             chat_kind=turn.chat_kind,
             started_by=turn.started_by,
             is_scheduled=turn.is_scheduled,
+            is_subagent=turn.parent is not None,
             input_window=input_window,
             result_size=result_size,
         )
@@ -153,6 +155,12 @@ class Tool:
     """Looks at a call before anybody is asked about it; raises `ToolError` for one that cannot be done."""
     shape: Callable[[Mapping[str, Any]], str] = lambda arguments: "any"
     """Kind of a call, by its arguments: what `session` and `always` allow is this tool with calls of the same shape."""
+    reach: Callable[[str], str] = lambda shape: "with any arguments" if shape == "any" else f"of the kind `{shape}`"
+    """The calls of a shape, in words that follow the tool's name."""
+    instructs: Callable[[Mapping[str, Any]], bool] = lambda arguments: False
+    """True for a call that changes what later turns are told: in a chat of several people a moderator must allow it."""
+    is_remote: bool = False
+    """The tool runs on an MCP server, and follows the policy for those."""
     shown: Callable[[Mapping[str, Any]], str] | None = None
     """Exact effect of a call, as Markdown for whoever is asked; None: its arguments."""
     is_essential: bool = False

@@ -34,6 +34,7 @@ async def stop(request: CommandRequest) -> CommandResult:
 
     async def settle() -> None:
         lanes.stopped_for.pop(request.row.id, None)
+        lanes.turns.on_question()
         if stopping is not None:
             stopping.settle_stop()
             return

@@ -6,13 +6,13 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BeforeValidator, Field
 
 from gateway.config.types import AnyCase, BaseConfig, Hosts, Off, Secret, Url, keyed, setting
-from hermes_state.values import ChatKey
+from hermes_state.values import ChatKey, ToolEffect
 
 EVERY_TOOL = "*"
 """Name that stands for every tool which a block of switches does not name."""
 
 ToolSwitch: TypeAlias = Literal["on", "off", "admins"]
-PolicyWord: TypeAlias = Literal["ask", "allow", "deny"]
+PolicyWord: TypeAlias = Literal["ask", "ask_admin", "allow", "deny"]
 
 
 def _switches(value: object) -> Mapping[str, object]:
@@ -30,12 +30,22 @@ SwitchesByPlace: TypeAlias = Annotated[dict[str, dict[str, ToolSwitch]], BeforeV
 
 
 class ApprovalConfig(BaseConfig):
-    """Policy for calls that change something: ask a person, do it, or refuse."""
+    """Policy for calls that change something: `ask` the person whose turn it is, `ask_admin`, `allow` or `deny`."""
 
     writes: Annotated[PolicyWord, AnyCase] = "ask"
     """Calls that write files or change something elsewhere."""
-    executes: Annotated[PolicyWord, AnyCase] = "ask"
+    executes: Annotated[PolicyWord, AnyCase] = "ask_admin"
     """Calls that run programs."""
+    mcp: Annotated[PolicyWord | None, AnyCase] = setting(None, default_text="ask_admin")
+    """Calls of tools on MCP servers that do more than read. Unless it is set, `allow` and `deny` of the keys above hold
+    for them, too."""
+
+    def policy_of(self, effect: ToolEffect, *, is_mcp: bool) -> PolicyWord:
+        """The policy for calls with an effect."""
+        own = self.executes if effect is ToolEffect.EXECUTES else self.writes
+        if not is_mcp:
+            return own
+        return self.mcp or (own if own in ("allow", "deny") else "ask_admin")
 
 
 ApprovalByPlace: TypeAlias = Annotated[dict[str, ApprovalConfig], BeforeValidator(keyed)]

@@ -34,7 +34,10 @@ from hermes_state.values import (
 
 BusyMode: TypeAlias = Literal["queue", "steer", "interrupt"]
 
-QUESTION_IS_OPEN = "I have this. Before I go on, my question above needs an answer: /approve, /deny or /stop."
+QUESTION_IS_OPEN = (
+    "I have this. Before I go on, my question above needs an answer: /approve, /deny or /stop. Where it says that I "
+    "have asked the admins, only they can approve."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

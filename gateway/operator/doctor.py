@@ -31,6 +31,7 @@ from agent.model.sizes import SizeSource
 from agent.tools.mcp.servers import missing_sdk
 from agent.tools.mcp.settings import ServerState, ServerStatus
 from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
+from gateway.access.tools import find_admin_chats
 from gateway.assembly import open_attachments
 from gateway.cluster.membership import node_info, refuse_early
 from gateway.config import ConfigRejected, LoadedConfig, find_store_url, load_config
@@ -55,7 +56,7 @@ from hermes_state.search.index import find_fault, load_progress
 from hermes_state.store.lock import holder
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted
-from hermes_state.values import SystemClock
+from hermes_state.values import SystemClock, ToolEffect
 
 LOW_DISK_BYTES = 1_000_000_000
 MIN_DISK_BYTES = 100_000_000
@@ -202,6 +203,8 @@ def _resting_database(state: StateDirectory, url: str | None) -> Iterator[CheckR
         with open_resting(state.database, url) as db:
             if db is not None:
                 yield check_database(db)
+                if isinstance(state, LoadedConfig):
+                    yield from check_admins(db, state.config)
                 if url is None:
                     yield check_index(state.database, load_progress(db))
             elif url is not None or state.database.exists():
@@ -223,6 +226,19 @@ def check_database(db: Connection) -> CheckResult:
         f"{describe(db)}: {seen.database_bytes / 1e6:.1f} MB, schema {seen.schema}, {seen.chats} chats, "
         f"{seen.messages} messages, {seen.waiting} waiting, {seen.undelivered} undelivered.",
     )
+
+
+def check_admins(db: Connection, config: Config) -> list[CheckResult]:
+    """Check that somebody can be asked about calls that need an admin's yes, where there may be such calls."""
+    rules = [config.tools.approval, *config.tools.approval_on.values()]
+    asks = [one.writes for one in rules]
+    asks += [one.executes for one in rules if config.terminal.enabled]
+    asks += [one.policy_of(ToolEffect.WRITES, is_mcp=True) for one in rules if config.mcp.servers]
+    is_alone = config.telegram.token is None and config.discord.token is None  # the web chat's owner is an admin
+    if is_alone or "ask_admin" not in asks or find_admin_chats(config, db):
+        return []
+    text = "Calls that need an admin's yes are refused: no admin has written to the bot in a direct chat."
+    return [warning("approvals", f"{text} Name admins in `access.admins`, and let one of them write to the bot.")]
 
 
 def check_cluster(db: Connection, config: Config, node_id: str = "") -> list[CheckResult]:

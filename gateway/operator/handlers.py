@@ -22,6 +22,7 @@ from gateway.operator.browsers import WEB_CHAT, browser_rows, served_elsewhere, 
 from gateway.operator.doctor import (
     CheckResult,
     CheckStatus,
+    check_admins,
     check_cluster,
     check_context,
     check_database,
@@ -170,15 +171,16 @@ class OperatorHandler:
         if (trouble := self.store.trouble) is not None:
             return [failed("database", trouble)]
         try:
-            checked = await self.store.read(check_database)
+            checked, config = await self.store.read(check_database), self.runtime.config
+            admins = await self.store.read(check_admins, config)
             if not isinstance(self.store, SqliteStore):
-                return [checked, *await self.store.read(check_cluster, self.runtime.config, self._node_id())]
+                return [checked, *admins, *await self.store.read(check_cluster, config, self._node_id())]
             index = await asyncio.to_thread(check_index, self.store.path, await self.store.read(load_progress))
         except StoreUnavailable as error:
             return [failed("database", str(error))]
         if index.verdict is not CheckStatus.FINE:
             self.store.index_failed.set()  # found before a search or a message came upon it
-        return [checked, index]
+        return [checked, *admins, index]
 
     async def back_up(self, args: Mapping[str, Any]) -> Mapping[str, Any]:
         """Copy the database to the new `file`, an absolute path; answers with its size."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, tzinfo
 from functools import partial
 from typing import TypeAlias
 
@@ -82,6 +83,8 @@ class Delivery:
     """Most messages that a reply takes; with more, the last one carries all of it as a file."""
     files: AttachmentFolder
     """Files that are kept."""
+    zone: Callable[[], tzinfo] = lambda: UTC
+    """Time zone of the times that people read."""
     close_remote: Callable[[ChatId], Awaitable[Mapping[TurnId, str]]] | None = None
     """Ends what this node shows of a chat's turns that run elsewhere; returns their placeholders."""
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
@@ -302,7 +305,7 @@ class Delivery:
         return self._due[row.id] - time.monotonic()
 
     async def _send(self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, claim: AccountClaim) -> float | None:
-        parts = None if row.written is None else await _render(adapter, row.written, self.max_parts())
+        parts = None if row.written is None else await self._render(adapter, row.written)
         begun = await self.store.write(outbox.begin_send, row.id, parts, claim, self.clock.now())
         self._due.pop(row.id, None)
         if begun is None:  # stopped meanwhile
@@ -310,6 +313,20 @@ class Delivery:
         # A row that was `sending` although no request has left was stored for a turn that was cancelled before it knew.
         is_repeat = begun.state is OutboxState.AMBIGUOUS or row.id in self._left
         return await self._request(chat, begun, adapter, claim, is_repeat)
+
+    async def _render(self, adapter: PlatformAdapter, written: outbox.WrittenReply) -> Sequence[OutboundPart]:
+        """Render what is owed. A footer stands in the last part: with all of the reply, or alone."""
+        footer, edited_at, max_parts = written.footer, written.edited_at, self.max_parts()
+        if edited_at is not None:
+            footer = f"{footer} at {datetime.fromtimestamp(edited_at / 1000, self.zone()):%H:%M}."
+        whole = msgspec.structs.replace(written, markdown="\n\n".join(filter(None, (written.markdown, footer))))
+        parts = await _render(adapter, whole, max_parts)
+        if len(parts) == 1 or not footer:
+            return parts
+        last = await _render(adapter, msgspec.structs.replace(written, markdown=footer), max_parts)
+        if edited_at is not None:
+            return last  # the others stay as they are
+        return [*await _render(adapter, msgspec.structs.replace(written, buttons=()), max_parts - 1), *last]
 
     async def _request(
         self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, claim: AccountClaim, is_repeat: bool

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from gateway.turns.lanes import LaneRegistry
+from hermes_state import outbox
 from hermes_state.aio import Backoff, wait_until
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
@@ -26,7 +27,7 @@ class ApprovalRunner:
     lanes: LaneRegistry
     clock: Clock
     asked: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a question was stored."""
+    """Set when a question was stored, or closed."""
 
     async def run(self) -> None:
         """Expire questions when they are due; until cancelled."""
@@ -52,3 +53,5 @@ class ApprovalRunner:
         for chat_id in await self.store.write(approvals.expire_pending, self.clock.now()):
             log.info("approval.expired", chat_id=chat_id)
             self.lanes.wake(chat_id)
+        for chat_id in await self.store.read(outbox.load_chats_owed_questions):
+            self.lanes.turns.delivery.wake(chat_id)

@@ -403,6 +403,7 @@ class LaneRegistry:
 
     def interrupt(self, chat_id: ChatId, turn_id: TurnId) -> None:
         """End a turn in favour of a message that has just been stored, unless the chat is in another one by now."""
+        self.turns.on_question()  # it may have waited for an answer
         active = self._active_in(chat_id)
         if active is not None and active.turn.id == turn_id:
             active.begin_stop(INTERRUPTED).settle_stop()

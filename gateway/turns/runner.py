@@ -64,7 +64,7 @@ class TurnRunner:
     titles: TitleWriter
     clock: Clock
     on_question: Callable[[], None]
-    """Called when a turn waits for a person's yes."""
+    """Called when a turn waits for a person's yes, or may not wait any more."""
 
     def preview_of(self, turn: RunningTurn) -> TurnPreview:
         """The preview that shows `turn`; its `text` is the partial answer."""

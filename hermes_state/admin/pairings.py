@@ -2,13 +2,14 @@
 
 import hashlib
 import secrets
+from collections.abc import Collection
 from enum import StrEnum
 
 import msgspec
 
 from hermes_state.errors import PairingNotFound
-from hermes_state.store.sql import Connection, columns, scalars, select, select_one
-from hermes_state.values import Millis, Sender, UserRef
+from hermes_state.store.sql import Connection, columns, scalar_or_none, scalars, select, select_one
+from hermes_state.values import ChatId, Millis, Sender, UserRef
 
 
 class UserRole(StrEnum):
@@ -121,6 +122,23 @@ def list_pairings(db: Connection, now: Millis) -> list[Pairing]:
     """People who wait for approval and people who have access, the newest first."""
     query = f"SELECT {_COLUMNS} FROM pairings WHERE state = 'approved' OR {_IS_VALID} ORDER BY created_at DESC"
     return select(db, Pairing, query, {"now": now})
+
+
+# Purpose: the direct chat that a person has used last.
+_DIRECT_CHAT = """
+SELECT c.id FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
+WHERE c.kind IN ('direct','local') AND c.unreachable_since IS NULL AND c.platform = ? AND c.id IN
+  (SELECT chat_id FROM turns WHERE started_by = ? UNION SELECT chat_id FROM inbox WHERE sender_ref = ?)
+ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT 1
+"""
+
+
+def load_admin_chats(db: Connection, named: Collection[UserRef], platforms: Collection[str]) -> list[ChatId]:
+    """The direct chat of each admin, `named` or paired, who has written to the bot on one of these platforms."""
+    admins = {*named, *(ref for ref, role in load_roles(db).items() if role is UserRole.ADMIN)}
+    people = [(ref.partition(":")[0], ref, ref) for ref in sorted(admins)]
+    found = [scalar_or_none(db, ChatId, _DIRECT_CHAT, person) for person in people if person[0] in platforms]
+    return [chat_id for chat_id in found if chat_id is not None]
 
 
 def load_roles(db: Connection) -> dict[UserRef, UserRole]:

@@ -5,19 +5,23 @@ turn run again: it goes on from its rows, as after a restart. A grant allows cal
 conversation or in all of a chat.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import msgspec
 
 from hermes_state import outbox
+from hermes_state import questions as questions_of
 from hermes_state.journal import pause_turn, unpause_turn
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, columns, insert_row, scalar_or_none, scalars, select
 from hermes_state.turns import TurnClaim
 from hermes_state.values import Button, ChatId, LineageId, MessageId, Millis, TurnId, UserRef
+
+ADMINS_ARE_ASKED = "I have asked the admins whether I may do this (a{}). `/stop` ends the turn."
 
 
 class ApprovalState(StrEnum):
@@ -35,6 +39,14 @@ class GrantKind(StrEnum):
     ALWAYS = "always"
 
 
+class Answerer(StrEnum):
+    """People who may answer a question; admins always may."""
+
+    STARTER = "starter"
+    MODERATOR = "moderator"
+    ADMIN = "admin"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovalRequest:
     """A call that needs a yes."""
@@ -42,8 +54,11 @@ class ApprovalRequest:
     tool_call_id: str
     tool_name: str
     shape: str
-    markdown: Callable[[int], str]
-    """The question as people read it, by the approval's number."""
+    answerer: Answerer
+    markdown: str
+    """The question as people read it: the call, whole."""
+    footer: Callable[[int], str]
+    """Ways to answer it, by the approval's number."""
     buttons: Callable[[int], Sequence[Button]]
 
 
@@ -61,6 +76,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     decided_by: str | None
     reason: str | None
     """Words of whoever said no."""
+    answerer: Answerer
 
 
 class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,22 +88,27 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     lineage_id: LineageId
     tool_name: str
     shape: str
+    answerer: Answerer
     started_by: UserRef
 
 
+_NOT_IN_NAMES = re.compile(r"[^\w .'-]|_")
+"""Characters that could format, or hide, a part of the line that a person's name stands in."""
+
 # Purpose: a question about a call that was not asked about before.
 _ASK = """
-INSERT INTO approvals (turn_id, call_message_id, tool_call_id, tool_name, shape, asked_at, expires_at)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO approvals (turn_id, call_message_id, tool_call_id, tool_name, shape, answerer, question, asked_at,
+  expires_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 # Purpose: what waits for an answer. A question of a turn that has ended meanwhile waits no more.
 _PENDING = """
-SELECT a.id, a.turn_id, t.chat_id, t.lineage_id, a.tool_name, a.shape, t.started_by
+SELECT a.id, a.turn_id, t.chat_id, t.lineage_id, a.tool_name, a.shape, a.answerer, t.started_by
 FROM approvals a JOIN turns t ON t.id = a.turn_id WHERE a.state = 'pending' AND t.state = 'waiting'
 """
 
 
-@locks(turn="claim.id")
+@locks(turn="claim.id", chat="admin_chats")
 def ask(
     db: Connection,
     claim: TurnClaim,
@@ -95,23 +116,29 @@ def ask(
     questions: Sequence[ApprovalRequest],
     minutes: float,
     now: Millis,
+    admin_chats: Sequence[ChatId] = (),
 ) -> None:
-    """Ask about calls of a turn, which waits from now on. Raises `TurnMoved`."""
+    """Ask about calls of a turn, which waits from now on; admins in `admin_chats`. Raises `TurnMoved`."""
     turn = pause_turn(db, claim)
     expires_at = now + round(minutes * 60_000)
     for number, question in enumerate(questions):
-        key = (question.tool_call_id, question.tool_name, question.shape)
+        key = (question.tool_call_id, question.tool_name, question.shape, question.answerer, question.markdown)
         approval_id = insert_row(db, int, _ASK, (turn.id, call_message_id, *key, now, expires_at))
-        reply = Reply(
+        elsewhere = admin_chats if question.answerer is Answerer.ADMIN else ()
+        asked = Reply(
             chat_id=turn.chat_id,
             kind=OutboxKind.STATUS,
-            markdown=question.markdown(approval_id),
+            markdown=question.markdown,
+            footer=question.footer(approval_id),
             dedupe_key=f"approval:{approval_id}",  # no reply of the turn: a preview of that must not take its place
-            reply_to=turn.question_ref if turn.chat_kind.is_shared else None,
-            replaces=turn.preview_ref if number == 0 else None,
             buttons=tuple(question.buttons(approval_id)),
         )
-        outbox.enqueue(db, reply, now)
+        for chat_id in elsewhere:
+            outbox.enqueue(db, replace(asked, chat_id=chat_id, dedupe_key=f"{asked.dedupe_key}:{chat_id}"), now)
+        here = replace(asked, footer=ADMINS_ARE_ASKED.format(approval_id), buttons=()) if elsewhere else asked
+        question_ref = turn.question_ref if turn.chat_kind.is_shared else None
+        place = turn.preview_ref if number == 0 else None
+        outbox.enqueue(db, replace(here, reply_to=question_ref, replaces=place), now)
 
 
 def load_approvals(db: Connection, call_message_id: MessageId) -> Mapping[str, Approval]:
@@ -120,26 +147,32 @@ def load_approvals(db: Connection, call_message_id: MessageId) -> Mapping[str, A
     return {found.tool_call_id: found for found in select(db, Approval, query, (call_message_id,))}
 
 
-def load_pending(db: Connection, chat_id: ChatId, shown_by: Millis | None = None) -> list[PendingApproval]:
-    """Questions that wait for an answer in a chat, oldest first.
+_HERE = "(t.chat_id = :chat_id OR (:is_admins = 1 AND a.answerer = 'admin'))"
+_SHOWN = """EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = :chat_id AND o.part = 0 AND o.first_tried_at <= :shown_by
+  AND o.dedupe_key IN ('approval:' || a.id, 'approval:' || a.id || ':' || o.chat_id))"""
+
+
+def load_pending(
+    db: Connection, chat_id: ChatId, shown_by: Millis | None = None, *, is_admins: bool = False
+) -> list[PendingApproval]:
+    """Questions that wait for an answer in a chat, oldest first; with `is_admins` all that wait for an admin, too.
 
     `shown_by`: only questions that were on their way to the chat by then; who answers cannot mean another.
     """
-    shown = """EXISTS (SELECT 1 FROM outbox o
-      WHERE o.dedupe_key = 'approval:' || a.id AND o.part = 0 AND o.first_tried_at <= ?)"""
-    values = (chat_id,) if shown_by is None else (chat_id, shown_by)
-    condition = "t.chat_id = ?" if shown_by is None else f"t.chat_id = ? AND {shown}"
+    values = {"chat_id": chat_id, "is_admins": int(is_admins), "shown_by": shown_by}
+    condition = _HERE if shown_by is None else f"{_HERE} AND {_SHOWN}"
     return select(db, PendingApproval, f"{_PENDING} AND {condition} ORDER BY a.id", values)
 
 
 def decide(
-    db: Connection, approval: PendingApproval, state: ApprovalState, by: str, reason: str | None, now: Millis
+    db: Connection, one: PendingApproval, state: ApprovalState, by: str, reason: str | None, now: Millis, name: str = ""
 ) -> None:
-    """Store an answer; the last one that its turn waits for lets that run again."""
-    decided = "UPDATE approvals SET state = ?, decided_by = ?, decided_at = ?, reason = ? WHERE id = ?"
-    db.execute(decided, (state, by, now, reason, approval.id))
-    if not db.execute(f"{_PENDING} AND t.id = ? LIMIT 1", (approval.turn_id,)).fetchall():
-        unpause_turn(db, approval.turn_id)
+    """Store an answer, of a person by `name`; the last one that its turn waits for lets that run again."""
+    shown = " ".join(_NOT_IN_NAMES.sub(" ", name).split())[:40] or by
+    outcome = "Expired without an answer" if state is ApprovalState.EXPIRED else f"{state.capitalize()} by {shown}"
+    questions_of.close(db, one.id, state, by, reason, outcome, now)
+    if not db.execute(f"{_PENDING} AND t.id = ? LIMIT 1", (one.turn_id,)).fetchall():
+        unpause_turn(db, one.turn_id)
 
 
 @locks(EVERYTHING)
@@ -162,13 +195,14 @@ def grant(db: Connection, approval: PendingApproval, scope: GrantKind, by: str, 
     """Allow calls of an approval's shape for longer."""
     lineage_id = approval.lineage_id if scope is GrantKind.SESSION else 0
     query = """INSERT INTO tool_grants (chat_id, lineage_id, tool_name, shape, granted_by, created_at)
-    VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"""
+    VALUES (?, ?, ?, ?, ?, ?)
+    ON CONFLICT (chat_id, lineage_id, tool_name, shape) DO UPDATE SET granted_by = excluded.granted_by"""
     db.execute(query, (approval.chat_id, lineage_id, approval.tool_name, approval.shape, by, now))
 
 
-def load_grants(db: Connection, chat_id: ChatId, lineage_id: LineageId) -> set[tuple[str, str]]:
-    """Tools and shapes that need no question in a conversation."""
-    query = "SELECT tool_name, shape FROM tool_grants WHERE chat_id = ? AND lineage_id IN (0, ?)"
+def load_grants(db: Connection, chat_id: ChatId, lineage_id: LineageId) -> set[tuple[str, str, str]]:
+    """Tools and shapes that need no question in a conversation, each with who has allowed it."""
+    query = "SELECT tool_name, shape, granted_by FROM tool_grants WHERE chat_id = ? AND lineage_id IN (0, ?)"
     return set(db.execute(query, (chat_id, lineage_id)).fetchall())
 
 

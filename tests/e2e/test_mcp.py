@@ -38,8 +38,8 @@ def server(world: World, **block: Any) -> dict[str, Any]:
 
 
 async def start(world: World, **servers: Mapping[str, Any]) -> None:
-    """Start the gateway, and wait until its servers are connected."""
-    await world.gateway.start(HERMES_MCP__SERVERS=json.dumps(servers))
+    """Start the gateway, and wait until its servers are connected. The person whose turn it is may say yes."""
+    await world.gateway.start(HERMES_MCP__SERVERS=json.dumps(servers), HERMES_TOOLS__APPROVAL__MCP="ask")
     for name in servers:
         await connected(world, name)
 

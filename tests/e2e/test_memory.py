@@ -189,7 +189,10 @@ async def test_in_a_group_each_person_has_a_part_that_only_their_turns_write(wor
         sender = {"user_id": person, "first_name": name}
         await world.tg.post("message", {"chat_id": -100200, "chat_type": "supergroup", "text": text, **sender})
         count = 1 if person == 42 else 2
-        assert len(await world.replies(count, chat_id=-100200)) == count
+        assert await world.replies(count, chat_id=-100200, match="May I use memory")
+        approval = {"chat_id": -100200, "chat_type": "supergroup", "user_id": 1}
+        await world.tg.post("message", {**approval, "text": f"/approve@lab_gateway_bot a{count}"})
+        assert len(await world.replies(count, chat_id=-100200, match="Noted")) == count
     text = notes_of(world, "USER.md")
     assert "(telegram:42)\n- likes tea\n" in text
     assert "(telegram:43)\n- likes coffee\n" in text
@@ -198,7 +201,7 @@ async def test_in_a_group_each_person_has_a_part_that_only_their_turns_write(wor
         "message",
         {"chat_id": -100200, "chat_type": "supergroup", "text": f"@lab_gateway_bot {steal}", "user_id": 43},
     )
-    assert len(await world.replies(3, chat_id=-100200)) == 3
+    assert await world.replies(1, chat_id=-100200, match="No entry|no entry")
     assert "(telegram:42)\n- likes tea\n" in notes_of(world, "USER.md")
 
 

@@ -143,7 +143,7 @@ async def test_a_stopped_gateway_ends_background_commands_and_says_so_later(worl
 
 
 async def test_a_command_is_shown_and_run_only_after_a_yes_and_polling_needs_none(world: World) -> None:
-    await world.gateway.start(HERMES_TERMINAL__ENABLED="true")
+    await world.gateway.start(HERMES_TERMINAL__ENABLED="true", HERMES_TOOLS__APPROVAL__EXECUTES="ask")
     arguments = {"command": "echo hi > note; exit 3"}
     await world.script(match="note", last_role="user", tool_calls=[{"name": "terminal", "arguments": arguments}])
     await world.say("note it")

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO, TypeVar
 
+from agent.memory.sections import CONTEXT_FILES
 from agent.tools.approvals import fenced, inline
 from agent.tools.arguments import schema, switch, text, whole
 from agent.tools.files.image_reader import ImageReader
@@ -83,6 +84,8 @@ def file_tools(workspaces: WorkspaceStore, images: ImageReader | None = None) ->
     changes: dict[str, Any] = {
         "check": lambda arguments, context: parse_path(arguments["path"]),
         "shape": lambda arguments: ANY_FILE,
+        "reach": lambda shape: "for any file in this chat's workspace",
+        "instructs": lambda arguments: "/".join(parse_path(arguments["path"])) in CONTEXT_FILES,
     }
     return (
         Tool(

@@ -148,6 +148,8 @@ class ServerHandle:
             why_unavailable=lambda: None if self._connection is not None else self._why_down(),
             timeout_seconds=self.settings.seconds + 5,
             shape=lambda arguments: shape,
+            reach=lambda shape: "with any arguments",
+            is_remote=True,
             shown=shown,
             source=server,
         )

@@ -188,6 +188,11 @@ def terminal_tool(
         timeout_seconds=_TIMEOUT_SECONDS,
         is_exempt=lambda arguments: arguments["action"] != "run",
         shape=lambda arguments: command_shape(arguments, is_exact=settings().is_unsafe),
+        reach=lambda shape: (
+            f"running `{shape[:-2]}` with any plain words"
+            if shape.endswith(" …")
+            else f"running exactly\n{fenced(shape, 'sh')}\n"
+        ),
         shown=_shown,
     )
 

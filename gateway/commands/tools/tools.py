@@ -10,11 +10,12 @@ from agent.tools.registry import Tool
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, say
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import CommandError
+from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.tool_runs import load_offer
 from hermes_state.tools import approvals
-from hermes_state.tools.approvals import ApprovalState, GrantKind, PendingApproval
+from hermes_state.tools.approvals import Answerer, ApprovalState, GrantKind, PendingApproval
 from hermes_state.values import Millis, ToolEffect
 
 Decide: TypeAlias = Callable[[Connection, CommandRequest, Sequence[PendingApproval], Millis], str]
@@ -25,6 +26,7 @@ ASKED_LATER = "By the clock I asked after you wrote that, so name the question: 
 _NUMBER = re.compile(r"a?(\d{1,18})", re.IGNORECASE)
 _POLICIES = {
     Policy.ASK: "asks a person first",
+    Policy.ASK_ADMIN: "asks an admin first",
     Policy.ALLOW: "needs no question here",
     Policy.DENY: "refused here (`tools.approval`)",
 }
@@ -56,7 +58,7 @@ def _line(request: CommandRequest, offers: OfferRegistry, tool: Tool, names: lis
         return f"- `{tool.name}`{origin}: off, {reason}"
     policy = ""
     if tool.effect is not ToolEffect.READ_ONLY and tool.needs_approval:
-        policy = f", {_POLICIES[offers.access.policy(tool.effect, chat.key)]}"
+        policy = f", {_POLICIES[offers.access.policy(tool, chat.key)]}"
     behind = ", found through `more_tools`" if names is not None and tool.name not in names else ""
     return f"- `{tool.name}`{origin}: on{policy}{behind}"
 
@@ -88,31 +90,44 @@ async def deny(request: CommandRequest) -> CommandResult:
 
 
 def _answer(request: CommandRequest, decide: Decide, which: str | None) -> CommandResult:
-    async def wake() -> None:
-        request.context.lanes.wake(request.chat.id)
+    chats = {request.chat.id}
 
+    async def wake() -> None:
+        request.context.lanes.turns.on_question()
+        for chat_id in chats:
+            request.context.lanes.wake(chat_id)
+
+    @locks(EVERYTHING)
     def apply(db: Connection, now: Millis) -> CommandReply:
-        return CommandReply(markdown=decide(db, request, _meant(db, request, which), now), is_urgent=True)
+        meant = _meant(db, request, which)
+        chats.update(one.chat_id for one in meant)
+        return CommandReply(markdown=decide(db, request, meant, now), is_urgent=True)
 
     return CommandResult(apply=apply, after=wake)
 
 
 def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequence[PendingApproval]:
     """The questions that an answer is about. Raises `CommandError` where the sender may not answer them."""
-    is_named = which is not None and which != "all"
-    pending = approvals.load_pending(db, request.chat.id, None if is_named else request.row.received_at)
+    is_named, person = which is not None and which != "all", request.row.sender_ref
+    is_admin = request.role is UserRole.ADMIN  # in whose direct chat all questions to admins can be answered
+    load = partial(approvals.load_pending, db, request.chat.id, is_admins=is_admin and not request.chat.kind.is_shared)
+    pending = load(None if is_named else request.row.received_at)
     if which is not None and is_named:
         number = _NUMBER.fullmatch(which)
         pending = [one for one in pending if number is not None and one.id == int(number[1])]
     if not pending:
-        later = [] if is_named else approvals.load_pending(db, request.chat.id)  # or the clock was set back meanwhile
+        later = [] if is_named else load()  # or the clock was set back meanwhile
         raise CommandError(ASKED_LATER.format(later[0].id) if later else NOTHING_WAITS)
     if which is None and len(pending) > 1:
-        names = ", ".join(f"a{one.id}" for one in pending)
+        names = ", ".join(f"a{one.id} (`{one.tool_name}`)" for one in pending)
         raise CommandError(f"{counted(len(pending), 'question')} wait: name one ({names}), or write `all`.")
-    may_answer = request.role is UserRole.ADMIN or all(one.started_by == request.row.sender_ref for one in pending)
-    if not may_answer:
-        raise CommandError("Only whoever started this turn, or an admin, can answer that.")
+    for one in () if is_admin else pending:
+        if one.answerer is Answerer.STARTER and one.started_by != person:
+            raise CommandError("Only whoever started this turn, or an admin, can answer that.")
+        if one.answerer is Answerer.MODERATOR and not request.context.access.may_moderate(person):
+            raise CommandError("Only an admin or a moderator can answer that.")
+        if one.answerer is Answerer.ADMIN:
+            raise CommandError("Only an admin can answer that.")
     return pending
 
 
@@ -127,12 +142,12 @@ def _approve(
         )
     lines = []
     for one in meant:
-        approvals.decide(db, one, ApprovalState.APPROVED, request.row.sender_ref, None, now)
+        approvals.decide(db, one, ApprovalState.APPROVED, request.row.sender_ref, None, now, request.row.sender_name)
         lasts = scope is not GrantKind.ONCE and bool(one.shape)
         if lasts:
             approvals.grant(db, one, scope, request.row.sender_ref, now)
-        reach = "this conversation" if scope is GrantKind.SESSION else "this chat"
-        longer = f"; calls such as `{one.shape}` need no question in {reach} any more" if lasts else ""
+        reach = "conversation" if scope is GrantKind.SESSION else "chat"
+        longer = f"; calls of this kind need no question any more in the {reach} that asked" if lasts else ""
         lines.append(f"Yes to a{one.id} (`{one.tool_name}`){longer}.")
     return "\n".join(lines)
 
@@ -141,5 +156,5 @@ def _deny(
     reason: str | None, db: Connection, request: CommandRequest, meant: Sequence[PendingApproval], now: Millis
 ) -> str:
     for one in meant:
-        approvals.decide(db, one, ApprovalState.DENIED, request.row.sender_ref, reason, now)
+        approvals.decide(db, one, ApprovalState.DENIED, request.row.sender_ref, reason, now, request.row.sender_name)
     return "\n".join(f"No to a{one.id} (`{one.tool_name}`)." for one in meant)

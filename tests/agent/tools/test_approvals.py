@@ -1,10 +1,29 @@
-"""What a question about a call shows."""
+"""Questions about calls: they show all of what would be done, and what a permission for longer covers."""
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 
-from agent.tools.approvals import fenced, inline
+from agent.memory.files import MemoryDirectory
+from agent.tools.approvals import fenced, inline, question_about
+from agent.tools.files.file_tools import file_tools
+from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
+from agent.tools.mcp.servers import ServerHandle
+from agent.tools.mcp.settings import RemoteTool, ServerSettings
+from agent.tools.memory import memory_tool
+from agent.tools.offers import ReadyCall
+from agent.tools.registry import Tool
+from agent.tools.schedules.changes import ScheduleSettings
+from agent.tools.schedules.schedule_tool import schedule_tool
+from agent.tools.terminal.sandbox import TerminalSettings
+from agent.tools.terminal.terminal_tool import BackgroundRegistry, terminal_tool
+from hermes_state.errors import ToolError
+from hermes_state.tools.approvals import Answerer, ApprovalRequest
+from hermes_state.values import SystemClock, ToolCall, ToolEffect
 
 
 @pytest.mark.parametrize(
@@ -27,6 +46,108 @@ def test_what_people_write_with_stays(text: str) -> None:
 
 def test_a_joiner_between_latin_letters_is_shown() -> None:
     assert "r\\u200dm" in inline("r\u200dm")
+
+
+LONG = " ".join(f"word{number}" for number in range(3_000))
+DEEP = "/".join(["folder" * 40] * 39)
+
+
+def tools(folder: Path) -> dict[str, Tool]:
+    async def unused(*_: object) -> None:
+        raise AssertionError
+
+    clock = SystemClock()
+    notes = MemoryDirectory(path=folder, memory_size=1_000, user_size=1_000, holds_secret=lambda text: False)
+    server = ServerHandle(ServerSettings(name="harbour", command="x"), None, clock, str)  # type: ignore[arg-type]
+    remote = RemoteTool(name="bo`ok" + "k" * 300, description="", parameters={}, claims_to_read=False)
+    known = [
+        *file_tools(WorkspaceStore(folder, WorkspaceSettings())),
+        memory_tool(notes),
+        schedule_tool(
+            lambda: ScheduleSettings(zone="UTC", max_per_chat=5, min_minutes=5),
+            lambda person: True,
+            lambda: None,
+            clock,
+        ),
+        terminal_tool(TerminalSettings, lambda chat: folder, BackgroundRegistry(unused)),
+        server._tool("harbour__book", remote),
+        Tool(name="plugin", description="", parameters={}, effect=ToolEffect.WRITES, run=unused),  # type: ignore[arg-type]
+    ]
+    return {tool.name: tool for tool in known}
+
+
+def question(folder: Path, tool: str, arguments: Mapping[str, Any]) -> ApprovalRequest:
+    call = ToolCall(id="1", name=tool, arguments=orjson.dumps(arguments).decode())
+    ready = ReadyCall(call=call, tool=tools(folder)[tool], arguments=dict(arguments))
+    return question_about(ready, Answerer.STARTER)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "shown"),
+    [
+        ("write_file", {"path": "./" * 110 + "AGENTS.md", "content": LONG}, ["`AGENTS.md` with", LONG]),
+        ("write_file", {"path": f"/workspace//{DEEP}/x.py", "content": "1"}, [f"{DEEP}/x.py"]),
+        (
+            "edit_file",
+            {"path": "a/./b", "old": LONG, "new": f"new {LONG}", "all": True},
+            ["`a/b`, each", LONG, "new word0"],
+        ),
+        ("memory", {"action": "add", "target": "user", "text": LONG}, ["add", "user", LONG]),
+        ("memory", {"action": "replace", "target": "memory", "text": "a", "old": LONG}, ["replace", LONG]),
+        ("schedule", {"action": "add", "cron": "0 8 * * mon-fri", "text": LONG}, ["0 8 * * mon-fri", "next", LONG]),
+        ("schedule", {"action": "add", "at": "2099-11-24 08:00", "text": "x"}, ["2099-11-24 08:00"]),
+        ("schedule", {"action": "remove", "id": 1234}, ["Remove", "1234", "`/schedule` lists them"]),
+        (
+            "terminal",
+            {"action": "run", "command": LONG, "background": True, "seconds": 7.5},
+            [LONG, "background", "7.5"],
+        ),
+        (
+            "harbour__book",
+            {"boat": LONG, "url": "https://a.example/" + "x" * 500},
+            [LONG, "x" * 500, "k" * 300, "harbour"],
+        ),
+        ("plugin", {"deep": [{"key": LONG}], "flag": False}, [LONG, "deep", "flag", "false"]),
+    ],
+)
+def test_a_question_shows_every_argument_whole(
+    tmp_path: Path, tool: str, arguments: dict[str, Any], shown: list[str]
+) -> None:
+    text = question(
+        tmp_path, tool, {"background": False, "all": False, **arguments} if tool != "plugin" else arguments
+    ).markdown
+    assert not [words for words in shown if words not in text]
+    assert f"`{tool}`" in text
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/" * 50 + "x", "x" * 300, "a\nb", "a\u202eb"])
+def test_a_path_that_cannot_be_used_is_refused_before_anybody_is_asked(tmp_path: Path, path: str) -> None:
+    for name in ("write_file", "edit_file"):
+        with pytest.raises(ToolError):
+            tools(tmp_path)[name].check({"path": path}, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "covered"),
+    [
+        (
+            "write_file",
+            {"path": "a", "content": "b"},
+            "`write_file` for any file in this chat's workspace, by everybody in this chat",
+        ),
+        ("terminal", {"command": "ls -l", "background": False}, "`terminal` running `ls` with any plain words"),
+        ("terminal", {"command": "make all", "background": False}, "`terminal` running exactly\n```sh\nmake all\n```"),
+        ("harbour__book", {}, "`harbour__book` with any arguments"),
+        ("plugin", {}, "`plugin` with any arguments"),
+    ],
+)
+def test_a_question_says_exactly_what_a_permission_for_longer_covers(
+    tmp_path: Path, tool: str, arguments: dict[str, Any], covered: str
+) -> None:
+    footer = question(tmp_path, tool, arguments).footer(7)
+    assert covered in footer
+    assert "until `/new`" in footer
+    assert "any file of the chat" not in footer
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Which tools a chat may use, in whose turns, and when a person is asked."""
 
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 
 from agent.tools.offers import Policy
 from agent.tools.recall import recall_tools
+from agent.tools.registry import Tool
 from gateway.access.tools import ToolAccessControl
 from gateway.config.tool_settings import ToolsConfig
 from hermes_state.values import ChatKey, ChatKind, ToolEffect, UserRef
@@ -46,10 +49,31 @@ def test_a_tool_for_admins_is_listed_but_run_in_their_turns_only() -> None:
 
 def test_a_chat_has_a_policy_of_its_own() -> None:
     made = control(approval={"executes": "deny"}, approval_on={"telegram:-100": {"writes": "allow"}})
-    assert made.policy(ToolEffect.WRITES, TOPIC) is Policy.ALLOW
-    assert made.policy(ToolEffect.EXECUTES, TOPIC) is Policy.ASK
-    assert made.policy(ToolEffect.WRITES, OTHER) is Policy.ASK
-    assert made.policy(ToolEffect.EXECUTES, OTHER) is Policy.DENY
+    assert made.policy(tool(ToolEffect.WRITES), TOPIC) is Policy.ALLOW
+    assert made.policy(tool(ToolEffect.EXECUTES), TOPIC) is Policy.ASK_ADMIN
+    assert made.policy(tool(ToolEffect.WRITES), OTHER) is Policy.ASK
+    assert made.policy(tool(ToolEffect.EXECUTES), OTHER) is Policy.DENY
+
+
+def tool(effect: ToolEffect, *, is_remote: bool = False) -> Tool:
+    return replace(SEARCH, effect=effect, is_remote=is_remote)
+
+
+@pytest.mark.parametrize(
+    ("block", "writes", "executes"),
+    [
+        ({}, "ask_admin", "ask_admin"),
+        ({"mcp": "ask"}, "ask", "ask"),
+        ({"writes": "ask", "executes": "ask"}, "ask_admin", "ask_admin"),
+        ({"writes": "deny"}, "deny", "ask_admin"),  # what was refused, or needed no question, before there was the key
+        ({"writes": "allow", "executes": "deny"}, "allow", "deny"),
+        ({"writes": "allow", "mcp": "ASK_ADMIN"}, "ask_admin", "ask_admin"),
+    ],
+)
+def test_mcp_tools_have_a_policy_of_their_own(block: dict[str, str], writes: str, executes: str) -> None:
+    made = control(approval=block)
+    assert made.policy(tool(ToolEffect.WRITES, is_remote=True), OTHER) == writes
+    assert made.policy(tool(ToolEffect.EXECUTES, is_remote=True), OTHER) == executes
 
 
 @pytest.mark.parametrize("settings", [{"use": {"a": "maybe"}}, {"approval": {"writes": "yes"}}, {"approvals": {}}])

@@ -7,17 +7,25 @@ import orjson
 import pytest
 
 from agent.tools.approvals import CallPlan, question_about
-from agent.tools.offers import OfferRegistry, Policy
-from agent.tools.registry import ToolContext, ToolRegistry
+from agent.tools.offers import OfferRegistry, OpenAccess, Policy
+from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from agent.tools.schedules.changes import ScheduleSettings
 from agent.tools.schedules.schedule_tool import schedule_tool
 from hermes_state.errors import ToolError
+from hermes_state.tools.approvals import Answerer
 from hermes_state.tools.schedules import load_schedules
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, ChatKind, ToolCall
 from tests.agent.conftest import Chat
 
 SETTINGS = ScheduleSettings(zone="Europe/Berlin", max_per_chat=3, min_minutes=5)
+
+
+class Asking(OpenAccess):
+    """Every tool, after a question."""
+
+    def policy(self, tool: Tool, chat: ChatKey) -> Policy:
+        return Policy.ASK
 
 
 class Tools:
@@ -36,19 +44,20 @@ class Tools:
     async def call(self, action: str, **arguments: Any) -> str:
         """What the model is answered; whether a person was to be asked stands in front."""
         text = orjson.dumps({"action": action, **arguments}).decode()
-        plan = CallPlan()
+        granted = [("schedule", "any", "telegram:42"), ("schedule", "", "telegram:42")]
+        plan = CallPlan(access=Asking(), context=self.context, grants=granted)
         try:
             ready = self._offers.resolve(ToolCall(id="c", name="schedule", arguments=text), self.context)
         except ToolError as error:
             return f"refused: {error}"
-        plan.add(ready, Policy.ASK, None, {("schedule", "any"), ("schedule", "")})
+        plan.add(ready, None)
         reply = await ready.tool.reply(ready.arguments, self.context)
         return f"{'asked' if plan.asking else 'at once'}: {reply.text}"
 
     def question(self, **arguments: Any) -> str:
         text = orjson.dumps({"action": "add", **arguments}).decode()
         ready = self._offers.resolve(ToolCall(id="c", name="schedule", arguments=text), self.context)
-        return question_about(ready).markdown(1)
+        return question_about(ready, Answerer.STARTER).markdown
 
 
 async def test_it_is_made_listed_paused_and_removed(chat: Chat) -> None:

@@ -32,7 +32,7 @@ from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.tools import approvals, subagents
-from hermes_state.tools.approvals import ApprovalRequest, ApprovalState
+from hermes_state.tools.approvals import Answerer, ApprovalRequest, ApprovalState
 from hermes_state.transcripts import NewMessage, hide, load_view
 from hermes_state.turns import TurnClaim
 from hermes_state.values import (
@@ -319,7 +319,9 @@ def asking(db: Connection) -> Asking:
             tool_call_id=call.id,
             tool_name=call.name,
             shape="look",
-            markdown=lambda number: f"May I {number}?",
+            answerer=Answerer.STARTER,
+            markdown="May I?",
+            footer=lambda number: f"/approve a{number}",
             buttons=lambda number: (),
         )
         for call in asked.body.calls

@@ -1,0 +1,3 @@
+-- Who may answer a question, and what it shows.
+ALTER TABLE approvals ADD COLUMN answerer text COLLATE "C" NOT NULL DEFAULT 'starter' CHECK (answerer IN ('starter','moderator','admin'));
+ALTER TABLE approvals ADD COLUMN question text COLLATE "C" NOT NULL DEFAULT '';
