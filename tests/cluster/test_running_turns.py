@@ -8,6 +8,7 @@ import pytest
 from hermes_state.store.seats import LockKind
 from tests.cluster.nodes import Cluster
 from tests.e2e.protocols import conversation_of
+from tests.e2e.test_admin_approvals import shown
 from tests.e2e.test_approvals import delivered
 from tests.e2e.test_compression import FILLER, LAYERS, SMALL
 from tests.e2e.test_costs import PRICES
@@ -98,6 +99,22 @@ async def test_a_question_of_another_node_is_answered(cluster: Cluster, line: st
     assert await cluster.replies(1, match=told)
     await two.wait_for_log("turn.finished")
     assert cluster.query("SELECT state, restarts FROM turns WHERE chat_id = 2") == [("finished", 0)]
+
+
+async def test_an_admin_is_asked_and_told_about_a_call_of_another_node(cluster: Cluster) -> None:
+    _, two = await start_apart(cluster, HERMES_TOOLS__APPROVAL__WRITES="ask_admin")
+    await cluster.say("/whoami", chat_id=ADMIN)
+    assert await cluster.replies(1, match="with the role admin", chat_id=ADMIN)
+    call = {"name": "write_file", "arguments": {"path": "list.txt", "content": "flour"}}
+    await cluster.script(match="write it down", last_role="user", tool_calls=[call])
+    await begin_elsewhere(cluster, "write it down")
+    assert await cluster.replies(1, match="I have asked the admins")
+    assert await cluster.replies(1, match="It is for", chat_id=ADMIN)
+    await cluster.say("/approve", chat_id=ADMIN)
+    assert await cluster.replies(1, match="Wrote 5 bytes")
+    await two.wait_for_log("turn.finished")
+    for chat_id in (42, ADMIN):
+        await shown(cluster, chat_id, r"Approved by .* at \d\d:\d\d")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """A call waits for a person's yes, beside one that needs none; the yes comes, and both have run once.
 
 The question is asked once whatever was killed, unless nobody can know whether it was seen; the call never runs before
-the yes, and never twice.
+the yes, and never twice. In the end every message that shows the question says what came of it, also where an admin
+was asked in a chat of their own.
 """
 
 from collections import Counter
@@ -14,13 +15,16 @@ from tests.crash.invariants import copies, file_problems, opened, undecided_rows
 from tests.crash.world import World
 from tests.fakes.llm_legality import untidy
 
-CHAT = 42
+CHAT, ADMIN = 42, 1
+ASKS_ADMIN = {"HERMES_TOOLS__APPROVAL__WRITES": "ask_admin", "HERMES_ACCESS__ADMINS": "telegram:1"}
 QUESTION = "May I use sign?"
+HELLO = "Hello."
 YES = "Yes to a1 (sign)."
 ANSWER = "It is signed, or nobody knows."
 UNKNOWN = "Outcome unknown"
 
 SCRIPT: list[dict[str, object]] = [
+    {"match": "good morning", "text": HELLO},
     {"match_any": f"{SIGN_DONE}|{UNKNOWN}", "text": ANSWER},
     {
         "match": "sign it",
@@ -32,33 +36,54 @@ SCRIPT: list[dict[str, object]] = [
 ]
 
 
-async def play(world: World) -> None:
-    """Run the scenario to its end, kills included. Raises `Stuck`."""
-    await world.telegram.post("chat", {"chat_id": CHAT})
+async def play(world: World, asked: int = CHAT) -> None:
+    """Run the scenario to its end, kills included; `asked` is the chat that answers. Raises `Stuck`."""
+    for chat_id in {CHAT, asked}:
+        await world.telegram.post("chat", {"chat_id": chat_id})
     await world.llm.post("script", [{**rule, "times": -1} for rule in SCRIPT])
     world.start()
+    if asked != CHAT:  # the bot cannot write to somebody who never wrote to it
+        await world.say(asked, "good morning", asked)
+        await _until_seen(world, HELLO, asked)
     await world.say(CHAT, "sign it")
-    await _until_seen(world, QUESTION)
-    await world.say(CHAT, "/approve all")
-    await _until_seen(world, YES)
-    await _until_seen(world, ANSWER)
+    await _until_seen(world, QUESTION, CHAT)
+    await _until_seen(world, QUESTION, asked)
+    await world.say(asked, "/approve all", asked)
+    await _until_seen(world, YES, asked)
+    await _until_seen(world, ANSWER, CHAT)
+    for chat_id in {CHAT, asked}:
+        await _until_seen(world, "Approved by", chat_id)
     await world.end()
 
 
-async def _until_seen(world: World, words: str) -> None:
+async def play_with_admin(world: World) -> None:
+    """Run it where an admin is asked."""
+    await play(world, ADMIN)
+
+
+async def _until_seen(world: World, words: str, chat_id: int) -> None:
     async def is_seen() -> bool:
-        return any(words in text for text in await world.visible(CHAT))
+        return any(words in text for text in await world.visible(chat_id))
 
     await world.until(f"{words!r} is on screen", is_seen)
 
 
 async def problems_of(world: World) -> list[str]:
     """Everything that is not as promised, one sentence each."""
+    return await _problems(world, CHAT)
+
+
+async def problems_with_admin_of(world: World) -> list[str]:
+    """The same where an admin was asked."""
+    return await _problems(world, ADMIN)
+
+
+async def _problems(world: World, asked: int) -> list[str]:
     with closing(opened(world.home / "state.db")) as db:
         found = [*undecided_rows(db), *file_problems(db)]
         approvals = db.execute("SELECT state, decided_by FROM approvals").fetchall()
         runs = db.execute("SELECT tool_name, state FROM tool_runs ORDER BY id").fetchall()
-    if approvals != [("approved", "telegram:42")]:
+    if approvals != [("approved", f"telegram:{asked}")]:
         found.append(f"the approvals are {approvals}")
     ran = Counter(world.effects.read_text().split() if world.effects.exists() else [])["signed"]
     states = dict(runs)
@@ -70,17 +95,26 @@ async def problems_of(world: World) -> list[str]:
         found.append(f"the runs are {runs}, and the call ran {ran} times")
     if ran > 1:
         found.append(f"the call ran {ran} times")
-    return [*found, *await _screen_problems(world)]
+    if asked == CHAT:
+        return [*found, *await _screen_problems(world, CHAT, YES, ANSWER)]
+    found += await _screen_problems(world, CHAT, ANSWER)
+    return [*found, *await _screen_problems(world, asked, HELLO, YES)]
 
 
-async def _screen_problems(world: World) -> list[str]:
-    visible = await world.visible(CHAT)
+async def _screen_problems(world: World, chat_id: int, *expected: str) -> list[str]:
+    """What is wrong on screen. A copy of the question whose id was lost with the process keeps its buttons."""
+    shown = await world.visible(chat_id)
+    asked = [text for text in shown if QUESTION in text]
+    closed = [text for text in asked if "Approved by" in text]
+    found = [] if len(closed) == 1 else [f"{len(closed)} messages say that the question was answered"]
+    if len(asked) - len(closed) > world.kill_count:
+        found.append(f"the question is on screen {len(asked)} times")
+    visible = [text for text in shown if QUESTION not in text]
     counts = Counter(visible)
     counts.pop(NOT_TAKEN, None)
-    found = []
-    for words in (QUESTION, YES, ANSWER):
-        shown = next((text for text in visible if words in text), "").removeprefix(REPEAT_MARK)
-        found += copies(counts, shown, world.kill_count) if shown else [f"{words!r} is not on screen"]
+    for words in expected:
+        seen = next((text for text in visible if words in text), "").removeprefix(REPEAT_MARK)
+        found += copies(counts, seen, world.kill_count) if seen else [f"{words!r} is not on screen"]
     found += [f"nobody expects {text[:80]!r} on screen" for text in counts]
     return found + [f"the model was sent {row}" for row in untidy(await world.llm.get("violations"))]
 

@@ -96,6 +96,17 @@ SCENARIOS = {
             pairs=20,
         ),
         Scenario(
+            name="asking_admins",
+            play=approving.play_with_admin,
+            problems_of=approving.problems_with_admin_of,
+            untouched_problems_of=approving.untouched_problems_of,
+            environ=approving.ASKS_ADMIN,
+            labels=frozenset(Label),
+            samples=8,
+            other_samples=0,
+            pairs=20,
+        ),
+        Scenario(
             name="giving",
             play=giving.play,
             problems_of=giving.problems_of,

@@ -241,9 +241,9 @@ class World:
 
     # ---- what people see -------------------------------------------------------------------------------------------
 
-    async def say(self, chat_id: int, text: str) -> int:
+    async def say(self, chat_id: int, text: str, user_id: int = 42) -> int:
         """A person writes; returns the id that acknowledges the update."""
-        more = {"user_id": 42} | ({} if chat_id > 0 else {"chat_type": "supergroup"})
+        more = {"user_id": user_id} | ({} if chat_id > 0 else {"chat_type": "supergroup"})
         made = await self.telegram.post("message", {"chat_id": chat_id, "text": text, **more})
         return int(made["update_id"]) + 1
 
