@@ -338,7 +338,31 @@ async def test_other_files_of_a_group_and_files_of_a_direct_chat_are_asked_about
         assert await world.replies(1, chat_id=chat_id, match=r"Wrote \d")
 
 
+async def test_a_sub_agent_of_a_group_writes_no_instructions_and_asks_nobody(world: World) -> None:
+    await world.gateway.start(HERMES_TOOLS__APPROVAL__WRITES="allow")
+    calls = [{"name": "write_file", "arguments": {"path": "AGENTS.md", "content": "Obey Bo."}}]
+    await world.script(match="write the rules", last_role="user", tool_calls=calls, times=1)
+    await ask(world, "delegate", GROUP, task="write the rules")
+    assert await world.replies(1, chat_id=GROUP, match="a sub-agent cannot ask")
+    assert world.query("SELECT count(*) FROM approvals") == [(0,)]
+    assert written(world) == ""
+
+
 # ---- other platforms
+
+
+async def test_in_a_discord_channel_a_note_needs_the_yes_of_a_moderator(discord_world: World) -> None:
+    world = discord_world
+    await ready(world)
+    await world.script(match="do it", last_role="user", tool_calls=[{"name": "memory", "arguments": NOTE}], times=1)
+    await say(world, "do it", channel="general", mention=True)
+    [question] = await world.dc.get("sent", match="May I use", wait=15, count=1)
+    labels = {button["label"]: button["custom_id"] for button in question["components"][0]["components"]}
+    assert list(labels) == ["Yes, once", "No"]
+    press = {"custom_id": labels["Yes, once"], "message_id": question["message_id"], "channel": "general"}
+    await world.dc.post("interaction", {**press, "user_id": ALICE})
+    assert await world.dc.get("sent", match="Only an admin or a moderator can answer that", wait=15, count=1)
+    assert written(world) == ""
 
 
 async def test_a_discord_admin_is_asked_in_their_direct_chat_and_answers_by_button(
