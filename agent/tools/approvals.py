@@ -140,7 +140,7 @@ _LOOK_ALIKE = re.compile(
 """Letters of scripts in which some look like Latin ones."""
 _WHOLE_WORD = re.compile(r"(?<!\w)[асеорухѕіјԁһԛԝАВЕКМНОРСТУХЅІЈονΑΒΕΖΗΙΚΜΝΟΡΤΥΧ]+(?!\w)")  # noqa: RUF001 - that is the point
 """Words of letters alone that cannot be told from Latin ones."""
-_GAP = re.compile(r"[ \t]{60,}|\n{12,}")
+_GAP = re.compile(r"[^\S\n]{60,}|(?:[^\S\n]{0,59}\n){12,}")
 """White space that moves what follows out of sight."""
 
 
@@ -164,7 +164,9 @@ def _visible(text: str) -> str:
     text = _NOT_PLAIN.sub(_shown, printable(text))
     if not text.isascii():
         text = _WORD.sub(lambda word: _LOOK_ALIKE.sub(_coded, word[0]) if _LATIN.search(word[0]) else word[0], text)
-    return _GAP.sub(lambda gap: f"[{len(gap[0]):,} {'line ends' if gap[0][0] == chr(10) else 'spaces or tabs'}]", text)
+    return _GAP.sub(
+        lambda gap: f"[{gap[0].count(chr(10)) or len(gap[0]):,} {'line ends' if chr(10) in gap[0] else 'spaces'}]", text
+    )
 
 
 def _coded(found: re.Match[str]) -> str:

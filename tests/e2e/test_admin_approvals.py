@@ -139,7 +139,9 @@ async def test_several_questions_are_listed_and_answered_by_number(world: World)
     await ask(world, chat_id=43)
     await shown(world, ADMIN, "May I use", 2)
     await world.say("/approve", chat_id=ADMIN)
-    assert await world.replies(1, match=r"2 questions wait: name one \(a1 .*write_down.*, a2", chat_id=ADMIN)
+    assert await world.replies(
+        1, match=r"2 questions wait: name one \(a1 .*write_down for telegram:42.*, a2", chat_id=ADMIN
+    )
     await world.say("/approve a2", chat_id=ADMIN)
     assert await world.replies(1, match="written", chat_id=43)
     assert world.query("SELECT state FROM approvals ORDER BY id") == [("pending",), ("approved",)]

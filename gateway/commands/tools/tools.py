@@ -119,7 +119,7 @@ def _meant(db: Connection, request: CommandRequest, which: str | None) -> Sequen
         later = [] if is_named else load()  # or the clock was set back meanwhile
         raise CommandError(ASKED_LATER.format(later[0].id) if later else NOTHING_WAITS)
     if which is None and len(pending) > 1:
-        names = ", ".join(f"a{one.id} (`{one.tool_name}`)" for one in pending)
+        names = ", ".join(f"a{one.id} (`{one.tool_name}` for `{one.started_by}`)" for one in pending)
         raise CommandError(f"{counted(len(pending), 'question')} wait: name one ({names}), or write `all`.")
     for one in () if is_admin else pending:
         if one.answerer is Answerer.STARTER and one.started_by != person:

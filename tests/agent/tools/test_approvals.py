@@ -177,7 +177,9 @@ def test_a_command_in_which_a_letter_looks_like_another_shows_its_code() -> None
 
 
 def test_white_space_that_hides_what_follows_is_counted() -> None:
-    assert fenced("ls" + " " * 500 + "; reboot") == "```\nls[500 spaces or tabs]; reboot\n```"
+    assert fenced("ls" + " " * 500 + "; reboot") == "```\nls[500 spaces]; reboot\n```"
+    assert fenced("ls" + "\u3000\u00a0" * 50 + "; reboot") == "```\nls[100 spaces]; reboot\n```"
+    assert fenced("ls" + " \n" * 50 + "reboot") == "```\nls[50 line ends]reboot\n```"
     assert fenced("ls" + "\n" * 50 + "reboot") == "```\nls[50 line ends]reboot\n```"
 
 
