@@ -42,7 +42,7 @@ _PLAIN_QUOTES = {
     for odd in odds
 }
 
-ANY_FILE = "any file of the chat"
+ANY_FILE = "any file in this chat's workspace"
 """Shape of calls that change files: what is allowed for longer is allowed for all of them."""
 PATH = "Path in the workspace, such as notes/plan.md."
 
@@ -84,7 +84,7 @@ def file_tools(workspaces: WorkspaceStore, images: ImageReader | None = None) ->
     changes: dict[str, Any] = {
         "check": lambda arguments, context: parse_path(arguments["path"]),
         "shape": lambda arguments: ANY_FILE,
-        "reach": lambda shape: "for any file in this chat's workspace",
+        "reach": lambda shape: f"for {shape}",
         "instructs": lambda arguments: "/".join(parse_path(arguments["path"])) in CONTEXT_FILES,
     }
     return (

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.tools.files.file_tools import ANY_FILE
 from hermes_state.engines.sqlite.connections import prepare_writer, register_functions
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, migrate, newest_schema, shipped_migrations
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
@@ -144,3 +145,13 @@ def test_statements_keep_triggers_strings_and_comments_whole() -> None:
     -- the end; really
     """
     assert [" ".join(statement.split())[-12:] for statement in statements(sql)] == ["EFAULT ';');", "'end;'; END;"]
+
+
+def test_a_permission_for_files_keeps_its_meaning_under_its_new_name(db: sqlite3.Connection, path: Path) -> None:
+    migrate(db, path, [one for one in SHIPPED if one.name < "0021"])
+    chat = "platform, account, chat_ref, kind, created_at, updated_at"
+    db.execute(f"INSERT INTO chats ({chat}) VALUES ('a', 'a', '1', 'direct', 1, 1)")
+    grant = "chat_id, tool_name, shape, granted_by, created_at"
+    db.execute(f"INSERT INTO tool_grants ({grant}) VALUES (1, 'write_file', 'any file of the chat', 'a:1', 1)")
+    migrate(db, path)
+    assert db.execute("SELECT shape FROM tool_grants").fetchall() == [(ANY_FILE,)]
