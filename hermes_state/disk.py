@@ -1,7 +1,34 @@
-"""Files that are on disk for certain."""
+"""Files that are on disk for certain, and the room that is left there."""
 
 import os
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Room(NamedTuple):
+    """Room on a disk: bytes, and files that can still be made (inodes)."""
+
+    bytes: int
+    files: int
+
+    @classmethod
+    def on(cls, folder: Path) -> "Room":
+        """Room on the disk of a folder. Raises `OSError`. A file system that does not count files has room for all."""
+        disk = os.statvfs(folder)
+        return cls(disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else 1 << 62)
+
+    @classmethod
+    def reserve(cls, folder: Path) -> "Room":
+        """Room that tools leave to the database: a part of the disk, at most `MIN_ROOM`."""
+        disk = os.statvfs(folder)
+        return cls(min(MIN_ROOM.bytes, disk.f_blocks * disk.f_frsize // 50), min(MIN_ROOM.files, disk.f_files // 50))
+
+    def is_short(self, bytes: int, files: int) -> bool:
+        return self.bytes < bytes or self.files < files
+
+
+MIN_ROOM = Room(200_000_000, 50_000)
+"""Room at which a command is ended, on a disk that had more when it began."""
 
 
 def flush(path: Path) -> None:

@@ -1,6 +1,10 @@
 """Helpers of tests that run commands in a real sandbox."""
 
 import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +47,14 @@ async def all_gone(mark: str) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+@contextmanager
+def small_disk(folder: Path, options: str) -> Iterator[Path]:
+    """A disk of its own at a folder, with the options of a tmpfs; only root can have one."""
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder]).returncode:
+        pytest.skip("this user cannot mount a disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)

@@ -153,7 +153,7 @@ class TerminalConfig(BaseConfig):
     seconds: float = setting(120, ge=1, le=86_400, unit="seconds")
     """Longest time that a command may take, unless it runs in the background; `model.turn_seconds` holds, too."""
     memory_mb: int = setting(512, ge=64, le=1_048_576, unit="MB")
-    """Memory of a command, all its processes together; files in its `/tmp` may take half as much beside it."""
+    """Memory of a command: all its processes, shared memory, and files in its `/tmp`, together."""
     max_processes: int = setting(100, ge=10, le=10_000, unit="processes")
     """Processes and threads of a command."""
     output_chars: int = setting(20_000, ge=1_000, le=1_000_000, unit="characters")

@@ -30,6 +30,7 @@ from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.model.sizes import SizeSource
 from agent.tools.mcp.servers import missing_sdk
 from agent.tools.mcp.settings import ServerState, ServerStatus
+from agent.tools.terminal.control_groups import has_groups
 from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
 from gateway.access.tools import find_admin_chats
 from gateway.assembly import open_attachments
@@ -48,6 +49,7 @@ from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.turns.terminal import terminal_settings
 from hermes_state.admin.overview import describe, load_overview
 from hermes_state.admin.overview import find_fault as find_database_fault
+from hermes_state.disk import Room
 from hermes_state.engines.opening import open_resting
 from hermes_state.engines.postgres.nodes import find_faults, load_nodes
 from hermes_state.engines.sqlite.connections import check_engine
@@ -58,8 +60,8 @@ from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.values import SystemClock, ToolEffect
 
-LOW_DISK_BYTES = 1_000_000_000
-MIN_DISK_BYTES = 100_000_000
+LOW_DISK = Room(1_000_000_000, 20_000)
+MIN_DISK = Room(100_000_000, 1_000)
 
 STOP_MARGIN_SECONDS = 40
 """Time that stopping may take after the drain, in seconds: a preview in flight, the last answers, goodbyes, closing."""
@@ -133,9 +135,10 @@ def _warnings(warnings: Sequence[str]) -> Iterator[CheckResult]:
 
 def _state(state: StateDirectory, environ: Mapping[str, str]) -> Iterator[CheckResult]:
     existing = next(path for path in (state.home, *state.home.parents) if path.is_dir())
-    free = shutil.disk_usage(existing).free
-    result = failed if free < MIN_DISK_BYTES else warning if free < LOW_DISK_BYTES else fine
-    yield result("disk", f"{free / 1e9:.1f} GB free at {existing}.")
+    free = Room.on(existing)
+    result = failed if free.is_short(*MIN_DISK) else warning if free.is_short(*LOW_DISK) else fine
+    files = f" and {free.files:,} files" if free.files < LOW_DISK.files else ""
+    yield result("disk", f"{free.bytes / 1e9:.1f} GB{files} free at {existing}.")
     with suppress(ConfigError):  # the configuration's finding has said what is wrong with the address
         yield from _database(state, find_store_url(environ))
 
@@ -350,7 +353,9 @@ def check_terminal(config: Config) -> Iterator[CheckResult]:
     elif (fault := terminal_fault(settings)) is not None:
         yield failed("terminal", f"The terminal is on, but no command can be run: {fault}.")
     else:
-        yield fine("terminal", f"Commands run in a sandbox, {'with' if settings.network else 'without'} the network.")
+        counted_by = "the kernel" if has_groups() else "the gateway (it can make no control group; see docs/tools.md)"
+        text = f"Commands run in a sandbox, {'with' if settings.network else 'without'} the network."
+        yield fine("terminal", f"{text} Their memory is counted by {counted_by}.")
 
 
 def check_servers(config: Config, statuses: Sequence[ServerStatus]) -> Iterator[CheckResult]:

@@ -5,26 +5,22 @@ it, however it was started. The same happens when the gateway's own process ends
 """
 
 import asyncio
+import ctypes
 import os
 import re
 import signal
 import socket
 import struct
-import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TextIO
 
-from agent.tools.terminal.sandbox import (
-    ENVIRON,
-    TerminalSettings,
-    bound_process,
-    bound_processes,
-    command_words,
-    remove_group,
-)
+from agent.tools.terminal.control_groups import ControlGroup, Usage, of_chat, total
+from agent.tools.terminal.sandbox import ENVIRON, TerminalSettings, bound_process, command_words, socket_filter
 from hermes_state.aio import Backoff, cancel_all
+from hermes_state.disk import MIN_ROOM, Room
 from hermes_state.errors import ToolError
 from hermes_state.text import printable, well_formed
 
@@ -34,8 +30,8 @@ _BEGIN_SECONDS = 30.0
 """Longest wait for a sandbox to stand, in seconds."""
 _CLOSE_SECONDS = 2.0
 """Longest wait, in seconds, for the rest of the output once everything was killed."""
-_MIN_FREE_BYTES = 200_000_000
-"""Room on the workspace's disk at which commands are ended: the database needs it more."""
+_CROWDED: Final = 0.875
+"""Part of what all commands may use together, from which on the chat that uses most has to give way."""
 _OWN_PROCESSES = 4
 """Processes of a sandbox that are its own."""
 _PIECE_BYTES = 1 << 16
@@ -120,14 +116,21 @@ class RunningCommand:
     """A command that was started. Its `stopped_for` tells which bound has ended it, if one did."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, output: OutputReader, folder: Path, settings: TerminalSettings
+        self,
+        process: asyncio.subprocess.Process,
+        output: OutputReader,
+        folder: Path,
+        settings: TerminalSettings,
+        group: ControlGroup | None,
     ) -> None:
         self._process, self._output = process, output
-        self._folder, self._settings = folder, settings
-        self._proc: Path | None = None
-        """`/proc` as it is inside, None without a sandbox."""
-        self._group: Path | None = None
-        self._min_free = min(_MIN_FREE_BYTES, _free_bytes(folder) // 2)
+        self._folder, self._settings, self._group = folder, settings, group
+        self._memory: SandboxMemory | None = None
+        """Counts what the sandbox uses where no control group does."""
+        room = Room.on(folder)
+        self._min_room = Room(min(MIN_ROOM.bytes, room.bytes // 2), min(MIN_ROOM.files, room.files // 2))
+        self._max_file_bytes = room.bytes - self._min_room.bytes
+        self.usage = Usage()
         self._started_at = time.monotonic()
         self._seconds: float | None = None
         """Time that it took, None while it runs."""
@@ -136,15 +139,19 @@ class RunningCommand:
     @classmethod
     async def start(cls, command: str, folder: Path, settings: TerminalSettings, *, has_end: bool = True) -> Self:
         """Start a command in `folder`. Raises `ToolError` with the reason why it could not be."""
-        words, output = command_words(command, folder, settings), OutputReader(settings.output_chars)
+        memory, processes = min(settings.memory_mb, of_chat().memory >> 20), of_chat().processes - _OWN_PROCESSES
+        settings = replace(settings, memory_mb=memory, max_processes=min(settings.max_processes, processes))
         gate, their_gate = socket.socketpair()
         gate.setblocking(False)
         gate.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        read_fd, write_fd = os.pipe()
-        output.open(read_fd)
-        with gate:
+        with gate, their_gate, socket_filter() as kept:
+            words, output = command_words(command, folder, settings, kept), OutputReader(settings.output_chars)
+            group = ControlGroup.make(folder.name, Usage(memory << 20, settings.max_processes + _OWN_PROCESSES))
+            read_fd, write_fd = os.pipe()
+            output.open(read_fd)
             try:
                 process = await asyncio.create_subprocess_exec(
+                    *(() if group is None else group.words()),
                     *words,
                     stdin=their_gate.fileno(),
                     stdout=write_fd,
@@ -152,16 +159,20 @@ class RunningCommand:
                     env=ENVIRON,
                     cwd=folder,
                     start_new_session=True,  # a terminal's Ctrl-C is the gateway's
+                    pass_fds=kept,
                 )
+                made = cls(process, output, folder, settings, group)
             except BaseException as error:
                 output.close()
+                if group is not None:
+                    group.remove()
                 if isinstance(error, OSError):
-                    raise ToolError(f"the command could not be started: {error.strerror}") from error
+                    raise ToolError(f"the command could not be started: {error.strerror or error}") from error
                 raise
             finally:
-                their_gate.close()
                 os.close(write_fd)
-            made = cls(process, output, folder, settings)
+            their_gate.close()
+            _RUNNING.add(made)
             try:
                 await made._begin(gate, has_end=has_end)
             except BaseException:
@@ -177,16 +188,17 @@ class RunningCommand:
             async with asyncio.timeout(_BEGIN_SECONDS):
                 await is_there.wait()
             line, credentials, _, _ = gate.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
-            if not line:
+            if not line or not credentials:
                 return  # there is no sandbox, and the output says why
             pid, _, _ = _CREDENTIALS.unpack(credentials[0][2])
-            bound_process(pid, self._settings, has_end=has_end)
-            self._group = bound_processes(pid, self._settings.max_processes)
-            if not self._settings.is_unsafe:
-                self._proc = Path(f"/proc/{pid}/root/proc")
+            bound_process(pid, self._settings, max_file_bytes=self._max_file_bytes, has_end=has_end)
+            if not self._settings.is_unsafe and self._group is None:
+                self._memory = SandboxMemory(pid)
             gate.send(b"\n")
-        except (OSError, TimeoutError) as error:
-            raise ToolError(f"the command could not be started: {error or 'it took too long'}") from error
+        except TimeoutError as error:
+            raise ToolError("the command could not be started: its sandbox took too long to set up") from error
+        except OSError as error:
+            raise ToolError(f"the command could not be started: {error}") from error
         finally:
             loop.remove_reader(gate)
 
@@ -214,7 +226,12 @@ class RunningCommand:
             self._seconds = time.monotonic() - self._started_at
             self._output.close()
             if self._group is not None:
-                remove_group(self._group)
+                if self._group.look()[1]:
+                    self.stopped_for = self.stopped_for or self._too_much_memory
+                self._group.remove()
+            if self._memory is not None:
+                self._memory.close()
+            _RUNNING.discard(self)
 
     def stop(self, reason: str) -> None:
         """End it; `finish` returns then."""
@@ -249,46 +266,118 @@ class RunningCommand:
         """End the command when all its processes together take more than they may."""
         for pause in _LOOKS:
             await asyncio.sleep(pause)  # nothing tells of a process that takes too much
-            excess = await asyncio.to_thread(self._find_excess)
+            try:
+                excess = await asyncio.to_thread(self._find_excess)
+            except RuntimeError:  # there are so many processes that no thread can be started
+                excess = self._find_excess()
             if excess is not None:
                 return self.stop(excess)
 
+    @property
+    def _too_much_memory(self) -> str:
+        return f"having used more than {self._settings.memory_mb} MB of memory"
+
     def _find_excess(self) -> str | None:
-        if _free_bytes(self._folder) < self._min_free:
-            return "want of room on the disk"
-        return find_excess(self._proc, self._settings) if self._proc is not None else None
+        with suppress(OSError):  # a folder that is gone
+            if Room.on(self._folder).is_short(*self._min_room):
+                return "want of room on the disk"
+        bound, is_over = Usage(self._settings.memory_mb << 20, self._settings.max_processes + _OWN_PROCESSES), False
+        if self._group is not None:
+            self.usage, is_over = self._group.look()
+        elif self._memory is not None:
+            self.usage = self._memory.look(bound.memory)
+            is_over = self.usage.memory > bound.memory
+            if self.usage.processes > bound.processes:
+                return f"having had more than {self._settings.max_processes} processes"
+        return self._too_much_memory if is_over else self._find_crowd()
+
+    def _find_crowd(self) -> str | None:
+        """The reason why this command gives way: it uses most in its chat, which uses more than its share."""
+        chats: dict[Path, list[RunningCommand]] = {}
+        for one in tuple(_RUNNING):
+            chats.setdefault(one._folder, []).append(one)
+        used = {chat: Usage(*map(sum, zip(*(one.usage for one in all_), strict=True))) for chat, all_ in chats.items()}
+        everything = Usage(*map(sum, zip(*used.values(), strict=True)))
+        mine, largest = used[self._folder], max(used.values(), key=_share)
+        is_crowded = everything.share_of(total()) > _CROWDED and mine is largest
+        if not is_crowded and mine.share_of(of_chat()) <= 1:
+            return None
+        is_largest = self is max(chats[self._folder], key=lambda one: _share(one.usage))
+        return "the commands of this chat having used too much together" if is_largest else None
 
 
+_RUNNING: Final[set[RunningCommand]] = set()
 _SIGNALS = frozenset(signal.Signals)
 
 
-def find_excess(proc: Path, settings: TerminalSettings) -> str | None:
-    """The bound that the processes below a sandbox's own `/proc` exceed together; None also where it cannot be read."""
-    max_bytes, processes, resident = settings.memory_mb << 20, 0, 0
-    with suppress(OSError):
-        inside = [path for path in proc.iterdir() if path.name.isdecimal()]
+def _share(used: Usage) -> float:
+    return used.share_of(total())
+
+
+class SandboxMemory:
+    """Counts the processes of a sandbox and their memory from outside, also what is shared and what no process maps."""
+
+    def __init__(self, pid: int) -> None:
+        """`pid`: a process that waits at the gate, with the lists of System V's objects open as 3, 4 and 5."""
+        self._root = Path(f"/proc/{pid}/root")
+        self._lists: list[TextIO] = []
+        with suppress(OSError), open(os.pidfd_open(pid)) as process:
+            for number in (3, 4, 5):
+                descriptor = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process.fileno(), number, 0)
+                if descriptor >= 0:
+                    self._lists.append(open(descriptor))  # noqa: SIM115  # until `close`
+
+    def close(self) -> None:
+        for one in self._lists:
+            one.close()
+
+    def look(self, max_bytes: int) -> Usage:
+        """What is used now. Mapped memory is told apart only above `max_bytes // 2`: to find that out takes long."""
+        processes, own, mapped, files = 0, 0, 0, dict[tuple[int, int], int]()
+        inside: list[Path] = []
+        with suppress(OSError):
+            inside += [path for path in (self._root / "proc").iterdir() if path.name.isdecimal()]
         for path in inside:
             with suppress(OSError):  # it has ended meanwhile
                 processes += len(os.listdir(path / "task"))
-                resident += int((path / "statm").read_bytes().split()[1]) * _PAGE_BYTES
-            if processes > settings.max_processes + _OWN_PROCESSES:
-                return f"having had more than {settings.max_processes} processes"
-        if resident > max_bytes and sum(map(_own_bytes, inside)) > max_bytes:
-            return f"having used more than {settings.memory_mb} MB of memory"
-    return None
+                own += int((path / "statm").read_bytes().split()[1]) * _PAGE_BYTES
+                for link in (path / "fd").iterdir():
+                    if os.readlink(link).startswith("/memfd:"):
+                        status = link.stat()
+                        files[status.st_dev, status.st_ino] = status.st_blocks * 512
+        if own > max_bytes // 2:
+            found = [_mapped(path) for path in inside]
+            own, mapped = sum(one for one, _ in found), sum(shared for _, shared in found)
+        shared = sum(files.values()) + sum(map(self._disk_bytes, ("tmp", "dev/shm"))) + self._listed_bytes()
+        return Usage(own + max(mapped, shared), processes)
+
+    def _disk_bytes(self, name: str) -> int:
+        """Memory of a file system that lies in memory; each file has about a kilobyte beside its content."""
+        with suppress(OSError):
+            disk = os.statvfs(self._root / name)
+            return (disk.f_blocks - disk.f_bfree) * disk.f_frsize + (disk.f_files - disk.f_ffree) * 1024
+        return 0
+
+    def _listed_bytes(self) -> int:
+        """Memory of the segments, messages and semaphores of System V."""
+        used = 0
+        for file in self._lists:
+            file.seek(0)
+            kind, *rows = (line.split() for line in file)
+            for row in rows:
+                used += 1024 + sum(int(row[kind.index(name)]) * size for name, size in _LISTED.items() if name in kind)
+        return used
 
 
-def _own_bytes(path: Path) -> int:
-    """Memory of a process, with its share of what several have; slow to find out, so only in case of doubt."""
+_PIDFD_GETFD = 438
+_LISTED = {"rss": 1, "swap": 1, "cbytes": 1, "qnum": 64, "nsems": 64}
+"""Columns of what System V's calls have made, each with the bytes of one."""
+
+
+def _mapped(path: Path) -> tuple[int, int]:
+    """Memory of a process with its part of what several have, and how it is shared: its own, and shared memory."""
     with suppress(OSError):
-        found = re.search(rb"^Pss:\s+(\d+) kB", (path / "smaps_rollup").read_bytes(), re.MULTILINE)
-        return int(found[1]) << 10 if found is not None else 0
-    return 0
-
-
-def _free_bytes(folder: Path) -> int:
-    """Room on the disk of a folder; none is known of one that is gone."""
-    with suppress(OSError):
-        disk = os.statvfs(folder)
-        return disk.f_bavail * disk.f_frsize
-    return sys.maxsize
+        text = (path / "smaps_rollup").read_bytes()
+        all_, shared = (int(one) << 10 for one in re.findall(rb"^Pss(?:_Shmem)?:\s+(\d+) kB", text, re.MULTILINE))
+        return all_ - shared, shared
+    return 0, 0

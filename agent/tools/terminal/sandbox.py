@@ -12,14 +12,17 @@ and the command waits behind a gate until somebody who is still there has bounde
 ('setpriv', ['--', 'bash', '-c', b'ls'])
 """
 
+import errno
 import os
 import resource
 import shutil
+import socket
+import struct
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -95,9 +98,11 @@ def probe_sandbox() -> SandboxInfo:
     for options in _FORMS:
         if os.geteuid() == 0 and _PROC[0] not in options:
             continue  # the number of root's processes is bounded by nobody but who can see them
-        words = sandboxed("true", Path("/usr"), TerminalSettings(), options)
         try:
-            subprocess.run(words, capture_output=True, timeout=10, check=True, env=ENVIRON, stdin=subprocess.DEVNULL)
+            with socket_filter() as kept:
+                words = sandboxed("true", Path("/usr"), TerminalSettings(), options, socket_filter=kept)
+                run = partial(subprocess.run, timeout=10, check=True, env=ENVIRON, stdin=subprocess.DEVNULL)
+                run(words, capture_output=True, pass_fds=kept)
         except (OSError, subprocess.SubprocessError) as error:
             said = said or (getattr(error, "stderr", None) or b"").decode(errors="replace") or str(error)
         else:
@@ -112,7 +117,9 @@ def terminal_fault(settings: TerminalSettings) -> str | None:
     return None if settings.is_unsafe else probe_sandbox().fault
 
 
-def command_words(command: str, folder: Path, settings: TerminalSettings) -> Sequence[str | bytes]:
+def command_words(
+    command: str, folder: Path, settings: TerminalSettings, kept: Sequence[int] = ()
+) -> Sequence[str | bytes]:
     """Words of the process that runs a shell command in `folder`, for `ENVIRON` and that directory.
 
     The command begins when the process is told so (`GATE`). Raises `ToolError` with what is missing, or wrong with it.
@@ -127,17 +134,56 @@ def command_words(command: str, folder: Path, settings: TerminalSettings) -> Seq
         return [*GATE, *_shell(command)]
     if folder.resolve().is_relative_to("/usr"):
         raise ToolError("no command can be run: the state directory is below /usr, which every command can read")
-    return sandboxed(command, folder, settings, probe_sandbox().options, GATE)
+    return sandboxed(command, folder, settings, probe_sandbox().options, GATE, kept)
 
 
 _ENDED_TOGETHER: Final = "setpriv --pdeathsig KILL unshare --user --map-current-user --pid --mount-proc --kill-child --"
 """Makes what follows the first process of a namespace, which ends with us."""
-GATE: Final = ("sh", "-c", 'echo >&0; read -r _ && exec "$@" </dev/null', "gate")
-"""Says a line on standard input, a socket, and waits there for one before it goes on. Ends when nobody is there."""
+_GATE: Final = """
+test -r /proc/sysvipc && exec 3</proc/sysvipc/shm 4</proc/sysvipc/msg 5</proc/sysvipc/sem
+echo >&0; read -r _ && exec "$@" </dev/null 3<&- 4<&- 5<&-
+"""
+GATE: Final = ("sh", "-c", _GATE, "gate")
+"""Says a line on standard input, a socket, and waits there for one before it goes on. Ends when nobody is there.
+
+Meanwhile it has the sandbox's own lists of what is shared by System V's calls open, for whoever counts that.
+"""
+
+_MACHINES: Final = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198), "riscv64": (0xC00000F3, 198)}
+"""Numbers of an architecture, and of its call that makes a socket."""
+_FAMILIES: Final = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
+"""Kinds of sockets that a network namespace bounds; AF_VSOCK, for one, would reach the host of a virtual machine."""
+
+
+@contextmanager
+def socket_filter() -> Iterator[Sequence[int]]:
+    """Open a filter for bubblewrap, by which programs make sockets of `_FAMILIES` alone; nothing where it is unknown.
+
+    Calls of another architecture and io_uring (425), which make sockets too, are refused as ones that do not exist.
+    """
+    if (machine := _MACHINES.get(os.uname().machine)) is None:
+        yield ()
+        return
+    (load, equal, above, end), (architecture, call), last = (0x20, 0x15, 0x35, 0x06), machine, len(_FAMILIES)
+    program = (
+        *((load, 0, 0, 4), (equal, 0, last + 6, architecture), (load, 0, 0, 0)),
+        *((above, last + 4, 0, 1 << 30), (equal, last + 3, 0, 425), (equal, 0, last + 3, call), (load, 0, 0, 16)),
+        *((equal, last - number + 1, 0, family) for number, family in enumerate(_FAMILIES)),
+        *((end, 0, 0, 0x5_0000 | errno.EAFNOSUPPORT), (end, 0, 0, 0x5_0000 | errno.ENOSYS), (end, 0, 0, 0x7FFF_0000)),
+    )
+    with open(os.memfd_create("socket filter"), "r+b", buffering=0) as file:
+        file.write(b"".join(struct.pack("=HBBI", *step) for step in program))
+        file.seek(0)
+        yield (file.fileno(),)
 
 
 def sandboxed(
-    command: str, folder: Path, settings: TerminalSettings, options: Sequence[str], gate: Sequence[str] = ()
+    command: str,
+    folder: Path,
+    settings: TerminalSettings,
+    options: Sequence[str],
+    gate: Sequence[str] = (),
+    socket_filter: Sequence[int] = (),
 ) -> list[str | bytes]:
     """Words of a command in a sandbox, with the bubblewrap options that `probe_sandbox` has found to work."""
     tmp_bytes, is_whole = str(settings.memory_mb << 19), _PROC[0] in options
@@ -146,6 +192,7 @@ def sandboxed(
         *(*(_ENDED_TOGETHER.split() if is_whole else ()), "bwrap", "--unshare-all", "--new-session"),
         *("--die-with-parent", "--uid", "1000", "--gid", "1000", "--cap-drop", "ALL"),
         *(("--share-net",) if settings.network else ()),
+        *(word for one in socket_filter for word in ("--seccomp", str(one))),
         *("--ro-bind", "/usr", "/usr", *_program_folders(), "--ro-bind", str(_USERS), "/etc/passwd"),
         *(word for path in readable.split() for word in ("--ro-bind-try", path, path)),
         *(*options, "--dev", "/dev", "--size", tmp_bytes, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
@@ -172,7 +219,7 @@ def _shell(command: str) -> tuple[str | bytes, ...]:
     return shell, "-c", command.encode()
 
 
-def bound_process(pid: int, settings: TerminalSettings, *, has_end: bool) -> None:
+def bound_process(pid: int, settings: TerminalSettings, *, max_file_bytes: int, has_end: bool) -> None:
     """Bound a process that waits at the gate, and what will come of it: each by itself.
 
     `has_end`: its processor time is bounded like its time. What it writes to counts as memory, and not all that it
@@ -180,7 +227,7 @@ def bound_process(pid: int, settings: TerminalSettings, *, has_end: bool) -> Non
     """
     bounds = {
         resource.RLIMIT_DATA: settings.memory_mb << 20,
-        resource.RLIMIT_FSIZE: _MAX_FILE_BYTES,
+        resource.RLIMIT_FSIZE: min(_MAX_FILE_BYTES, max_file_bytes),
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 1_024,
     }
@@ -194,38 +241,3 @@ def bound_process(pid: int, settings: TerminalSettings, *, has_end: bool) -> Non
         resource.prlimit(pid, bound, (most, most))
     os.setpriority(os.PRIO_PROCESS, pid, 10)
     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
-
-
-_CONTROL_GROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/pids"))
-"""Where control groups that count processes can be, in the two versions of them."""
-_GROUP_NAME = "hermes-gateway-command-{}"
-
-
-def bound_processes(pid: int, max_processes: int) -> Path | None:
-    """A new control group that bounds the processes which come of a process; None where none can be made.
-
-    For root alone: whatever else bounds the number of processes of a user does not bound root's, and a program that
-    multiplies has thousands before anybody has looked.
-    """
-    if os.geteuid() != 0:
-        return None
-    for parent in _CONTROL_GROUPS:
-        for old in parent.glob(_GROUP_NAME.format("*")):
-            remove_group(old)
-        group = parent / _GROUP_NAME.format(pid)
-        try:
-            group.mkdir(exist_ok=True)
-            for name, value in (("pids.max", max_processes), ("cgroup.procs", pid)):
-                with open(group / name, "r+") as file:  # which is there, or this is no such group
-                    file.write(str(value))
-        except OSError:
-            remove_group(group)
-        else:
-            return group
-    return None
-
-
-def remove_group(group: Path) -> None:
-    """Remove a control group; one in which something still ends stays for the next that is made."""
-    with suppress(OSError):
-        group.rmdir()

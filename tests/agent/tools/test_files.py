@@ -27,6 +27,7 @@ from hermes_state.values import ChatKey, Image, MessageBody, ToolCall
 from tests.agent.conftest import Chat
 from tests.agent.tools.calls import call
 from tests.hermes_state.rows import CALL
+from tests.sandboxes import small_disk
 
 NOTED = Answer(text="Noted.", call=CALL, reported_prompt_tokens=None)
 
@@ -517,3 +518,21 @@ async def test_a_dozen_searches_at_once_hold_few_handles(desk: Desk) -> None:
         await asyncio.sleep(0)
     assert all("found in" in search.result() for search in searches)
     assert 100 <= most < 240
+
+
+@pytest.mark.parametrize("options", ["size=16m", "size=64m,nr_inodes=400"], ids=["bytes", "files"])
+async def test_file_tools_leave_the_rest_of_the_disk_to_the_database(options: str, desk: Desk) -> None:
+    desk.folder.mkdir(parents=True, exist_ok=True)
+    with small_disk(desk.folder.parent, options):
+        await desk.call("write_file", path="first.md", content="x")
+        filler = desk.folder.parent / "filler"
+        if options == "size=16m":
+            filler.write_bytes(bytes(16_500_000))
+        else:
+            filler.mkdir()
+            for number in range(390):
+                (filler / str(number)).touch()
+        text = await desk.fail("write_file", path="second.md", content="x" * 5_000)
+        assert "the disk is almost full" in text
+        assert os.statvfs(desk.folder).f_favail > 0
+        await desk.call("read_file", path="first.md")

@@ -91,6 +91,27 @@ async def test_an_abstract_socket_of_the_machine_is_not_there(folder: Path) -> N
         assert "[exit code 1;" in await run(look, folder)
 
 
+SOCKETS = """
+import ctypes, errno, socket
+for family in (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK):
+    socket.socket(family, socket.SOCK_DGRAM).close()
+for family in (socket.AF_VSOCK, socket.AF_ALG, socket.AF_PACKET, 1 << 32 | socket.AF_VSOCK):
+    made = ctypes.CDLL(None, use_errno=True).syscall(NUMBER, ctypes.c_ulong(family), 1, 0)
+    print(family, made, errno.errorcode[ctypes.get_errno()])
+print("io_uring", ctypes.CDLL(None, use_errno=True).syscall(425, 1, None), errno.errorcode[ctypes.get_errno()])
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the number of a system call")
+async def test_only_sockets_that_a_network_namespace_bounds_can_be_made(folder: Path) -> None:
+    """AF_VSOCK would reach the host of a virtual machine, whatever network there is."""
+    (folder / "sockets.py").write_text(SOCKETS.replace("NUMBER", "41"))
+    for network in (False, True):
+        _, *lines = (await run("/usr/bin/python3 sockets.py", folder, network=network)).splitlines()
+        assert [line.split()[1:] for line in lines] == [["-1", "EAFNOSUPPORT"]] * 4 + [["-1", "ENOSYS"]]
+    assert "Seccomp:\t2" in await run("grep Seccomp: /proc/self/status", folder)
+
+
 async def test_there_are_no_privileges_and_a_setuid_program_gives_none(folder: Path) -> None:
     report = await run(
         "cp /usr/bin/id me; chmod 6755 me; ./me -u; ./me -ru; grep -E 'Cap|NoNew' /proc/self/status", folder
