@@ -1,9 +1,9 @@
 """Asyncio helpers: waiting with a timeout, exponential backoff, cancelling tasks, and cancellations nobody ordered."""
 
 import asyncio
-from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, TypeVar
@@ -68,6 +68,29 @@ async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
         return False
     task.result()
     return True
+
+
+class FairSlots:
+    """Slots of which nobody takes more than remain free for others: the first may have half of them, and so on."""
+
+    def __init__(self, count: int) -> None:
+        self._free, self._held = count, Counter[Hashable]()
+        self._changed = asyncio.Event()
+        """Set at the next change, and then replaced."""
+
+    @asynccontextmanager
+    async def taken_by(self, who: Hashable) -> AsyncIterator[None]:
+        """Have a slot within this block, after a wait for one."""
+        while self._held[who] >= self._free:
+            await self._changed.wait()
+        self._free, self._held[who] = self._free - 1, self._held[who] + 1
+        try:
+            yield
+        finally:
+            self._free, self._held[who] = self._free + 1, self._held[who] - 1
+            self._held += Counter()  # drops those that hold none
+            self._changed.set()
+            self._changed = asyncio.Event()
 
 
 def track(tasks: set[asyncio.Task[T]], task: asyncio.Task[T]) -> asyncio.Task[T]:

@@ -9,10 +9,15 @@ import msgspec
 from hermes_state.journal import take_up
 from hermes_state.sessions import start_subagent_session
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, insert_row, select_one
+from hermes_state.store.sql import Connection, insert_row, scalar, select_one
 from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.turns import RunningTurn, TurnClaim, load_running, require_running
 from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId, TurnState
+
+
+MAX_SUBAGENTS = 20
+"""Most sub-agents of one answer."""
+_TOO_MANY = f"this answer has had {MAX_SUBAGENTS} sub-agents, and no more are allowed: do the rest yourself"
 
 
 class SubagentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +45,7 @@ VALUES (?, ?, 'running', ?, ?, ?, ?, ?)
 def open_subagent(
     db: Connection, claim: TurnClaim, call_message_id: MessageId, tool_call_id: str, task: str, now: Millis
 ) -> RunningTurn | SubagentReport:
-    """The sub-agent of a call, opened with its task or taken up; its report if it has ended.
+    """The sub-agent of a call, opened with its task or taken up; its report if it has ended, or why there is none.
 
     `claim`: the turn that has called it. Raises `TurnMoved` when that is not the caller's any more.
     """
@@ -48,6 +53,8 @@ def open_subagent(
     known = select_one(db, SubagentReport, _OF_CALL, (call_message_id, tool_call_id))
     if known is not None:
         return take_up(db, load_running(db, known.id)) if known.state is TurnState.RUNNING else known
+    if scalar(db, int, "SELECT count(*) FROM turns WHERE parent_turn_id = ?", (parent.id,)) >= MAX_SUBAGENTS:
+        return SubagentReport(id=parent.id, state=TurnState.FAILED, text=_TOO_MANY)
     lineage_id = start_subagent_session(db, parent.chat_id, call_message_id, now)
     call = (parent.id, call_message_id, tool_call_id)
     turn_id = insert_row(db, TurnId, _OPEN, (parent.chat_id, lineage_id, parent.started_by, now, *call))

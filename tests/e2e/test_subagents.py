@@ -288,3 +288,19 @@ async def test_the_model_is_the_conversations_unless_another_is_named(
     used = world.query("SELECT DISTINCT purpose, model FROM model_calls ORDER BY purpose")
     assert used == [("subagent", model), ("turn", "lab-64k")]
     assert await world.violations() == []
+
+
+@pytest.mark.each_protocol
+async def test_an_answer_has_no_more_sub_agents_than_are_allowed(world: World) -> None:
+    await world.gateway.start()
+    await hand_on(world, *(f"count barrel {number}" for number in range(30)))
+    await world.say("hand it on")
+    assert await world.replies(1, wait=60)
+    assert [state for state, _ in subagents(world)] == ["finished"] * 20
+    refused = [text for text in await results(world) if "no more are allowed" in text]
+    assert len(refused) == 10
+    assert len(await world.asked(0, wait=0)) == 22
+    await hand_on(world, "count the last barrel")
+    await world.say("hand it on")
+    assert await world.replies(2, wait=60)
+    assert len(subagents(world)) == 21, "the next answer may have its own"

@@ -1,5 +1,6 @@
 """The web tools of a whole gateway: pages and searches reach the model, and nothing private does."""
 
+import asyncio
 import base64
 import json
 import re
@@ -43,6 +44,8 @@ class Site:
                 raise web.HTTPFound(self.url.replace("127.0.0.1", "localhost") + "/secret")
             case "/search":
                 return web.json_response(FOUND)
+            case "/hangs":
+                await asyncio.sleep(600)
         return web.Response(text="the key of the cellar is under the mat")
 
 
@@ -136,3 +139,20 @@ async def test_switched_off_there_are_none(world: World) -> None:
     await world.converse("hello")
     [first] = await world.asked(1)
     assert "web_" not in str(first["body"].get("tools"))
+
+
+async def test_pages_that_hang_in_one_chat_hold_up_no_other(world: World, site: Site) -> None:
+    await world.gateway.start(HERMES_WEB__PRIVATE_HOSTS="127.0.0.1", HERMES_ACCESS__ALLOW_ALL="true")
+    hanging = [{"name": "web_fetch", "arguments": {"url": f"{site.url}/hangs"}}] * 20
+    await world.script(match="read them all", last_role="user", tool_calls=hanging, times=1)
+    await world.say("read them all")
+    async with asyncio.timeout(15):
+        while len(site.asked) < 8:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # another process asks
+    page = [{"name": "web_fetch", "arguments": {"url": f"{site.url}/boats"}}]
+    await world.script(match="read one", last_role="user", tool_calls=page, times=1)
+    await world.say("read one", chat_id=43)
+    async with asyncio.timeout(8):
+        while not await world.visible(43):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    assert site.asked == ["/hangs"] * 8 + ["/boats"]

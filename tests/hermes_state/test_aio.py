@@ -9,6 +9,7 @@ from hermes_state import aio
 from hermes_state.aio import (
     Backoff,
     CancelledElsewhereError,
+    FairSlots,
     cancel_all,
     make_way,
     own_cancellation,
@@ -110,3 +111,31 @@ async def test_of_tasks_that_wake_together_only_so_many_begin_in_one_round(
         await asyncio.sleep(0)
     assert len(began) == 5
     assert len(set(began)) == rounds
+
+
+async def test_nobody_takes_more_slots_than_remain_for_others() -> None:
+    slots, end, taken = FairSlots(8), asyncio.Event(), list[str]()
+
+    async def hold(who: str) -> None:
+        async with slots.taken_by(who):
+            taken.append(who)
+            await end.wait()
+
+    async with asyncio.TaskGroup() as group:
+        for who in ("first", "second", "third", "fourth"):
+            tasks = [group.create_task(hold(who)) for _ in range(20)]
+            await asyncio.sleep(0)
+            if who == "fourth":
+                for task in tasks:
+                    task.cancel()  # which waits, and takes nothing with it
+        assert taken == ["first"] * 4 + ["second"] * 2 + ["third"] + ["fourth"]
+        end.set()
+    assert taken.count("first") == taken.count("second") == taken.count("third") == 20
+
+
+async def test_a_slot_is_free_again_after_an_error() -> None:
+    slots = FairSlots(1)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="broken"):
+            async with slots.taken_by("one"):
+                raise ValueError("broken")

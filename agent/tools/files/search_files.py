@@ -22,6 +22,7 @@ from agent.tools.files.file_tools import encoding_of, stored_row
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import whole_text
 from agent.tools.registry import Tool, ToolContext
+from hermes_state.aio import FairSlots
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
 from hermes_state.values import ToolEffect
@@ -88,10 +89,10 @@ class _SearchState:
 def search_tool(workspaces: WorkspaceStore) -> Tool:
     """`search_files`."""
 
-    turns = asyncio.Semaphore(_MAX_SEARCHES)
+    turns = FairSlots(_MAX_SEARCHES)
 
     async def search(arguments: dict[str, Any], context: ToolContext) -> str:
-        async with turns:
+        async with turns.taken_by(context.chat_id):
             return await search_alone(arguments, context)
 
     async def search_alone(arguments: dict[str, Any], context: ToolContext) -> str:

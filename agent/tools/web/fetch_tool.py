@@ -1,6 +1,5 @@
 """Tool `web_fetch`: a page of the web as text, read by a worker."""
 
-import asyncio
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from agent.tools.arguments import schema, text
 from agent.tools.registry import Tool, ToolContext
 from agent.tools.web.fetching import FetchResult, FetchSettings, fetch_page
 from agent.workers import run_worker
+from hermes_state.aio import FairSlots
 from hermes_state.errors import ToolError
 from hermes_state.text import enclosed, well_formed
 from hermes_state.values import ToolEffect
@@ -45,14 +45,14 @@ def fetch_tool(
     settings: Callable[[], FetchSettings], holds_secret: Callable[[str], bool], fault: Callable[[], str | None]
 ) -> Tool:
     """`web_fetch`; `fault` is the reason why it cannot be used now."""
-    pages, workers = asyncio.Semaphore(_MAX_PAGES), asyncio.Semaphore(_MAX_WORKERS)
+    pages, workers = FairSlots(_MAX_PAGES), FairSlots(_MAX_WORKERS)
 
     async def run(arguments: dict[str, Any], context: ToolContext) -> str:
         url: str = arguments["url"]
         check_secret(url, holds_secret)
-        async with pages:
+        async with pages.taken_by(context.chat_id):
             page = await fetch_page(url, settings(), is_readable)
-            async with workers:
+            async with workers.taken_by(context.chat_id):
                 return _told(page, await _read(page))
 
     return Tool(
