@@ -170,7 +170,10 @@ class _Daemon:
         self._lanes = self._make_lanes(gates)
         self._previews = RemotePreviews(store=store, adapters=self._adapters, make=self._lanes.turns.remote_preview_of)
         self._delivery.close_remote = self._previews.close
-        self._approvals = ApprovalRunner(store=store, lanes=self._lanes, clock=clock, asked=self._asked)
+        self._approvals = ApprovalRunner(
+            store=store, lanes=self._lanes, has_access=self._access.has_access, clock=clock, asked=self._asked
+        )
+        self._access.on_loaded = self._end_revoked
         self._schedules = self._make_schedules()
         self._commands = self._make_commands()
         self._intake = GatewayIntake(
@@ -372,6 +375,11 @@ class _Daemon:
         await asyncio.to_thread(terminal_fault, terminal_settings(self._runtime.config.terminal))
         _freeze_memory()
         self._tools.connect(self._group)
+
+    async def _end_revoked(self) -> None:
+        """End what people without access have left open: questions and background commands."""
+        self._asked.set()
+        await self._tools.end_revoked()
 
     async def _drain(self) -> None:
         """Drain: let turns finish and answers go out, within bounds; a second signal cuts it short."""

@@ -97,6 +97,10 @@ class ToolBuilder:
         await self.background.stop(reason, has_none)
         self.connect(group)
 
+    async def end_revoked(self) -> None:
+        """End the background commands of people who have no access any more."""
+        await self.background.stop("access having been revoked", lambda it: self.access().role_of(it.started_by) is None)
+
     def connect(self, group: asyncio.TaskGroup) -> None:
         """Start the servers that are configured, and end those that are not any more."""
         self.servers.configure(server_settings(self.loaded().config.mcp), group)

@@ -4,6 +4,7 @@ People are known by stable ids. A revocation holds from the next event on.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
 import structlog
@@ -43,6 +44,8 @@ class AccessControl:
         self._loading = asyncio.Lock()
         self._changed = asyncio.Event()
         """Set by the next load, and then replaced."""
+        self.on_loaded: Callable[[], Awaitable[None]] | None = None
+        """Ends what people without access have left running."""
         self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
@@ -54,14 +57,16 @@ class AccessControl:
             for pause in Backoff():
                 try:
                     self._paired = await self._store.read(load_roles)
-                    await self._store.write(queue_steers, lambda ref: self.role_of(ref) is not None)
+                    await self._store.write(queue_steers, self.has_access)
                     self._changed.set()
                     self._changed = asyncio.Event()
                     log.debug("access.loaded", paired=len(self._paired))
-                    return
+                    break
                 except StoreUnavailable as error:
                     log.warning("access.stale", retry_seconds=pause, error=str(error))
                 await asyncio.sleep(pause)  # a revocation that is stored must hold: nothing else would bring it here
+        if self.on_loaded is not None:
+            await self.on_loaded()
 
     async def follow(self, changed: asyncio.Event) -> None:
         """Load again each time the configuration has changed; until cancelled."""
@@ -78,6 +83,9 @@ class AccessControl:
         if ref in self._paired:
             return self._paired[ref]
         return UserRole.USER if access.allow_all or ref in access.allow or ref in access.moderators else None
+
+    def has_access(self, ref: UserRef) -> bool:
+        return self.role_of(ref) is not None
 
     async def load_role(self, ref: UserRef) -> UserRole | None:
         """The role of a person. Where none is known here the pairings are read: another node may have let them in."""

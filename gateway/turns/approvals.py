@@ -1,6 +1,7 @@
-"""Expiry of questions: a turn that waits too long for a person's yes goes on with a no."""
+"""Expiry of questions: a turn that waits too long for a person's yes, or whose person lost access, goes on with a no."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -11,7 +12,7 @@ from hermes_state.aio import Backoff, wait_until
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.tools import approvals
-from hermes_state.values import Clock
+from hermes_state.values import Clock, UserRef
 
 log = structlog.get_logger()
 
@@ -25,9 +26,10 @@ class ApprovalRunner:
 
     store: Store
     lanes: LaneRegistry
+    has_access: Callable[[UserRef], bool]
     clock: Clock
     asked: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a question was stored, or closed."""
+    """Set when a question was stored or closed, and when people's access has changed."""
 
     async def run(self) -> None:
         """Expire questions when they are due; until cancelled."""
@@ -50,7 +52,7 @@ class ApprovalRunner:
                 await wait_until(self.asked, min(seconds, MAX_SLEEP_SECONDS))
 
     async def _expire(self) -> None:
-        for chat_id in await self.store.write(approvals.expire_pending, self.clock.now()):
+        for chat_id in await self.store.write(approvals.expire_pending, self.has_access, self.clock.now()):
             log.info("approval.expired", chat_id=chat_id)
             self.lanes.wake(chat_id)
         for chat_id in await self.store.read(outbox.load_chats_owed_questions):

@@ -176,9 +176,11 @@ def decide(
 
 
 @locks(EVERYTHING)
-def expire_pending(db: Connection, now: Millis) -> list[ChatId]:
-    """Answer no to what was asked too long ago; returns the chats whose turns go on."""
-    late = select(db, PendingApproval, f"{_PENDING} AND a.expires_at <= ? ORDER BY a.id", (now,))
+def expire_pending(db: Connection, has_access: Callable[[UserRef], bool], now: Millis) -> list[ChatId]:
+    """Answer no to what was asked too long ago, and in turns of people without access; returns the chats that go on."""
+    overdue = {one.id for one in select(db, PendingApproval, f"{_PENDING} AND a.expires_at <= ?", (now,))}
+    pending = select(db, PendingApproval, f"{_PENDING} ORDER BY a.id")
+    late = [one for one in pending if one.id in overdue or not has_access(one.started_by)]
     for approval in late:
         decide(db, approval, ApprovalState.EXPIRED, "", None, now)
     return [approval.chat_id for approval in late]

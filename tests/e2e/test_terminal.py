@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from tests.e2e.protocols import prompt_of
+from tests.e2e.test_discord import ALICE, ready, say, sent
 from tests.e2e.world import World
 from tests.sandboxes import all_gone, needs_sandbox, processes_with
 
@@ -156,3 +157,74 @@ async def test_a_command_is_shown_and_run_only_after_a_yes_and_polling_needs_non
     await world.script(match="what runs", last_role="user", tool_calls=listing)
     await world.say("what runs?")
     assert "no background commands" in (await world.replies(4))[-1]
+
+
+@pytest.mark.parametrize("how", ["configuration", "pairing"])
+async def test_revoking_access_ends_background_commands_and_open_questions(world: World, how: str) -> None:
+    world.gateway.environ.pop("HERMES_ACCESS__ALLOW")
+    world.home.mkdir(mode=0o700)
+    config = world.home / "config.yaml"
+    config.write_text("terminal: {enabled: true}\naccess: {allow: [telegram:42, telegram:43]}")
+    await world.gateway.start(HERMES_TOOLS__APPROVAL__EXECUTES="allow")
+    if how == "pairing":
+        config.write_text("terminal: {enabled: true}\naccess: {allow: [telegram:43]}")
+        world.gateway.signal(signal.SIGHUP)
+        await world.gateway.wait_for_log("config.reloaded")
+        await world.say("let me in")
+        [reply] = await world.replies(1)
+        await world.say(f"/pair approve {reply.split('pair approve ')[1].split()[0].rstrip(',')}", chat_id=1)
+        await world.replies(1, chat_id=1)
+    calls = {"sleep\x00283": 43, "sleep\x00284": 42}
+    for mark, chat_id in calls.items():
+        arguments = {"command": mark.replace("\0", " "), "background": True}
+        call = [{"name": "terminal", "arguments": arguments}]
+        await world.script(match="serve", last_role="user", tool_calls=call, times=1)
+        await world.say("serve it", chat_id=chat_id)
+        await started(mark)
+    note = [{"name": "write_file", "arguments": {"path": "note.md", "content": "x"}}]
+    await world.script(match="note it", last_role="user", tool_calls=note, times=2)
+    for chat_id in (42, 43):
+        await world.replies(2 if how == "pairing" and chat_id == 42 else 1, chat_id=chat_id)
+        await world.say("note it", chat_id=chat_id)
+        assert await world.replies(1, chat_id=chat_id, match="note.md")
+    if how == "configuration":
+        config.write_text("terminal: {enabled: true}\naccess: {allow: [telegram:43]}")
+        world.gateway.signal(signal.SIGHUP)
+    else:
+        await world.say("/pair revoke telegram:42", chat_id=1)
+    assert await all_gone("sleep\x00284")
+    [notice] = await world.replies(1, match="Background command")
+    assert "stopped, for access having been revoked" in notice
+    async with asyncio.timeout(15):
+        while world.query("SELECT count(*) FROM approvals WHERE state = 'expired'") != [(1,)]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)  # a database of another process has no event to wait for
+    assert processes_with("sleep\x00283"), "that of somebody who keeps access"
+    assert world.query("SELECT count(*) FROM approvals WHERE state = 'pending'") == [(1,)]
+    assert not list(world.home.glob("workspaces/*/note.md"))
+
+
+async def test_revoking_access_ends_what_was_started_on_discord(discord_world: World) -> None:
+    world = discord_world
+    config = world.home / "config.yaml"
+    access = {key: value for key, value in world.gateway.environ.items() if key.startswith("HERMES_ACCESS__ALLOW")}
+    for key in access:
+        world.gateway.environ.pop(key)
+    world.home.mkdir(mode=0o700, exist_ok=True)
+    config.write_text(f"terminal: {{enabled: true}}\naccess: {{allow: [discord:{ALICE}]}}")
+    await ready(world, HERMES_TOOLS__APPROVAL__EXECUTES="allow")
+    call = [{"name": "terminal", "arguments": {"command": "sleep 282", "background": True}}]
+    await world.script(match="serve", last_role="user", tool_calls=call, times=1)
+    await say(world, "serve it")
+    await started("sleep\x00282")
+    note = [{"name": "write_file", "arguments": {"path": "note.md", "content": "x"}}]
+    await world.script(match="note it", last_role="user", tool_calls=note, times=1)
+    await sent(world, 1)
+    await say(world, "note it")
+    assert any("note.md" in text for text in await sent(world, 2))
+    config.write_text("terminal: {enabled: true}")
+    world.gateway.signal(signal.SIGHUP)
+    assert await all_gone("sleep\x00282")
+    assert await sent(world, 1, match="access having been revoked")
+    async with asyncio.timeout(15):
+        while world.query("SELECT count(*) FROM approvals WHERE state = 'expired'") != [(1,)]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)  # a database of another process has no event to wait for

@@ -451,7 +451,9 @@ class TestGateway:
             clock=clock,
         )
 
-        approvals = ApprovalRunner(store=store, lanes=self.lanes, clock=clock, asked=self.asked)
+        approvals = ApprovalRunner(
+            store=store, lanes=self.lanes, has_access=self.access.has_access, clock=clock, asked=self.asked
+        )
         group.create_task(approvals.run(), name="approvals")
 
     async def start(self) -> None:
