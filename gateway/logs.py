@@ -6,6 +6,7 @@ redactor over every value is the net beneath that rule.
 
 import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -58,7 +59,9 @@ def configure_logging(
     as_json = settings.format == "json" or (settings.format == "auto" and not stream.isatty())
     handlers = [_with_formatter(_StreamHandler(stream), redaction, as_json=as_json, stream=stream)]
     if settings.file and directory is not None:
-        file = _FileHandler(directory / "gateway.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8")
+        file = _FileHandler(  # opened by its first line: a full disk does not end the start
+            directory / "gateway.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8", delay=True
+        )
         handlers.append(_with_formatter(file, redaction, as_json=True))
     root = logging.getLogger()
     for old in list(root.handlers):
@@ -151,7 +154,16 @@ class _StreamHandler(_QuietHandler, logging.StreamHandler[TextIO]):
 
 
 class _FileHandler(_QuietHandler, RotatingFileHandler):
-    pass
+    """Handler that opens its file again when somebody has deleted, moved or replaced it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        file, stream = Path(self.baseFilename), self.stream
+        with contextlib.suppress(OSError):  # `super` says why it cannot write
+            if stream and not (file.exists() and os.path.samestat(file.stat(), os.fstat(stream.fileno()))):
+                self.stream = None
+                file.parent.mkdir(parents=True, exist_ok=True)
+                stream.close()
+        super().emit(record)
 
 
 def _with_formatter(

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import re
+import shutil
 import sys
 import time
 import unicodedata
@@ -205,6 +206,28 @@ def test_lines_that_cannot_be_written_are_told_once_and_not_shown(
         with contextlib.suppress(OSError):  # what is left in its buffer cannot be written either
             handler.close()
     assert len(stream.getvalue().splitlines()) == 3
+
+
+@pytest.mark.parametrize("loss", ["file", "folder", "moved", "replaced"])
+def test_a_log_file_that_somebody_takes_away_is_opened_again(loss: str, stream: io.StringIO, tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    file, log = folder / "gateway.log", structlog.get_logger("x")
+    configure_logging(LoggingConfig(), secrets=[], directory=folder, stream=stream)
+    log.info("first.written")
+    match loss:
+        case "file":
+            file.unlink()
+        case "folder":
+            shutil.rmtree(folder)
+        case "moved":
+            file.rename(tmp_path / "gateway.log.old")
+        case "replaced":
+            file.unlink()
+            file.touch()
+    log.info("second.written")
+    log.info("third.written")
+    assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["second.written", "third.written"]
 
 
 def test_configuring_again_replaces_the_first_handlers(stream: io.StringIO, tmp_path: Path) -> None:
