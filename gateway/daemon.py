@@ -58,6 +58,7 @@ from gateway.turns.terminal import terminal_settings
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
 from hermes_state.aio import run_until
+from hermes_state.disk import take_reserve
 from hermes_state.engines.opening import StoreSettings, open_store
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, HermesError
@@ -186,7 +187,7 @@ class _Daemon:
             delivery=self._delivery,
             clock=clock,
         )
-        self._heartbeat = Heartbeat(store, self._adapters, environ, self._lanes.tell_all_broken)
+        self._heartbeat = Heartbeat(store, self._adapters, environ, self._lanes.tell_all_broken, loaded.home)
         self._jobs = JobRunner(store=store, runtime=self._runtime, clock=clock, files=files)
         self._membership = Membership(store, clock, lambda: self._runtime.config)
         self._node = self._make_node()
@@ -353,6 +354,7 @@ class _Daemon:
         tasks.append(self._group.create_task(self._load_late(), name="late"))
         async with serve_control(self._loaded.control_socket, self._operator.handlers()):
             notify(self._environ, "READY=1")
+            await asyncio.to_thread(take_reserve, self._loaded.home)
             model = self._runtime.config.model
             log.info("daemon.started", adapters=sorted(self._adapters.supervised), model=model.name or "offline")
             if model.protocol == "offline":

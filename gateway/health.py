@@ -8,11 +8,13 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import structlog
 
 from gateway.notify import notify, watchdog_seconds
 from gateway.outbound.adapters import AdapterRegistry
+from hermes_state.disk import Room
 from hermes_state.store.writer import Store
 
 log = structlog.get_logger()
@@ -32,6 +34,8 @@ class Heartbeat:
     environ: Mapping[str, str]
     on_loss: Callable[[], None] = lambda: None
     """Called when the database's files turn out to be lost."""
+    home: Path = Path()
+    """Folder whose disk is looked at."""
     _lag: float = field(default=0.0, init=False)
     _status: str = field(default="", init=False)
     _trouble: str | None = field(default=None, init=False)
@@ -44,6 +48,7 @@ class Heartbeat:
             and self.adapters.is_certain()
             and all(one.health().is_ready for one in self.adapters.supervised.values()),
             "database": self.store.trouble or "",
+            "disk": "full" if Room.is_used_up(self.home) else "",
             "loop_lag_seconds": round(self._lag, 4),
             "writer_waiting_seconds": round(pulse.oldest_wait_seconds, 4),
             "last_commit_seconds": round(pulse.last_commit_seconds, 4),
@@ -72,6 +77,8 @@ class Heartbeat:
             states = ", ".join(f"{name} {one.health().state.value}" for name, one in self.adapters.supervised.items())
             if self._trouble is not None:
                 states += f"; {self._trouble}"
+            if Room.is_used_up(self.home):
+                states += "; the disk is full"
             if states != self._status:
                 self._status = states
                 notify(self.environ, f"STATUS={states}")

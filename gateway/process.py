@@ -17,6 +17,7 @@ import structlog
 from gateway.config import LoadedConfig, load_config
 from gateway.config.files import prepare_home
 from gateway.logs import configure_logging
+from hermes_state.disk import Room, release_reserve
 from hermes_state.errors import HermesError
 from hermes_state.store.lock import FileLock
 
@@ -78,6 +79,9 @@ def prepare_process(loaded: LoadedConfig) -> None:
     configure_logging(loaded.config.logging, secrets=loaded.secrets(), directory=loaded.logs)
     for warning in loaded.warnings:
         log.warning("config.warned", reason=warning)
+    if Room.is_used_up(loaded.home):
+        log.error("disk.full", directory=str(loaded.home), hint="nothing can be stored until you free some space")
+        release_reserve(loaded.home)  # taken again once the gateway has started
 
 
 def lock_folder(environ: Mapping[str, str]) -> Path:

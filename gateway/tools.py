@@ -99,7 +99,8 @@ class ToolBuilder:
 
     async def end_revoked(self) -> None:
         """End the background commands of people who have no access any more."""
-        await self.background.stop("access having been revoked", lambda it: self.access().role_of(it.started_by) is None)
+        access = self.access()
+        await self.background.stop("access having been revoked", lambda it: not access.has_access(it.started_by))
 
     def connect(self, group: asyncio.TaskGroup) -> None:
         """Start the servers that are configured, and end those that are not any more."""

@@ -1,6 +1,7 @@
 """Files that are on disk for certain, and the room that is left there."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,12 +24,36 @@ class Room(NamedTuple):
         disk = os.statvfs(folder)
         return cls(min(MIN_ROOM.bytes, disk.f_blocks * disk.f_frsize // 50), min(MIN_ROOM.files, disk.f_files // 50))
 
+    @classmethod
+    def is_used_up(cls, folder: Path) -> bool:
+        """True where a database on the disk of a folder can hardly be opened any more."""
+        with suppress(OSError):
+            return cls.on(folder).is_short(_RESERVE_FILES * _RESERVE_BYTES // 2, _RESERVE_FILES // 2)
+        return False
+
     def is_short(self, bytes: int, files: int) -> bool:
         return self.bytes < bytes or self.files < files
 
 
 MIN_ROOM = Room(200_000_000, 50_000)
 """Room at which a command is ended, on a disk that had more when it began."""
+
+
+_RESERVE_FILES, _RESERVE_BYTES = 16, 1 << 18
+
+
+def take_reserve(home: Path) -> None:
+    """Keep room in `home` with which the gateway can start when the disk is full, as far as there is any."""
+    with suppress(OSError):
+        (home / "reserve").mkdir(mode=0o700, exist_ok=True)
+        for file in (home / "reserve" / str(number) for number in range(_RESERVE_FILES)):
+            if not file.exists():
+                file.write_bytes(os.urandom(_RESERVE_BYTES))  # which no file system makes smaller
+
+
+def release_reserve(home: Path) -> None:
+    for file in (home / "reserve").glob("*"):
+        file.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:

@@ -51,7 +51,7 @@ def status_unstored(context: CommandContext, key: ChatKey) -> str:
     """Answer from memory, while the database takes nothing."""
     running = context.lanes.running_in(key)
     lines = [
-        "- Database: it takes nothing right now; until it does, messages wait and answers cannot be finished",
+        "- Database: it takes nothing right now, because it is locked or its disk is full; messages wait until it does",
         *_model_lines(context, running.chosen_model if running is not None else None),
         *([_running_line(context, running)] if running is not None else []),
     ]

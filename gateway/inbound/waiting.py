@@ -15,13 +15,17 @@ from hermes_state.values import ChatKey, InboundMessage
 
 log = structlog.get_logger()
 
-WAIT_SECONDS = 10.0
-"""Seconds that a message waits to be stored until its chat is told: most locks are gone by then."""
+WAIT_SECONDS = 5.0
+"""Seconds that a message waits to be stored until its chat is told: most locks are gone by then.
+
+Together with a pause between two fetches of messages it is less than 10 seconds.
+"""
 MAX_CHATS = 1_000
 """Chats whose messages are known to wait; with more, the rest is not told."""
 
 WAITS: Final = (
-    "My database takes nothing right now. Your message waits and is not lost; I go on with it as soon as I can."
+    "My database takes nothing right now: it is locked, or its disk is full. Your message waits and is not lost; I go "
+    "on with it as soon as I can."
 )
 GOES_ON: Final = "My database takes messages again: I go on with yours."
 

@@ -138,7 +138,8 @@ def _state(state: StateDirectory, environ: Mapping[str, str]) -> Iterator[CheckR
     free = Room.on(existing)
     result = failed if free.is_short(*MIN_DISK) else warning if free.is_short(*LOW_DISK) else fine
     files = f" and {free.files:,} files" if free.files < LOW_DISK.files else ""
-    yield result("disk", f"{free.bytes / 1e9:.1f} GB{files} free at {existing}.")
+    advice = " Without room no message can be stored: free some." if result is failed else ""
+    yield result("disk", f"{free.bytes / 1e9:.1f} GB{files} free at {existing}.{advice}")
     with suppress(ConfigError):  # the configuration's finding has said what is wrong with the address
         yield from _database(state, find_store_url(environ))
 

@@ -1,4 +1,4 @@
-"""Expiry of questions: a turn that waits too long for a person's yes, or whose person lost access, goes on with a no."""
+"""Expiry of questions: a turn that waits too long, or whose person has lost access, goes on with a no."""
 
 import asyncio
 from collections.abc import Callable

@@ -14,7 +14,6 @@ from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.turns import RunningTurn, TurnClaim, load_running, require_running
 from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId, TurnState
 
-
 MAX_SUBAGENTS = 20
 """Most sub-agents of one answer."""
 _TOO_MANY = f"this answer has had {MAX_SUBAGENTS} sub-agents, and no more are allowed: do the rest yourself"

@@ -35,6 +35,8 @@ BATCH = 100
 CONFLICT_MEMORY_SECONDS = 120
 """Seconds for which health speaks of another poller after a 409: two of them take turns, each works in between."""
 
+MAX_UNSTORED_SECONDS = 3.0
+"""Longest pause while the database takes nothing, in seconds: people who write meanwhile are told so soon."""
 LISTEN_SECONDS = 0.5
 """Seconds that an update may take to be stored before the poller listens for a `/stop` behind it."""
 
@@ -134,6 +136,8 @@ class Poller:
             delay = max(delay, self.settings.conflict_seconds)
         elif isinstance(error, FloodControl):
             delay = error.retry_after
+        elif isinstance(error, NotStoredError):
+            delay = min(delay, MAX_UNSTORED_SECONDS)
         elif isinstance(error, TimeoutError | AmbiguousRequestError):
             await self.request.renew()  # giving up closed the connection; this also forgets the address it led to
             if self._failures == 1:

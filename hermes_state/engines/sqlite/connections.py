@@ -13,6 +13,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
 import aiosqlite
 
+from hermes_state.disk import Room
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.engines.sqlite.presence import marker_of, side_files
 from hermes_state.errors import DatabaseRejected, StoreBroken, StoreUnavailable
@@ -73,6 +74,8 @@ def is_busy(error: BaseException) -> bool:
 def unavailable(path: Path, error: BaseException) -> StoreUnavailable:
     """The error that a caller gets for trouble with the database at `path`."""
     code = _primary_code(error)
+    if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and Room.is_used_up(path.parent):
+        code = sqlite3.SQLITE_FULL
     text = f"{path.name}: {_TROUBLE.get(code, 'the database failed')} ({error})"
     is_derived = getattr(error, "sqlite_errorcode", code) == sqlite3.SQLITE_CORRUPT_VTAB  # the search index
     is_broken = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) and not is_derived
@@ -109,7 +112,7 @@ def check_ours(path: Path) -> None:
     try:
         size, log_size = (file.stat().st_size if file.exists() else 0 for file in (path, log))
     except OSError as error:
-        raise StoreUnavailable(f"cannot read {path}: {error.strerror}") from error
+        raise StoreUnavailable(f"cannot read {path}: {error.strerror or error}") from error
     if not size:
         if log_size:
             raise DatabaseRejected(
@@ -142,7 +145,7 @@ def ensure_private(path: Path) -> None:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         path.chmod(0o600)
     except OSError as error:
-        raise StoreUnavailable(f"cannot create {path}: {error.strerror}") from error
+        raise StoreUnavailable(f"cannot create {path}: {error.strerror or error}") from error
 
 
 async def connect(path: Path) -> aiosqlite.Connection:
