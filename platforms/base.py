@@ -71,7 +71,7 @@ class OutboundFile:
         except FileNotFoundError as error:
             raise MessageRejected("the file is not kept any more") from error
         except OSError as error:
-            raise PlatformUnavailable(f"the file cannot be read: {error.strerror}") from error
+            raise PlatformUnavailable(f"the file cannot be read: {error.strerror or error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,5 +52,5 @@ def copy_file(source: Path, target: Path, max_bytes: int) -> int:
             target.unlink(missing_ok=True)
         if isinstance(error, FileNotFoundError) and target.parent.is_dir():
             raise MessageRejected("the file is gone") from error
-        raise PlatformUnavailable(f"the file could not be copied: {error.strerror}") from error
+        raise PlatformUnavailable(f"the file could not be copied: {error.strerror or error}") from error
     return size

@@ -103,7 +103,7 @@ def compress(
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except OSError as error:
         raise CommandError(
-            f"{error.filename or target}: {error.strerror}; the same command goes on from here"
+            f"{error.filename or target}: {error.strerror or error}; the same command goes on from here"
         ) from error
     show(msgspec.structs.asdict(total), _total_lines(total, target), as_json=as_json)
     if summary is not None and summary.ledger.cost:
@@ -169,7 +169,7 @@ def export(
         flush(unfinished)
         os.replace(unfinished, target)
     except OSError as error:
-        raise CommandError(f"{error.filename or target}: {error.strerror}") from error
+        raise CommandError(f"{error.filename or target}: {error.strerror or error}") from error
     finally:
         unfinished.unlink(missing_ok=True)
     echo(f"{target}: {counted(count, 'conversation')}")

@@ -104,7 +104,7 @@ class GatewayIntake:
 
     async def accept_batch(self, received: Sequence[ReceivedEvent]) -> int:
         count = min(len(received), MAX_BATCH)
-        while True:
+        while count:
             try:
                 return await self._accept_batch(received[:count])
             except StoreUnavailable:
@@ -113,6 +113,7 @@ class GatewayIntake:
                 if count == 1:
                     raise
                 count //= 2
+        return 0
 
     async def overhear(self, event: InboundEvent) -> None:
         if not isinstance(event, InboundMessage) or self.access.assess(event) is not AccessResult.ADMITTED:

@@ -40,5 +40,5 @@ def _open_folder(folder: Path) -> AttachmentFolder:
             raise ConfigError(f"attachments.url: {folder} is no folder: make it, or mount what it is on")
         files.new_file().unlink()
     except OSError as error:
-        raise ConfigError(f"attachments.url: {folder} cannot be written: {error.strerror}") from error
+        raise ConfigError(f"attachments.url: {folder} cannot be written: {error.strerror or error}") from error
     return files

@@ -50,7 +50,7 @@ class FileLock:
         try:
             descriptor = (_open_shared if is_shared else _open)(path)
         except OSError as error:
-            raise StoreUnavailable(f"cannot open the lock file {path}: {error.strerror}") from error
+            raise StoreUnavailable(f"cannot open the lock file {path}: {error.strerror or error}") from error
         if not _take(descriptor):
             who = _read_holder(descriptor)
             os.close(descriptor)
@@ -89,7 +89,7 @@ def holder(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise StoreUnavailable(f"cannot open the lock file {path}: {error.strerror}") from error
+        raise StoreUnavailable(f"cannot open the lock file {path}: {error.strerror or error}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -48,7 +48,7 @@ async def webhook_server(webhook: WebhookSettings, updates: UpdateHandler, healt
             await stack.enter_async_context(server)
         except OSError as error:
             where = f"{webhook.host}:{webhook.port}"
-            raise PlatformUnavailable(f"the webhook cannot listen on {where}: {error.strerror}") from error
+            raise PlatformUnavailable(f"the webhook cannot listen on {where}: {error.strerror or error}") from error
         yield
 
 

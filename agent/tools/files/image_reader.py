@@ -72,7 +72,7 @@ class ImageReader:
         except UnreadableImageError as error:
             raise ToolError(f"{name} begins like a picture, but is broken or of a kind that is not read") from error
         except OSError as error:
-            raise ToolError(f"{name} cannot be looked at now: {error.strerror}") from error
+            raise ToolError(f"{name} cannot be looked at now: {error.strerror or error}") from error
 
 
 def _is_picture(workspace: WorkspaceHandle, parts: PathParts) -> bool:

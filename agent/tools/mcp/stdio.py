@@ -100,7 +100,7 @@ async def _start(settings: ServerSettings) -> Process:
             *words, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environ, cwd=settings.cwd, start_new_session=True
         )
     except OSError as error:
-        raise ToolError(f"{settings.command} cannot be started: {error.strerror}") from error
+        raise ToolError(f"{settings.command} cannot be started: {error.strerror or error}") from error
 
 
 def _words(settings: ServerSettings, path: str | None) -> list[str]:

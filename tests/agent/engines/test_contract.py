@@ -1,6 +1,7 @@
 """What every context engine keeps to, the built-in one and a plugin's alike; and what the built-in one does beyond."""
 
 import copy
+import importlib
 import inspect
 import json
 import subprocess
@@ -361,3 +362,22 @@ def test_whatever_the_list_a_compression_is_legal_and_keeps_the_newest_request(g
         assert not [found for found in check_openai(compressed) if found["severity"] == "error"]
         assert len(handoffs(compressed)) == 1
         assert compressed[1 if compressed[0]["role"] == "system" else 0]["role"] == "user"
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("agent.context_engine", ["ContextEngine"]),
+        ("agent.context_compressor", ["ContextCompressor", "SUMMARY_PREFIX"]),
+        ("agent.context.engine", ["ContextEngine", "ContextCompressor"]),
+        ("agent.engines", ["ContextEngine", "ContextCompressor", "ModelError", "estimated_text_tokens", "text_of"]),
+        ("agent.trajectories", ["TrajectoryCompressor", "TrajectoryMetrics", "TrajectorySettings"]),
+        ("agent.handoff", ["SUMMARY_PREFIX"]),
+        ("agent.model.usage", ["CanonicalUsage", "normalize_usage"]),
+        ("agent.context.job", ["summarize_manual_compression"]),
+        ("agent.model.protocols.caching", ["apply_anthropic_cache_control"]),
+        ("hermes_state.sessions", ["get_compression_tip"]),
+    ],
+)
+def test_a_public_name_is_imported_from_its_place(module: str, names: list[str]) -> None:
+    assert all(hasattr(importlib.import_module(module), name) for name in names)

@@ -53,6 +53,11 @@ def commits(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
+async def test_a_batch_of_nothing_is_done_at_once(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path) as gateway, asyncio.timeout(5):
+        assert await gateway.intake.accept_batch([]) == 0
+
+
 async def test_what_arrived_together_is_stored_in_one_commit_and_in_order(
     store: Store, tmp_path: Path, commits: list[list[str]]
 ) -> None:
