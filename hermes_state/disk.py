@@ -19,12 +19,6 @@ class Room(NamedTuple):
         return cls(disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else 1 << 62)
 
     @classmethod
-    def reserve(cls, folder: Path) -> "Room":
-        """Room that tools leave to the database: a part of the disk, at most `MIN_ROOM`."""
-        disk = os.statvfs(folder)
-        return cls(min(MIN_ROOM.bytes, disk.f_blocks * disk.f_frsize // 50), min(MIN_ROOM.files, disk.f_files // 50))
-
-    @classmethod
     def is_used_up(cls, folder: Path) -> bool:
         """True where a database on the disk of a folder can hardly be opened any more."""
         with suppress(OSError):
@@ -37,6 +31,8 @@ class Room(NamedTuple):
 
 MIN_ROOM = Room(200_000_000, 50_000)
 """Room at which a command is ended, on a disk that had more when it began."""
+MIN_ROOM_OF_TOOLS = Room(20_000_000, 200)
+"""Room that file tools leave to the database."""
 
 
 _RESERVE_FILES, _RESERVE_BYTES = 16, 1 << 18

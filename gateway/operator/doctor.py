@@ -30,7 +30,7 @@ from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.model.sizes import SizeSource
 from agent.tools.mcp.servers import missing_sdk
 from agent.tools.mcp.settings import ServerState, ServerStatus
-from agent.tools.terminal.control_groups import has_groups
+from agent.tools.terminal.control_groups import group_parents
 from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
 from gateway.access.tools import find_admin_chats
 from gateway.assembly import open_attachments
@@ -354,7 +354,7 @@ def check_terminal(config: Config) -> Iterator[CheckResult]:
     elif (fault := terminal_fault(settings)) is not None:
         yield failed("terminal", f"The terminal is on, but no command can be run: {fault}.")
     else:
-        counted_by = "the kernel" if has_groups() else "the gateway (it can make no control group; see docs/tools.md)"
+        counted_by = "the kernel" if group_parents() else "the gateway, without control groups (docs/tools.md)"
         text = f"Commands run in a sandbox, {'with' if settings.network else 'without'} the network."
         yield fine("terminal", f"{text} Their memory is counted by {counted_by}.")
 

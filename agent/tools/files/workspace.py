@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
-from hermes_state.disk import Room
+from hermes_state.disk import MIN_ROOM_OF_TOOLS, Room
 from hermes_state.errors import ToolError
 from hermes_state.values import ChatId
 
@@ -219,7 +219,7 @@ class WorkspaceHandle:
             raise ToolError(
                 f"the workspace is full: {used:,} of {limit:,} bytes are taken, and this needs {more_bytes:,} more"
             )
-        if more_bytes > 0 and Room.on(self.folder).is_short(*Room.reserve(self.folder)):
+        if more_bytes > 0 and Room.on(self.folder).is_short(*MIN_ROOM_OF_TOOLS):
             raise ToolError("the disk is almost full, so nothing was written: the operator must free some space first")
         if is_new and count >= MAX_ENTRIES:
             raise ToolError(f"the workspace is full: it holds {MAX_ENTRIES:,} files and folders")

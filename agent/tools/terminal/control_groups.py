@@ -10,12 +10,14 @@ from contextlib import suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 _ROOT: Final = Path("/sys/fs/cgroup")
 _JOIN: Final = 'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit; shift; done; shift; exec "$@"'
 _COMMANDS: Final = count()
 _FIGURES: Final = re.compile(r"^(?:(\w+) )?(\d+)$", re.MULTILINE)
+_LEFT: Final[set[Path]] = set()
+"""Groups in which something still ended when they were to be removed."""
 
 
 class Usage(NamedTuple):
@@ -24,36 +26,30 @@ class Usage(NamedTuple):
     memory: int = 0
     processes: int = 0
 
-    def share_of(self, total: "Usage") -> float:
-        return max(self.memory / total.memory, self.processes / total.processes)
+    def half(self) -> "Usage":
+        return Usage(self.memory // 2, self.processes // 2)
 
 
 class ControlGroup:
-    """Group of one command. `folders`: one in version 2 of control groups, two (memory, processes) in version 1."""
-
-    _left: Final[set[Path]] = set()
-    """Groups in which something still ended when they were to be removed."""
+    """Group of one command, below those of its chat and of all chats; empty where this process may make none."""
 
     def __init__(self, chat: str, limit: Usage) -> None:
-        """Make one below the groups of its chat and of all chats. Raises `OSError`."""
-        self._folders = []
-        for folder in _parents():
-            for name, most in ((_name(), total()), (f"chat-{chat}", of_chat()), (str(next(_COMMANDS)), limit)):
-                if (control := folder / "cgroup.subtree_control").exists():
-                    control.write_text("+memory +pids")
-                folder /= name
-                folder.mkdir(exist_ok=True)
-                for file in ("memory.max", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "pids.max"):
-                    if (folder / file).exists():
-                        (folder / file).write_text(str(most.processes if file == "pids.max" else most.memory))
-            self._folders.append(folder)
-
-    @classmethod
-    def make(cls, chat: str, limit: Usage) -> Self | None:
-        """A new group; None where this process may make none."""
+        self._folders: list[Path] = []
+        names = f"hermes-gateway-{os.getpid()}", f"chat-{chat}", str(next(_COMMANDS))
         with suppress(OSError):
-            return cls(chat, limit)
-        return None
+            for folder in group_parents():
+                for name, most in zip(names, (total(), total().half(), limit), strict=True):
+                    if (control := folder / "cgroup.subtree_control").exists():
+                        control.write_text("+memory +pids")
+                    folder /= name
+                    folder.mkdir(exist_ok=True)
+                    for file in ("memory.max", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "pids.max"):
+                        if (folder / file).exists():
+                            (folder / file).write_text(str(most.processes if file == "pids.max" else most.memory))
+                self._folders.append(folder)
+
+    def __bool__(self) -> bool:
+        return bool(self._folders)
 
     def words(self) -> tuple[str, ...]:
         """Words before those of a program that begins in this group."""
@@ -69,70 +65,58 @@ class ControlGroup:
 
     def remove(self) -> None:
         """Remove it, and those above it that are empty now; one in which something still ends is removed later."""
-        self._left.update(self._folders)
-        for folder in tuple(self._left):
+        _LEFT.update(self._folders)
+        for folder in tuple(_LEFT):
             with suppress(OSError):
                 folder.rmdir()
-                self._left.discard(folder)
+                _LEFT.discard(folder)
                 folder.parent.rmdir()
                 folder.parent.parent.rmdir()
-
-
-def has_groups() -> bool:
-    """True where this process may make control groups."""
-    with suppress(OSError):
-        return all(os.access(folder, os.W_OK) for folder in _parents())
-    return False
 
 
 @cache
 def total() -> Usage:
     """Most that the commands of all chats may use together: half of what the gateway has."""
-    found = _figures(_own(), "memory.max memory.limit_in_bytes pids.max")
+    found = _figures(_own_groups(), "memory.max memory.limit_in_bytes pids.max")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    processes = int(Path("/proc/sys/kernel/threads-max").read_text())
+    processes = _figures([Path("/proc/sys/kernel")], "threads-max").get("threads-max", 10_000)
     most = min(memory, *(found.get(name, memory) for name in ("memory.max", "memory.limit_in_bytes")))
-    return Usage(most // 2, min(processes, found.get("pids.max", processes)) // 2)
-
-
-def of_chat() -> Usage:
-    """Most that the commands of one chat may use together."""
-    return Usage(total().memory // 2, total().processes // 2)
-
-
-def _name() -> str:
-    return f"hermes-gateway-{os.getpid()}"
-
-
-def _own() -> list[Path]:
-    """Folders of the groups that this process is in."""
-    lines = [line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    if (_ROOT / "cgroup.controllers").exists():
-        return [_ROOT / path.lstrip("/") for names, path in lines if not names]
-    found = [(_ROOT / names, path.lstrip("/")) for names, path in lines if names in ("memory", "pids")]
-    return [root / path if (root / path).is_dir() else root for root, path in found]
+    return Usage(most, min(processes, found.get("pids.max", processes))).half()
 
 
 @cache
-def _parents() -> list[Path]:
+def group_parents() -> list[Path]:
     """Folders in which this process may make groups; those that a killed gateway has left are removed."""
     total()  # the limits of the groups that this process is in now
-    folders = _own()
+    folders = _own_groups()
     if len(folders) == 1:
         if "NOTIFY_SOCKET" in os.environ and os.access(folders[0] / "cgroup.subtree_control", os.W_OK):
-            (folders[0] / "gateway").mkdir(exist_ok=True)  # a group of groups can have no processes of its own
-            for pid in (folders[0] / "cgroup.procs").read_text().split():  # of our unit
-                (folders[0] / "gateway" / "cgroup.procs").write_text(pid)
-            return folders
+            with suppress(OSError):
+                (folders[0] / "gateway").mkdir(exist_ok=True)  # a group of groups can have no processes of its own
+                for pid in (folders[0] / "cgroup.procs").read_text().split():  # of our unit
+                    (folders[0] / "gateway" / "cgroup.procs").write_text(pid)
+                (folders[0] / "cgroup.subtree_control").write_text("+memory +pids")
+                return folders
         folders = [_ROOT]
-    if os.geteuid() != 0 or not folders:
-        raise PermissionError
+    if os.geteuid() != 0:
+        return []
     for left in (left for folder in folders for left in folder.glob("hermes-gateway-*")):
         if not Path("/proc", left.name.rpartition("-")[2]).exists():
             for folder in (*left.glob("*/*/"), *left.glob("*/"), left):
                 with suppress(OSError):
                     folder.rmdir()
     return folders
+
+
+def _own_groups() -> list[Path]:
+    """Folders of the groups that this process is in: one in version 2, two (memory, processes) in version 1."""
+    lines: list[list[str]] = []
+    with suppress(OSError):  # a kernel without any
+        lines += [line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    if (_ROOT / "cgroup.controllers").exists():
+        return [_ROOT / path.lstrip("/") for names, path in lines if not names]
+    found = [(_ROOT / names, path.lstrip("/")) for names, path in lines if names in ("memory", "pids")]
+    return [root / path if (root / path).is_dir() else root for root, path in found]
 
 
 def _figures(folders: list[Path], names: str) -> dict[str, int]:

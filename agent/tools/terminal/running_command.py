@@ -12,12 +12,14 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from operator import mul
 from pathlib import Path
 from typing import Final, Self, TextIO
 
-from agent.tools.terminal.control_groups import ControlGroup, Usage, of_chat, total
+from agent.tools.terminal.control_groups import ControlGroup, Usage, total
 from agent.tools.terminal.sandbox import ENVIRON, TerminalSettings, bound_process, command_words, socket_filter
 from hermes_state.aio import Backoff, cancel_all
 from hermes_state.disk import MIN_ROOM, Room
@@ -121,7 +123,7 @@ class RunningCommand:
         output: OutputReader,
         folder: Path,
         settings: TerminalSettings,
-        group: ControlGroup | None,
+        group: ControlGroup,
     ) -> None:
         self._process, self._output = process, output
         self._folder, self._settings, self._group = folder, settings, group
@@ -139,19 +141,20 @@ class RunningCommand:
     @classmethod
     async def start(cls, command: str, folder: Path, settings: TerminalSettings, *, has_end: bool = True) -> Self:
         """Start a command in `folder`. Raises `ToolError` with the reason why it could not be."""
-        memory, processes = min(settings.memory_mb, of_chat().memory >> 20), of_chat().processes - _OWN_PROCESSES
-        settings = replace(settings, memory_mb=memory, max_processes=min(settings.max_processes, processes))
+        most = total().half()
+        memory, processes = min(settings.memory_mb << 20, most.memory), min(settings.max_processes, most.processes)
+        settings = replace(settings, memory_mb=memory >> 20, max_processes=processes)
         gate, their_gate = socket.socketpair()
         gate.setblocking(False)
         gate.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         with gate, their_gate, socket_filter() as kept:
             words, output = command_words(command, folder, settings, kept), OutputReader(settings.output_chars)
-            group = ControlGroup.make(folder.name, Usage(memory << 20, settings.max_processes + _OWN_PROCESSES))
+            group = ControlGroup(folder.name, Usage(memory, processes + _OWN_PROCESSES))
             read_fd, write_fd = os.pipe()
             output.open(read_fd)
             try:
                 process = await asyncio.create_subprocess_exec(
-                    *(() if group is None else group.words()),
+                    *group.words(),
                     *words,
                     stdin=their_gate.fileno(),
                     stdout=write_fd,
@@ -164,8 +167,7 @@ class RunningCommand:
                 made = cls(process, output, folder, settings, group)
             except BaseException as error:
                 output.close()
-                if group is not None:
-                    group.remove()
+                group.remove()
                 if isinstance(error, OSError):
                     raise ToolError(f"the command could not be started: {error.strerror or error}") from error
                 raise
@@ -192,7 +194,7 @@ class RunningCommand:
                 return  # there is no sandbox, and the output says why
             pid, _, _ = _CREDENTIALS.unpack(credentials[0][2])
             bound_process(pid, self._settings, max_file_bytes=self._max_file_bytes, has_end=has_end)
-            if not self._settings.is_unsafe and self._group is None:
+            if not self._settings.is_unsafe and not self._group:
                 self._memory = SandboxMemory(pid)
             gate.send(b"\n")
         except TimeoutError as error:
@@ -225,10 +227,9 @@ class RunningCommand:
         finally:
             self._seconds = time.monotonic() - self._started_at
             self._output.close()
-            if self._group is not None:
-                if self._group.look()[1]:
-                    self.stopped_for = self.stopped_for or self._too_much_memory
-                self._group.remove()
+            if self._group.look()[1]:
+                self.stopped_for = self.stopped_for or self._too_much_memory
+            self._group.remove()
             if self._memory is not None:
                 self._memory.close()
             _RUNNING.discard(self)
@@ -281,13 +282,13 @@ class RunningCommand:
         with suppress(OSError):  # a folder that is gone
             if Room.on(self._folder).is_short(*self._min_room):
                 return "want of room on the disk"
-        bound, is_over = Usage(self._settings.memory_mb << 20, self._settings.max_processes + _OWN_PROCESSES), False
-        if self._group is not None:
+        max_bytes, is_over = self._settings.memory_mb << 20, False
+        if self._group:
             self.usage, is_over = self._group.look()
         elif self._memory is not None:
-            self.usage = self._memory.look(bound.memory)
-            is_over = self.usage.memory > bound.memory
-            if self.usage.processes > bound.processes:
+            self.usage = self._memory.look(max_bytes)
+            is_over = self.usage.memory > max_bytes
+            if self.usage.processes > self._settings.max_processes + _OWN_PROCESSES:
                 return f"having had more than {self._settings.max_processes} processes"
         return self._too_much_memory if is_over else self._find_crowd()
 
@@ -296,22 +297,22 @@ class RunningCommand:
         chats: dict[Path, list[RunningCommand]] = {}
         for one in tuple(_RUNNING):
             chats.setdefault(one._folder, []).append(one)
-        used = {chat: Usage(*map(sum, zip(*(one.usage for one in all_), strict=True))) for chat, all_ in chats.items()}
-        everything = Usage(*map(sum, zip(*used.values(), strict=True)))
-        mine, largest = used[self._folder], max(used.values(), key=_share)
-        is_crowded = everything.share_of(total()) > _CROWDED and mine is largest
-        if not is_crowded and mine.share_of(of_chat()) <= 1:
-            return None
-        is_largest = self is max(chats[self._folder], key=lambda one: _share(one.usage))
-        return "the commands of this chat having used too much together" if is_largest else None
+        mine = chats[self._folder]
+        is_largest_chat = mine is max(chats.values(), key=_part) and _part(_RUNNING) > _CROWDED
+        if (is_largest_chat or _part(mine) > 0.5) and self is max(mine, key=lambda one: _part([one])):
+            return "the commands of this chat having used too much together"
+        return None
 
 
 _RUNNING: Final[set[RunningCommand]] = set()
 _SIGNALS = frozenset(signal.Signals)
 
 
-def _share(used: Usage) -> float:
-    return used.share_of(total())
+def _part(commands: Iterable[RunningCommand]) -> float:
+    """Part that commands use of what all may use together, of memory or of processes, whichever is more."""
+    used = [one.usage for one in tuple(commands)]
+    memory, processes = sum(one.memory for one in used), sum(one.processes for one in used)
+    return max(memory / total().memory, processes / total().processes)
 
 
 class SandboxMemory:
@@ -319,13 +320,10 @@ class SandboxMemory:
 
     def __init__(self, pid: int) -> None:
         """`pid`: a process that waits at the gate, with the lists of System V's objects open as 3, 4 and 5."""
-        self._root = Path(f"/proc/{pid}/root")
-        self._lists: list[TextIO] = []
+        self._root, self._lists = Path(f"/proc/{pid}/root"), list[TextIO]()
         with suppress(OSError), open(os.pidfd_open(pid)) as process:
-            for number in (3, 4, 5):
-                descriptor = ctypes.CDLL(None).syscall(_PIDFD_GETFD, process.fileno(), number, 0)
-                if descriptor >= 0:
-                    self._lists.append(open(descriptor))  # noqa: SIM115  # until `close`
+            taken = [ctypes.CDLL(None).syscall(_PIDFD_GETFD, process.fileno(), number, 0) for number in (3, 4, 5)]
+            self._lists += [open(one) for one in taken if one >= 0]  # noqa: SIM115
 
     def close(self) -> None:
         for one in self._lists:
@@ -333,8 +331,7 @@ class SandboxMemory:
 
     def look(self, max_bytes: int) -> Usage:
         """What is used now. Mapped memory is told apart only above `max_bytes // 2`: to find that out takes long."""
-        processes, own, mapped, files = 0, 0, 0, dict[tuple[int, int], int]()
-        inside: list[Path] = []
+        processes, own, mapped, inside, files = 0, 0, 0, list[Path](), dict[tuple[int, int], int]()
         with suppress(OSError):
             inside += [path for path in (self._root / "proc").iterdir() if path.name.isdecimal()]
         for path in inside:
@@ -346,26 +343,21 @@ class SandboxMemory:
                         status = link.stat()
                         files[status.st_dev, status.st_ino] = status.st_blocks * 512
         if own > max_bytes // 2:
-            found = [_mapped(path) for path in inside]
-            own, mapped = sum(one for one, _ in found), sum(shared for _, shared in found)
-        shared = sum(files.values()) + sum(map(self._disk_bytes, ("tmp", "dev/shm"))) + self._listed_bytes()
-        return Usage(own + max(mapped, shared), processes)
+            own, mapped = map(sum, zip(*map(_mapped, inside), strict=True))
+        return Usage(own + max(mapped, sum(files.values()) + self._shared_bytes()), processes)
 
-    def _disk_bytes(self, name: str) -> int:
-        """Memory of a file system that lies in memory; each file has about a kilobyte beside its content."""
-        with suppress(OSError):
-            disk = os.statvfs(self._root / name)
-            return (disk.f_blocks - disk.f_bfree) * disk.f_frsize + (disk.f_files - disk.f_ffree) * 1024
-        return 0
-
-    def _listed_bytes(self) -> int:
-        """Memory of the segments, messages and semaphores of System V."""
+    def _shared_bytes(self) -> int:
+        """Memory of files in `/tmp` and `/dev/shm`, and of System V's segments, messages and semaphores."""
         used = 0
+        for name in ("tmp", "dev/shm"):
+            with suppress(OSError):
+                disk = os.statvfs(self._root / name)
+                used += (disk.f_blocks - disk.f_bfree) * disk.f_frsize + (disk.f_files - disk.f_ffree) * 1024
         for file in self._lists:
             file.seek(0)
             kind, *rows = (line.split() for line in file)
-            for row in rows:
-                used += 1024 + sum(int(row[kind.index(name)]) * size for name, size in _LISTED.items() if name in kind)
+            sizes = [_LISTED.get(name, 0) for name in kind]
+            used += sum(1024 + sum(map(mul, sizes, map(int, row))) for row in rows)
         return used
 
 

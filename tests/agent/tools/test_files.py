@@ -520,17 +520,17 @@ async def test_a_dozen_searches_at_once_hold_few_handles(desk: Desk) -> None:
     assert 100 <= most < 240
 
 
-@pytest.mark.parametrize("options", ["size=16m", "size=64m,nr_inodes=400"], ids=["bytes", "files"])
+@pytest.mark.parametrize("options", ["size=32m", "size=64m,nr_inodes=600"], ids=["bytes", "files"])
 async def test_file_tools_leave_the_rest_of_the_disk_to_the_database(options: str, desk: Desk) -> None:
     desk.folder.mkdir(parents=True, exist_ok=True)
     with small_disk(desk.folder.parent, options):
         await desk.call("write_file", path="first.md", content="x")
         filler = desk.folder.parent / "filler"
-        if options == "size=16m":
-            filler.write_bytes(bytes(16_500_000))
+        if options == "size=32m":
+            filler.write_bytes(bytes(14_000_000))
         else:
             filler.mkdir()
-            for number in range(390):
+            for number in range(450):
                 (filler / str(number)).touch()
         text = await desk.fail("write_file", path="second.md", content="x" * 5_000)
         assert "the disk is almost full" in text
