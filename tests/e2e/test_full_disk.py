@@ -48,7 +48,7 @@ def empty(filler: Path) -> None:
 
 async def start(world: World) -> None:
     since = len(world.gateway.log_bytes())
-    await world.gateway.start()
+    await world.gateway.start(HERMES_ACCESS__ALLOW_ALL="true")
     await world.gateway.wait_for_log(f"{'telegram' if is_telegram(world) else 'discord'} running", since=since)
 
 
@@ -60,11 +60,11 @@ async def speak(world: World, text: str, **place: Any) -> None:
     await (world.say(text, **place) if is_telegram(world) else say(world, text, **place))
 
 
-async def heard(world: World, count: int, match: str, wait: float) -> list[str]:
+async def heard(world: World, count: int, match: str, wait: float) -> bool:
     if is_telegram(world):
         rows = await world.tg.get("sent", method="sendMessage", wait=wait, count=count, match=match)
-        return [row["text"] for row in rows]
-    return await sent(world, count, match=match, wait=wait)
+        return len(rows) >= count
+    return len(await sent(world, count, match=match, wait=wait)) >= count
 
 
 async def write_until_full(world: World) -> None:

@@ -16,6 +16,7 @@ _ROOT: Final = Path("/sys/fs/cgroup")
 _JOIN: Final = 'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit; shift; done; shift; exec "$@"'
 _COMMANDS: Final = count()
 _FIGURES: Final = re.compile(r"^(?:(\w+) )?(\d+)$", re.MULTILINE)
+_MEMORY_LIMITS: Final = ("memory.max", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
 _LEFT: Final[set[Path]] = set()
 """Groups in which something still ended when they were to be removed."""
 
@@ -43,9 +44,10 @@ class ControlGroup:
                         control.write_text("+memory +pids")
                     folder /= name
                     folder.mkdir(exist_ok=True)
-                    for file in ("memory.max", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "pids.max"):
+                    memory = dict.fromkeys(_MEMORY_LIMITS, most.memory)
+                    for file, limited in {**memory, "memory.swap.max": 0, "pids.max": most.processes}.items():
                         if (folder / file).exists():
-                            (folder / file).write_text(str(most.processes if file == "pids.max" else most.memory))
+                            (folder / file).write_text(str(limited))
                 self._folders.append(folder)
 
     def __bool__(self) -> bool:
