@@ -10,7 +10,6 @@ from agent.context.measure import PRESSURE_PERCENT
 from agent.context.state import (
     MIN_GAIN_PERCENT,
     NO_MODEL_SECONDS,
-    REARM_GROWTH_PERCENT,
     STRIKES_TO_BLOCK,
     TIMEOUT_LADDER_SECONDS,
 )
@@ -80,10 +79,9 @@ def test_the_numbers_in_the_text_are_those_of_the_code() -> None:
         f"{first}, {second} and {third} seconds",
         f"{NO_MODEL_SECONDS // 60} minutes",
         f"less than {MIN_GAIN_PERCENT} %",
-        f"grown by {REARM_GROWTH_PERCENT} %",
         f"{MAX_LENGTH_PERCENT} % of the length",
         {(2, 10): "At the second compression and then at every tenth"}[ACCURACY_FROM, ACCURACY_EVERY],
-        {2: "Two such passes in a row"}[STRIKES_TO_BLOCK],
+        {2: "Two strikes in a row"}[STRIKES_TO_BLOCK],
     ):
         assert words.lower() in text, words
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hermes_state import inbox, journal
-from hermes_state.chats import ensure_chat
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.journal import ModelAnswer
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, scalar
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import load_view
 from hermes_state.turns import RunningTurn
@@ -71,7 +70,19 @@ def key_of(chat_ref: str = "42", **changes: str) -> ChatKey:
 
 
 def make_chat(db: Connection, chat_ref: str = "42", kind: ChatKind = ChatKind.DIRECT) -> ChatId:
-    return ensure_chat(db, key_of(chat_ref), kind, None, START)
+    return add_chat(db, key_of(chat_ref), kind)
+
+
+# Purpose: a chat in a database of any version.
+_ADD_CHAT = """
+INSERT INTO chats (platform, account, chat_ref, kind, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref) DO UPDATE SET kind = excluded.kind RETURNING id
+"""
+
+
+def add_chat(db: Connection, key: ChatKey, kind: ChatKind) -> ChatId:
+    """The chat with this key, added if it is new."""
+    return scalar(db, ChatId, _ADD_CHAT, (key.platform, key.account, key.chat_ref, kind, START, START))
 
 
 def received(

@@ -133,7 +133,7 @@ class ServerHandle:
         self._catalog = catalog
 
     def _tool(self, name: str, remote: RemoteTool) -> Tool:
-        server, has_changed = self.settings.name, len(self._hints[remote.name]) > 1
+        server, has_changed = self.settings.name, len(self._hints.get(remote.name, ())) > 1
         shape = f"{name} (its hint has changed)" if has_changed and self.settings.trusts_hints else name
 
         def shown(arguments: Mapping[str, Any]) -> str:

@@ -351,7 +351,10 @@ def test_an_older_schema_stays_what_it_is_until_the_next_start(tmp_path: Path) -
         db.execute("ALTER TABLE sessions DROP COLUMN reasoning_effort")
         db.execute(f"DELETE FROM meta WHERE key = 'migration:{version + 1:04d}'")
         db.execute(f"PRAGMA user_version = {version}")
-        db.execute("INSERT INTO chats VALUES (1, 'local', 'local', 'a', '', '', 'local', NULL, '{}', NULL, 0, 0)")
+        db.execute(
+            "INSERT INTO chats (id, platform, account, chat_ref, kind, created_at, updated_at) "
+            "VALUES (1, 'local', 'local', 'a', 'local', 0, 0)"
+        )
     overwrite(path, pages_of(path, "sqlite_autoindex_chats_1"), noise(random.Random(2)))
     assert repair_database(path) is not None
     with opened(path) as db:

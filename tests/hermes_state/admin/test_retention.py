@@ -15,7 +15,10 @@ RECENT = Millis(NOW - MAX_AGE_MILLIS + 1)
 
 
 def add_chat(db: sqlite3.Connection) -> None:
-    db.execute("INSERT INTO chats VALUES (1, 'local', 'local', 'a', '', '', 'local', NULL, '{}', NULL, 0, 0)")
+    db.execute(
+        "INSERT INTO chats (id, platform, account, chat_ref, kind, created_at, updated_at) "
+        "VALUES (1, 'local', 'local', 'a', 'local', 0, 0)"
+    )
 
 
 def add_inbox(db: sqlite3.Connection, key: str, state: str, settled_at: int | None) -> int:

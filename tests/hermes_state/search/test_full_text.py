@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hermes_state.chats import ensure_chat
 from hermes_state.search.full_text import SNIPPET_CHARACTERS, FoundMessage, search
 from hermes_state.search.query import parse_query
 from hermes_state.search.ranking import RANKED_HITS
@@ -14,13 +13,13 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, append, append_view_row
 from hermes_state.values import ChatKey, ChatKind, MessageId, MessageRole, Millis, Origin
-from tests.hermes_state.rows import migrated
+from tests.hermes_state.rows import add_chat, migrated
 from tests.sampling import examples
 
 
 def start(db: Connection, chat_ref: str) -> Session:
     key = ChatKey(platform="local", account="local", chat_ref=chat_ref)
-    return ensure_active(db, ensure_chat(db, key, ChatKind.LOCAL, None, Millis(0)), Millis(0))
+    return ensure_active(db, add_chat(db, key, ChatKind.LOCAL), Millis(0))
 
 
 def say(db: Connection, session: Session, text: str, *, at: int = 0, role: MessageRole = MessageRole.USER) -> MessageId:

@@ -12,6 +12,7 @@ from aiohttp import web
 from agent.tools.registry import ToolRegistry
 from agent.tools.web.search_clients import BraveClient, SearchClient, SearxngClient, TavilyClient
 from agent.tools.web.search_tool import SearchSettings, search_tool
+from hermes_state.redaction.encodings import holds_encoded
 from hermes_state.turns import RunningTurn
 from tests.agent.conftest import Chat
 from tests.agent.tools.calls import call
@@ -32,7 +33,9 @@ class Search:
         self.chat = chat
         self.turn: RunningTurn | None = None
         self.settings = SearchSettings(service=service, seconds=5.0)
-        self.tools = ToolRegistry([search_tool(lambda: self.settings, lambda text: "hunter2secret" in text)])
+        self.tools = ToolRegistry(
+            [search_tool(lambda: self.settings, lambda text: holds_encoded(text, ("hunter2secret",)))]
+        )
 
     async def __call__(self, **arguments: Any) -> str:
         self.turn = self.turn or await self.chat.start("look it up")
