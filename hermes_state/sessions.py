@@ -246,11 +246,16 @@ def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
     return stored
 
 
+# Purpose: another system prompt for a session that no model has seen yet.
+_RENEW_PROMPT = """
+UPDATE sessions SET system_prompt = ? WHERE lineage_id = ? AND depth > 0 AND ended_at IS NULL AND next_seq = 1
+AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.chat_id = sessions.chat_id AND t.state IN ('running','waiting'))
+"""
+
+
 def renew_system_prompt(db: Connection, lineage_id: LineageId, text: str) -> None:
     """Replace the system prompt of a lineage's tip if that continues another session and no model has seen it."""
-    turn = "SELECT 1 FROM turns t WHERE t.chat_id = sessions.chat_id AND t.state IN ('running','waiting')"
-    unseen = f"depth > 0 AND ended_at IS NULL AND next_seq = 1 AND NOT EXISTS ({turn})"
-    db.execute(f"UPDATE sessions SET system_prompt = ? WHERE lineage_id = ? AND {unseen}", (text, lineage_id))
+    db.execute(_RENEW_PROMPT, (text, lineage_id))
 
 
 @locks(session="session_id")
