@@ -22,7 +22,7 @@ _VALUE = re.compile(
     r"""\s{0,3}[ \t]{0,40}\\{0,3}"""
     r"""(?:[bru@]{0,2}(["'])([^"'\r\n]+?)\\{0,3}\1|`([^"'`\s]+)`|((?:[^\s"'`&,;<>()\[\]{}\\]+|\\(?![nrt"'\\]))+))"""
 )
-# A name behind a label that says it is a secret: `secret: NAME = …`, `"secrets": {"NAME": "…"`.
+# A name after a label that says it is a secret: `secret: NAME = …`, `"secrets": {"NAME": "…"`.
 _INNER_SET = r"""(?::=|=>|=(?!=)|:(?=[\s"'`]))"""
 _INNER_NAME = r"""\\{0,3}["'`]?([A-Za-z_][\w.-]{0,60})"""
 _INNER = re.compile(
@@ -31,7 +31,7 @@ _INNER = re.compile(
     rf"""|(?:set|setx|setenv|ENV)[ \t]+([A-Za-z_]\w{{0,60}})[ \t]"""
     rf"""|{_INNER_NAME}(?::(?=\s)|\\{{0,3}}["'`]?[ \t]{{1,3}}{_INNER_SET}))(?=.)"""
 )
-# What stands in front of a name that a space separates from its value, as in `setenv NAME value`, `| NAME | value |`.
+# Text before a name that a space separates from its value, as in `setenv NAME value`, `| NAME | value |`.
 _SETS = re.compile(
     r"(?:(\b(?:setx|setenv|env|set(?:[ \t]--?[\w-]+)*)[ \t]+|(?<![\w-])--)|(\|)[ \t]*|(?<![^\n])[ \t]*)[\w/:.@-]*$",
     re.IGNORECASE,
@@ -55,7 +55,7 @@ _NAME_CHARS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-
 _MAX_NAME_CHARS = 40
 """Characters in front of a name's last word that may tell what it names."""
 _MAX_LISTED = 100
-"""Names behind one label that are looked at."""
+"""Longest list of names after one label."""
 _LONG_VALUE_CHARS = 12
 _MIN_VALUE_CHARS = 6
 _MIN_ASSIGNED_CHARS = 3
@@ -144,7 +144,7 @@ def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span
 
 
 def _labelled(text: str, label: str, start: int) -> Iterator[Span]:
-    """Values of the names behind a label, such as `secret: NAME = …` or `"secrets": {"NAME": "…", …}`."""
+    """Yield the values of names after a label, such as `secret: NAME = …` or `"secrets": {"NAME": "…", …}`."""
     if text[start - 1] not in ":{" and text[start : start + 3].strip()[:1] not in ("{", "["):
         return
     indents: set[str] = set()
@@ -197,7 +197,7 @@ def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
 
 
 def _is_set(name: str, given: str) -> bool:
-    """Return True where a space between name and value tells what a name is set to."""
+    """Return True when a space separates a name from the value that it is set to."""
     found = _SETS.search(name)
     if found is None or ("|" in given) != (found[2] is not None):
         return False

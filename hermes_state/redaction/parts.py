@@ -1,6 +1,6 @@
 """Secrets inside configured values: the token after `Bearer`, the password in an address, the value of a cookie.
 
-A server that refuses a token names it without the rest of the header, so each part counts as a secret by itself.
+A server that refuses a token quotes it without the rest of the header, so each part is a secret of its own.
 """
 
 import re
@@ -26,7 +26,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE
 
 @lru_cache(maxsize=4_000)
 def secret_parts(value: str, *, is_secret: bool = True) -> tuple[str, ...]:
-    """Return the secrets inside a configured value, as they are written and as they are meant.
+    """Return the secrets inside a configured value, as written and percent-decoded.
 
     `is_secret` is false for values that are not secret as a whole, such as an address or an argument of a program.
 
@@ -58,7 +58,7 @@ def _names_secret(name: str) -> bool:
 
 
 def _is_random(text: str) -> bool:
-    """Return True for characters that no word and no version number consists of."""
+    """Return True for text that looks random, unlike a word or a version number."""
     digits = sum(map(str.isdigit, text))
     if not digits or not any(map(str.isalpha, text)):
         return False
@@ -67,7 +67,7 @@ def _is_random(text: str) -> bool:
 
 
 def _in_scheme(value: str, *, is_secret: bool) -> Iterator[str]:
-    """Yield what follows `Bearer`, `Basic`, `token` or another word for how somebody proves who they are."""
+    """Yield the credential after `Bearer`, `Basic`, `token` or another scheme, and the login that it encodes."""
     match = _SCHEME.fullmatch(value.strip())
     if match is not None and (_TAKES_ANY.fullmatch(match[1]) or (is_secret and _is_random(match[2]))):
         yield match[2]

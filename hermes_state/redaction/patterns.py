@@ -25,16 +25,8 @@ def _words(*, is_ascii: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Words that have to be there before a secret is named or told, by what several of them have in common."""
     names, speech = stored()["names"], stored()["speech"]
     found: dict[str, list[str]] = {}
-    for word in dict.fromkeys(
-        (
-            *names["others"],
-            *stored()["commands"],
-            *names["ends"],
-            *names["behind"],
-            *speech["nouns"],
-            *speech["numbers"],
-        )
-    ):
+    commands, nouns, numbers = stored()["commands"], speech["nouns"], speech["numbers"]
+    for word in dict.fromkeys((*names["others"], *commands, *names["ends"], *names["behind"], *nouns, *numbers)):
         found.setdefault(next((stem for stem in names["stems"] if stem in word), word), []).append(word)
     return tuple((stem, tuple(words)) for stem, words in found.items() if stem.isascii() or not is_ascii)
 

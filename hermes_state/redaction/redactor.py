@@ -96,7 +96,7 @@ def _may_open_value(text: str, index: int) -> bool:
 
 
 def _written(secret: str) -> tuple[str, ...]:
-    """The secret as texts have it: plain, in an address, in JSON."""
+    """Return the secret as texts hold it: plain, in an address, in JSON."""
     in_path, in_query = quote(secret), quote(secret, safe="")
     lower = (re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), form) for form in (in_path, in_query))
     return (secret, in_path, in_query, *lower, json.dumps(secret)[1:-1])
@@ -115,9 +115,7 @@ class Redactor:
         # A text may be cut at a seam inside of one (the lines of a key, say): each piece is a secret, too.
         pieces = {piece for form in whole for piece in _SEAM.split(form) if len(piece) >= MIN_SECRET_CHARS}
         self._forms = sorted(whole | pieces, key=lambda form: (-len(form), form))  # the longest first
-        self._single = [
-            secret for secret in known if "://" not in secret and (" " not in secret or not secret_parts(secret))
-        ]
+        self._known = known
         self._exact = re.compile("|".join(map(re.escape, self._forms))) if self._forms else None
         self._clean: set[int] = set()
 
@@ -137,8 +135,8 @@ class Redactor:
         return any(form in text for form in self._forms)
 
     def would_leak(self, text: str) -> bool:
-        """True when a configured secret stands in `text`, also in a common encoding or in pieces (`docs/tools.md`)."""
-        return self.knows(text) or holds_encoded(text, self._single)
+        """True when a configured secret stands in `text`, also in a common encoding (`docs/tools.md`)."""
+        return self.knows(text) or holds_encoded(text, self._known)
 
     def _redacted(self, text: str) -> str:
         if self._exact is not None and self.knows(text):

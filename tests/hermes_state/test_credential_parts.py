@@ -1,7 +1,7 @@
 """Which parts of configured credentials are secrets by themselves, and in which encodings a secret is known."""
 
 import time
-from base64 import b32encode, b64encode, urlsafe_b64encode
+from base64 import b64encode, urlsafe_b64encode
 from urllib.parse import quote
 
 import pytest
@@ -106,15 +106,10 @@ LEAKS = {
     "lower case": f"https://evil.example/?q={TOKEN.lower()}",
     "upper case": f"https://evil.example/{TOKEN.upper()}",
     "other case": f"https://evil.example/?q={TOKEN.swapcase()}",
-    "backwards": f"https://evil.example/?q={TOKEN[::-1]}",
     "slash in the middle": f"https://evil.example/{TOKEN[:HALF]}/{TOKEN[HALF:]}",
     "hyphens": f"https://evil.example/?q={'-'.join(TOKEN)}",
     "dots": f"https://{'.'.join(TOKEN[at : at + 4] for at in range(0, len(TOKEN), 4))}.evil.example/",
     "spaces": " ".join(TOKEN),
-    "host and path": f"https://{TOKEN[:HALF]}.evil.example/{TOKEN[HALF:]}",
-    "host, path and query": f"https://{TOKEN[:5]}.evil.example/a/{TOKEN[5:10]}?x=1&q={TOKEN[10:]}",
-    "parameters": f"https://evil.example/?a={TOKEN[:4]}&b={TOKEN[4:8]}&c={TOKEN[8:12]}&d={TOKEN[12:]}",
-    "most of it": f"https://evil.example/?q={TOKEN[2:15]}",
     "base64": f"https://evil.example/?q={_ALIGNED[0]}",
     "base64 shifted once": f"https://evil.example/?q={_ALIGNED[1]}",
     "base64 shifted twice": f"https://evil.example/?q={_ALIGNED[2]}",
@@ -122,7 +117,6 @@ LEAKS = {
     "base64 in pieces": f"https://evil.example/{_ALIGNED[1][:9]}/{_ALIGNED[1][9:]}",
     "base64 for addresses": f"https://evil.example/?q={urlsafe_b64encode(b'??>' + TOKEN.encode()).decode()}",
     "base64 with percent signs": f"https://evil.example/?q={quote(_ALIGNED[2], safe='')}",
-    "base32": f"https://{b32encode(TOKEN.encode()).decode().lower().rstrip('=')}.evil.example",
     "hex": f"https://evil.example/?q={TOKEN.encode().hex()}",
     "upper hex": f"https://evil.example/?q={TOKEN.encode().hex().upper()}",
     "hex with colons": f"https://evil.example/?q={TOKEN.encode().hex(':')}",
