@@ -71,7 +71,7 @@ async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 
 
 class FairSlots:
-    """Slots of which nobody takes more than remain free for others: the first may have half of them, and so on."""
+    """Slots that are shared fairly: each holder gets at most as many as it leaves free, so one alone gets half."""
 
     def __init__(self, count: int) -> None:
         self._free, self._held = count, Counter[Hashable]()
@@ -80,7 +80,7 @@ class FairSlots:
 
     @asynccontextmanager
     async def taken_by(self, who: Hashable) -> AsyncIterator[None]:
-        """Have a slot within this block, after a wait for one."""
+        """Wait for a slot, and hold it within this block."""
         while self._held[who] >= self._free:
             await self._changed.wait()
         self._free, self._held[who] = self._free - 1, self._held[who] + 1
@@ -88,7 +88,7 @@ class FairSlots:
             yield
         finally:
             self._free, self._held[who] = self._free + 1, self._held[who] - 1
-            self._held += Counter()  # drops those that hold none
+            self._held += Counter()  # drop holders of none
             self._changed.set()
             self._changed = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Files that are on disk for certain, and the room that is left there."""
+"""Files that are written durably, and the free room on a disk."""
 
 import os
 from contextlib import suppress
@@ -7,20 +7,20 @@ from typing import NamedTuple
 
 
 class Room(NamedTuple):
-    """Room on a disk: bytes, and files that can still be made (inodes)."""
+    """Free room on a disk, in bytes and in files that can still be created (inodes)."""
 
     bytes: int
     files: int
 
     @classmethod
     def on(cls, folder: Path) -> "Room":
-        """Room on the disk of a folder. Raises `OSError`. A file system that does not count files has room for all."""
+        """Return the room on the disk of a folder. File systems that count no files have no limit. Raises `OSError`."""
         disk = os.statvfs(folder)
         return cls(disk.f_bavail * disk.f_frsize, disk.f_favail if disk.f_files else 1 << 62)
 
     @classmethod
     def is_used_up(cls, folder: Path) -> bool:
-        """True where a database on the disk of a folder can hardly be opened any more."""
+        """Return True when the disk of a folder is too full to open a database reliably."""
         with suppress(OSError):
             return cls.on(folder).is_short(_RESERVE_FILES * _RESERVE_BYTES // 2, _RESERVE_FILES // 2)
         return False
@@ -33,18 +33,16 @@ MIN_ROOM = Room(200_000_000, 50_000)
 """Room at which a command is ended, on a disk that had more when it began."""
 MIN_ROOM_OF_TOOLS = Room(20_000_000, 200)
 """Room that file tools leave to the database."""
-
-
 _RESERVE_FILES, _RESERVE_BYTES = 16, 1 << 18
 
 
 def take_reserve(home: Path) -> None:
-    """Keep room in `home` with which the gateway can start when the disk is full, as far as there is any."""
+    """Keep files in `home` that the gateway deletes to start on a full disk; fewer when there is no room for all."""
     with suppress(OSError):
         (home / "reserve").mkdir(mode=0o700, exist_ok=True)
         for file in (home / "reserve" / str(number) for number in range(_RESERVE_FILES)):
             if not file.exists():
-                file.write_bytes(os.urandom(_RESERVE_BYTES))  # which no file system makes smaller
+                file.write_bytes(os.urandom(_RESERVE_BYTES))  # random, because some file systems compress
 
 
 def release_reserve(home: Path) -> None:

@@ -63,14 +63,14 @@ def _secrets_in(value: object) -> Iterator[str]:
 
 
 def _secrets_named(name: object, value: object) -> Iterator[str]:
-    """Secrets in a value that may be one because of its name."""
+    """Yield the secrets in a value, and the value itself when its name says that it is one."""
     if isinstance(name, str) and isinstance(value, str) and is_secret_name(name) and _MAY_BE_KEY.fullmatch(value):
         yield value
     yield from _secrets_in(value)
 
 
 _MAY_BE_KEY = re.compile(r"(?!-)(?=.{0,100}[0-9]|.{12}).+", re.DOTALL)
-"""Values under the name of a secret that are no word of a setting, such as `executes` for the tool `rotate_token`."""
+"""Values that can be a secret, unlike the plain word in a setting such as `rotate_token: executes`."""
 
 
 def with_values(model: Model, kept: Mapping[KeyPath, Any], above: KeyPath = ()) -> Model:

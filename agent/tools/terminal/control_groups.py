@@ -1,7 +1,7 @@
-"""Control groups: the kernel bounds the memory and the processes of each command, each chat and all chats together.
+"""Control groups: the kernel limits the memory and the processes of each command, each chat and all chats together.
 
-It counts what no process shows as its own, too: shared memory, files in memory, buffers of pipes and sockets. Version 2
-of control groups needs a group that belongs to the gateway (`Delegate=` of its unit), version 1 needs root.
+The kernel also counts memory that no process owns: shared memory, files in memory, buffers of pipes and sockets.
+Version 2 of control groups needs a group that belongs to the gateway (`Delegate=` of its unit), version 1 needs root.
 """
 
 import os
@@ -18,11 +18,11 @@ _COMMANDS: Final = count()
 _FIGURES: Final = re.compile(r"^(?:(\w+) )?(\d+)$", re.MULTILINE)
 _MEMORY_LIMITS: Final = ("memory.max", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
 _LEFT: Final[set[Path]] = set()
-"""Groups in which something still ended when they were to be removed."""
+"""Groups that could not be removed yet, because a process in them was still ending."""
 
 
 class Usage(NamedTuple):
-    """Memory in bytes and processes: what something uses, or may use."""
+    """Memory in bytes and number of processes, as used or as a limit."""
 
     memory: int = 0
     processes: int = 0
@@ -32,7 +32,7 @@ class Usage(NamedTuple):
 
 
 class ControlGroup:
-    """Group of one command, below those of its chat and of all chats; empty where this process may make none."""
+    """Group of one command, below those of its chat and of all chats. False when this process cannot create groups."""
 
     def __init__(self, chat: str, limit: Usage) -> None:
         self._folders: list[Path] = []
@@ -54,11 +54,11 @@ class ControlGroup:
         return bool(self._folders)
 
     def words(self) -> tuple[str, ...]:
-        """Words before those of a program that begins in this group."""
+        """Return the words to put before a program's own words so that it starts in this group."""
         return ("sh", "-c", _JOIN, "join", *map(str, self._folders), "--")
 
     def look(self) -> tuple[Usage, bool]:
-        """Usage that the kernel cannot take back, and True once it has ended a process for lack of memory."""
+        """Return the usage without what the kernel can free, and True once it has killed a process for its memory."""
         names = "memory.current memory.usage_in_bytes memory.stat memory.events memory.oom_control pids.current"
         found = _figures(self._folders, names)
         used = found.get("memory.current", found.get("memory.usage_in_bytes", 0))
@@ -66,7 +66,7 @@ class ControlGroup:
         return Usage(max(0, used - on_disk), found.get("pids.current", 0)), found.get("oom_kill", 0) > 0
 
     def remove(self) -> None:
-        """Remove it, and those above it that are empty now; one in which something still ends is removed later."""
+        """Remove the group and its empty parents. A group with a process that is still ending is removed later."""
         _LEFT.update(self._folders)
         for folder in tuple(_LEFT):
             with suppress(OSError):
@@ -78,7 +78,7 @@ class ControlGroup:
 
 @cache
 def total() -> Usage:
-    """Most that the commands of all chats may use together: half of what the gateway has."""
+    """Return the most that the commands of all chats may use together: half of what the gateway may use."""
     found = _figures(_own_groups(), "memory.max memory.limit_in_bytes pids.max")
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     processes = _figures([Path("/proc/sys/kernel")], "threads-max").get("threads-max", 10_000)
@@ -88,7 +88,7 @@ def total() -> Usage:
 
 @cache
 def group_parents() -> list[Path]:
-    """Folders in which this process may make groups; those that a killed gateway has left are removed."""
+    """Return the folders in which this process can create groups. Remove groups that a killed gateway has left."""
     total()  # the limits of the groups that this process is in now
     folders = _own_groups()
     if len(folders) == 1:
@@ -111,7 +111,7 @@ def group_parents() -> list[Path]:
 
 
 def _own_groups() -> list[Path]:
-    """Folders of the groups that this process is in: one in version 2, two (memory, processes) in version 1."""
+    """Return the folders of this process's own groups: one in version 2, two (memory, processes) in version 1."""
     lines: list[list[str]] = []
     with suppress(OSError):  # a kernel without any
         lines += [line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()]
@@ -122,7 +122,7 @@ def _own_groups() -> list[Path]:
 
 
 def _figures(folders: list[Path], names: str) -> dict[str, int]:
-    """Numbers in files of groups, by the word before them or by the file's name; "max" is none."""
+    """Return the numbers in files of groups, by the word before each or by the file's name; "max" is left out."""
     found: dict[str, int] = {}
     for file in (folder / name for folder in folders for name in names.split()):
         with suppress(OSError):

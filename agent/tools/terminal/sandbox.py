@@ -146,20 +146,20 @@ echo >&0; read -r _ && exec "$@" </dev/null 3<&- 4<&- 5<&-
 GATE: Final = ("sh", "-c", _GATE, "gate")
 """Says a line on standard input, a socket, and waits there for one before it goes on. Ends when nobody is there.
 
-Meanwhile it has the sandbox's own lists of what is shared by System V's calls open, for whoever counts that.
+Meanwhile it holds the sandbox's lists of System V objects open, so that their memory can be counted.
 """
 
 _MACHINES: Final = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198), "riscv64": (0xC00000F3, 198)}
-"""Numbers of an architecture, and of its call that makes a socket."""
+"""Audit number of each architecture, and number of its `socket` call."""
 _FAMILIES: Final = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
 """Kinds of sockets that a network namespace bounds; AF_VSOCK, for one, would reach the host of a virtual machine."""
 
 
 @contextmanager
 def socket_filter() -> Iterator[Sequence[int]]:
-    """Open a filter for bubblewrap, by which programs make sockets of `_FAMILIES` alone; nothing where it is unknown.
+    """Open a seccomp filter that allows sockets of `_FAMILIES` only; yield nothing on an unknown architecture.
 
-    Calls of another architecture and io_uring (425), which make sockets too, are refused as ones that do not exist.
+    Calls of another architecture and io_uring (425) can make sockets too, so they fail as if they did not exist.
     """
     if (machine := _MACHINES.get(os.uname().machine)) is None:
         yield ()
