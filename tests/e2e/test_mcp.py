@@ -237,7 +237,7 @@ async def test_lists_and_tools_that_are_wrong_cost_nothing_else_of_the_server(wo
     [listed] = await world.replies(1, chat_id=1, match="odd")
     assert "connected since" in listed
     assert "resources/list failed: Method not found" in listed
-    assert "prompts/list failed: the answer is none that the protocol knows" in listed
+    assert "prompts/list failed: the answer of the server does not follow the protocol" in listed
     assert "odd__sail" in listed
 
 

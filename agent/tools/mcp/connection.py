@@ -12,8 +12,9 @@ from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from mcp_types.methods import parse_server_result
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from agent.model.http import ssl_context
 from agent.tools.mcp.bounds import MAX_WEIGHT, BoundedTransport
@@ -21,7 +22,7 @@ from agent.tools.mcp.requests import GatedReadStream, GatedWriteStream, RequestG
 from agent.tools.mcp.results import RemoteResult
 from agent.tools.mcp.schemas import MAX_TOOL_TEXT, clean_schema, clean_text
 from agent.tools.mcp.settings import RemoteTool, ServerCatalog, ServerSettings
-from agent.tools.mcp.stdio import stdio_streams
+from agent.tools.mcp.stdio import INVALID_ANSWER, stdio_streams
 from hermes_state.errors import ToolError
 
 T = TypeVar("T")
@@ -37,10 +38,8 @@ NAMES_SECONDS: Final = 5.0
 """Longest wait for a page of resources or prompts, whose names are shown to admins and nothing else, in seconds."""
 _MAX_ERROR = 2_000
 _MAX_FAULT = 200
-_UNKNOWN = "the answer is none that the protocol knows"
 _ASSUMED_VERSION = "2025-03-26"
-"""Version of the protocol that is meant where none, or none that is known, is named."""
-_BLOCK: Final[TypeAdapter[Any]] = TypeAdapter(types.ContentBlock)
+"""Version of the protocol for a server that names no version, or an unknown one."""
 _CHANGES = (
     types.ToolListChangedNotification,
     types.ResourceListChangedNotification,
@@ -56,55 +55,19 @@ class Connection:
         self.ended = ended
         """Set when it is of no more use."""
 
-    async def tools(self) -> ServerCatalog:
-        """The server's tools as they are now, without its other lists."""
-        if self._capabilities.tools is None:
-            return ServerCatalog()
-        tools, faults = await self._list(self._session.list_tools, "tools", MAX_TOOLS, _remote_tool, START_SECONDS)
-        return ServerCatalog(tools=tools, faults=faults)
-
-    async def with_names(self, catalog: ServerCatalog) -> ServerCatalog:
-        """The same with the resources and prompts that the server says that it has."""
-        session, names, faults = self._session, {}, catalog.faults
-        for field, ask, kept in (("resources", session.list_resources, _uri), ("prompts", session.list_prompts, _name)):
-            if getattr(self._capabilities, field) is not None:
-                names[field], more = await self._list(ask, field, MAX_LISTED, kept, NAMES_SECONDS)
+    async def catalogs(self) -> AsyncIterator[ServerCatalog]:
+        """Yield the server's lists as they are now: first its tools alone, at last all that it has."""
+        session, has = self._session, self._session.server_capabilities or types.ServerCapabilities()
+        lists, faults = dict[str, Any](), tuple[str, ...]()
+        for field, ask, most, kept, seconds in (
+            ("tools", session.list_tools, MAX_TOOLS, _remote_tool, START_SECONDS),
+            ("resources", session.list_resources, MAX_LISTED, _uri, NAMES_SECONDS),
+            ("prompts", session.list_prompts, MAX_LISTED, _name, NAMES_SECONDS),
+        ):
+            if getattr(has, field) is not None:
+                lists[field], more = await _pages(ask, field, most, kept, seconds)
                 faults += more
-        return ServerCatalog(tools=catalog.tools, **names, faults=faults)
-
-    @property
-    def _capabilities(self) -> types.ServerCapabilities:
-        return self._session.server_capabilities or types.ServerCapabilities()
-
-    async def _list(
-        self,
-        ask: Callable[..., Awaitable[Any]],
-        field: str,
-        most: int,
-        kept: Callable[[Any], T],  # one for each list
-        seconds: float,
-    ) -> tuple[tuple[T, ...], tuple[str, ...]]:
-        """All of a list, page by page, and what ended it too early: of each page, which may be megabytes, what is used.
-
-        Raises `MCPError` when the connection has ended.
-        """
-        found: list[T] = []
-        cursor: str | None = None
-        for _ in range(most):
-            try:
-                async with asyncio.timeout(seconds):
-                    page = await ask(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
-            except (MCPError, ValidationError, TimeoutError) as error:
-                if isinstance(error, MCPError) and _is_end(error):
-                    raise
-                late = f"no answer within {seconds:g} seconds"
-                reason = late if isinstance(error, TimeoutError) else getattr(error, "message", _UNKNOWN)
-                return tuple(found), (f"{field}/list failed: {clean_text(reason, _MAX_FAULT)}",)
-            listed, before, cursor = getattr(page, field), cursor, page.next_cursor
-            found += map(kept, listed[: most - len(found)])
-            if not cursor or len(found) >= most or (cursor == before and not listed):
-                break
-        return tuple(found), ()
+            yield ServerCatalog(**lists, faults=faults)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> RemoteResult:
         """Call a tool; the server is told when whoever waits for it gives up. Raises `ToolError`."""
@@ -114,7 +77,7 @@ class Connection:
                 types.CallToolRequest(params=params), types.CallToolResult, self._settings.seconds
             )
         except ValidationError as error:
-            raise ToolError(_UNKNOWN) from error
+            raise ToolError(INVALID_ANSWER) from error
         except MCPError as error:
             raise ToolError(self._explained(error)) from error
         content = [block.model_dump(by_alias=True, mode="json", exclude_none=True) for block in result.content]
@@ -136,8 +99,38 @@ def _is_end(error: MCPError) -> bool:
     return error.code == types.CONNECTION_CLOSED and not error.message.startswith("SSE stream")
 
 
+async def _pages(
+    ask: Callable[..., Awaitable[Any]],
+    field: str,
+    most: int,
+    kept: Callable[[Any], T],  # one for each list
+    seconds: float,
+) -> tuple[tuple[T, ...], tuple[str, ...]]:
+    """All of a list, page by page, and what ended it too early: of each page, which may be megabytes, what is used.
+
+    Raises `MCPError` when the connection has ended.
+    """
+    found: list[T] = []
+    cursor: str | None = None
+    for _ in range(most):
+        try:
+            async with asyncio.timeout(seconds):
+                page = await ask(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
+        except (MCPError, ValidationError, TimeoutError) as error:
+            if isinstance(error, MCPError) and _is_end(error):
+                raise
+            late = f"no answer within {seconds:g} seconds"
+            reason = late if isinstance(error, TimeoutError) else getattr(error, "message", INVALID_ANSWER)
+            return tuple(found), (f"{field}/list failed: {clean_text(reason, _MAX_FAULT)}",)
+        listed, before, cursor = getattr(page, field), cursor, page.next_cursor
+        found += map(kept, listed[: most - len(found)])
+        if not cursor or len(found) >= most or (cursor == before and not listed):
+            break
+    return tuple(found), ()
+
+
 class _LenientDispatcher(JSONRPCDispatcher):
-    """Dispatcher that brings answers into the form of the protocol: the SDK would refuse a whole answer for a part."""
+    """Dispatcher that mends answers which do not follow the protocol: the SDK refuses a whole answer for one part."""
 
     async def send_raw_request(self, method: str, *args: Any, **more: Any) -> dict[str, Any]:
         try:
@@ -146,11 +139,11 @@ class _LenientDispatcher(JSONRPCDispatcher):
             if method != "initialize" or error.code != types.METHOD_NOT_FOUND:
                 raise
             result = {}  # a server that needs no greeting
-        result = _MENDERS[method](result) if method in _MENDERS else result
-        for tool in result["tools"] if method == "tools/list" else ():
-            tool["inputSchema"] = clean_schema(tool["inputSchema"])
-            await asyncio.sleep(0)  # a schema can take a tenth of a second
-        return result
+        if method == "initialize":
+            return _mended_greeting(result)
+        if method == "tools/call":
+            return _mended_result(result)
+        return await _mended_list(*_LISTS[method], result) if method in _LISTS else result
 
 
 def _mended_greeting(result: dict[str, Any]) -> dict[str, Any]:
@@ -163,65 +156,39 @@ def _mended_greeting(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _mended_list(
-    field: str, mended: Callable[[dict[str, Any]], dict[str, Any] | None]
-) -> Callable[..., dict[str, Any]]:
-    def mend(result: dict[str, Any]) -> dict[str, Any]:
-        listed, cursor = result.get(field), result.get("nextCursor")
-        if not isinstance(listed, list):
-            raise MCPError(code=types.INTERNAL_ERROR, message=f"the answer holds no list of {field}")
-        more = {"nextCursor": cursor if isinstance(cursor, str) else json.dumps(cursor)} if cursor else {}
-        found = (mended(one) for one in listed if isinstance(one, dict))
-        return {field: [one for one in found if one is not None], **more}
-
-    return mend
+_LISTS: Final = {
+    "tools/list": ("tools", "name", MAX_REMOTE_NAME),
+    "resources/list": ("resources", "uri", MAX_WEIGHT),
+    "prompts/list": ("prompts", "name", MAX_WEIGHT),
+}
+"""Name of each list, and the text that each of its items must have, with its greatest length."""
+_TEXTS: Final = ("name", "uri", "title", "description")
 
 
-def _mended_tool(tool: dict[str, Any]) -> dict[str, Any] | None:
-    """Fields that are used of a tool, in the form that the protocol asks for."""
-    texts = {key: tool[key] for key in ("name", "title", "description") if isinstance(tool.get(key), str)}
-    if not 0 < len(texts.get("name", "")) <= MAX_REMOTE_NAME:
-        return None
-    schema, notes = tool.get("inputSchema"), tool.get("annotations")
-    reads = isinstance(notes, dict) and notes.get("readOnlyHint") is True
-    return {**texts, "inputSchema": schema, "annotations": {"readOnlyHint": reads}}
-
-
-def _mended_name(key: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
-    """What is used of a resource or prompt."""
-    return lambda one: {"name": "", key: one[key]} if isinstance(one.get(key), str) else None
+async def _mended_list(field: str, key: str, longest: int, result: dict[str, Any]) -> dict[str, Any]:
+    """Return a page of a list with the fields of its items that are used; items without their text are left out."""
+    listed, cursor = result.get(field), result.get("nextCursor")
+    if not isinstance(listed, list):
+        raise MCPError(code=types.INTERNAL_ERROR, message=f"the answer holds no list of {field}")
+    found = []
+    for one in listed:
+        if isinstance(one, dict) and isinstance(one.get(key), str) and 0 < len(one[key]) <= longest:
+            texts = {name: one[name] for name in _TEXTS if isinstance(one.get(name), str)}
+            notes, schema = one.get("annotations"), clean_schema(one.get("inputSchema"))
+            reads = isinstance(notes, dict) and notes.get("readOnlyHint") is True
+            found.append({"name": "", **texts, "inputSchema": schema, "annotations": {"readOnlyHint": reads}})
+            await asyncio.sleep(0)  # a schema can take a tenth of a second
+    return {field: found, **({"nextCursor": str(cursor)} if cursor else {})}
 
 
 def _mended_result(result: dict[str, Any]) -> dict[str, Any]:
-    """Result of a call: what is no block of content becomes text."""
-    given, structured = result.get("content", result.get("toolResult")), result.get("structuredContent")
-    if given is None and structured is None:
-        raise MCPError(code=types.INTERNAL_ERROR, message="the result holds no content")
-    blocks = [] if given is None else given if isinstance(given, list) else [given]
-    if structured is not None and not isinstance(structured, dict):
-        blocks, structured = [*blocks, structured], None
-    return {
-        "content": [_mended_block(block) for block in blocks if block is not None],
-        "isError": result.get("isError") in (True, "true"),
-        **({} if structured is None else {"structuredContent": structured}),
-    }
-
-
-def _mended_block(block: Any) -> Any:
+    """Return the result of a call. A result that does not follow the protocol becomes text."""
     try:
-        _BLOCK.validate_python(block, by_name=False)
+        parse_server_result("tools/call", HANDSHAKE_PROTOCOL_VERSIONS[-1], result)
     except ValidationError:
-        return {"type": "text", "text": block if isinstance(block, str) else json.dumps(block, ensure_ascii=False)}
-    return block
-
-
-_MENDERS: Final[dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
-    "initialize": _mended_greeting,
-    "tools/list": _mended_list("tools", _mended_tool),
-    "resources/list": _mended_list("resources", _mended_name("uri")),
-    "prompts/list": _mended_list("prompts", _mended_name("name")),
-    "tools/call": _mended_result,
-}
+        text = json.dumps(result, ensure_ascii=False)
+        return {"content": [{"type": "text", "text": text}], "isError": result.get("isError") is True}
+    return result
 
 
 def _remote_tool(tool: types.Tool) -> RemoteTool:

@@ -57,7 +57,7 @@ class ServerHandle:
         self._catalog = ServerCatalog()
         self.tools: Mapping[str, Tool] = {}
         self._hints: dict[str, set[bool]] = {}
-        """All that the server has said about whether a tool only reads."""
+        """Read-only hints that the server has given for each tool so far."""
         self._state, self._since = ServerState.STARTING, clock.now()
         self._error: str | None = None
         self._next_try_at: Millis | None = None
@@ -86,9 +86,9 @@ class ServerHandle:
         sdk, changed = await asyncio.to_thread(_load_sdk), asyncio.Event()
         async with sdk.connected(self.settings, changed) as connection:
             try:
-                self._take(catalog := await connection.tools())
-                self._connection = connection  # tools come before what may hang
-                self._catalog = await connection.with_names(catalog)
+                async for catalog in connection.catalogs():
+                    self._take(catalog)
+                    self._connection = connection  # tools come before what may hang
                 self._move(ServerState.CONNECTED, self._error)
                 log.info("mcp.server_connected", server=self.settings.name, tools=len(self.tools))
                 watch = asyncio.create_task(self._follow(connection, changed))
@@ -105,7 +105,8 @@ class ServerHandle:
             await wait_until(changed, RELIST_FAILED_SECONDS if self._catalog.faults else None)
             changed.clear()
             try:
-                self._take(await connection.with_names(await connection.tools()))
+                async for catalog in connection.catalogs():
+                    self._take(catalog)
             except Exception as error:  # noqa: BLE001 - lists as they were, and a connection that works, are better than none
                 log.warning("mcp.list_failed", server=self.settings.name, error=self._redact(_reason(error)))
             else:
@@ -119,7 +120,7 @@ class ServerHandle:
 
     def _take(self, catalog: ServerCatalog) -> None:
         tools = catalog.tools
-        if any(fault.startswith("tools/") for fault in catalog.faults):  # what was there before is still there
+        if any(fault.startswith("tools/") for fault in catalog.faults):  # keep those known before
             tools = tuple({tool.name: tool for tool in (*self._catalog.tools, *tools)}.values())
             catalog = replace(catalog, tools=tools)
         offered = {}

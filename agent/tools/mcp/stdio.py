@@ -36,6 +36,7 @@ END_SECONDS: Final = 2.0
 """Time that a server has to end once its input has, and again after SIGTERM, in seconds."""
 LAST_WORDS_SECONDS: Final = 0.5
 """Longest wait for the rest of standard error of a server that has ended, in seconds."""
+INVALID_ANSWER: Final = "the answer of the server does not follow the protocol"
 MAX_LOGGED: Final = 60
 """Lines of standard error that are logged in a minute."""
 _LOGGED_WEIGHT: Final = 4_000
@@ -74,10 +75,9 @@ async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> Async
                     await _end(process)
                 finally:
                     await cancel_all(tasks)
-    except Exception as error:
+    except Exception:
         if not has_ended:
             raise
-        raise ToolError(_how_ended(process, errors)) from error
     finally:
         for stream in (to_us, reading, writing, to_server):
             stream.close()
@@ -166,22 +166,22 @@ async def _read(
 
 
 def _parsed(line: bytes) -> JSONRPCMessage | None:
-    """The message of a line; one that is none, but answers a request, becomes an error of that request alone."""
+    """Return the message of a line. An answer that cannot be read becomes an error of its request alone."""
     with suppress(ValueError, RecursionError):
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     if _ANSWER.search(line) is None:
         return None
-    with suppress(ValueError, RecursionError):  # this parser takes deeper values, half characters and other bytes
+    with suppress(ValueError, RecursionError):  # this parser accepts deeper values, lone surrogates and invalid UTF-8
         message = json.loads(line.decode("utf-8", "replace"))
         if isinstance(message, dict) and isinstance(message.get("result"), dict) and not message.get("error"):
             return jsonrpc_message_adapter.validate_python(
                 {"jsonrpc": "2.0", "id": message.get("id"), "result": message["result"]}
             )
-    return _error_for(line, "the answer is none that the protocol knows")
+    return _error_for(line, INVALID_ANSWER)
 
 
 def _error_for(line: bytes, reason: str) -> JSONRPCError | None:
-    """The error in place of an answer that was given up."""
+    """Return the error that replaces an answer; None for a line that answers no request."""
     number = find_id(line)
     error = ErrorData(code=INTERNAL_ERROR, message=reason)
     return JSONRPCError(jsonrpc="2.0", id=number, error=error) if number is not None else None
