@@ -12,6 +12,7 @@ import signal
 import socket
 import struct
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -32,8 +33,6 @@ _BEGIN_SECONDS = 30.0
 """Longest wait for a sandbox to stand, in seconds."""
 _CLOSE_SECONDS = 2.0
 """Longest wait, in seconds, for the rest of the output once everything was killed."""
-_CROWDED: Final = 0.875
-"""Part of what all commands may use together, from which on the chat that uses most has to give way."""
 _OWN_PROCESSES = 4
 """Processes of a sandbox that are its own."""
 _PIECE_BYTES = 1 << 16
@@ -128,7 +127,7 @@ class RunningCommand:
         self._process, self._output = process, output
         self._folder, self._settings, self._group = folder, settings, group
         self._memory: SandboxMemory | None = None
-        """Counts what the sandbox uses where no control group does."""
+        """Counts what the sandbox uses when there is no control group."""
         room = Room.on(folder)
         self._min_room = Room(min(MIN_ROOM.bytes, room.bytes // 2), min(MIN_ROOM.files, room.files // 2))
         self._max_file_bytes = room.bytes - self._min_room.bytes
@@ -293,13 +292,12 @@ class RunningCommand:
         return self._too_much_memory if is_over else self._find_crowd()
 
     def _find_crowd(self) -> str | None:
-        """The reason why this command gives way: it uses most in its chat, which uses more than its share."""
-        chats: dict[Path, list[RunningCommand]] = {}
+        """Return why this command must end: it uses most of the chat that uses most, and that leaves too little."""
+        chats = defaultdict[Path, list[RunningCommand]](list)
         for one in tuple(_RUNNING):
-            chats.setdefault(one._folder, []).append(one)
-        mine = chats[self._folder]
-        is_largest_chat = mine is max(chats.values(), key=_part) and _part(_RUNNING) > _CROWDED
-        if (is_largest_chat or _part(mine) > 0.5) and self is max(mine, key=lambda one: _part([one])):
+            chats[one._folder].append(one)
+        largest = max(chats.values(), key=_part)
+        if _part(largest) > 1 - _part(_RUNNING) and self is max(largest, key=lambda one: _part([one])):
             return "the commands of this chat having used too much together"
         return None
 
@@ -309,17 +307,17 @@ _SIGNALS = frozenset(signal.Signals)
 
 
 def _part(commands: Iterable[RunningCommand]) -> float:
-    """Part that commands use of what all may use together, of memory or of processes, whichever is more."""
+    """Return the part of the total memory or processes that commands use, whichever is more."""
     used = [one.usage for one in tuple(commands)]
     memory, processes = sum(one.memory for one in used), sum(one.processes for one in used)
     return max(memory / total().memory, processes / total().processes)
 
 
 class SandboxMemory:
-    """Counts the processes of a sandbox and their memory from outside, also what is shared and what no process maps."""
+    """Counts the processes of a sandbox and their memory from outside, including memory that no process maps."""
 
     def __init__(self, pid: int) -> None:
-        """`pid`: a process that waits at the gate, with the lists of System V's objects open as 3, 4 and 5."""
+        """`pid`: a process that waits at the gate, with the lists of System V objects open as 3, 4 and 5."""
         self._root, self._lists = Path(f"/proc/{pid}/root"), list[TextIO]()
         with suppress(OSError), open(os.pidfd_open(pid)) as process:
             taken = [ctypes.CDLL(None).syscall(_PIDFD_GETFD, process.fileno(), number, 0) for number in (3, 4, 5)]
@@ -330,7 +328,7 @@ class SandboxMemory:
             one.close()
 
     def look(self, max_bytes: int) -> Usage:
-        """What is used now. Mapped memory is told apart only above `max_bytes // 2`: to find that out takes long."""
+        """Return what is used now. Shared pages are told apart only above `max_bytes // 2`, because that is slow."""
         processes, own, mapped, inside, files = 0, 0, 0, list[Path](), dict[tuple[int, int], int]()
         with suppress(OSError):
             inside += [path for path in (self._root / "proc").iterdir() if path.name.isdecimal()]
@@ -347,7 +345,7 @@ class SandboxMemory:
         return Usage(own + max(mapped, sum(files.values()) + self._shared_bytes()), processes)
 
     def _shared_bytes(self) -> int:
-        """Memory of files in `/tmp` and `/dev/shm`, and of System V's segments, messages and semaphores."""
+        """Return the memory of files in `/tmp` and `/dev/shm`, and of System V segments, messages and semaphores."""
         used = 0
         for name in ("tmp", "dev/shm"):
             with suppress(OSError):
@@ -363,11 +361,11 @@ class SandboxMemory:
 
 _PIDFD_GETFD = 438
 _LISTED = {"rss": 1, "swap": 1, "cbytes": 1, "qnum": 64, "nsems": 64}
-"""Columns of what System V's calls have made, each with the bytes of one."""
+"""Columns of the lists of System V objects, with the bytes that each unit takes."""
 
 
 def _mapped(path: Path) -> tuple[int, int]:
-    """Memory of a process with its part of what several have, and how it is shared: its own, and shared memory."""
+    """Return the private and the shared memory of a process; pages that several processes map count in part."""
     with suppress(OSError):
         text = (path / "smaps_rollup").read_bytes()
         all_, shared = (int(one) << 10 for one in re.findall(rb"^Pss(?:_Shmem)?:\s+(\d+) kB", text, re.MULTILINE))
