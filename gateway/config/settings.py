@@ -177,7 +177,7 @@ class AgentConfig(BaseConfig):
     persona: str | None = setting(None, default_text="built in")
     """Persona of the agent, in the words that open its system prompt; not set: those of `SOUL.md`, if there is one."""
     time_zone: TimeZone | None = setting(None, default_text="the server's")
-    """Time zone of times in chats, of the stamps on messages and of new schedules, such as `Europe/Berlin`."""
+    """Time zone for times in chats, message timestamps and new schedules, such as `Europe/Berlin`."""
     max_tool_rounds: int = setting(50, ge=1, le=1_000, unit="rounds")
     """After so many rounds of tool calls the turn has to answer with what it has."""
 

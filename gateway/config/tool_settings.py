@@ -37,8 +37,8 @@ class ApprovalConfig(BaseConfig):
     executes: Annotated[PolicyWord, AnyCase] = "ask_admin"
     """Calls that run programs."""
     mcp: Annotated[PolicyWord | None, AnyCase] = setting(None, default_text="ask_admin")
-    """Calls of tools on MCP servers that do more than read. Unless it is set, `allow` and `deny` of the keys above hold
-    for them, too."""
+    """Calls of tools on MCP servers that do more than read. Unless it is set, `allow` and `deny` of the keys above
+    apply to them, too."""
 
     def policy_of(self, effect: ToolEffect, *, is_mcp: bool) -> PolicyWord:
         """The policy for calls with an effect."""
@@ -122,7 +122,7 @@ class MemoryConfig(BaseConfig):
     """Offer the tool `memory`, and show the notes to the model when a conversation begins."""
     flush: bool | None = setting(None, default_text="on in direct chats")
     """Before a compression, let a model note what must be known beyond it: one more call, by `auxiliary.flush`. In
-    chats of several people only if it is set to `true`: there the notes are of what anybody has said."""
+    groups with a shared conversation it runs only if set to `true`, because anybody there can influence the notes."""
     memory_size: int = setting(2_200, ge=200, le=50_000, unit="characters")
     """Longest `MEMORY.md`, of facts about the work."""
     user_size: int = setting(1_400, ge=200, le=50_000, unit="characters")
@@ -153,7 +153,7 @@ class TerminalConfig(BaseConfig):
     seconds: float = setting(120, ge=1, le=86_400, unit="seconds")
     """Longest time that a command may take, unless it runs in the background; `model.turn_seconds` holds, too."""
     memory_mb: int = setting(512, ge=64, le=1_048_576, unit="MB")
-    """Memory of a command: all its processes, shared memory, and files in its `/tmp`, together."""
+    """Memory of a command: all its processes, shared memory and files in `/tmp` together."""
     max_processes: int = setting(100, ge=10, le=10_000, unit="processes")
     """Processes and threads of a command."""
     output_chars: int = setting(20_000, ge=1_000, le=1_000_000, unit="characters")
