@@ -152,14 +152,15 @@ def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
 def note_reach_of(
     db: Connection, platform: str, account: str, chat_ref: str, now: Millis, *, is_reachable: bool
 ) -> list[ChatId]:
-    """Note that the bot can write at a place of a platform, or no more, in all its threads; returns who is told."""
+    """Note that the bot can write at a place of a platform, or no more, in all its threads; returns what goes on."""
     query = "SELECT id FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
     chats = scalars(db, ChatId, query, (platform, account, chat_ref))
-    if is_reachable:
-        return [chat_id for chat_id in chats if go_on(db, chat_id, now)]
     for chat_id in chats:
-        note_reach(db, chat_id, now)
-    return []
+        if is_reachable:
+            go_on(db, chat_id, now)
+        else:
+            note_reach(db, chat_id, now)
+    return chats if is_reachable else []
 
 
 @locks(EVERYTHING)

@@ -130,14 +130,14 @@ async def test_whoever_lost_access_brings_nothing_and_the_chat_is_told_once(
         assert world.query("SELECT count(*) FROM turns WHERE started_by = 'telegram:42'") == [(0,)]
 
 
-def reach(status: str) -> dict[str, object]:
+def reach(status: str, chat_id: int = 42) -> dict[str, object]:
     """Telegram's update about a private chat in which the bot was blocked (`kicked`) or let in again (`member`)."""
     bot = {"id": 123456, "is_bot": True, "first_name": "lab"}
-    person = {"id": 42, "is_bot": False, "first_name": "Ann"}
+    person = {"id": chat_id, "is_bot": False, "first_name": "Ann"}
     members = {"old_chat_member": {"status": "member", "user": bot}, "new_chat_member": {"status": status, "user": bot}}
     if status == "kicked":
         members["new_chat_member"]["until_date"] = 0
-    changed = {"chat": {"id": 42, "type": "private"}, "from": person, "date": 1_800_000_000, **members}
+    changed = {"chat": {"id": chat_id, "type": "private"}, "from": person, "date": 1_800_000_000, **members}
     return {"update": {"my_chat_member": changed}}
 
 
@@ -186,6 +186,30 @@ async def test_schedules_of_a_chat_that_blocked_the_bot_wait_without_a_model_cal
         assert scheduled_calls(world) == (1 if is_told else 2), "what was missed comes once"
         assert world.query("SELECT count(*) FROM chats WHERE unreachable_since IS NOT NULL") == [(0,)]
         await world.gateway.kill()
+
+
+async def test_a_message_for_one_time_that_has_come_is_answered_when_the_chat_is_back(
+    tmp_path: Path, protocol: ModelProtocol
+) -> None:
+    async with world_in(tmp_path, protocol, program=run_on_turned_clock) as world:
+        await world.gateway.start(HERMES_AGENT__TIME_ZONE="UTC", HERMES_SESSIONS__BUSY_MODE="queue")
+        await world.say(f"/schedule add {at(1)} {TEXT}")
+        assert await world.replies(1, match="Schedule 1 is set")
+        await world.hold(match="a long story")
+        await world.say("a long story")
+        await world.asked(1)
+        turn_clock(world, 1.1)  # its message waits behind that answer
+        async with asyncio.timeout(20):
+            while world.query("SELECT state FROM schedules") != [("done",)]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)  # a database of another process has no event to wait for
+        await world.tg.post("update", reach("kicked"))
+        await until_unreachable(world)
+        await world.release()
+        assert await world.replies(1, match="a long story")
+        await delivered(world)
+        assert scheduled_calls(world) == 0
+        await world.tg.post("update", reach("member"))
+        assert await world.replies(1, match="weather of the harbour")
 
 
 async def test_schedules_of_a_discord_channel_go_on_when_somebody_writes_there(
