@@ -21,6 +21,7 @@ from agent.tools.registry import Tool
 from agent.tools.terminal.sandbox import terminal_fault
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
+from gateway.access.tools import find_admin_chats
 from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models, zone_of
 from gateway.cluster.membership import Membership
 from gateway.cluster.node import Node
@@ -171,8 +172,14 @@ class _Daemon:
         self._lanes = self._make_lanes(gates)
         self._previews = RemotePreviews(store=store, adapters=self._adapters, make=self._lanes.turns.remote_preview_of)
         self._delivery.close_remote = self._previews.close
+        self._delivery.on_unreachable = self._asked.set
         self._approvals = ApprovalRunner(
-            store=store, lanes=self._lanes, has_access=self._access.has_access, clock=clock, asked=self._asked
+            store=store,
+            lanes=self._lanes,
+            role_of=self._access.role_of,
+            load_admin_chats=lambda db: find_admin_chats(self._loaded.config, db),
+            clock=clock,
+            asked=self._asked,
         )
         self._access.on_loaded = self._end_revoked
         self._schedules = self._make_schedules()

@@ -167,6 +167,7 @@ class GatewayIntake:
             schedules.note_reach_of, platform, account, chat_ref, now, is_reachable=is_reachable
         )
         log.info("chat.reachable" if is_reachable else "chat.unreachable", platform=platform, chat_ref=chat_ref)
+        self.lanes.turns.on_question()  # it may have been an admin's chat
         for chat_id in told:
             self.lanes.wake(chat_id)
             self.delivery.wake(chat_id)

@@ -87,6 +87,8 @@ class Delivery:
     """Time zone of the times that people read."""
     close_remote: Callable[[ChatId], Awaitable[Mapping[TurnId, str]]] | None = None
     """Ends what this node shows of a chat's turns that run elsewhere; returns their placeholders."""
+    on_unreachable: Callable[[], None] = lambda: None
+    """Called when a chat is found in which the bot cannot write any more."""
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
     _due: dict[OutboxId, float] = field(default_factory=dict, init=False)
     """Time of the next attempt at rows that failed, by the monotonic clock: the time of day may be changed."""
@@ -372,6 +374,7 @@ class Delivery:
             given_up = (row, str(error), claim, self.clock.now())
             is_unreachable = isinstance(error, ChatUnreachable)
             if await self.store.write_with_retry(outbox.mark_dead, *given_up, is_unreachable=is_unreachable):
+                self.on_unreachable()
                 log.warning("chat.unreachable", hint="schedules of this chat wait until the bot can write there again")
         except ChatMoved as error:
             args = (chat.platform, chat.account, chat.chat_ref, error.new_chat_ref, self.clock.now())

@@ -169,21 +169,29 @@ def decide(
 ) -> None:
     """Store an answer, of a person by `name`; the last one that its turn waits for lets that run again."""
     shown = " ".join(_NOT_IN_NAMES.sub(" ", name).split())[:40] or by
-    outcome = "Expired without an answer" if state is ApprovalState.EXPIRED else f"{state.capitalize()} by {shown}"
+    _close(db, one, state, by, reason, f"{state.capitalize()} by {shown}", now)
+
+
+def _close(
+    db: Connection, one: PendingApproval, state: ApprovalState, by: str, reason: str | None, outcome: str, now: Millis
+) -> None:
     questions_of.close(db, one.id, state, by, reason, outcome, now)
     if not db.execute(f"{_PENDING} AND t.id = ? LIMIT 1", (one.turn_id,)).fetchall():
         unpause_turn(db, one.turn_id)
 
 
 @locks(EVERYTHING)
-def expire_pending(db: Connection, has_access: Callable[[UserRef], bool], now: Millis) -> list[ChatId]:
-    """Answer no to what was asked too long ago, and in turns of people without access; returns the chats that go on."""
+def expire_pending(
+    db: Connection, why_closed: Callable[[Connection, PendingApproval], str | None], now: Millis
+) -> list[ChatId]:
+    """Answer no to what was asked too long ago, and where `why_closed` has a reason; returns the chats that go on."""
     overdue = {one.id for one in select(db, PendingApproval, f"{_PENDING} AND a.expires_at <= ?", (now,))}
     pending = select(db, PendingApproval, f"{_PENDING} ORDER BY a.id")
-    late = [one for one in pending if one.id in overdue or not has_access(one.started_by)]
-    for approval in late:
-        decide(db, approval, ApprovalState.EXPIRED, "", None, now)
-    return [approval.chat_id for approval in late]
+    reasons = {one: "Expired without an answer" if one.id in overdue else why_closed(db, one) for one in pending}
+    for approval, reason in reasons.items():
+        if reason is not None:
+            _close(db, approval, ApprovalState.EXPIRED, "", None, reason, now)
+    return [approval.chat_id for approval, reason in reasons.items() if reason is not None]
 
 
 def next_expiry(db: Connection) -> Millis | None:

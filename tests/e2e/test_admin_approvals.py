@@ -18,6 +18,7 @@ from tests.e2e.protocols import ModelProtocol
 from tests.e2e.test_approvals import delivered, notebook
 from tests.e2e.test_compression import page_of
 from tests.e2e.test_discord import ALICE, ready, say
+from tests.e2e.test_schedules import reach
 from tests.e2e.with_tools import run_with_tools
 from tests.e2e.world import World, world_in
 
@@ -40,13 +41,15 @@ async def start(world: World, *admins: int, **changes: str) -> None:
         assert await world.replies(1, chat_id=admin)
 
 
-async def ask(world: World, tool: str = "write_down", chat_id: int = 42, **arguments: object) -> None:
-    """Have the model call a tool in a turn of Ann's."""
+async def ask(
+    world: World, tool: str = "write_down", chat_id: int = 42, user_id: int = 42, **arguments: object
+) -> None:
+    """Have the model call a tool in a turn, of Ann's by default."""
     calls = [{"name": tool, "arguments": arguments or {"line": "buy flour"}}]
     await world.script(match="do it", last_role="user", tool_calls=calls, times=1)
     group = {"chat_type": "supergroup", "title": "Harbour"} if chat_id < 0 else {}
     text = "@lab_gateway_bot do it" if chat_id < 0 else "do it"
-    body = {"chat_id": chat_id, "user_id": 42, "first_name": "Ann", "text": text, **group}
+    body = {"chat_id": chat_id, "user_id": user_id, "first_name": "Ann", "text": text, **group}
     await world.tg.post("message", body)
 
 
@@ -162,7 +165,52 @@ async def test_power_that_was_taken_back_says_yes_to_nothing(world: World) -> No
     assert await world.replies(1, match="Nothing waits|Only an admin", chat_id=ADMIN)
     await asyncio.sleep(0.2)  # for what must not happen
     assert notebook(world) == []
-    assert world.query("SELECT state FROM approvals") == [("pending",)]
+    assert world.query("SELECT state FROM approvals") == [("expired",)], "the admin of now has no chat to be asked in"
+
+
+@pytest.mark.parametrize("way", ["found at delivery", "told by Telegram", "revoked"])
+async def test_a_question_that_no_admin_can_answer_any_more_is_refused_at_once(world: World, way: str) -> None:
+    if way != "revoked":
+        await start(world, ADMIN)
+    else:
+        world.home.mkdir(exist_ok=True)
+        (world.home / "config.yaml").write_text("access: {allow: ['telegram:42']}\n")
+        del world.gateway.environ["HERMES_ACCESS__ALLOW"], world.gateway.environ["HERMES_ACCESS__ADMINS"]
+        await world.gateway.start(HERMES_TOOLS__APPROVAL__WRITES="ask_admin")
+        await world.say("let me in", chat_id=ADMIN)
+        [offer] = await world.replies(1, chat_id=ADMIN)
+        code = offer.partition("Your pairing code is ")[2].partition(",")[0]
+        assert (await world.command_line("pair", "approve", code, "--admin"))[0] == 0
+        await world.say("hello", chat_id=ADMIN)
+        assert await world.replies(1, chat_id=ADMIN, match="echo")
+    if way == "found at delivery":
+        await world.tg.post("chat", {"chat_id": ADMIN, "blocked": "blocked"})
+    await ask(world)
+    if way != "found at delivery":
+        await shown(world, ADMIN, "May I use")
+        await shown(world, 42, "I have asked the admins")
+    if way == "told by Telegram":
+        await world.tg.post("update", reach("kicked", ADMIN))
+    elif way == "revoked":
+        assert (await world.command_line("pair", "revoke", "telegram:1"))[0] == 0
+    assert await world.replies(1, match="nobody answered")
+    await shown(world, 42, f"Refused, because no admin can be reached any more, {TIME}")
+    assert notebook(world) == []
+
+
+async def test_a_question_of_somebody_who_loses_access_says_so(world: World) -> None:
+    world.home.mkdir(exist_ok=True)
+    await start(world, ADMIN)
+    await world.say("let me in", chat_id=77)
+    [offer] = await world.replies(1, chat_id=77)
+    code = offer.partition("Your pairing code is ")[2].partition(",")[0]
+    await world.say(f"/pair approve {code}", chat_id=ADMIN)
+    assert await world.replies(1, match="You have access now", chat_id=77)
+    await ask(world, chat_id=77, user_id=77)
+    await shown(world, ADMIN, "May I use")
+    await world.say("/pair revoke telegram:77", chat_id=ADMIN)
+    await shown(world, ADMIN, f"Withdrawn, because the person has no access any more, {TIME}")
+    assert notebook(world) == []
 
 
 async def test_an_admin_answers_in_their_own_chat_and_a_permission_for_longer_needs_a_living_admin(

@@ -452,7 +452,12 @@ class TestGateway:
         )
 
         approvals = ApprovalRunner(
-            store=store, lanes=self.lanes, has_access=self.access.has_access, clock=clock, asked=self.asked
+            store=store,
+            lanes=self.lanes,
+            role_of=self.access.role_of,
+            load_admin_chats=lambda db: (),
+            clock=clock,
+            asked=self.asked,
         )
         group.create_task(approvals.run(), name="approvals")
 

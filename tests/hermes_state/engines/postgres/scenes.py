@@ -345,7 +345,7 @@ def _decided(s: Asking, which: int, state: ApprovalState, now: Millis) -> WriteR
 ASKING: Mapping[str, Writer] = {
     "decide/first": lambda s, now: _decided(s, 0, ApprovalState.APPROVED, now),
     "decide/second": lambda s, now: _decided(s, 1, ApprovalState.DENIED, now),
-    "expire_pending": lambda s, now: write(approvals.expire_pending, lambda _: True, Millis(now + LATER)),
+    "expire_pending": lambda s, now: write(approvals.expire_pending, lambda _db, _one: None, Millis(now + LATER)),
     "stop_turn": BUSY["stop_turn"],
     "fail_turn": BUSY["fail_turn"],
     "finish_turn": BUSY["finish_turn"],
