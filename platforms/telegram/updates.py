@@ -172,6 +172,8 @@ class UpdateHandler:
 
 def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
     """A message with what it has lost under other names; it counts as forwarded without the field that says so."""
+    if isinstance(answered := known.get("reply_to_message"), dict):
+        known = {**known, "reply_to_message": _marked(answered, raw["reply_to_message"], bot)}
     lost = {f"{name}_": part for name, part in raw.items() if name not in known}
     origin = {"forward_origin": _UNKNOWN_ORIGIN} if lost.keys() & {"forward_origin_", "via_bot_"} else {}
     return with_words({**known, **lost, **origin}, bot)

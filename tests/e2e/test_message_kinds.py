@@ -122,6 +122,18 @@ async def test_words_of_an_unknown_form_are_never_a_command(world: World) -> Non
     assert world.query("SELECT count(*) FROM inbox WHERE kind = 'command'") == [(0,)]
 
 
+async def test_words_of_an_answered_message_that_the_sdk_refuses_are_quoted(world: World) -> None:
+    await world.gateway.start(**QUICKLY)
+    options = [{"text": "by boat", "voter_count": 0, "form": "new"}]
+    poll = {"id": "1", "question": "how do we get there", "options": options, "type": "regular"}
+    answered = {"message_id": 5, "date": 1_700_000_000, "chat": CHAT, "from": {**PERSON, "id": 77}, "poll": poll}
+    await send(world, {"reply_to_message": answered, "text": "what do you think"})
+    assert await world.replies(1, match="what do you think")
+    told = prompt_of((await world.asked(1))[0])[-1].text
+    assert "how do we get there" in told
+    assert "by boat" in told
+
+
 async def test_a_forward_of_unknown_origin_stays_a_forward(world: World) -> None:
     await world.gateway.start(**QUICKLY)
     origin = {"type": "channel", "date": 1_700_000_000, "chat": {"id": -5, "type": "channel", "title": "News"}}
