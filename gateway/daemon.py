@@ -379,9 +379,13 @@ class _Daemon:
     async def _load_late(self) -> None:
         """Load what the first answer needs once the platforms are being listened to, and before it is asked for."""
         await self._adapters.listening(LISTENING_SECONDS)
-        await asyncio.to_thread(preload, self._runtime.config)
-        await asyncio.to_thread(schedule_settings, self._runtime.config)  # reads the time zone of the machine
-        await asyncio.to_thread(terminal_fault, terminal_settings(self._runtime.config.terminal))
+        config = self._runtime.config
+        try:
+            await asyncio.to_thread(preload, config)
+            await asyncio.to_thread(schedule_settings, config)  # reads the time zone of the machine
+            await asyncio.to_thread(terminal_fault, terminal_settings(config.terminal))
+        except OSError as error:  # such as no file descriptor: the first answer loads it, only later
+            log.warning("daemon.load_delayed", error=str(error))
         _freeze_memory()
         self._tools.connect(self._group)
 

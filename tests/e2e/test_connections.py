@@ -61,6 +61,17 @@ async def test_connections_that_cannot_be_accepted_are_told_once_a_minute(
     await side_by_side({name: _connect_too_often(tmp_path / name, protocol, name) for name in loops})
 
 
+async def test_a_start_that_finds_no_file_descriptor_left_goes_on(tmp_path: Path, protocol: ModelProtocol) -> None:
+    async with world_in(tmp_path, protocol, program=partial(run_with_files, FEW_FILES)) as world:
+        await world.tg.post("faults", {"kind": "delay", "seconds": 2, "match": "getMe"})
+        await serve_page(world)  # what the first answer needs is loaded once Telegram is being listened to
+        clients = [await asyncio.to_thread(connected, str(world.home / "control.sock")) for _ in range(FEW_FILES + 30)]
+        await world.gateway.wait_for_log("daemon.load_delayed")
+        for client in clients:
+            client.close()
+        await world.converse("are you there?")
+
+
 async def _connect_too_often(tmp_path: Path, protocol: ModelProtocol, event_loop: str) -> None:
     async with world_in(tmp_path, protocol, program=partial(run_with_files, FEW_FILES)) as world:
         await serve_page(world, HERMES_EVENT_LOOP=event_loop)
