@@ -113,7 +113,7 @@ async def test_no_token_of_a_configured_header_leaves_in_an_encoding(world: Worl
     servers = {"ghost": {"url": "http://127.0.0.1:9/mcp", "headers": {"Authorization": f"Bearer {token}"}}}
     await world.gateway.start(HERMES_WEB__PRIVATE_HOSTS="127.0.0.1", HERMES_MCP__SERVERS=json.dumps(servers))
     encoded = base64.b64encode(f"ab{token}".encode()).decode()
-    for path in (f"/{token}", f"/{token[:7]}/boats?a={token[7:]}", f"/?q={encoded}", f"/{token.swapcase()}"):
+    for path in (f"/{token}", f"/{token[:7]}/{token[7:]}", f"/?q={encoded}", f"/{token.swapcase()}"):
         result = await result_of(world, "web_fetch", url=site.url + path)
         assert "a secret of the gateway" in result, path
         await world.converse("/new")

@@ -54,7 +54,6 @@ async def test_processes_that_together_take_too_much_memory_are_ended(tmp_path: 
     hoard = f'/usr/bin/python3 -c "{HOARD}" &'
     report = await run(f"{hoard * 8} wait", tmp_path, memory_mb=64, seconds=100)
     assert report.startswith("[stopped, for having used more than 64 MB of memory;")
-    assert report.count("has it") < 8
 
 
 @needs_sandbox

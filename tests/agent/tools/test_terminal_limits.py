@@ -233,7 +233,7 @@ def test_a_greedy_chat_leaves_room_for_the_commands_of_others(
     ("options", "command"),
     [
         ("size=300m,nr_inodes=200k", 'for ((n = 0; ; n++)); do : > "$n"; done'),
-        ("size=64m", 'for ((n = 0; ; n++)); do head -c 1M /dev/zero > "$n"; done'),
+        ("size=400m", 'for ((n = 0; ; n++)); do head -c 1M /dev/zero > "$n"; done'),
     ],
     ids=["files", "bytes"],
 )
