@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.databases import about_files
 from tests.e2e.protocols import ModelProtocol
 from tests.e2e.test_discord import say, sent
 from tests.e2e.world import World, world_in
 from tests.sandboxes import small_disk
+
+pytestmark = about_files
 
 BOB = 100000000000000002
 DISKS = {"bytes": "size=24m", "files": "size=256m,nr_inodes=300"}
