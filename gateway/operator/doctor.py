@@ -379,7 +379,7 @@ def check_schedules(stranded: Sequence[tuple[str, int]]) -> Iterator[CheckResult
     """Check for chats whose schedules wait because the bot cannot write there; `stranded` has their number by name."""
     if stranded:
         chats = ", ".join(f"{name} ({counted(number, 'schedule')})" for name, number in stranded)
-        text = f"The bot cannot write in {chats}. They go on when somebody writes there or lets the bot in."
+        text = f"The bot cannot write in {chats}. Schedules there continue when somebody writes or unblocks the bot."
         yield warning("schedules", text)
 
 

@@ -70,7 +70,7 @@ class FiringPlan:
 
 
 _COLUMNS = columns(ScheduleRow, "schedules")
-_IS_READ = "NOT EXISTS (SELECT 1 FROM chats c WHERE c.id = chat_id AND c.unreachable_since IS NOT NULL)"
+_IS_REACHABLE = "NOT EXISTS (SELECT 1 FROM chats c WHERE c.id = chat_id AND c.unreachable_since IS NOT NULL)"
 """Condition for a schedule of a chat that the bot can write in; the others wait."""
 # Purpose: a schedule that somebody made.
 _INSERT = """
@@ -80,19 +80,21 @@ VALUES (:chat_id, :creator_ref, :creator_name, :spec, :zone, :text, :next_at, :c
 # Purpose: schedules that are due, and those that came at a time which by the clock is still ahead: it was set back.
 _DUE = f"""
 SELECT {_COLUMNS} FROM schedules WHERE (state = 'active' AND next_at <= :now OR state = 'active' AND fired_at > :now)
-AND {_IS_READ} LIMIT :limit
+AND {_IS_REACHABLE} LIMIT :limit
 """
 # Purpose: the time to wake up at, and the newest time at which one came.
 _TIMES = f"""
-SELECT (SELECT min(next_at) FROM schedules WHERE state = 'active' AND {_IS_READ}),
-  (SELECT max(fired_at) FROM schedules WHERE state = 'active' AND {_IS_READ})
+SELECT (SELECT min(next_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE}),
+  (SELECT max(fired_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE})
 """
 # Purpose: the chats in which the bot cannot write, with the number of schedules that wait for that.
 _STRANDED = f"""
-SELECT chat_id, count(*) FROM schedules WHERE state = 'active' AND NOT {_IS_READ} GROUP BY chat_id ORDER BY chat_id
+SELECT chat_id, count(*) FROM schedules WHERE state = 'active' AND NOT {_IS_REACHABLE} GROUP BY chat_id ORDER BY chat_id
 """
 
-CAN_WRITE_AGAIN = "I can write here again. {schedules} of this chat {verb} on; what was missed comes once, now."
+CAN_WRITE_AGAIN = (
+    "I can write here again, so {schedules} of this chat {verb}. A message that was missed comes once, now."
+)
 
 
 def insert_schedule(db: Connection, schedule: NewSchedule) -> int:
@@ -143,7 +145,9 @@ def go_on(db: Connection, chat_id: ChatId, now: Millis) -> bool:
     active = sum(row.state is ScheduleState.ACTIVE for row in load_schedules(db, chat_id))
     if not note_reach(db, chat_id, None) or not active:
         return False
-    text = CAN_WRITE_AGAIN.format(schedules=counted(active, "schedule"), verb="goes" if active == 1 else "go")
+    text = CAN_WRITE_AGAIN.format(
+        schedules=counted(active, "schedule"), verb="continues" if active == 1 else "continue"
+    )
     reply = Reply(chat_id=chat_id, markdown=text, dedupe_key=f"reach:{chat_id}:{now}")
     return outbox.enqueue(db, reply, now) is not None
 

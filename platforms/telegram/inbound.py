@@ -245,7 +245,7 @@ class ReachChange:
 
 
 def read_reach(update: Update) -> ReachChange | None:
-    """Whether the bot may write in a chat from now on; None for every update about something else."""
+    """Return a change of where the bot can write; None for every other update."""
     if (changed := update.my_chat_member) is None:
         return None
     member = changed.new_chat_member
