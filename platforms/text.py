@@ -5,9 +5,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 from hermes_state.text import well_formed
+from hermes_state.values import OutboundPart
 
 
 def utf16_units(text: str) -> int:
@@ -35,6 +37,16 @@ def is_within(text: str, start: int, max_units: int) -> bool:
 def with_newlines(text: str) -> str:
     """`text` with a newline character at the end of each line, the way a parser of Markdown counts them."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+UNFINISHED: Final = " …"
+"""End of a message in which an answer grows. The process can be killed before it has stored that message's id: the
+message is left above the answer then, and must not look like a second copy of it."""
+
+
+def unfinished(part: OutboundPart) -> OutboundPart:
+    """Mark a part of an answer that still grows."""
+    return msgspec.structs.replace(part, text=part.text + UNFINISHED, plain=part.plain + UNFINISHED)
 
 
 UNREADABLE: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError, RecursionError)

@@ -25,6 +25,7 @@ from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketRejec
 from platforms.discord.inbound import snowflake_at
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.slash import Ticket, TicketRegistry, components
+from platforms.text import UNFINISHED, unfinished
 
 NONCE_MS = 120_000
 """Milliseconds after the first attempt in which Discord surely still knows the nonce."""
@@ -76,9 +77,9 @@ class DiscordSender:
         """Show the growing answer: its end once it is longer than a message."""
         if preview.since is not None:
             return await self._find_earlier(preview.chat.chat_ref, f"preview:{preview.number}:", preview.since)
-        parts = await asyncio.to_thread(render, preview.text, LIMIT - 2)
-        text = parts[0].text if len(parts) == 1 else f"…\n{parts[-1].text}"
-        payload: dict[str, object] = {"content": text}
+        parts = await asyncio.to_thread(render, preview.text, LIMIT - len("…\n") - len(UNFINISHED))
+        part = unfinished(parts[-1])
+        payload: dict[str, object] = {"content": part.text if len(parts) == 1 else f"…\n{part.text}"}
         if preview.ref is not None:
             try:
                 return await self._edit(preview.chat.chat_ref, preview.ref, payload)

@@ -18,6 +18,7 @@ from platforms.buttons import ButtonCommandStore
 from platforms.telegram.errors import NOT_EDITABLE, NOT_MODIFIED, TOPIC_GONE, is_refused, translated
 from platforms.telegram.rendering import marked_as_repeat, render
 from platforms.telegram.transport import NO_FILES, BotApiRequest
+from platforms.text import unfinished
 
 log = structlog.get_logger(__name__)
 
@@ -77,6 +78,7 @@ class TelegramSender:
             if await self._draft(preview, part):
                 return None
             log.debug("telegram.draft_refused")  # a placeholder does; it serves the rest of this turn
+        part = unfinished(part)
         if preview.ref is not None and await self._edit(preview.chat, preview.ref, part, ""):
             return preview.ref
         return await self._placeholder(preview, part)

@@ -499,6 +499,18 @@ class AdapterContract:
             await harness.adapter.send(request(group, "thought", replaces=ref))
         assert await harness.visible(group) == ["thought"]
 
+    async def test_a_preview_that_nobody_ends_is_no_second_copy_of_the_answer(
+        self, harness: AdapterHarness, intake: RecordingIntake
+    ) -> None:
+        """The process that showed it was killed, and the next one does not know its placeholder."""
+        group = harness.group_chat()
+        async with running(harness.adapter, intake):
+            await harness.adapter.show(Preview(chat=group, is_shared=True, number=9, text="thought", ref=None))
+            await harness.adapter.send(request(group, "thought"))
+        shown = await harness.visible(group)
+        assert shown.count("thought") == 1
+        assert set(shown) <= {"thought", "thought …"}
+
     async def test_a_preview_longer_than_a_message_is_cut(
         self, harness: AdapterHarness, intake: RecordingIntake
     ) -> None:

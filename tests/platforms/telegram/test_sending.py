@@ -154,7 +154,7 @@ class TestPreviews:
             ref = await telegram.adapter.show(preview(group, "one"))
             assert await telegram.adapter.show(preview(group, "one two", ref)) == ref
             assert await telegram.adapter.show(preview(group, "one two", ref)) == ref, "an unchanged text is no error"
-        assert await telegram.visible(group) == ["one two"]
+        assert await telegram.visible(group) == ["one two …"]
 
     async def test_a_server_without_drafts_gets_placeholders(
         self, telegram: TelegramHarness, intake: RecordingIntake
@@ -165,7 +165,7 @@ class TestPreviews:
             assert ref is not None
             assert await telegram.adapter.show(preview(telegram.direct_chat, "one two", ref)) == ref
         assert len(await telegram.calls("sendMessageDraft")) == 1
-        assert await telegram.visible(telegram.direct_chat) == ["one two"]
+        assert await telegram.visible(telegram.direct_chat) == ["one two …"]
 
     async def test_a_chat_that_takes_no_drafts_gets_placeholders_and_the_others_keep_drafts(
         self, telegram: TelegramHarness, intake: RecordingIntake
@@ -177,7 +177,7 @@ class TestPreviews:
             assert ref is not None
             assert await telegram.adapter.show(preview(telegram.direct_chat, "one two", ref)) == ref
             assert await telegram.adapter.show(preview(telegram.direct_chat, "next turn")) is None
-        assert await telegram.visible(telegram.direct_chat) == ["one two"]
+        assert await telegram.visible(telegram.direct_chat) == ["one two …"]
 
     async def test_a_placeholder_that_may_be_there_already_is_not_made_again(
         self, telegram: TelegramHarness, intake: RecordingIntake
@@ -188,7 +188,7 @@ class TestPreviews:
             with pytest.raises(SendAmbiguous):
                 await telegram.adapter.show(preview(group, "one"))
             assert await telegram.adapter.show(preview(group, "one two")) is None
-            assert await telegram.visible(group) == ["one"], "a copy for every lost answer would fill the group"
+            assert await telegram.visible(group) == ["one …"], "a copy for every lost answer would fill the group"
             next_turn = replace(preview(group, "another"), number=10)
             assert await telegram.adapter.show(next_turn) is not None
 
