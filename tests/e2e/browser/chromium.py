@@ -116,7 +116,8 @@ class Chromium:
             if claim(found):
                 return found
             await asyncio.sleep(0.05)  # the page tells nobody outside of its changes
-        raise AssertionError(f"{selector} never was as claimed, in the end: {found}")
+        page = "\n".join(await self.texts("body"))
+        raise AssertionError(f"{selector} never was as claimed, in the end: {found}; the page:\n{page}")
 
     async def complaints(self) -> list[str]:
         """What the browser's console holds since the last look: errors, refused loads, policy violations."""
