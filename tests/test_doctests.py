@@ -26,7 +26,7 @@ MODULES = (
     "agent.tools.registry",
     "gateway.config",
     "gateway.times",
-    "gateway.turns.chat_queue",
+    "gateway.cluster.chat_queue",
     "hermes_state",
     "hermes_state.admin",
     "hermes_state.aio",

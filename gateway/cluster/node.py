@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from gateway.cluster.lanes import LockedChats, end_stopped, load_of
 from gateway.turns.lanes import LaneRegistry, RunCommand
+from gateway.turns.ownership import AllChats, Ownership
 from hermes_state.aio import Backoff, cancel_all, run_until
 from hermes_state.errors import StateError
 from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock, SeatLost
@@ -84,7 +86,7 @@ class Node:
         self._abandon = abandon
         self._on_hint = {
             HintKind.WORK: self._note_work,
-            HintKind.STOPPED: lambda turn_id: lanes.note_stopped(TurnId(turn_id)),
+            HintKind.STOPPED: lambda turn_id: end_stopped(lanes, TurnId(turn_id)),
             **on_hint,
         }
         self._taken: list[Duty] = []
@@ -108,7 +110,7 @@ class Node:
             has_seat=self.is_certain,
             seats_lost=self._seats_lost,
             hints_received=self._hints_received,
-            chats=self._lanes.locked,
+            chats=len(self._lanes.served),
             duties=tuple(duty.name for duty in self._taken),
         )
 
@@ -166,7 +168,12 @@ class Node:
     async def _take_first(self, seat: Seat) -> None:
         for duty in await self._lock_free(seat):
             await self._take_up(duty, seat)
-        await self._lanes.start(self._run_command, seat)
+        await self._lanes.start(self._run_command, self._ownership_with(seat))
+
+    def _ownership_with(self, seat: Seat) -> Ownership:
+        if seat.is_shared:
+            return LockedChats(self._lanes, seat)
+        return AllChats(store=self._lanes.store, open=self._lanes.open)
 
     async def _lock_free(self, seat: Seat) -> list[Duty]:
         """Take the locks of duties that nobody has."""
@@ -233,5 +240,5 @@ class Node:
             act(hint.id)
 
     def _note_work(self, chat_id: int) -> None:
-        pause = HEAD_START_SECONDS + SPREAD_SECONDS * self._lanes.load
+        pause = HEAD_START_SECONDS + SPREAD_SECONDS * load_of(self._lanes)
         asyncio.get_running_loop().call_later(pause, self._lanes.wake, ChatId(chat_id))

@@ -253,7 +253,7 @@ class GatewayIntake:
         if admission.runs_at_once:
             self.commands.run_soon(admitted.inbox_id)
             return
-        self.lanes.wake_new(admitted.chat_id, admitted.started, admission.asked_at)
+        self.lanes.wake(admitted.chat_id, admitted.started, admission.asked_at, is_new=True)
         if admitted.interrupts is not None:
             self.lanes.interrupt(admitted.chat_id, admitted.interrupts)
 

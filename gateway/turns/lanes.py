@@ -1,13 +1,15 @@
-"""Lanes, the workers of chats: one per chat, first in first out inside, parallel across.
+"""Lanes, the workers of chats. Inside a chat the order is first in, first out; chats run in parallel.
 
-A lane is a task that starts when something waits in its chat and goes when nothing does. It claims what
-waits, runs the turn, runs commands that have come to their place, and resumes a turn that a restart left open. A
-message that crashes its lane again and again is a dead letter. At the end of the process lanes are drained.
+A lane is a task. It starts when work waits in its chat and ends when none is left. It takes messages from the inbox,
+runs their turn, runs commands when their place in the queue has come, and resumes a turn that a restart left open. A
+message that crashes its lane again and again becomes a dead letter. When the process ends, lanes are drained.
+
+`ownership` says in which chats this process works.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -19,7 +21,7 @@ from gateway.models.selection import Runtime
 from gateway.turns.active_turn import ActiveTurn
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.bursts import held_until, next_burst
-from gateway.turns.chat_queue import ChatQueue
+from gateway.turns.ownership import Ownership
 from gateway.turns.runner import MAX_RESTARTS, TurnRunner
 from hermes_state import inbox, journal, outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
@@ -30,7 +32,6 @@ from hermes_state.journal import InboxMoved, PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.store.locks import locks
-from hermes_state.store.seats import Seat, chat_lock
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, find_open_turn, find_unended
@@ -40,7 +41,6 @@ log = structlog.get_logger()
 
 INTERRUPTED = "stopped: the person sent a newer message"
 STOPPED_FROM_MEMORY = "stopped by the person"
-STOPPED_ELSEWHERE = "stopped at another node"
 
 TURNED_AWAY = "You have no access any more, so I did not answer what still waited."
 DEAD_LETTER_SENTENCE = "Something in this message breaks me, so I have put it aside; please try it in other words."
@@ -52,13 +52,6 @@ RETRY_BACKOFF = Backoff()
 
 LET_GO_SECONDS = 2.0
 """Longest that the end of the process waits for a database that cannot be written."""
-MAX_ASKED = 500
-"""Most chats whose locks are asked for at one time."""
-BUSY_LOAD = 0.1
-"""Share of the turns that may run from which on a node leaves new messages to idler ones."""
-MIN_TURN_SECONDS = 0.1
-"""Seconds in which no other node takes a turn up and ends it. One that did has its answer: ours is refused then."""
-
 
 RunCommand: TypeAlias = Callable[[InboxRow], Awaitable[RunningTurn | None]]
 """Carries out a command that has come to its place in the queue; returns the turn it opened, if any (`/retry`)."""
@@ -74,10 +67,7 @@ class Lane:
         self._crashes = 0
         self._is_closing = False
         self._held: tuple[InboxId | None, float] = (None, 0.0)
-        self.started: RunningTurn | None = None
-        """Turn that was stored for this lane to begin with."""
-        self.is_left = False
-        """What waits next is left to the owner of the chat's account, who alone can fetch its files."""
+        self._started: RunningTurn | None = None
         self.woken = asyncio.Event()
 
     def close(self) -> None:
@@ -85,8 +75,9 @@ class Lane:
         self._is_closing = True
         self.woken.set()
 
-    async def run(self) -> None:
-        """Work until nothing waits."""
+    async def run(self, started: RunningTurn | None) -> None:
+        """Work until nothing waits. `started`: a turn that was stored for this lane to begin with."""
+        self._started = started
         delays = iter(RETRY_BACKOFF)
         while not self._is_closing:
             self.woken.clear()
@@ -112,8 +103,8 @@ class Lane:
 
     async def _step(self) -> bool:
         """Do the next thing; False when there is none."""
-        if self.started is not None:
-            started, self.started = self.started, None
+        if self._started is not None:
+            started, self._started = self._started, None
             await self._execute_in_slot(started)
             return True
         turn, rows = await self._lanes.store.read_short(_load_work, self._chat_id)
@@ -156,7 +147,7 @@ class Lane:
             lanes.turns.delivery.wake(self._chat_id)
             return
         if any(row.payload.attachments for row in rows) and not await lanes.can_fetch(self._chat_id):
-            self.is_left = self._is_closing = True
+            self._is_closing = True  # the owner of the chat's account goes on here
             return
         prepared = await lanes.attachments.prepare(self._chat_id, rows)
         if prepared is None:
@@ -248,105 +239,75 @@ class LaneRegistry:
     active: dict[ChatKey, ActiveTurn] = field(default_factory=dict, init=False)
     """Turns that run now, by the chats that people write in."""
     own: dict[ChatId, RunningTurn] = field(default_factory=dict, init=False)
-    """Open turns that this node has stored or taken up: to go on with one is no restart, to leave one is told."""
+    """Open turns that this process has stored or taken up: to go on with one is no restart, to leave one is told."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
     """Turns that a `/stop` has ended from memory, by its row, until it is carried out."""
-    _stored_at: dict[ChatId, float] = field(default_factory=dict, init=False)
-    """Times from which on turns may be stored that wait for their lane here, by the monotonic clock."""
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
-    _seat: Seat | None = field(default=None, init=False)
+    _ownership: Ownership | None = field(default=None, init=False)
+    """None before `start` and after `abandon`: no lane is opened then."""
     _is_closing: bool = field(default=False, init=False)
-    _queue: ChatQueue = field(default_factory=ChatQueue, init=False)
-    """Chats of which it has to be found out whether another node works in them."""
-    _taking: asyncio.Task[None] | None = field(default=None, init=False)
-    """Takes chats of the queue while there is room."""
 
-    async def start(self, run_command: RunCommand, seat: Seat) -> None:
+    async def start(self, run_command: RunCommand, ownership: Ownership) -> None:
         """Take up what waits, and what ran when a process ended. `run_command` runs queued commands."""
-        self._run_command, self._seat = run_command, seat
+        self._run_command, self._ownership = run_command, ownership
         await self.sweep()
 
     async def sweep(self) -> None:
-        """Look for work that nobody does, as far as this node knows; what has waited for longest comes first."""
-        seat = self._seat
-        self._queue.begin_look()
-        found = await self.store.read(inbox.load_chats_with_waiting)
-        if seat is None or not self._works_with(seat):
-            return
-        if seat.is_shared:
-            self._queue.end_look(found, served=self._lanes.keys())
-            self._take_soon()
-            return
-        for chat_id in found:
-            if chat_id not in self._lanes:
-                self._open(chat_id, seat)
+        """Look in the database for work that nobody does. Raises `StateError`."""
+        if self._ownership is not None:
+            await self._ownership.sweep()
 
     async def abandon(self) -> None:
-        """End all work without a word in the database: the chats may be another node's. `let_go` tells it later."""
-        self._seat = None
+        """End all work without a word in the database: the chats may be another process's. `let_go` tells it later."""
+        self._ownership = None
         await asyncio.sleep(0)  # a lane that is cancelled before it began would never let go of its chat
         await cancel_all(self._tasks)
 
-    def has_room(self, ahead: int = 0) -> bool:
-        """A turn that is started now, behind so many, runs at once, and no other has waited for its place."""
-        is_free = self._room > ahead and not self.slots.locked() and not self._queue
-        return is_free and self._works_with(self._seat) and not self._is_busy
+    def works_by(self, ownership: Ownership) -> bool:
+        """True while lanes may be opened for the chats that `ownership` gives."""
+        return ownership is self._ownership and not self._is_closing
 
     @property
-    def _is_busy(self) -> bool:
-        """So much runs here that new messages are left to idler nodes, if there are any."""
-        return self._seat is not None and self._seat.is_shared and self.load >= BUSY_LOAD
+    def served(self) -> Collection[ChatId]:
+        """Chats that have a lane."""
+        return self._lanes.keys()
+
+    @property
+    def room(self) -> int:
+        """Lanes that may be opened now: in one more, a turn would wait for its slot."""
+        return self.runtime.config.sessions.max_turns - len(self._lanes)
+
+    def has_room(self, ahead: int = 0) -> bool:
+        """A turn that is started now, behind so many, runs at once, and no other has waited for its place."""
+        ownership = self._ownership
+        is_open = ownership is not None and self.works_by(ownership) and not ownership.leaves_new
+        return is_open and self.room > ahead and not self.slots.locked()
 
     @property
     def has_queue(self) -> bool:
         """Chats wait for the place of one that is worked in."""
-        return self._room <= 0 and bool(self._queue)
+        return self._ownership is not None and self._ownership.has_queue
 
-    @property
-    def _room(self) -> int:
-        """Chats that this node may work in beside those it does: in one more, a turn would wait here for its place."""
-        return self.runtime.config.sessions.max_turns - len(self._lanes)
+    def wake(
+        self, chat_id: ChatId, started: RunningTurn | None = None, asked_at: float = 0.0, *, is_new: bool = False
+    ) -> None:
+        """Wake the chat's lane: work waits there. Before `start` no lane is opened: `start` finds the work.
 
-    @property
-    def locked(self) -> int:
-        """Chats that this node works in, whose locks it has."""
-        return len(self._lanes)
-
-    @property
-    def load(self) -> float:
-        """Share of the turns that may run which run now."""
-        return len(self.active) / self.runtime.config.sessions.max_turns
-
-    def wake(self, chat_id: ChatId, started: RunningTurn | None = None, asked_at: float = 0.0) -> None:
-        """Wake the chat's lane: something waits there. Before `start` no lane is opened: `start` finds it.
-
-        `started`: a turn that was stored for the chat after `asked_at`; a lane that is open finds it by itself. This
-        process may have stood still since it was stored.
+        `started`: a turn that was stored for the chat after `asked_at` (monotonic clock); a lane that is open finds it
+        by itself. `is_new`: for a message that this process has just stored.
         """
         if started is not None:
-            self.own[chat_id], self._stored_at[chat_id] = started, asked_at
-        lane, seat = self._lanes.get(chat_id), self._seat
+            self.own[chat_id] = started
+        lane = self._lanes.get(chat_id)
         if lane is not None:
             lane.woken.set()
-        elif seat is not None and seat.is_shared:
-            self._queue.put(chat_id)
-            self._take_soon()
-        elif seat is not None and not self._is_closing:
-            self._open(chat_id, seat).started = started
-
-    def wake_new(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float) -> None:
-        """`wake` for a message that was stored here just now.
-
-        A busy node leaves it to its hint, which reaches all nodes and is followed by an idler one sooner. One without
-        room has it wait in its place.
-        """
-        if started is not None or chat_id in self._lanes or self._room <= 0 or not self._is_busy:
-            self.wake(chat_id, started, asked_at)
+        elif self._ownership is not None and not self._is_closing:
+            self._ownership.want(chat_id, started, asked_at, is_new=is_new)
 
     def is_own(self, turn: RunningTurn) -> bool:
-        """True for an open turn of which this node knows that it ended no process."""
+        """True for an open turn of which this process knows that it ended no process."""
         own = self.own.get(turn.chat_id)
         return own is not None and own.id == turn.id
 
@@ -354,19 +315,10 @@ class LaneRegistry:
         """Forget a turn that has ended, or is left to others."""
         if self.is_own(turn):
             del self.own[turn.chat_id]
-            self._stored_at.pop(turn.chat_id, None)
 
     async def can_fetch(self, chat_id: ChatId) -> bool:
-        """No other node can fetch files of a chat that this one cannot."""
-        if self._seat is None or not self._seat.is_shared:
-            return True
-        return self.turns.adapters.claim_of((await self.store.read_short(load_chat, chat_id)).key) is not None
-
-    def note_stopped(self, turn_id: TurnId) -> None:
-        """End the work on a turn whose stop another node has stored."""
-        for active in self.active.values():
-            if active.turn.id == turn_id and active.stop_reason is None:
-                active.begin_stop(STOPPED_ELSEWHERE).settle_stop()
+        """This process can fetch the files of a chat, or nobody can."""
+        return self._ownership is None or await self._ownership.can_fetch(chat_id)
 
     async def tell_broken(self, chat_id: ChatId) -> None:
         """Tell a chat that its messages wait for a broken database."""
@@ -425,7 +377,7 @@ class LaneRegistry:
         return cut
 
     async def let_go(self, *turns: RunningTurn) -> None:
-        """Tell that turns of this node were left in order, which is no restart for them, whoever takes them up."""
+        """Tell that turns of this process were left in order, which is no restart for them, whoever takes them up."""
         if turns:
             await self.store.write(journal.let_go, [turn.id for turn in turns])
         for turn in turns:
@@ -434,77 +386,30 @@ class LaneRegistry:
     def _active_in(self, chat_id: ChatId) -> ActiveTurn | None:
         return next((active for active in self.active.values() if active.turn.chat_id == chat_id), None)
 
-    def _works_with(self, seat: Seat | None) -> bool:
-        return seat is not None and seat is self._seat and not self._is_closing
-
-    def _open(self, chat_id: ChatId, seat: Seat) -> Lane:
-        assert self._run_command is not None, "`start` has come with the seat"
+    def open(self, chat_id: ChatId, started: RunningTurn | None = None) -> None:
+        """Open the lane of a chat that this process owns, unless it is open or lanes are not opened any more."""
+        ownership = self._ownership
+        if ownership is None or self._is_closing or chat_id in self._lanes:
+            return
+        assert self._run_command is not None, "`start` has come with the ownership"
         lane = self._lanes[chat_id] = Lane(chat_id, self, self._run_command)
-        if self._begin(self._serve(chat_id, lane, seat), f"lane-{chat_id}") is None:
+        if self.begin(self._serve(chat_id, lane, ownership, started), f"lane-{chat_id}") is None:
             self._lanes.pop(chat_id, None)
-        return lane
 
-    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None] | None:
+    def begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None] | None:
+        """Start a task that `drain` waits for and `abandon` cancels; None where the daemon is ending."""
         try:
             return track(self._tasks, self.group.create_task(work, name=name))
-        except RuntimeError:  # the daemon is ending: what waits is stored, and the next start takes it up
+        except RuntimeError:  # what waits is stored, and the next start takes it up
             work.close()
             return None
 
-    async def _serve(self, chat_id: ChatId, lane: Lane, seat: Seat) -> None:
+    async def _serve(self, chat_id: ChatId, lane: Lane, ownership: Ownership, started: RunningTurn | None) -> None:
         try:
-            if seat.is_shared:
-                await self._serve_shared(chat_id, lane, seat)
-            else:
-                await lane.run()
+            await ownership.serve(chat_id, lane.run, started)
         finally:
             del self._lanes[chat_id]
-            if seat.is_shared and lane.woken.is_set():
-                self._queue.put(chat_id)
-            self._take_soon()
-
-    async def _serve_shared(self, chat_id: ChatId, lane: Lane, seat: Seat) -> None:
-        """Work in a chat whose lock this node has, and give that back."""
-        with suppress(StateError):  # a sweep finds what is left
-            try:
-                lane.started = await self._still_open(chat_id)
-                await lane.run()
-            finally:
-                await seat.let_go(chat_lock(chat_id))
-
-    async def _still_open(self, chat_id: ChatId) -> RunningTurn | None:
-        """The open turn of a chat that this node has stored or taken up, unless another node has had it meanwhile."""
-        own, stored_at = self.own.get(chat_id), self._stored_at.pop(chat_id, 0.0)
-        if own is None or time.monotonic() < stored_at + MIN_TURN_SECONDS:
-            return own
-        return await self.store.read_short(find_unended, own)
-
-    def _take_soon(self) -> None:
-        """Take chats of the queue, if there are any and there is room."""
-        is_taking = self._taking is not None and not self._taking.done()
-        if self._seat is not None and self._queue and self._room > 0 and not is_taking and not self._is_closing:
-            self._taking = self._begin(self._take_chats(self._seat), "lanes")
-
-    async def _take_chats(self, seat: Seat) -> None:
-        """Begin to work in the chats that wait, the first of those that no other node has, while there is room."""
-        with suppress(StateError):  # a sweep finds what is left
-            while self._queue and (room := self._room) > 0 and self._works_with(seat):
-                asked = self._queue.first(MAX_ASKED)
-                taken = await seat.take([chat_lock(chat_id) for chat_id in asked], room)
-                if not self._works_with(seat):
-                    for lock in taken:
-                        await seat.let_go(lock)
-                    return
-                for chat_id in asked:
-                    if chat_lock(chat_id) in taken:
-                        self._queue.remove(chat_id)
-                        self._open(chat_id, seat)
-                if len(taken) == room:
-                    return
-                others = [chat_id for chat_id in asked if chat_lock(chat_id) not in taken]
-                self._queue.leave(others)
-                # What was stored here is another node's from now on.
-                await self.let_go(*(self.own[chat_id] for chat_id in others if chat_id in self.own))
+            ownership.note_end(chat_id, lane.woken.is_set())
 
 
 @locks(inbox="rows.id", chat="rows.chat_id")

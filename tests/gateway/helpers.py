@@ -42,6 +42,7 @@ from gateway.turns.approvals import ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.fetching import AttachmentFetcher
 from gateway.turns.lanes import LaneRegistry
+from gateway.turns.ownership import AllChats
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
@@ -49,7 +50,6 @@ from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import FileSizeExceeded
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.redaction import redact
-from hermes_state.store.seats import OnlySeat
 from hermes_state.store.sql import scalar
 from hermes_state.store.writer import Store
 from hermes_state.values import (
@@ -466,7 +466,7 @@ class TestGateway:
         await self.access.load()
         await self.commands.start(self.adapter.name)
         await self.delivery.start(self.adapter.name)
-        await self.lanes.start(self.commands.run_queued, OnlySeat())
+        await self.lanes.start(self.commands.run_queued, AllChats(store=self.store, open=self.lanes.open))
         self._group.create_task(self.schedules.run(), name="schedules")
 
     # ---- people

@@ -12,9 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.model.base import ModelReply, ModelRequest
+from gateway.cluster.lanes import MIN_TURN_SECONDS, LockedChats
 from gateway.cluster.node import Duty, Node
 from gateway.inbound.admission import admit_all
-from gateway.turns.lanes import MIN_TURN_SECONDS
 from gateway.turns.previews import REQUEST_SECONDS
 from gateway.turns.runner import MAX_RESTARTS
 from hermes_state import inbox, journal
@@ -462,7 +462,9 @@ async def test_a_busy_node_leaves_new_messages_to_their_hints(
         await hang.begun.wait()
         await gateway.say("another", chat=other)
         assert await gateway.inbox_states() == ["done", "claimed", "new"]
-        assert (bool(gateway.lanes._queue), len(gateway.lanes._lanes)) == (False, 1), "an idler node may take it up"
+        ownership = gateway.lanes._ownership
+        assert isinstance(ownership, LockedChats)
+        assert (bool(ownership._queue), len(gateway.lanes.served)) == (False, 1), "an idler node may take it up"
         [(chat_id,)] = await gateway.rows("SELECT id FROM chats WHERE chat_ref = '77'")
         seats.opened[0].on_hint(Hint(HintKind.WORK, chat_id))
         assert await gateway.replies(2, chat=other) == ["echo: hello", "echo: another"]
