@@ -25,7 +25,7 @@ from gateway.access.tools import find_admin_chats
 from gateway.assembly import agent_inputs, make_adapters, make_agent, make_models, zone_of
 from gateway.cluster.membership import Membership
 from gateway.cluster.node import Node
-from gateway.cluster.previews import RemotePreviews
+from gateway.cluster.previews import RemotePreview, RemotePreviews, StoredPreview
 from gateway.commands.registry import CommandContext
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
@@ -170,7 +170,8 @@ class _Daemon:
             store=store, runtime=self._runtime, clock=clock, redactor=lambda: Redactor(self._loaded.secrets())
         )
         self._lanes = self._make_lanes(gates)
-        self._previews = RemotePreviews(store=store, adapters=self._adapters, make=self._lanes.turns.remote_preview_of)
+        make_preview = partial(self._lanes.turns.live_preview, kind=RemotePreview)
+        self._previews = RemotePreviews(store=store, adapters=self._adapters, make=make_preview)
         self._delivery.close_remote = self._previews.close
         self._delivery.on_unreachable = self._asked.set
         self._approvals = ApprovalRunner(
@@ -217,6 +218,9 @@ class _Daemon:
                 titles=self._titles,
                 clock=clock,
                 on_question=self._asked.set,
+                preview_elsewhere=partial(StoredPreview, store=store, clock=clock)
+                if self._adapters.has_other_nodes
+                else None,
             ),
             attachments=AttachmentHandler(
                 store=store,

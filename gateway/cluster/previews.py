@@ -1,4 +1,7 @@
-"""Previews of turns that run at other nodes, shown by the node that serves their chat's account."""
+"""Previews of turns of one node that another shows, which serves the chat's account.
+
+The node of the turn stores the text so far; the owner of the account shows what it reads.
+"""
 
 import asyncio
 import time
@@ -8,25 +11,81 @@ from dataclasses import dataclass, field
 import structlog
 
 from gateway.outbound.adapters import AdapterRegistry
-from gateway.turns.previews import BEAT_SECONDS, LivePreview
+from gateway.turns.previews import LivePreview, TurnPreview
 from hermes_state import previews
 from hermes_state.aio import wait_until
 from hermes_state.errors import StateError
 from hermes_state.previews import StoredText
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn
-from hermes_state.values import ChatId, TurnId
+from hermes_state.values import ChatId, Clock, TurnId
 
 log = structlog.get_logger()
 
+STORE_SECONDS = 1.0
+"""Shortest time between two writes of what another node shows, in seconds."""
+BEAT_SECONDS = 2.0
+"""Longest time between them, in seconds. A preview is renewed only after a write: it must not outlive its node."""
 SILENT_SECONDS = 3 * BEAT_SECONDS
 """Seconds without a word from a turn's node after which its preview ends."""
+HEARD_SECONDS = 1.0
+"""Seconds after a write in which typing may be shown for it."""
+
+
+class StoredPreview(TurnPreview):
+    """Preview that another node shows: the text so far is stored for it.
+
+    A write that the end cuts off may still be stored, but not once the turn has ended.
+    """
+
+    def __init__(self, turn: RunningTurn, store: Store, clock: Clock) -> None:
+        super().__init__(turn)
+        self._store = store
+        self._clock = clock
+
+    async def _run(self) -> None:
+        self.is_stored = True
+        while True:
+            self._changed.clear()
+            text = self.text
+            try:
+                await self._store.write(previews.store, self._turn, text, self._clock.now())
+            except StateError as error:
+                log.debug("preview.failed", error=type(error).__name__)
+            await asyncio.sleep(STORE_SECONDS)
+            if self.text == text:
+                await wait_until(self._changed, BEAT_SECONDS - STORE_SECONDS)
+
+
+class RemotePreview(LivePreview):
+    """Preview of a turn of another node, which says at least every `BEAT_SECONDS` that it still works on it."""
+
+    _typing_overlap_seconds = BEAT_SECONDS + 0.5  # typing is renewed only when there was a write
+    _heard_at = 0.0
+
+    def show(self, text: str) -> None:
+        super().show(text)
+        self._heard_at = time.monotonic()
+
+    def move(self, turn: RunningTurn) -> None:
+        """Go on for the node that has taken the turn up; the placeholder is stored for it, too."""
+        self._turn, self._saved_ref = turn, turn.preview_ref
+
+    async def _rest(self, was_sent: bool, pause: float) -> None:
+        """Pause first: what is heard is then shown at once, for it was collected for a second."""
+        if was_sent or self.text != self._shown:
+            await wait_until(self._closed, pause)
+        if self.text == self._shown and not self._closed.is_set():
+            await wait_until(self._changed, None)
+
+    def _is_typing_due(self) -> bool:
+        return time.monotonic() - self._heard_at <= HEARD_SECONDS and super()._is_typing_due()
 
 
 @dataclass(slots=True, kw_only=True)
 class _Shown:
     turn: RunningTurn
-    preview: LivePreview
+    preview: RemotePreview
     heard_at: float
 
 
@@ -36,7 +95,7 @@ class RemotePreviews:
 
     store: Store
     adapters: AdapterRegistry
-    make: Callable[[RunningTurn], LivePreview]
+    make: Callable[[RunningTurn], RemotePreview]
     """Makes the preview of a turn whose chat this node serves."""
     _hinted: set[TurnId] = field(default_factory=set, init=False)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)

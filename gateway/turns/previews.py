@@ -1,8 +1,4 @@
-"""Previews of turns: an answer is shown while it grows. What streams is a preview; the outbox row is the truth.
-
-The node that serves the chat's account shows it. Where that is not the node of the turn, the text so far is stored,
-and its owner shows what it reads.
-"""
+"""Previews of turns: an answer is shown while it grows. What streams is a preview; the outbox row is the truth."""
 
 import asyncio
 import contextlib
@@ -12,12 +8,10 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from gateway.outbound.gates import FloodControl, Gate
-from hermes_state import previews
 from hermes_state.aio import cancel_all, make_way, own_cancellation, wait_until
 from hermes_state.errors import PlatformError, StateError
-from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnClaim
-from hermes_state.values import Clock, Millis
+from hermes_state.values import Millis
 from platforms.base import PlatformAdapter, Preview
 
 log = structlog.get_logger()
@@ -37,20 +31,6 @@ FIND_PAUSE_SECONDS = 0.5
 
 PREVIEW_OVERLAP_SECONDS = 5.0
 """Seconds before the end of a fading preview at which it is renewed: room for a pause and a slow request."""
-
-
-STORE_SECONDS = 1.0
-"""Shortest time between two writes of what another node shows, in seconds."""
-
-BEAT_SECONDS = 2.0
-"""Longest time between them, in seconds: who shows it renews it only when there was one, so that it does not outlive
-a node."""
-
-HEARD_SECONDS = 1.0
-"""Seconds after a write in which typing may be shown for it."""
-
-REMOTE_OVERLAP_SECONDS = BEAT_SECONDS + 0.5
-"""Seconds before the end of a typing signal at which it is renewed when there was a write."""
 
 
 class TurnPreview:
@@ -102,33 +82,10 @@ class TurnPreview:
         """Show what there is until closed."""
 
 
-class StoredPreview(TurnPreview):
-    """Preview that another node shows, which serves the chat's account: the text so far is stored for it.
-
-    A write that the end cuts off may still be stored, but not once the turn has ended.
-    """
-
-    def __init__(self, turn: RunningTurn, store: Store, clock: Clock) -> None:
-        super().__init__(turn)
-        self._store = store
-        self._clock = clock
-
-    async def _run(self) -> None:
-        self.is_stored = True
-        while True:
-            self._changed.clear()
-            text = self.text
-            try:
-                await self._store.write(previews.store, self._turn, text, self._clock.now())
-            except StateError as error:
-                log.debug("preview.failed", error=type(error).__name__)
-            await asyncio.sleep(STORE_SECONDS)
-            if self.text == text:
-                await wait_until(self._changed, BEAT_SECONDS - STORE_SECONDS)
-
-
 class LivePreview(TurnPreview):
     """Preview that is shown as often as the platform likes."""
+
+    _typing_overlap_seconds = TYPING_OVERLAP_SECONDS
 
     def __init__(
         self,
@@ -139,27 +96,19 @@ class LivePreview(TurnPreview):
         save_ref: Callable[[TurnClaim, str], Awaitable[None]],
         *,
         is_certain: Callable[[], bool] = lambda: True,
-        is_remote: bool = False,
     ) -> None:
-        """`is_certain`: nobody else serves the account. `is_remote`: the turn runs elsewhere, and who calls `show` at
-        least every `BEAT_SECONDS` says with it that it still does.
-        """
+        """`is_certain`: nobody else serves the account."""
         super().__init__(turn)
         self._adapter = adapter
         self._gate = gate
         self._flood = flood
         self._save_ref = save_ref
         self._is_certain = is_certain
-        self._is_remote = is_remote
         self._closed = asyncio.Event()
         self._saved_ref = self.ref = turn.preview_ref
         self._shown = ""
-        self._shown_at = self._typed_at = self._heard_at = 0.0
+        self._shown_at = self._typed_at = 0.0
         self._first_sign_seconds = min(FIRST_SIGN_SECONDS, self._interval)
-
-    def show(self, text: str) -> None:
-        super().show(text)
-        self._heard_at = time.monotonic()
 
     def open(self, ref: str | None = None) -> None:
         self.ref = ref or self.ref
@@ -167,10 +116,6 @@ class LivePreview(TurnPreview):
             self.begin()
         else:
             super().open()
-
-    def move(self, turn: RunningTurn) -> None:
-        """Go on for whoever has taken the turn up; what is the placeholder is stored for them, too."""
-        self._turn, self._saved_ref = turn, turn.preview_ref
 
     async def close(self) -> None:
         self._closed.set()
@@ -223,13 +168,13 @@ class LivePreview(TurnPreview):
                 log.exception("preview.crashed")
                 return
             self._changed.clear()
-            pause = max(self._interval, self._flood.penalty_seconds)
-            if self._is_remote and (was_sent or self.text != self._shown):
-                await wait_until(self._closed, pause)
-            if self.text == self._shown and not self._closed.is_set():
-                await wait_until(self._changed, self._renewal_seconds())
-            if not self._is_remote:  # else what is heard is shown at once: it was collected for a second
-                await wait_until(self._closed, pause)
+            await self._rest(was_sent, max(self._interval, self._flood.penalty_seconds))
+
+    async def _rest(self, was_sent: bool, pause: float) -> None:
+        """Wait for something to show, then for as long as the platform wants; in seconds."""
+        if self.text == self._shown and not self._closed.is_set():
+            await wait_until(self._changed, self._renewal_seconds())
+        await wait_until(self._closed, pause)
 
     @property
     def _interval(self) -> float:
@@ -278,12 +223,8 @@ class LivePreview(TurnPreview):
             self._saved_ref = self.ref
 
     def _is_typing_due(self) -> bool:
-        now, fades, overlap = time.monotonic(), self._adapter.capabilities.typing_seconds, TYPING_OVERLAP_SECONDS
-        if self._is_remote:
-            if now - self._heard_at > HEARD_SECONDS:
-                return False
-            overlap = REMOTE_OVERLAP_SECONDS
-        return fades is not None and now - self._typed_at >= fades - overlap
+        fades = self._adapter.capabilities.typing_seconds
+        return fades is not None and time.monotonic() - self._typed_at >= fades - self._typing_overlap_seconds
 
     def _fades_in(self) -> float | None:
         """Seconds until what is shown must be shown again, None if it stays by itself."""
@@ -294,9 +235,7 @@ class LivePreview(TurnPreview):
 
     def _renewal_seconds(self) -> float | None:
         """Seconds until something must be renewed though there is no new text; None: not before `show` is called."""
-        if self._is_remote:
-            return None
         fades = self._adapter.capabilities.typing_seconds
-        typing = None if fades is None else fades - TYPING_OVERLAP_SECONDS
+        typing = None if fades is None else fades - self._typing_overlap_seconds
         waits = [wait for wait in (typing, self._fades_in()) if wait is not None]
         return max(0.1, min(waits)) if waits else None

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 from structlog.contextvars import bound_contextvars
@@ -23,7 +24,7 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import pressure_sentence
 from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answer_with_fallbacks, change_notice
-from gateway.turns.previews import LivePreview, StoredPreview, TurnPreview
+from gateway.turns.previews import LivePreview, TurnPreview
 from gateway.turns.titles import TitleWriter
 from hermes_state import journal, outbox, previews, sessions
 from hermes_state.aio import make_way, own_cancellation
@@ -35,9 +36,10 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnMoved
 from hermes_state.values import Clock, Millis
-from platforms.base import PlatformAdapter
 
 log = structlog.get_logger()
+
+LivePreviewT = TypeVar("LivePreviewT", bound=LivePreview)
 
 MAX_RESTARTS = 3
 """A turn that has ended the process this often is more likely the cause than the victim."""
@@ -65,29 +67,26 @@ class TurnRunner:
     clock: Clock
     on_question: Callable[[], None]
     """Called when a turn waits for a person's yes, or may not wait any more."""
+    preview_elsewhere: Callable[[RunningTurn], TurnPreview] | None = None
+    """Makes the preview of a turn whose chat another process may serve; None where this one serves all chats."""
 
     def preview_of(self, turn: RunningTurn) -> TurnPreview:
         """The preview that shows `turn`; its `text` is the partial answer."""
-        if self.adapters.has_other_nodes and self.adapters.claim_of(turn.chat) is None:
-            return StoredPreview(turn, self.store, self.clock)
-        adapter = self.adapters.of(turn.chat)
-        return TurnPreview(turn) if adapter is None else self._live_preview(turn, adapter)
+        if self.preview_elsewhere is not None and self.adapters.claim_of(turn.chat) is None:
+            return self.preview_elsewhere(turn)
+        return TurnPreview(turn) if self.adapters.of(turn.chat) is None else self.live_preview(turn, LivePreview)
 
-    def remote_preview_of(self, turn: RunningTurn) -> LivePreview:
-        """The preview that shows a turn of another node, of a chat that this one serves."""
+    def live_preview(self, turn: RunningTurn, kind: type[LivePreviewT]) -> LivePreviewT:
+        """Make a preview for a chat whose account is configured here."""
         adapter = self.adapters.of(turn.chat)
         assert adapter is not None, "only what is configured is served"
-        return self._live_preview(turn, adapter, is_remote=True)
-
-    def _live_preview(self, turn: RunningTurn, adapter: PlatformAdapter, *, is_remote: bool = False) -> LivePreview:
-        return LivePreview(
+        return kind(
             turn,
             adapter,
             gate=self.gates.of(turn.chat_id),
             flood=self.gates.flood_of(turn.chat),
             save_ref=lambda claim, ref: self.store.write(journal.note_preview, claim, ref),
             is_certain=self.adapters.is_certain,
-            is_remote=is_remote,
         )
 
     async def run(self, turn: RunningTurn, preview: TurnPreview) -> bool:

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gateway.cluster import previews as remote
-from gateway.cluster.previews import RemotePreviews
-from gateway.turns.previews import StoredPreview
+from gateway.cluster.previews import RemotePreview, RemotePreviews, StoredPreview
 from hermes_state import journal, outbox, previews
 from hermes_state.aio import cancel_all
 from hermes_state.chats import ensure_chat
@@ -30,7 +30,9 @@ def _start(db: Connection) -> RunningTurn:
 async def showing(store: Store, folder: Path) -> AsyncIterator[tuple[TestGateway, RemotePreviews, RunningTurn]]:
     """An owner that shows a turn of another node, which is stored and has shown nothing yet."""
     async with serving(store, folder) as gateway:
-        shown = RemotePreviews(store=store, adapters=gateway.adapters, make=gateway.turns.remote_preview_of)
+        shown = RemotePreviews(
+            store=store, adapters=gateway.adapters, make=lambda turn: gateway.turns.live_preview(turn, RemotePreview)
+        )
         gateway.delivery.close_remote = shown.close
         task = asyncio.create_task(shown.run())
         try:
@@ -91,7 +93,7 @@ async def test_a_preview_goes_on_after_a_notice(store: Store, tmp_path: Path) ->
 async def test_typing_is_renewed_only_when_the_other_node_says_something(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.turns.previews.REMOTE_OVERLAP_SECONDS", 5.0)
+    monkeypatch.setattr(RemotePreview, "_typing_overlap_seconds", 5.0)
     async with showing(store, tmp_path) as (gateway, shown, turn):
         for count in (1, 2):
             await say(store, shown, turn, "")
@@ -163,10 +165,10 @@ async def test_who_does_not_serve_the_account_shows_nothing(store: Store, tmp_pa
 async def test_a_worker_stores_what_its_turn_shows(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.turns.previews.STORE_SECONDS", 0.0)
+    monkeypatch.setattr("gateway.cluster.previews.STORE_SECONDS", 0.0)
     async with serving(store, tmp_path) as gateway:
         turn = await store.write(_start)
-        gateway.adapters.has_other_nodes = True
+        gateway.turns.preview_elsewhere = partial(StoredPreview, store=store, clock=gateway.clock)
         gateway.adapters.supervised[DIRECT.account].claim = None
         preview = gateway.turns.preview_of(turn)
         assert isinstance(preview, StoredPreview)
