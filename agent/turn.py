@@ -14,10 +14,10 @@ from typing import TypeAlias
 import msgspec
 import structlog
 
+from agent.context.base import Engine
 from agent.context.commit import CompressionRegistry
 from agent.context.compressor import Compressor
 from agent.context.controller import ContextController, held_back
-from agent.context.engine import Engine
 from agent.context.job import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import ModelHandle

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import structlog
 
+from agent.context.base import Engine
 from agent.context.commit import (
     CompressionRegistry,
     UndoPreview,
@@ -22,7 +23,6 @@ from agent.context.commit import (
     settle_notes,
 )
 from agent.context.cuts import SkipReason
-from agent.context.engine import Engine
 from agent.context.job import (
     BeforeSplit,
     BlockedEvent,

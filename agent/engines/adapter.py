@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import structlog
 
+from agent.context.base import Engine
 from agent.context.cuts import SkipReason, has_open_calls
-from agent.context.engine import Engine
 from agent.context.job import (
     Aborted,
     CompressionJob,

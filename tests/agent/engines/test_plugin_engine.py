@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.context.base import Engine
 from agent.context.compressor import Compressor
 from agent.context.cuts import SkipReason
-from agent.context.engine import Engine
 from agent.context.estimate import Estimator
 from agent.context.job import (
     Aborted,
