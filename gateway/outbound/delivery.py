@@ -11,16 +11,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, tzinfo
 from functools import partial
 from typing import TypeAlias
 
-import msgspec
 import structlog
 from structlog.contextvars import bound_contextvars
 
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.gates import GateRegistry
+from gateway.outbound.parts import RENDERED_AT_ONCE, file_of, render_reply
 from hermes_state import outbox
 from hermes_state.accounts import AccountClaim, take_account
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
@@ -41,7 +41,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId, ChatKey, Clock, InboundMessage, Millis, OutboundPart, OutboxId, TurnId
-from platforms.base import AdapterState, OutboundFile, PlatformAdapter, SendRequest
+from platforms.base import AdapterState, PlatformAdapter, SendRequest
 
 log = structlog.get_logger()
 
@@ -54,18 +54,6 @@ STORE_BROKEN = (
     "My database is damaged or gone, so I cannot go on here. What you write now waits, and is answered once whoever "
     "runs me has mended that."
 )
-RENDERED_AT_ONCE = 500
-"""Longest reply that is rendered on the event loop, in characters: the worst of that length takes ten milliseconds."""
-
-REST_IN_FILE = "The rest is in this file, which has all of the reply."
-REST_LEFT_OUT = (
-    "The rest is too long to be sent as messages, and here I cannot attach a file. It is kept, and I can give it to "
-    "you in smaller pieces; whoever runs this bot reads it with `hermes-gateway history`."
-)
-FILE_LEFT_OUT = "{caption}\n(The file “{name}” could not be sent here.)"
-FILE_NAME = "reply.md"
-"""Name of the file with the rest of a long reply."""
-
 _Send: TypeAlias = Callable[[], Awaitable[float | None]]
 """Sends something. Returns seconds to wait, 0 for none, or None when nothing more is owed."""
 
@@ -165,7 +153,7 @@ class Delivery:
             is_short = len(markdown) <= RENDERED_AT_ONCE
             if adapter is not None and claim is not None and is_free and is_ready and is_short:
                 await held.enter_async_context(gate.passing())
-                parts = await _render(adapter, outbox.WrittenReply(markdown=markdown), self.max_parts())
+                parts = await self._render(adapter, outbox.WrittenReply(markdown=markdown))
                 rendered = RenderedReply(parts=parts, claim=claim)
             row = await store(rendered)
             if row is not None:
@@ -208,7 +196,7 @@ class Delivery:
         flood = self.gates.flood_of(chat)
         digest = hashlib.sha256(event_ref.encode()).hexdigest()[:16]
         try:
-            parts = await _render(adapter, outbox.WrittenReply(markdown=markdown), self.max_parts())
+            parts = await self._render(adapter, outbox.WrittenReply(markdown=markdown))
             for number, part in enumerate(parts):
                 request = SendRequest(
                     chat=chat,
@@ -317,18 +305,7 @@ class Delivery:
         return await self._request(chat, begun, adapter, claim, is_repeat)
 
     async def _render(self, adapter: PlatformAdapter, written: outbox.WrittenReply) -> Sequence[OutboundPart]:
-        """Render what is owed. A footer stands in the last part: with all of the reply, or alone."""
-        footer, edited_at, max_parts = written.footer, written.edited_at, self.max_parts()
-        if edited_at is not None:
-            footer = f"{footer} at {datetime.fromtimestamp(edited_at / 1000, self.zone()):%H:%M}."
-        whole = msgspec.structs.replace(written, markdown="\n\n".join(filter(None, (written.markdown, footer))))
-        parts = await _render(adapter, whole, max_parts)
-        if len(parts) == 1 or not footer:
-            return parts
-        last = await _render(adapter, msgspec.structs.replace(written, markdown=footer), max_parts)
-        if edited_at is not None:
-            return last  # the others stay as they are
-        return [*await _render(adapter, msgspec.structs.replace(written, buttons=()), max_parts - 1), *last]
+        return await render_reply(adapter, written, self.max_parts(), self.zone())
 
     async def _request(
         self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, claim: AccountClaim, is_repeat: bool
@@ -359,7 +336,7 @@ class Delivery:
             is_repeat=is_repeat,
             first_tried_at=row.first_tried_at or self.clock.now(),
             is_notice=row.kind is not OutboxKind.FINAL,
-            file=_file_of(row.rendered, self.files),
+            file=file_of(row.rendered, self.files),
         )
         try:
             if not self.adapters.is_certain() or self.adapters.claim_of(chat) != claim:
@@ -413,41 +390,3 @@ class Delivery:
 
 def _load(db: Connection, chat_id: ChatId) -> tuple[ChatKey, list[OutboxRow]]:
     return load_chat(db, chat_id).key, outbox.load_open(db, chat_id, 1)
-
-
-async def _render(adapter: PlatformAdapter, written: outbox.WrittenReply, max_parts: int) -> Sequence[OutboundPart]:
-    """Render a reply into parts, at most `max_parts` where files can be sent; its buttons hang under the last one."""
-    if (file := written.attached) is not None:
-        lost = FILE_LEFT_OUT.format(name=file.name, caption=written.markdown).strip()
-        return [OutboundPart(text=written.markdown, plain=lost, attached=file)]
-    try:
-        # A long answer can take seconds: not on the loop, where every other chat would wait for it.
-        text, is_long = written.markdown, len(written.markdown) > RENDERED_AT_ONCE
-        parts = list(await asyncio.to_thread(adapter.render, text) if is_long else adapter.render(text))
-    except Exception:  # a converter's bug would come back with every attempt, and hold up all that follows
-        log.exception("delivery.rendered_plain")
-        parts = _plain_parts(written.markdown, adapter.capabilities.max_part_units // 2)
-    if len(parts) > max_parts and adapter.capabilities.has_files:
-        parts[max_parts - 1 :] = [OutboundPart(text=REST_IN_FILE, plain=REST_LEFT_OUT, file=written.markdown)]
-    if written.buttons and adapter.capabilities.has_buttons:
-        parts[-1] = msgspec.structs.replace(parts[-1], buttons=written.buttons)
-    return parts
-
-
-def _file_of(part: OutboundPart, files: AttachmentFolder) -> OutboundFile | None:
-    if (kept := part.attached) is not None:
-        return OutboundFile(
-            name=kept.name,
-            mime=kept.mime,
-            size_bytes=kept.size_bytes,
-            content=partial(files.read, kept.path),
-            attachment_id=kept.attachment_id,
-        )
-    text = part.file.encode()
-    return OutboundFile(name=FILE_NAME, mime="text/markdown", size_bytes=len(text), content=text) if text else None
-
-
-def _plain_parts(text: str, characters: int) -> list[OutboundPart]:
-    pieces = (text[at : at + characters] for at in range(0, len(text), characters))
-    shown = [piece for piece in pieces if piece.strip()] or ["…"]
-    return [OutboundPart(text=piece, plain=piece) for piece in shown]

@@ -1,0 +1,87 @@
+"""Replies as the parts that a platform is sent."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, tzinfo
+from functools import partial
+
+import msgspec
+import structlog
+
+from hermes_state.files.folder import AttachmentFolder
+from hermes_state.outbox import WrittenReply
+from hermes_state.values import OutboundPart
+from platforms.base import OutboundFile, PlatformAdapter
+
+log = structlog.get_logger()
+
+RENDERED_AT_ONCE = 500
+"""Longest reply that is rendered on the event loop, in characters: the worst of that length takes ten milliseconds."""
+
+REST_IN_FILE = "The rest is in this file, which has all of the reply."
+REST_LEFT_OUT = (
+    "The rest is too long to be sent as messages, and here I cannot attach a file. It is kept, and I can give it to "
+    "you in smaller pieces; whoever runs this bot reads it with `hermes-gateway history`."
+)
+FILE_LEFT_OUT = "{caption}\n(The file “{name}” could not be sent here.)"
+FILE_NAME = "reply.md"
+"""Name of the file with the rest of a long reply."""
+
+
+async def render_reply(
+    adapter: PlatformAdapter, written: WrittenReply, max_parts: int, zone: tzinfo
+) -> Sequence[OutboundPart]:
+    """Render a reply into at least one part. Its footer stands in the last one: with all of the reply, or alone.
+
+    `zone` is the time zone of the times that people read.
+    """
+    footer, edited_at = written.footer, written.edited_at
+    if edited_at is not None:
+        footer = f"{footer} at {datetime.fromtimestamp(edited_at / 1000, zone):%H:%M}."
+    whole = msgspec.structs.replace(written, markdown="\n\n".join(filter(None, (written.markdown, footer))))
+    parts = await _rendered(adapter, whole, max_parts)
+    if len(parts) == 1 or not footer:
+        return parts
+    last = await _rendered(adapter, msgspec.structs.replace(written, markdown=footer), max_parts)
+    if edited_at is not None:
+        return last  # the others stay as they are
+    return [*await _rendered(adapter, msgspec.structs.replace(written, buttons=()), max_parts - 1), *last]
+
+
+async def _rendered(adapter: PlatformAdapter, written: WrittenReply, max_parts: int) -> Sequence[OutboundPart]:
+    """Render a reply into parts, at most `max_parts` where files can be sent; its buttons hang under the last one."""
+    if (file := written.attached) is not None:
+        lost = FILE_LEFT_OUT.format(name=file.name, caption=written.markdown).strip()
+        return [OutboundPart(text=written.markdown, plain=lost, attached=file)]
+    try:
+        # A long answer can take seconds: not on the loop, where every other chat would wait for it.
+        text, is_long = written.markdown, len(written.markdown) > RENDERED_AT_ONCE
+        parts = list(await asyncio.to_thread(adapter.render, text) if is_long else adapter.render(text))
+    except Exception:  # a converter's bug would come back with every attempt, and hold up all that follows
+        log.exception("delivery.rendered_plain")
+        parts = _plain_parts(written.markdown, adapter.capabilities.max_part_units // 2)
+    if len(parts) > max_parts and adapter.capabilities.has_files:
+        parts[max_parts - 1 :] = [OutboundPart(text=REST_IN_FILE, plain=REST_LEFT_OUT, file=written.markdown)]
+    if written.buttons and adapter.capabilities.has_buttons:
+        parts[-1] = msgspec.structs.replace(parts[-1], buttons=written.buttons)
+    return parts
+
+
+def file_of(part: OutboundPart, files: AttachmentFolder) -> OutboundFile | None:
+    """The file that a part is sent with."""
+    if (kept := part.attached) is not None:
+        return OutboundFile(
+            name=kept.name,
+            mime=kept.mime,
+            size_bytes=kept.size_bytes,
+            content=partial(files.read, kept.path),
+            attachment_id=kept.attachment_id,
+        )
+    text = part.file.encode()
+    return OutboundFile(name=FILE_NAME, mime="text/markdown", size_bytes=len(text), content=text) if text else None
+
+
+def _plain_parts(text: str, characters: int) -> list[OutboundPart]:
+    pieces = (text[at : at + characters] for at in range(0, len(text), characters))
+    shown = [piece for piece in pieces if piece.strip()] or ["…"]
+    return [OutboundPart(text=piece, plain=piece) for piece in shown]
