@@ -172,7 +172,8 @@ class _Daemon:
         self._lanes = self._make_lanes(gates)
         make_preview = partial(self._lanes.turns.live_preview, kind=RemotePreview)
         self._previews = RemotePreviews(store=store, adapters=self._adapters, make=make_preview)
-        self._delivery.close_remote = self._previews.close
+        if self._adapters.has_other_nodes:
+            self._delivery.close_remote = self._previews.close
         self._delivery.on_unreachable = self._asked.set
         self._approvals = ApprovalRunner(
             store=store,
@@ -199,7 +200,8 @@ class _Daemon:
         self._jobs = JobRunner(store=store, runtime=self._runtime, clock=clock, files=files)
         self._membership = Membership(store, clock, lambda: self._runtime.config)
         self._node = self._make_node()
-        self._adapters.is_certain = lambda: self._node.is_certain
+        if self._adapters.has_other_nodes:
+            self._adapters.is_certain = lambda: self._node.is_certain
         self._operator = self._make_operator()
 
     def _make_lanes(self, gates: GateRegistry) -> LaneRegistry:
