@@ -25,30 +25,30 @@ $(VENV)/.made:
 	@$(PYTHON) -m venv $(VENV) || { echo "The venv module of $(PYTHON) does not work here; on Debian: apt install python3-venv" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.made requirements.txt pyproject.toml
+$(VENV)/.installed: $(VENV)/.made requirements/base.txt pyproject.toml
 	@echo "installing what the gateway needs"
-	@$(PIP_INSTALL) --require-hashes -r requirements.txt
+	@$(PIP_INSTALL) --require-hashes -r requirements/base.txt
 	@$(PIP_INSTALL) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.installed-anthropic: $(VENV)/.installed requirements-anthropic.txt
+$(VENV)/.installed-anthropic: $(VENV)/.installed requirements/anthropic.txt
 	@echo "installing the Anthropic SDK"
-	@$(PIP_INSTALL) --require-hashes -r requirements-anthropic.txt
+	@$(PIP_INSTALL) --require-hashes -r requirements/anthropic.txt
 	@touch $@
 
-$(VENV)/.installed-cluster: $(VENV)/.installed requirements-cluster.txt
+$(VENV)/.installed-cluster: $(VENV)/.installed requirements/cluster.txt
 	@echo "installing the PostgreSQL driver"
-	@$(PIP_INSTALL) --require-hashes -r requirements-cluster.txt
+	@$(PIP_INSTALL) --require-hashes -r requirements/cluster.txt
 	@touch $@
 
-$(VENV)/.installed-mcp: $(VENV)/.installed requirements-mcp.txt
+$(VENV)/.installed-mcp: $(VENV)/.installed requirements/mcp.txt
 	@echo "installing the MCP SDK"
-	@$(PIP_INSTALL) --require-hashes -r requirements-mcp.txt
+	@$(PIP_INSTALL) --require-hashes -r requirements/mcp.txt
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.txt
+$(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
 	@echo "installing what development needs"
-	@$(PIP_INSTALL) --require-hashes -r requirements-dev.txt
+	@$(PIP_INSTALL) --require-hashes -r requirements/dev.txt
 	@touch $@
 
 install: $(VENV)/.installed $(EXTRAS) ## make .venv with what a server needs; with it the gateway can run
@@ -168,14 +168,12 @@ walk: setup ## the modules that one Telegram message passes; ARGS="--all" with t
 catalog: setup ## take the prices of models from genai-prices anew
 	@$(BIN)/python -m bench.make_catalog
 
-lock: ## write the requirements files anew (needs uv)
+LOCK = UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS)
+lock: ## resolve every dependency and pin it with hashes in requirements/*.txt (needs uv)
 	@command -v uv >/dev/null || { echo "uv is needed to resolve the requirements: pipx install uv" >&2; exit 1; }
-	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements.txt pyproject.toml requirements-build.in
-	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-anthropic.txt requirements-anthropic.in
-	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-cluster.txt requirements-cluster.in
-	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-mcp.txt requirements-mcp.in
-	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-dev.txt requirements-dev.in
-	@UV_CUSTOM_COMPILE_COMMAND="make lock" uv pip compile $(LOCK_OPTIONS) -o requirements-bench.txt requirements-bench.in
+	@$(LOCK) -o requirements/base.txt pyproject.toml requirements/build.in
+	@for name in anthropic cluster mcp dev bench; do \
+		$(LOCK) -o requirements/$$name.txt requirements/$$name.in || exit; done
 LOCK_OPTIONS := --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --strip-extras --no-annotate
 
 clean: ## remove .venv and the caches

@@ -1,6 +1,6 @@
 """How far our estimates are from a real tokenizer's counts, and what they cost.
 
-The tokenizer is needed here only: `pip install --require-hashes -r requirements-bench.txt`. Without it the errors are
+The tokenizer is needed here only: `pip install --require-hashes -r requirements/bench.txt`. Without it the errors are
 left out, and one line says so.
 """
 
@@ -38,7 +38,7 @@ def run() -> list[Measure]:
     measures = _speed(texts)
     counts = {name: found for name in ("o200k_base", "cl100k_base") if (found := _tokenizer(name)) is not None}
     if "o200k_base" not in counts:
-        print("No tokenizer is installed (requirements-bench.txt): the errors of estimates are left out.\n")
+        print("No tokenizer is installed (requirements/bench.txt): the errors of estimates are left out.\n")
         return measures
     measures += _cold(texts, counts["o200k_base"])
     return measures + [_warm(texts, name, count) for name, count in counts.items()]

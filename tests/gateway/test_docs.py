@@ -189,16 +189,16 @@ async def test_the_queries_of_the_documentation_find_a_conversation(store: Store
 def test_requirements_hold_what_the_project_names() -> None:
     project = tomllib.loads(read("pyproject.toml"))["project"]
     anthropic, cluster, mcp, development = (
-        [line for line in read(f"requirements-{name}.in").splitlines() if line and line[0] not in "#-"]
+        [line for line in read(f"requirements/{name}.in").splitlines() if line and line[0] not in "#-"]
         for name in ("anthropic", "cluster", "mcp", "dev")
     )
     assert project["optional-dependencies"] == {"anthropic": anthropic, "cluster": cluster, "mcp": mcp}
     for name, wanted in (
-        ("requirements.txt", project["dependencies"]),
-        ("requirements-anthropic.txt", anthropic),
-        ("requirements-cluster.txt", cluster),
-        ("requirements-mcp.txt", mcp),
-        ("requirements-dev.txt", [*anthropic, *cluster, *mcp, *development]),
+        ("requirements/base.txt", project["dependencies"]),
+        ("requirements/anthropic.txt", anthropic),
+        ("requirements/cluster.txt", cluster),
+        ("requirements/mcp.txt", mcp),
+        ("requirements/dev.txt", [*anthropic, *cluster, *mcp, *development]),
     ):
         pinned = dict(re.findall(r"^([a-z0-9][^\s=]*)==([^\s;]+)", read(name), re.MULTILINE))
         for line in wanted:
@@ -209,8 +209,8 @@ def test_requirements_hold_what_the_project_names() -> None:
 
 
 def test_requirements_have_hashes_and_no_index_address() -> None:
-    for name in ("", "-anthropic", "-cluster", "-mcp", "-dev"):
-        text = read(f"requirements{name}.txt")
+    for name in ("base", "anthropic", "cluster", "mcp", "dev", "bench"):
+        text = read(f"requirements/{name}.txt")
         pins = re.findall(r"^[a-z0-9][^\s=]*==[^\s;]+.*?(?=^[a-z0-9#]|\Z)", text, re.MULTILINE | re.DOTALL)
         assert pins
         assert all("--hash=sha256:" in pin for pin in pins)
