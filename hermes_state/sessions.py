@@ -13,7 +13,7 @@ import msgspec
 from hermes_state.errors import LineageMoved, LookupReason, LookupRejected, SessionNotFound
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, columns, insert_row, scalar, scalar_or_none, scalars, select, select_one
-from hermes_state.values import ChatId, EndReason, LineageId, MessageId, Millis, ReasoningEffort, SessionId
+from hermes_state.values import ChatId, ChatKey, EndReason, LineageId, MessageId, Millis, ReasoningEffort, SessionId
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +55,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """One lineage as people see it."""
 
     tip: Session
+    chat: ChatKey
     title: str | None
     first_words: str
     """Beginning of its first message, for people who gave it no title; empty when it began with a file."""
@@ -331,14 +332,16 @@ WITH used AS (
     max(coalesce(last_human_at, started_at)) AS used_at
   FROM sessions {{where}} GROUP BY lineage_id
   HAVING sum(message_count) > 0 AND count(*) FILTER (WHERE kind = 'subagent') = 0 ORDER BY used_at DESC LIMIT ?)
-SELECT {columns(Session, "t", "tip")}, u.message_count, u.session_count, u.started_at, u.last_human_at,
+SELECT {columns(Session, "t", "tip")}, {columns(ChatKey, "h", "chat")},
+  u.message_count, u.session_count, u.started_at, u.last_human_at,
   (SELECT s.title FROM sessions s WHERE s.lineage_id = u.lineage_id AND s.title IS NOT NULL
     ORDER BY s.depth DESC LIMIT 1) AS title,
   coalesce((SELECT substr(m.text, 1, 200) FROM messages m WHERE m.lineage_id = u.lineage_id AND m.origin = 'human'
     ORDER BY m.id LIMIT 1), '') AS first_words,
   EXISTS (SELECT 1 FROM chats c JOIN sessions a ON a.id = c.active_session_id
     WHERE c.id = t.chat_id AND a.lineage_id = u.lineage_id) AS is_active
-FROM used u JOIN sessions t ON t.lineage_id = u.lineage_id AND t.depth = u.depth ORDER BY u.used_at DESC
+FROM used u JOIN sessions t ON t.lineage_id = u.lineage_id AND t.depth = u.depth
+JOIN chats h ON h.id = t.chat_id ORDER BY u.used_at DESC
 """
 
 

@@ -1,8 +1,9 @@
-"""Trajectories: conversations of agents as files for training, a line each, made shorter and made from what was said.
+"""Trajectories: conversations of agents as lines of a file for training. A running daemon imports nothing of this.
 
-A line is an object whose `conversations` are turns in the ShareGPT form, `{"from": "human", "value": "…"}`; tools are
-called in `<tool_call>` and answer in `<tool_response>`, as Hermes models do. `TrajectoryCompressor` puts a summary in
-place of the middle of one that is too long, `TrajectoryRunner` does so with a whole file, and can be interrupted.
+A line is an object whose `conversations` are turns in the ShareGPT form, `{"from": "human", "value": "…"}`. Calls of
+tools stand in `<tool_call>` and results in `<tool_response>`, as in the form of Hermes models. `TrajectoryCompressor`
+replaces the middle of a long trajectory with a summary. `TrajectoryRunner` does this for a file and can be interrupted.
+`export` makes trajectories of stored conversations, and `replay` shows them as people had them.
 
 >>> from agent.trajectories import TrajectoryCompressor, TrajectorySettings
 >>> compressor = TrajectoryCompressor(TrajectorySettings(target_max_tokens=100))
@@ -15,11 +16,12 @@ from agent.trajectories.compressor import CompressedLine, TrajectoryCompressor, 
 from agent.trajectories.files import TrajectoryRunner
 from agent.trajectories.format import Trajectory, TrajectoryRejected, Turn, TurnRole
 from agent.trajectories.metrics import TrajectoryMetrics, TrajectoryTotals
-from agent.trajectories.summary import ModelSummary, deterministic_text
+from agent.trajectories.summary import ModelSummary, RunLedger, deterministic_text
 
 __all__ = [
     "CompressedLine",
     "ModelSummary",
+    "RunLedger",
     "Trajectory",
     "TrajectoryCompressor",
     "TrajectoryMetrics",

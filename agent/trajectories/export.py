@@ -1,98 +1,66 @@
-"""Turns of trajectories from stored rows, in the form of Hermes models: thoughts and calls between tags."""
+"""Trajectories from stored conversations, in the form of Hermes models: thoughts and calls stand between tags."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
 
 import orjson
 
-from agent.context.excerpt import Redact, said
-from agent.tools.registry import Tool
 from agent.trajectories.format import TurnRole
+from hermes_state.admin.conversations import FullMessage, StoredConversation
 from hermes_state.text import well_formed
-from hermes_state.values import Message, MessageRole
-
-_THOUGHT_KEYS: Final = (
-    *("reasoning_details", "reasoning_content", "reasoning", "thinking", "blocks", "content", "summary", "text"),
-)
-"""Keys under which protocols keep thoughts that can be read; what is encrypted stands under others."""
+from hermes_state.values import MessageRole
 
 
-def system_turn(prompt: str | None, names: Iterable[str], tools: Mapping[str, Tool], redact: Redact) -> str | None:
-    """Prompt of a conversation with the definitions of the tools that it was offered; None where it has neither.
+def trajectory_line(
+    conversation: StoredConversation, messages: Iterable[FullMessage], tools: Mapping[str, Mapping[str, Any]]
+) -> bytes | None:
+    """Return the line of a conversation without its end; None if nobody says anything in it.
 
-    Only the name is told of one that is not in `tools`.
+    `tools`: definitions of tools by name. Only the name of any other tool is written.
     """
-    known = ((name, tools.get(name)) for name in names)
-    offered = [{"name": name} | ({} if tool is None else _definition(tool)) for name, tool in known]
-    block = [_tagged("tools", redact(_json(offered)))] if offered else []
-    return "\n\n".join([*filter(None, [redact(prompt or "")]), *block]) or None
+    said = [(message, turn) for message in messages if (turn := turn_of(message)) is not None]
+    if not said:
+        return None
+    last = said[-1][0]
+    turns = [("system", prompt)] if (prompt := _system_turn(conversation, tools)) else []
+    for role, group in groupby((turn for _, turn in said), key=lambda turn: turn[0]):
+        turns.append((role, "\n".join(text for _, text in group)))
+    return orjson.dumps(
+        {
+            "id": conversation.key,
+            "kind": conversation.kind,
+            "parent": conversation.parent,
+            "model": conversation.model,
+            "started_at": conversation.started_at,
+            "conversations": [{"from": role, "value": text} for role, text in turns],
+            "timestamp": datetime.fromtimestamp(last.at / 1000, UTC).isoformat(timespec="seconds"),
+            "completed": last.role is MessageRole.ASSISTANT and not last.calls,
+        }
+    )
 
 
-def _definition(tool: Tool) -> dict[str, object]:
-    return {"description": tool.description, "parameters": tool.parameters, "required": None}
+def _system_turn(conversation: StoredConversation, tools: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the system prompt and the definitions of the tools that the conversation was offered."""
+    names = orjson.loads(conversation.tools)
+    offered = [{**tools[name], "required": None} if name in tools else {"name": name} for name in names]
+    block = [_tagged("tools", _json(offered))] if offered else []
+    return "\n\n".join([*filter(None, [conversation.system_prompt]), *block])
 
 
-def turn_of(row: Message, redact: Redact) -> tuple[TurnRole, str] | None:
-    """A row's turn, as role and words, without secrets; None where it says nothing."""
-    if row.role is MessageRole.TOOL:
-        text = row.text or ""
-        content = _parsed(text, redact) if text.lstrip().startswith(("{", "[")) else redact(text)
-        return TurnRole.TOOL, _tagged(
-            "tool_response", _json({"tool_call_id": row.tool_call_id, "name": row.tool_name, "content": content})
-        )
-    if row.role is MessageRole.USER:
-        text = redact("\n".join(filter(None, said(row))))
-        return (TurnRole.HUMAN, text) if text.strip() else None
-    thought = "" if row.body.reasoning is None else "\n\n".join(thoughts(row.body.reasoning.blocks))
-    pieces = [_tagged("think", redact(thought.replace("</think>", "")))]
-    pieces += [redact(row.text)] if (row.text or "").strip() and row.text else []
-    calls = ({"name": call.name, "arguments": _parsed(call.arguments, redact)} for call in row.body.calls)
-    pieces += [_tagged("tool_call", _json(call)) for call in calls]
-    return (TurnRole.GPT, "\n".join(pieces)) if thought or len(pieces) > 1 else None
-
-
-def thoughts(blocks: str) -> Iterator[str]:
-    """The readable texts of stored reasoning, whichever protocol's; see `Reasoning.blocks`."""
-    try:
-        yield from filter(str.strip, _texts(orjson.loads(blocks)))
-    except orjson.JSONDecodeError:  # of an older version: nobody could read it
-        return
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item) if not isinstance(item, str) else ()
-    elif isinstance(value, dict):
-        for key in _THOUGHT_KEYS:
-            yield from _texts(value.get(key))
-
-
-def joined(turns: Iterable[tuple[TurnRole, str]]) -> Iterator[tuple[TurnRole, str]]:
-    """The turns, the results of one answer's calls as one turn, and so with any that follow one of their own role."""
-    before: tuple[TurnRole, str] | None = None
-    for role, text in turns:
-        if before is not None and before[0] is role:
-            before = (role, f"{before[1]}\n{text}")
-        else:
-            if before is not None:
-                yield before
-            before = (role, text)
-    if before is not None:
-        yield before
-
-
-def _parsed(text: str, redact: Redact) -> object:
-    """Value of a JSON text, or the text as it is where it is none or redaction leaves none."""
-    try:
-        value = json.loads(text)  # which keeps long numbers
-        safe = redact(orjson.dumps(value).decode())  # without escapes, behind which a secret is none
-        return orjson.loads(safe)
-    except (ValueError, RecursionError):  # as it was written, or of numbers that no encoder takes
-        return redact(text)
+def turn_of(message: FullMessage) -> tuple[TurnRole, str] | None:
+    """Return the role and the text of a message's turn; None if it says nothing."""
+    if message.role is MessageRole.TOOL:
+        result = {"tool_call_id": message.tool_call_id, "name": message.tool_name, "content": message.content}
+        return TurnRole.TOOL, _tagged("tool_response", _json(result))
+    text = [message.content] if message.content.strip() else []
+    if message.role is MessageRole.USER:
+        return (TurnRole.HUMAN, message.content) if text else None
+    calls = [_tagged("tool_call", _json(call)) for call in message.calls]
+    if not (message.thought or text or calls):
+        return None
+    return TurnRole.GPT, "\n".join([_tagged("think", message.thought), *text, *calls])
 
 
 def _json(value: object) -> str:

@@ -6,20 +6,34 @@ from typing import Final, TypeAlias
 
 from agent.context.excerpt import Redact, clean
 from agent.context.summary import SummaryJob, asking_row, checked_summary
-from agent.model.base import ModelRequest
+from agent.model.base import ModelRequest, Payer
 from agent.model.client import ModelClient
 from agent.tokens import estimated_text_tokens
 from agent.trajectories.format import Turn
+from hermes_state.errors import (
+    AuthRejected,
+    CommandError,
+    ModelError,
+    ModelNotFound,
+    PriceNotFound,
+    QuotaExceeded,
+    SpendingCapExceeded,
+)
 from hermes_state.text import both_ends, counted
-from hermes_state.values import Clock, Tokens
+from hermes_state.values import Clock, MicroUsd, ModelCall, Tokens
 
 Summarise: TypeAlias = Callable[[Sequence[Turn], int, Redact], Awaitable[str]]
-"""Writes the summary of turns, of about so many tokens. Raises `ModelError` where there is none."""
+"""Writes the summary of turns in about the given number of tokens. Raises `ModelError` if it cannot."""
 
 CUT_TOKENS: Final = 12
-"""The note inside a turn whose middle is left out."""
+"""Tokens of the note inside a turn whose middle is left out."""
 SUMMARY_SECONDS: Final = 180.0
 """Longest wait for one summary, in seconds."""
+MAX_INPUT_TOKENS: Final = 40_000
+INPUT_PERCENT: Final = 60
+"""Largest share of the model's window, in percent, that a summary is made from."""
+_HOPELESS: Final = (AuthRejected, QuotaExceeded, ModelNotFound, SpendingCapExceeded, PriceNotFound)
+"""Errors that every other trajectory would meet as well."""
 
 _WHOLE: Final = 1 << 40
 _LENGTHS: Final = (_WHOLE, 6_000, 3_000, 1_500, 750, 400, 200, 100)
@@ -61,32 +75,63 @@ def _cost(turns: Sequence[Turn], length: int) -> int:
     )
 
 
+class RunLedger:
+    """Ledger of one run, with the cap of a day on its whole cost. The gateway's own ledger belongs to its daemon."""
+
+    def __init__(self, cap: MicroUsd | None) -> None:
+        self._cap = cap
+        self.cost = MicroUsd(0)
+
+    async def record(self, payer: Payer, call: ModelCall) -> None:
+        self.cost = MicroUsd(self.cost + (call.cost or 0))
+
+    async def check(self, payer: Payer) -> None:
+        """Raises `SpendingCapExceeded`."""
+        if self._cap is not None and self.cost >= self._cap:
+            raise SpendingCapExceeded("costs.daily_cap forbids more calls", spent=self.cost, limit=self._cap)
+
+    async def output_cap(self, route: str, model: str) -> int | None:
+        return None
+
+    async def learn_output_cap(self, route: str, model: str, cap: int) -> None:
+        """Store nothing: the client itself remembers it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSummary:
-    """Summaries that a model writes."""
+    """Summaries that a model writes. An error that every trajectory would meet ends the run."""
 
     client: ModelClient
-    input_limit: int
-    """Most tokens of a record that the model is shown."""
+    ledger: RunLedger
+    window: int
+    """Context window of the model, in tokens."""
     clock: Clock
 
     async def __call__(self, turns: Sequence[Turn], target: int, redact: Redact) -> str:
-        """Raises `ModelError` where the call fails, or the answer is no summary."""
-        shown = "\n\n".join(shortened_turns(turns, self.input_limit, redact))
+        """Raise `ModelError` if this summary fails, and `CommandError` if every other one would fail, too."""
+        try:
+            return await self._summary(turns, target, redact)
+        except ModelError as error:
+            if self.client.breaker.open is None and not isinstance(error, _HOPELESS):
+                raise
+            raise CommandError(f"{self.client.name} writes no summaries: {redact(str(error))}") from error
+
+    async def _summary(self, turns: Sequence[Turn], target: int, redact: Redact) -> str:
+        limit, now = min(MAX_INPUT_TOKENS, self.window * INPUT_PERCENT // 100), self.clock.now()
+        shown = "\n\n".join(shortened_turns(turns, limit, redact))
         asked = (
             f"Summarise these {counted(len(turns), 'turn')} in about {target} tokens ({target * 3 // 4} words).\n\n"
             f"<conversation>\n{shown}\n</conversation>\n\nWrite the summary now."
         )
-        now = self.clock.now()
         request = ModelRequest(system=_SYSTEM, transcript=(asking_row(asked, now),), max_output_tokens=None)
         done = await self.client.complete(request, purpose="summary", within=SUMMARY_SECONDS)
-        await self.client.ledger.record(request.payer, done.call)
+        await self.ledger.record(request.payer, done.call)
         job = SummaryJob(
             rows=(),
             previous=None,
             focus=None,
             target=Tokens(target),
-            input_limit=Tokens(self.input_limit),
+            input_limit=Tokens(limit),
             now=now,
             template="",
         )

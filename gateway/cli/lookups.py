@@ -1,18 +1,31 @@
 """`hermes-gateway lineage | search | history | sessions`: look-ups in everything that was said."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from gateway.cli.answers import ask_or_read, configured_redactor
 from gateway.cli.output import Json, echo, show, table
-from gateway.operator.lookups import MAX_HITS, MAX_PAGE_ROWS, MAX_SESSIONS, Row, look_up_at_rest
+from gateway.operator.lookups import (
+    MAX_HITS,
+    MAX_PAGE_ROWS,
+    MAX_SESSIONS,
+    HistoryMessage,
+    compression_details,
+    json_row,
+    look_up_at_rest,
+    speaker,
+)
 from gateway.times import format_time, parse_time
-from hermes_state.admin.lineage_queries import short_key
+from hermes_state.admin.lineage_queries import LineageSession, short_key
+from hermes_state.search.full_text import FoundMessage
+from hermes_state.sessions import Conversation
 from hermes_state.store.sql import Connection
 from hermes_state.text import shortened
-from hermes_state.values import MessageRole, Millis, parse_recall_id
+from hermes_state.values import MessageRole, SessionKind, parse_recall_id, recall_id
+
+T = TypeVar("T")
 
 MAX_TOOL_CHARS = 300
 
@@ -25,39 +38,32 @@ def lineage(
     as_json: Json = False,
 ) -> None:
     """Show how sessions continue one another, oldest first: those of SESSION's conversation, of a chat, or of all."""
-    rows = _look_up("lineage", {"place": place, "limit": limit})
+    found = look_up("lineage", {"place": place, "limit": limit}, LineageSession)
     head = ("SESSION", "PARENT", "DEPTH", "CHAT", "STARTED", "ENDED", "END", "MESSAGES", "MADE BY")
-    lines = table(head, map(_link_cells, rows)) if rows else ["There is no session yet."]
-    show(rows, lines, as_json=as_json)
+    lines = table(head, map(_link_cells, found)) if found else ["There is no session yet."]
+    show(list(map(json_row, found)), lines, as_json=as_json)
 
 
-def _link_cells(row: Row) -> tuple[str, ...]:
+def _link_cells(one: LineageSession) -> tuple[str, ...]:
     return (
-        short_key(row["session"]),
-        short_key(row["parent"]) if row["parent"] else "-",
-        str(row["depth"]),
-        row["chat"],
-        format_time(Millis(row["started_at"])),
-        format_time(Millis(row["ended_at"])) if row["ended_at"] is not None else "-",
-        row["end_reason"] or "-",
-        str(row["messages"]),
-        _made_by(row),
+        short_key(one.key),
+        short_key(one.parent_key) if one.parent_key else "-",
+        str(one.depth),
+        one.chat.name,
+        format_time(one.started_at),
+        format_time(one.ended_at) if one.ended_at is not None else "-",
+        one.end_reason or "-",
+        str(one.message_count),
+        _made_by(one),
     )
 
 
-def _made_by(row: Row) -> str:
-    if row["kind"] == "subagent":
+def _made_by(one: LineageSession) -> str:
+    if one.kind is SessionKind.SUBAGENT:
         return "delegate"
-    if row["layer"] is None:
-        return "undo" if row["depth"] else "-"
-    before, after = (
-        f"{number:,}" if number is not None else "?" for number in (row["tokens_before"], row["tokens_after"])
-    )
-    written = {"model": f"summary by {row['model']}", "deterministic": "handoff without a model"}
-    focus = f"focus “{row['focus']}”" if row["focus"] else ""
-    return ", ".join(
-        filter(None, (row["layer"], f"{before} → {after} tokens", written.get(row["summary_kind"] or ""), focus))
-    )
+    if one.layer is None:
+        return "undo" if one.depth else "-"
+    return ", ".join([one.layer, *compression_details(one)])
 
 
 def search(
@@ -72,27 +78,26 @@ def search(
     as_json: Json = False,
 ) -> None:
     """Find what was said, in whichever session and chat that was. Secrets are taken out of what is shown."""
-    rows = _look_up(
-        "search",
-        {
-            "words": " ".join(words),
-            "chat": chat,
-            "role": role,
-            "since": parse_time(since) if since is not None else None,
-            "order": "newest" if is_newest else "best",
-            "limit": limit,
-        },
-    )
-    for row in _look_up("search_index", {}):
-        echo(row["note"], err=True)
-    show(rows, _hit_lines(rows) if rows else ["Nothing matches."], as_json=as_json)
+    asked = {
+        "words": " ".join(words),
+        "chat": chat,
+        "role": role,
+        "since": parse_time(since) if since is not None else None,
+        "order": "newest" if is_newest else "best",
+        "limit": limit,
+    }
+    found = look_up("search", asked, FoundMessage)
+    for note in look_up("search_index", {}, str):
+        echo(note, err=True)
+    show(list(map(json_row, found)), _hit_lines(found) if found else ["Nothing matches."], as_json=as_json)
 
 
-def _hit_lines(rows: list[Row]) -> Iterator[str]:
-    for row in rows:
-        place = f"{row['chat']}, session {short_key(row['session'])}"
-        yield f"{row['message']}  {format_time(Millis(row['at']))}  {row['role']}  {place}\n    {row['snippet']}"
-    yield f"\n`hermes-gateway history {rows[0]['message']}` shows what was said around the first one."
+def _hit_lines(found: list[FoundMessage]) -> Iterator[str]:
+    for one in found:
+        place = f"{one.chat.name}, session {short_key(one.session_key)}"
+        head = f"{recall_id(one.message_id)}  {format_time(one.created_at)}  {one.role}  {place}"
+        yield f"{head}\n    {one.snippet}"
+    yield f"\n`hermes-gateway history {recall_id(found[0].message_id)}` shows what was said around the first one."
 
 
 def history(
@@ -107,35 +112,35 @@ def history(
 
     CHAT is its conversation, SESSION the whole conversation that it belongs to, MESSAGE what was said around it.
     """
-    rows = _load_history(place, limit, is_session_only)
-    text = "\n\n".join(map(_message_text, rows)) or "Nothing was said there."
-    show(rows, [text], as_json=as_json)
+    found = _load_history(place, limit, is_session_only)
+    text = "\n\n".join(map(_message_text, found)) or "Nothing was said there."
+    show(list(map(json_row, found)), [text], as_json=as_json)
 
 
-def _load_history(place: str, limit: int, is_session_only: bool) -> list[Row]:
-    """All rows, asked for in pages, newest first: an answer of the daemon holds only so much."""
-    rows: list[Row] = []
+def _load_history(place: str, limit: int, is_session_only: bool) -> list[HistoryMessage]:
+    """Load all messages in pages, the newest first, because an answer of the daemon holds only so much."""
+    found: list[HistoryMessage] = []
     args = {"place": place, "is_session_only": is_session_only}
     before: int | None = None
-    while len(rows) < limit:
-        page = _look_up("history", {**args, "limit": min(limit - len(rows), MAX_PAGE_ROWS), "before": before})
-        rows = page + rows
-        first = parse_recall_id(page[0]["message"]) if page else None
+    while len(found) < limit:
+        asked = {**args, "limit": min(limit - len(found), MAX_PAGE_ROWS), "before": before}
+        page = look_up("history", asked, HistoryMessage)
+        found = page + found
+        first = parse_recall_id(page[0].message) if page else None
         if first is None or first == before or parse_recall_id(place) is not None:
             break
         before = first
-    return rows
+    return found
 
 
-def _message_text(row: Row) -> str:
-    who = shortened(row["sender"] or row["role"] if row["role"] != "tool" else f"tool {row['tool']}")
-    mark = ", taken back" if row["taken_back"] else ""
-    text = row["text"]
-    if row["role"] == "tool" and len(text) > MAX_TOOL_CHARS:
-        text = f"{text[:MAX_TOOL_CHARS]}… ({len(row['text']):,} characters; --json prints them)"
-    if row["calls"]:
-        text = f"{text}\n(called {', '.join(row['calls'])})".strip()
-    return f"{row['message']}  {format_time(Millis(row['at']))}  {who}{mark}\n{text}"
+def _message_text(one: HistoryMessage) -> str:
+    mark, text = ", taken back" if one.taken_back else "", one.text
+    if one.role is MessageRole.TOOL and len(text) > MAX_TOOL_CHARS:
+        text = f"{text[:MAX_TOOL_CHARS]}… ({len(text):,} characters; --json prints them)"
+    if one.calls:
+        text = f"{text}\n(called {', '.join(one.calls)})".strip()
+    who = shortened(speaker(one.role, one.sender, one.tool))
+    return f"{one.message}  {format_time(one.at)}  {who}{mark}\n{text}"
 
 
 def sessions(
@@ -144,34 +149,34 @@ def sessions(
     as_json: Json = False,
 ) -> None:
     """List conversations, the most recently used first; each by the id of its newest session."""
-    rows = _look_up("sessions", {"chat": chat, "limit": limit})
+    found = look_up("sessions", {"chat": chat, "limit": limit}, Conversation)
     head = ("SESSION", "CHAT", "USED", "SESSIONS", "MESSAGES", "STATE", "NAME")
-    lines = table(head, map(_conversation_cells, rows)) if rows else ["There is no conversation yet."]
-    show(rows, lines, as_json=as_json)
+    lines = table(head, map(_conversation_cells, found)) if found else ["There is no conversation yet."]
+    show(list(map(json_row, found)), lines, as_json=as_json)
 
 
-def _conversation_cells(row: Row) -> tuple[str, ...]:
-    used = row["last_human_at"] or row["started_at"]
-    state = "active" if row["is_active"] and row["ended_at"] is None else row["end_reason"] or "open"
+def _conversation_cells(one: Conversation) -> tuple[str, ...]:
+    state = "active" if one.is_active and one.tip.ended_at is None else one.tip.end_reason or "open"
     return (
-        short_key(row["session"]),
-        row["chat"],
-        format_time(Millis(used)),
-        str(row["sessions"]),
-        str(row["messages"]),
+        short_key(one.tip.key),
+        one.chat.name,
+        format_time(one.last_human_at or one.started_at),
+        str(one.session_count),
+        str(one.message_count),
         state,
-        shortened(row["title"] or row["first_words"]),
+        shortened(one.title or one.first_words),
     )
 
 
-def _look_up(name: str, args: Mapping[str, Any]) -> list[Row]:
-    # A shell may hand over bytes that are no text; JSON and SQLite take none.
+def look_up(name: str, args: Mapping[str, Any], kind: type[T]) -> list[T]:
+    """Return the values that the daemon or the database at rest answers. `args` may hold text of a shell."""
+    # A shell may hand over bytes that are no text; JSON and SQLite accept none.
     args = {
         key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
         for key, value in args.items()
     }
-    return ask_or_read(name, args, list[Row], _read, empty=[])
+    return ask_or_read(name, args, list[kind], _read, empty=[])  # type: ignore[valid-type]  # known at run time alone
 
 
-def _read(db: Connection, name: str, args: Mapping[str, Any]) -> list[Row]:
+def _read(db: Connection, name: str, args: Mapping[str, Any]) -> list[Any]:
     return look_up_at_rest(db, name, args, configured_redactor())

@@ -1,47 +1,47 @@
-"""`hermes-gateway trajectories compress | export | show`: conversations as files for training."""
+"""`hermes-gateway trajectories`: conversations as files for training. `agent.trajectories` does the work."""
 
 import asyncio
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from datetime import UTC, datetime
-from itertools import zip_longest
-from operator import itemgetter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-import orjson
 import typer
 
+from agent.model.caps import UnpricedCaps
+from agent.model.client import ModelClient
 from agent.trajectories import (
+    ModelSummary,
+    RunLedger,
     Trajectory,
     TrajectoryCompressor,
     TrajectoryRejected,
     TrajectoryRunner,
     TrajectorySettings,
     TrajectoryTotals,
-    TurnRole,
     deterministic_text,
 )
-from agent.trajectories.export import joined
+from agent.trajectories.export import trajectory_line
 from agent.trajectories.files import read_lines
-from gateway.cli.answers import ask_or_read, configured_redactor
+from agent.trajectories.replay import replayed
+from gateway.cli.answers import ask_or_read
+from gateway.cli.lookups import look_up
 from gateway.cli.output import Json, echo, show
 from gateway.config import load_config, process_environment
 from gateway.config.settings import Config
-from gateway.operator.lookups import Row
-from gateway.operator.trajectories import export_at_rest
+from gateway.models.auxiliary import route_for
+from gateway.models.capacity import capacity_in
+from gateway.models.clients import make_model
+from gateway.models.pricing import cap_limits, price_in
 from gateway.times import parse_time
+from hermes_state.admin.conversations import FullMessage, StoredConversation
 from hermes_state.disk import flush
 from hermes_state.errors import CommandError
 from hermes_state.redaction import Redactor
-from hermes_state.store.sql import Connection
 from hermes_state.text import counted, dollars
-
-if TYPE_CHECKING:
-    from gateway.models.trajectories import TrajectorySummary
+from hermes_state.values import SystemClock
 
 EXIT_INTERRUPTED = 130
 
@@ -51,9 +51,11 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_Row = TypeVar("_Row")
 _Source = Annotated[Path, typer.Argument(metavar="IN", exists=True, dir_okay=False, help="A conversation a line.")]
 _Target = Annotated[Path, typer.Argument(metavar="OUT", dir_okay=False, help="A new file.")]
 _Force = Annotated[bool, typer.Option("--force", help="Overwrite OUT, and begin anew.")]
+_Number = Annotated[int, typer.Argument(metavar="N", min=1, help="Number of the line.")]
 
 
 @app.command()
@@ -71,11 +73,11 @@ def compress(
     is_forced: _Force = False,
     as_json: Json = False,
 ) -> None:
-    """Put a summary in place of the middle of each conversation of IN that is too long; OUT is written in IN's order.
+    """Replace the middle of each conversation of IN that is too long with a summary. OUT keeps the order of IN.
 
-    After an interruption the same command goes on where it was. Lines that are no conversations are put aside
-    (OUT.rejected.jsonl); OUT.metrics.json and OUT.metrics.jsonl say what was changed. Without --summary-model the
-    model of auxiliary.trajectories summarises, or that of the conversations.
+    After an interruption the same command continues where it was. Lines that are no conversations are put aside in
+    OUT.rejected.jsonl. OUT.metrics.json and OUT.metrics.jsonl say what was changed. Without --summary-model the model
+    of auxiliary.trajectories writes the summaries, or else the model of the conversations.
     """
     settings = TrajectorySettings(
         target_max_tokens=target_max_tokens,
@@ -84,13 +86,12 @@ def compress(
         has_notice=has_notice,
     )
     loaded = load_config(process_environment())
-    summary = _summary(loaded.config, summary_model)
+    summary = None if summary_model == "none" else _model_summary(loaded.config, summary_model)
     runner = TrajectoryRunner(
         compressor=TrajectoryCompressor(settings, summary or deterministic_text, Redactor(loaded.secrets())),
         parallel=parallel,
+        on_trouble=lambda sentence: echo(sentence, err=True),
         summary_name="none" if summary is None else summary.client.name,
-        on_rejected=lambda number, reason: echo(f"line {number} is put aside: {reason}", err=True),
-        on_failed=lambda number, reason: echo(f"line {number} stays as it was: {reason}", err=True),
     )
     try:
         with ExitStack() as stack:
@@ -102,24 +103,30 @@ def compress(
         echo("interrupted; the same command goes on from here", err=True)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except OSError as error:
-        raise CommandError(
-            f"{error.filename or target}: {error.strerror or error}; the same command goes on from here"
-        ) from error
+        reason = f"{error.filename or target}: {error.strerror or error}"
+        raise CommandError(f"{reason}; the same command goes on from here") from error
     show(msgspec.structs.asdict(total), _total_lines(total, target), as_json=as_json)
     if summary is not None and summary.ledger.cost:
         echo(f"The summaries of this run cost {dollars(summary.ledger.cost)}.", err=True)
 
 
-def _summary(config: Config, name: str | None) -> "TrajectorySummary | None":
-    if name == "none":
-        return None
-    from gateway.models.trajectories import TrajectorySummary, summary_route  # which takes a second
-
-    return TrajectorySummary(config, summary_route(config, name))
+def _model_summary(config: Config, name: str | None) -> ModelSummary:
+    """Return summaries by `auxiliary.trajectories`, or by the model or alias of this name. Raises `CommandError`."""
+    if name is not None:
+        task = config.auxiliary.trajectories.model_copy(update={"model": name})
+        auxiliary = config.auxiliary.model_copy(update={"trajectories": task})
+        config = config.model_copy(update={"auxiliary": auxiliary})
+    route = route_for(config, "trajectories", config.model)
+    if route is None:
+        raise CommandError("no model is configured that could summarise; --summary-model none does without")
+    ledger, price = RunLedger(cap_limits(config).daily), price_in(config, route.name)
+    caps = UnpricedCaps(route.label) if config.costs.has_caps and price is None else ledger
+    client = ModelClient(make_model(route, config.model), ledger, price=price, caps=caps)
+    return ModelSummary(client=client, ledger=ledger, window=capacity_in(route).context_length, clock=SystemClock())
 
 
 async def _run(
-    runner: TrajectoryRunner, summary: "TrajectorySummary | None", source: Path, target: Path, *, is_forced: bool
+    runner: TrajectoryRunner, summary: ModelSummary | None, source: Path, target: Path, *, is_forced: bool
 ) -> TrajectoryTotals:
     try:
         return await runner.run(source, target, is_forced=is_forced)
@@ -137,7 +144,7 @@ def _total_lines(total: TrajectoryTotals, target: Path) -> Iterator[str]:
     if total.rejected:
         yield f"{target}.rejected.jsonl: {counted(total.rejected, 'line')} that could not be read"
     if total.summary_errors:
-        yield f"{counted(total.summary_errors, 'conversation')} stayed as they were, for there was no summary"
+        yield f"{counted(total.summary_errors, 'conversation')} stayed as they were, because there was no summary"
 
 
 @app.command()
@@ -154,18 +161,25 @@ def export(
 ) -> None:
     """Write conversations to OUT, one a line: all, those of a chat, or the one that a session belongs to.
 
-    Everything as it was said, however often it was compressed since, without what was taken back and without secrets.
+    Everything is written as it was said, however often it was compressed since, without what was taken back and
+    without secrets.
     """
     if target.exists() and not is_forced:
         raise CommandError(f"{target} exists; --force overwrites it")
     if is_session_only and place is None:
         raise CommandError("--session needs the session's id")
+    asked = {"place": place, "since": parse_time(since) if since is not None else 0}
     unfinished, count = target.with_name(f"{target.name}.unfinished"), 0
-    since_at = parse_time(since) if since is not None else 0
     try:
         with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            for one in _paged("trajectories.conversations", "lineage_id", {"place": place, "since": since_at}):
-                count += _write_conversation(file, one, place if is_session_only else None)
+            found = ask_or_read("tools", {}, list[dict[str, Any]], lambda *_: [], empty=[])
+            tools = {tool["name"]: tool for tool in found}
+            for one in _paged("conversations", asked, StoredConversation, "lineage_id"):
+                session = place if is_session_only else None
+                messages = _paged("messages", {"lineage": one.lineage_id, "place": session}, FullMessage, "id")
+                if (line := trajectory_line(one, messages, tools)) is not None:
+                    file.write(line + b"\n")
+                    count += 1
         flush(unfinished)
         os.replace(unfinished, target)
     except OSError as error:
@@ -175,90 +189,26 @@ def export(
     echo(f"{target}: {counted(count, 'conversation')}")
 
 
-def _write_conversation(file: BinaryIO, one: Row, place: str | None) -> bool:
-    """Write a line turn by turn; False for a conversation that says nothing."""
-    rows = _paged("trajectories.turns", "message", {"lineage": one["lineage_id"], "place": place})
-    last: Row = {}
-
-    def said() -> Iterator[tuple[TurnRole, str]]:
-        for row in filter(itemgetter("value"), rows):
-            last.update(row)
-            yield TurnRole(row["from"]), row["value"]
-
-    begin = {"id": one["key"]} | {key: one[key] for key in ("kind", "parent", "model", "started_at")}
-    head = orjson.dumps(begin)[:-1] + b',"conversations":['
-    if one["system_prompt"]:
-        head += orjson.dumps({"from": "system", "value": one["system_prompt"]}) + b","
-    is_first = True
-    for role, text in joined(said()):
-        file.write((head if is_first else b",") + orjson.dumps({"from": role, "value": text}))
-        is_first = False
-    if not is_first:
-        at = datetime.fromtimestamp(last["at"] / 1000, UTC).isoformat(timespec="seconds")
-        file.write(b"]," + orjson.dumps({"timestamp": at, "completed": last["is_answer"]})[1:] + b"\n")
-    return not is_first
-
-
-def _paged(request: str, key: str, args: Mapping[str, Any]) -> Iterator[Row]:
-    """All rows of an answer, page by page."""
+def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) -> Iterator[_Row]:
+    """Yield all values of an answer, page by page. `key` names the field by which a page is asked for."""
     after = 0
-    while page := ask_or_read(request, {**args, "after": after}, list[Row], _read, empty=[]):
+    while page := look_up(request, {**args, "after": after}, kind):
         yield from page
-        after = page[-1][key]
-
-
-def _read(db: Connection, name: str, args: Mapping[str, Any]) -> list[Row]:
-    return export_at_rest(db, name, args, configured_redactor())
+        after = getattr(page[-1], key)
 
 
 @app.command("show")
-def show_one(
-    source: _Source, number: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of the line.")] = 1
-) -> None:
+def show_one(source: _Source, number: _Number = 1) -> None:
     """Show the conversation in the N-th line of IN, the first one without N."""
     for index, turn in enumerate(_find(source, number).turns, start=1):
         echo(f"── {index} {turn.role}\n{turn.text}\n")
 
 
 @app.command()
-def replay(
-    source: _Source, number: Annotated[int, typer.Argument(metavar="N", min=1, help="Number of the line.")] = 1
-) -> None:
+def replay(source: _Source, number: _Number = 1) -> None:
     """Print the conversation in the N-th line of IN as people and the agent had it, the first one without N."""
-    trajectory = _find(source, number)
-    head = (bytes(value).decode() for key, value in trajectory.fields.items() if key in ("model", "timestamp"))
-    echo(", ".join(value.strip('"') for value in head if value != "null"))
-    for turn in trajectory.turns:
-        texts = re.split(r"<(tools|think|tool_call|tool_response)>\n?(.*?)\n?</\1>", turn.text, flags=re.DOTALL)
-        echo("".join(f"\n{line}" for line in _replayed(_SPEAKERS[turn.role], texts)))
-
-
-_SPEAKERS = {TurnRole.SYSTEM: "System", TurnRole.HUMAN: "User", TurnRole.GPT: "Agent", TurnRole.TOOL: "Tool"}
-
-
-def _replayed(speaker: str, texts: Sequence[str]) -> Iterator[str]:
-    """Lines of a turn, from texts between tags, names of tags, and what stands in these, in turn."""
-    for words, tag, inner in zip_longest(texts[::3], texts[1::3], texts[2::3]):
-        if words.strip():
-            yield f"{speaker}: {words.strip()}"
-        value: Any = inner
-        with suppress(orjson.JSONDecodeError):
-            value = orjson.loads(inner or "")
-        match tag, value:
-            case "think", _:
-                yield from [f"{speaker} (thinking): {inner.strip()}"] if inner.strip() else []
-            case "tool_call", {"name": name, "arguments": arguments}:
-                yield f"{speaker} → {name} {_shown(arguments)}"
-            case "tool_response", {"name": name, "content": content}:
-                yield f"{name} → {_shown(content)}"
-            case "tools", [{"name": _}, *_]:
-                yield f"Tools: {', '.join(str(one.get('name')) for one in value if isinstance(one, dict))}"
-            case (("tool_call" | "tool_response" | "tools"), _):
-                yield f"{speaker} ({tag}): {inner}"
-
-
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    for lines in replayed(_find(source, number)):
+        echo(lines)
 
 
 def _find(source: Path, number: int) -> Trajectory:

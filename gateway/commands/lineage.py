@@ -10,7 +10,8 @@ from datetime import tzinfo
 
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.fields import secrets_of
-from gateway.operator.lookups import Redact, SearchRequest, find_place, incompleteness, redacted_texts
+from gateway.operator.lookups import SearchRequest, compression_details, incompleteness, speaker
+from gateway.operator.places import Redact, find_place
 from gateway.times import format_time, parse_time
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LineageSession, LookupResult, short_key
@@ -65,26 +66,11 @@ def _place(one: LineageSession) -> str:
 def _begun(one: LineageSession, zone: tzinfo | None) -> str:
     at = format_time(one.started_at, zone)
     if one.layer is not None:
-        return f"{at} by {one.layer.replace('_', '-')} compression{_compression_details(one)}"
+        details = f" ({', '.join(found)})" if (found := compression_details(one)) else ""
+        return f"{at} by {one.layer.replace('_', '-')} compression{details}"
     if one.undone_key is not None:
         return f"{at} by an undo of the compression that made `{short_key(one.undone_key)}`"
     return at
-
-
-def _compression_details(made: LineageSession) -> str:
-    """` (95,000 → 40,000 tokens, summary by gpt-5-mini, focus “schema”, undone since)`, empty if nothing is known."""
-    details = []
-    if made.tokens_before is not None and made.tokens_after is not None:
-        details.append(f"{made.tokens_before:,} → {made.tokens_after:,} tokens")
-    if made.summary_kind is not None:
-        details.append(
-            "handoff without a model" if made.summary_kind == "deterministic" else f"summary by {made.model}"
-        )
-    if made.focus:
-        details.append(f"focus “{shortened(made.focus)}”")
-    if made.was_undone:
-        details.append("undone since")
-    return f" ({', '.join(details)})" if details else ""
 
 
 def _ended(one: LineageSession, zone: tzinfo | None) -> str:
@@ -98,13 +84,13 @@ async def search(request: CommandRequest) -> CommandResult:
     lookup = _parse_search(request.argument, request.zone)
     store = request.context.store
     try:
-        found = await store.read_within(SEARCH_SECONDS, lookup.find, request.reachable_chat)
+        found = await store.read_within(SEARCH_SECONDS, lookup.read, request.reachable_chat)
         notes = list(filter(None, [await store.read(incompleteness)]))
     except StoreUnavailable as error:
         raise CommandError("The search took too long or could not read; rarer words are found faster.") from error
     if not found:
         return say(" ".join(["Nothing matches.", *notes]))
-    lines = await asyncio.to_thread(_hit_lines, found, lookup.words, _redactor(request), request.zone)
+    lines = await asyncio.to_thread(_hit_lines, lookup, found, _redactor(request), request.zone)
     buttons = [
         Button(label=f"Open {name}", command=f"/session {name}")
         for name in (recall_id(one.message_id) for one in found)
@@ -146,13 +132,12 @@ def _parse_search(argument: str, zone: tzinfo | None) -> SearchRequest:
     )
 
 
-def _hit_lines(found: Sequence[FoundMessage], words: str, redact: Redact, zone: tzinfo | None) -> list[str]:
+def _hit_lines(lookup: SearchRequest, found: Sequence[FoundMessage], redact: Redact, zone: tzinfo | None) -> list[str]:
     lines = []
     for one in found:
         who = one.sender_name or one.role
         head = f"`{recall_id(one.message_id)}` {format_time(one.created_at, zone)}, {who} in `{one.chat.name}`"
-        snippet = redacted_texts(one, words, redact)["snippet"]
-        lines.append(f"{head}, session `{short_key(one.session_key)}`\n{snippet}")
+        lines.append(f"{head}, session `{short_key(one.session_key)}`\n{lookup.redacted(one, redact).snippet}")
     return lines
 
 
@@ -212,11 +197,11 @@ def _session_head(one: LineageSession, zone: tzinfo | None) -> str:
 def _row_lines(opened: OpenedSession, redact: Redact, zone: tzinfo | None) -> list[str]:
     lines = []
     for row in opened.rows:
-        who = row.sender_name or row.role.value if row.role is not MessageRole.TOOL else f"tool {row.tool_name}"
         text = redact((row.text or "")[:MAX_REDACTED_CHARS])
         if row.body.calls:
             text += f" (called {', '.join(call.name for call in row.body.calls)})"
         mark, size = (" ←", MAX_OPENED_CHARS) if row.id == opened.message_id else ("", MAX_ROW_CHARS)
+        who = speaker(row.role, row.sender_name, row.tool_name)
         head = f"**{who}**, {format_time(row.created_at, zone)}, `{recall_id(row.id)}`{mark}"
         lines.append(f"{head}\n{shortened(text, size)}")
     return lines

@@ -35,9 +35,9 @@ from gateway.operator.doctor import (
     warning,
 )
 from gateway.operator.lookups import LOOKUP_SECONDS, LOOKUPS, Row, look_up
+from gateway.operator.records import tool_row
 from gateway.operator.socket import Handler
 from gateway.operator.spending import REPORTS, report
-from gateway.operator.trajectories import EXPORTS, export
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.times import format_time
@@ -87,9 +87,9 @@ class OperatorHandler:
             "cluster.status": self.look_at_cluster,
             "doctor": self.examine,
             "backup": self.back_up,
+            "tools": self.list_tools,
             **{name: partial(self.look_up, name) for name in LOOKUPS},
             **{name: partial(self.look_at_spending, name) for name in REPORTS},
-            **{name: partial(self.export, name) for name in EXPORTS},
         }
 
     async def status(self, _args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -191,14 +191,14 @@ class OperatorHandler:
         log.info("store.backed_up", bytes=size)
         return {"bytes": size}
 
-    async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Row]:
+    async def look_up(self, name: str, args: Mapping[str, Any]) -> list[Any]:
         """Chains of sessions, and messages; see `gateway.operator.lookups`."""
         return await look_up(self.store, name, args, Redactor(self.loaded().secrets()))
 
-    async def export(self, name: str, args: Mapping[str, Any]) -> list[Row]:
-        """Conversations as trajectories; see `gateway.operator.trajectories`."""
-        tools = self.runtime.agent.offers.registry.by_name
-        return await export(self.store, name, args, Redactor(self.loaded().secrets()), tools)
+    async def list_tools(self, _args: Mapping[str, Any]) -> list[Row]:
+        """Definitions of the agent's tools."""
+        tools, redact = self.runtime.agent.offers.registry.by_name.values(), Redactor(self.loaded().secrets())
+        return await asyncio.to_thread(lambda: [tool_row(tool.schema, redact) for tool in tools])
 
     async def look_at_spending(self, name: str, args: Mapping[str, Any]) -> Row:
         """Usage and costs; see `gateway.operator.spending`."""

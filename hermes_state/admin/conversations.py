@@ -1,10 +1,13 @@
-"""Conversations in the order in which they began, page by page, for whoever goes through all of them."""
+"""Conversations in the order in which they began, page by page, for exports."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.store.sql import Connection, select
-from hermes_state.values import LineageId, Millis
+from hermes_state.values import LineageId, MessageId, MessageRole, Millis
 
 
 class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +25,22 @@ class StoredConversation(msgspec.Struct, frozen=True, kw_only=True):
     started_at: Millis
     tools: str
     """Names of the tools that it was offered first, as JSON."""
+
+
+class FullMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one message says, without secrets."""
+
+    id: MessageId
+    role: MessageRole
+    at: Millis
+    content: Any
+    """Text; the JSON value of a tool's result that is an object or a list."""
+    thought: str = ""
+    """Readable thoughts of the model; they are stored only where calls follow."""
+    calls: tuple[Mapping[str, Any], ...] = ()
+    """`name` and `arguments` of each call; the arguments are text where they are no JSON."""
+    tool_call_id: str | None = None
+    tool_name: str | None = None
 
 
 # Purpose: lineages that were used since a moment and in which something was said; of all chats, or of one place.

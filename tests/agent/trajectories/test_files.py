@@ -60,13 +60,13 @@ def beside(target: Path) -> dict[str, bytes]:
 
 
 def test_lines_keep_their_order_and_what_is_no_trajectory_is_put_aside(source: Path, target: Path) -> None:
-    told: list[tuple[int, str]] = []
-    total = ran(runner(on_rejected=lambda number, reason: told.append((number, reason))), source, target)
+    told: list[str] = []
+    total = ran(runner(on_trouble=told.append), source, target)
     assert [row["id"] for row in read_lines(target)] == [1, 3, 6, 8]
     assert (total.lines, total.trajectories, total.rejected, total.blank) == (8, 4, 2, 2)
     assert (total.was_compressed, total.skipped_under_target) == (3, 1)
     assert (target.parent / "out.jsonl.rejected.jsonl").read_bytes() == b'not json\r\n{"conversations": "\xff"}\n'
-    assert [number for number, _ in told] == [2, 7]
+    assert [sentence[:22] for sentence in told] == ["line 2 is put aside: i", "line 7 is put aside: i"]
 
 
 def test_there_are_metrics_of_each_line_and_in_total(source: Path, target: Path) -> None:
@@ -167,12 +167,10 @@ async def test_lines_without_a_summary_stay_as_they_are_and_are_named(tmp_path: 
 
     source, told = tmp_path / "in.jsonl", []
     source.write_bytes(line_of(1) + line_of(2, exchanges=1))
-    broken = TrajectoryRunner(
-        compressor=TrajectoryCompressor(SETTINGS, down), on_failed=lambda number, why: told.append((number, why))
-    )
+    broken = TrajectoryRunner(compressor=TrajectoryCompressor(SETTINGS, down), on_trouble=told.append)
     total = await broken.run(source, tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_bytes() == source.read_bytes()
-    assert (total.summary_errors, total.still_over_limit, told) == (1, 1, [(1, "down")])
+    assert (total.summary_errors, total.still_over_limit, told) == (1, 1, ["line 1 stays as it was: down"])
 
 
 def test_lines_that_are_too_long_are_put_aside_unread(

@@ -21,8 +21,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app
+from gateway.operator.lookups import LOOKUPS, look_up
 from gateway.operator.socket import serve_control
-from gateway.operator.trajectories import EXPORTS, export
 from hermes_state.chats import ensure_chat
 from hermes_state.redaction import redact
 from hermes_state.sessions import reset, set_system_prompt, start_subagent_session
@@ -308,6 +308,10 @@ def fill(db: Any) -> list[str]:
     return [load_view(db, old.lineage_id).session.key, new.key]
 
 
+async def no_tools(_args: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return []
+
+
 def exported(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]
 
@@ -364,12 +368,12 @@ async def test_what_was_said_is_exported_compressed_and_shown(run: Run, home: Pa
 async def test_the_running_daemon_gives_the_same_page_by_page(
     run: Run, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.operator.trajectories.PAGE_ROWS", 7)
-    monkeypatch.setattr("gateway.operator.trajectories.PAGE_CONVERSATIONS", 1)
+    monkeypatch.setattr("gateway.operator.records.PAGE_ROWS", 7)
+    monkeypatch.setattr("gateway.operator.records.PAGE_CONVERSATIONS", 1)
     store = await open_store(home / "state.db")
     await store.write(fill)
-    handlers = {name: partial(export, store, name, redact=redact) for name in EXPORTS}
-    async with serve_control(home / "control.sock", handlers):
+    handlers = {name: partial(look_up, store, name, redact=redact) for name in LOOKUPS}
+    async with serve_control(home / "control.sock", {**handlers, "tools": no_tools}):
         done = await asyncio.to_thread(run, "export", tmp_path / "asked.jsonl")
         assert done.exit_code == 0, done.exception
         refused = await asyncio.to_thread(run, "export", tmp_path / "none.jsonl", "telegram:77")

@@ -98,10 +98,11 @@ async def test_what_was_said_is_looked_up_without_the_secrets_that_are_configure
         found = await ask["search"]({"words": "door", "role": "user"})
         orjson.dumps(found)
         assert [row["snippet"] for row in found] == ["the door opens with [redacted]"]
-        (chain,) = await ask["lineage"]({"place": found[0]["session"]})
-        assert (chain["chat"], chain["messages"]) == ("telegram:1", 2)
-        assert [row["role"] for row in await ask["history"]({"place": found[0]["message"]})] == ["user", "assistant"]
-        assert [row["session"] for row in await ask["sessions"]({})] == [found[0]["session"]]
+        (chain,) = await ask["lineage"]({"place": found[0]["session_key"]})
+        assert (chain["chat"]["chat_ref"], chain["message_count"]) == ("1", 2)
+        said = await ask["history"]({"place": f"m{found[0]['message_id']}"})
+        assert [row["role"] for row in said] == ["user", "assistant"]
+        assert [row["tip"]["key"] for row in await ask["sessions"]({})] == [found[0]["session_key"]]
 
 
 async def test_the_address_of_the_web_chat_is_given_out(store: Store, tmp_path: Path) -> None:

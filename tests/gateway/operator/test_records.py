@@ -1,4 +1,4 @@
-"""Turns from stored rows: thoughts in whichever protocol's form, and texts that cannot end a tag."""
+"""Messages in full: thoughts in the form of every protocol, and no secrets in any field."""
 
 import json
 
@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from agent.context.summary import asking_row
-from agent.trajectories.export import joined, thoughts, turn_of
-from agent.trajectories.format import TurnRole
+from gateway.operator.records import MessagesRequest, thoughts
 from hermes_state.redaction import Redactor
 from hermes_state.values import MessageBody, MessageRole, Millis, Reasoning, ToolCall
 
@@ -60,12 +59,6 @@ def test_what_is_no_json_holds_no_thoughts() -> None:
     assert list(thoughts("{cut")) == []
 
 
-def test_turns_of_one_role_that_follow_each_other_become_one() -> None:
-    said = [(TurnRole.GPT, "a"), (TurnRole.TOOL, "b"), (TurnRole.TOOL, "c"), (TurnRole.GPT, "d")]
-    assert list(joined(said)) == [(TurnRole.GPT, "a"), (TurnRole.TOOL, "b\nc"), (TurnRole.GPT, "d")]
-    assert list(joined([])) == []
-
-
 SECRET = "zq7Kx9Lm2Vt4Wd"
 
 
@@ -80,7 +73,6 @@ SECRET = "zq7Kx9Lm2Vt4Wd"
 )
 def test_a_secret_is_taken_out_however_it_was_written(body: MessageBody) -> None:
     row = msgspec.structs.replace(asking_row("", Millis(0)), role=MessageRole.ASSISTANT, text=None, body=body)
-    turn = turn_of(row, Redactor([SECRET]))
-    assert turn is not None
-    assert SECRET not in turn[1]
-    assert "[redacted]" in turn[1]
+    said = msgspec.json.encode(MessagesRequest(lineage=1).redacted(row, Redactor([SECRET]))).decode()
+    assert SECRET not in said
+    assert "[redacted]" in said
