@@ -79,28 +79,29 @@ def schema(*required: str, **properties: Mapping[str, Any]) -> Mapping[str, Any]
     >>> schema("path", path=text(), depth=whole(3))["properties"]["depth"]
     {'type': 'integer', 'default': 3}
     """
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
+    needed = {"required": list(required)} if required else {}
+    return {"type": "object", "properties": properties, **needed, "additionalProperties": False}
 
 
 def text(description: str = "", **rules: Any) -> Mapping[str, Any]:
-    """Schema of a text."""
-    return _described({"type": "string"}, description, rules)
+    """Schema of a text; `enum` lists the only values."""
+    return _described("string", description, rules)
 
 
-def whole(default: int, description: str = "", **rules: Any) -> Mapping[str, Any]:
-    """Schema of a whole number."""
-    return _described({"type": "integer", "default": default}, description, rules)
+def whole(default: int | None = None, description: str = "", **rules: Any) -> Mapping[str, Any]:
+    """Schema of a whole number; without a default it may be left out."""
+    return _described("integer", description, rules if default is None else {"default": default, **rules})
 
 
 def switch(description: str = "") -> Mapping[str, Any]:
     """Schema of something that is off unless it is set."""
-    return _described({"type": "boolean", "default": False}, description, {})
+    return _described("boolean", description, {"default": False})
 
 
-def _described(rule: Mapping[str, Any], description: str, rules: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**rule, **rules, **({"description": description} if description else {})}
+def many(items: Mapping[str, Any], description: str) -> Mapping[str, Any]:
+    """Schema of a list whose items have this schema."""
+    return {"type": "array", "items": items, "description": description}
+
+
+def _described(kind: str, description: str, rules: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": kind, **rules, **({"description": description} if description else {})}

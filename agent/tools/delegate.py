@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from agent.tools.arguments import many, schema, text
 from agent.tools.registry import DelegateRequest, Tool, ToolContext
 from hermes_state.errors import ToolError
 from hermes_state.values import ToolEffect
@@ -23,20 +24,12 @@ def delegate_tool() -> Tool:
         "its report is the result. For work of many steps of which only the outcome counts, such as looking through "
         "many files or pages. Several calls in one step work side by side. It asks nobody and does nothing that needs "
         "a yes.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "task": {"type": "string", "minLength": 1, "description": "What to do, and what to report."},
-                "context": {"type": "string", "description": "Facts, paths and words of this conversation it needs."},
-                "tools": {
-                    "type": "array",
-                    "items": {"type": "string"},
-                    "description": "Names of the only tools that it may use; left out: all it can have.",
-                },
-            },
-            "required": ["task"],
-            "additionalProperties": False,
-        },
+        parameters=schema(
+            "task",
+            task=text("What to do, and what to report.", minLength=1),
+            context=text("Facts, paths and words of this conversation it needs."),
+            tools=many(text(), "Names of the only tools that it may use; left out: all it can have."),
+        ),
         effect=ToolEffect.READ_ONLY,
         run=_run,
         timeout_seconds=MAX_SECONDS,

@@ -6,6 +6,7 @@ from typing import Any
 
 from agent.memory.files import MemoryDirectory, Target
 from agent.memory.notes import Person, added, one_line, replaced
+from agent.tools.arguments import schema, text
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.errors import ToolError
 from hermes_state.transcripts import load_sender_name
@@ -31,17 +32,13 @@ def memory_tool(notes: MemoryDirectory) -> Tool:
         description="Keep a note for later conversations. `user`: who the person is and how they want things done; "
         "`memory`: lasting facts about the work. Note preferences and corrections at once, in one sentence each; no "
         "task progress, secrets or results of tools. Never promise to remember without this.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "action": {"type": "string", "enum": list(_ACTIONS)},
-                "target": {"type": "string", "enum": ["memory", "user"]},
-                "text": {"type": "string", "description": "The new entry."},
-                "old": {"type": "string", "description": "Words of the entry to replace or remove."},
-            },
-            "required": ["action", "target"],
-            "additionalProperties": False,
-        },
+        parameters=schema(
+            *("action", "target"),
+            action=text(enum=list(_ACTIONS)),
+            target=text(enum=["memory", "user"]),
+            text=text("The new entry."),
+            old=text("Words of the entry to replace or remove."),
+        ),
         effect=ToolEffect.WRITES,
         run=run,
         needs_approval=False,

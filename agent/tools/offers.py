@@ -15,7 +15,7 @@ import msgspec
 import orjson
 
 from agent.tokens import estimated_schema_tokens
-from agent.tools.arguments import checked_arguments
+from agent.tools.arguments import checked_arguments, schema, text
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from hermes_state.errors import ToolError
 from hermes_state.store.sql import Connection
@@ -197,15 +197,11 @@ def schema_tokens(tool: Tool) -> int:
     return estimated_schema_tokens(tool.name, tool.description, tool.parameters)
 
 
-_MORE_PARAMETERS: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {
-        "query": {"type": "string", "description": "Words; empty lists all."},
-        "tool": {"type": "string", "description": "Alone: shows its arguments."},
-        "arguments": {"type": "object", "description": "Runs `tool`."},
-    },
-    "additionalProperties": False,
-}
+_MORE_PARAMETERS = schema(
+    query=text("Words; empty lists all."),
+    tool=text("Alone: shows its arguments."),
+    arguments={"type": "object", "description": "Runs `tool`."},
+)
 
 
 def more_tools(behind: Iterable[Tool]) -> Tool:

@@ -6,6 +6,7 @@ Both tools reach the rows of one lineage and nothing else: not other chats, and 
 from datetime import UTC, datetime
 from typing import Any
 
+from agent.tools.arguments import schema, text, whole
 from agent.tools.registry import Tool, ToolContext, ToolOutput
 from hermes_state.errors import StoreUnavailable, ToolError
 from hermes_state.search.index import load_progress
@@ -43,16 +44,12 @@ def recall_tools() -> tuple[Tool, Tool]:
             name=HISTORY_SEARCH,
             description="Search all of this conversation, also what is out of view: messages, documents, calls of "
             "tools. Gives ids for history_open.",
-            parameters={
-                "type": "object",
-                "properties": {
-                    "query": {"type": "string", "description": '"Quoted words" stay together.'},
-                    "role": {"type": "string", "enum": [role.value for role in MessageRole]},
-                    "since": {"type": "string", "description": "UTC date, such as 2026-03-31."},
-                },
-                "required": ["query"],
-                "additionalProperties": False,
-            },
+            parameters=schema(
+                "query",
+                query=text('"Quoted words" stay together.'),
+                role=text(enum=[role.value for role in MessageRole]),
+                since=text("UTC date, such as 2026-03-31."),
+            ),
             effect=ToolEffect.READ_ONLY,
             run=_search,
             is_persisted=False,
@@ -61,22 +58,12 @@ def recall_tools() -> tuple[Tool, Tool]:
         Tool(
             name=HISTORY_OPEN,
             description="Read a stored message whole, in parts if it is long; its images are shown.",
-            parameters={
-                "type": "object",
-                "properties": {
-                    "id": {"type": "string", "description": "Such as m123."},
-                    "offset": {"type": "integer", "minimum": 0, "default": 0},
-                    "limit": {
-                        "type": "integer",
-                        "minimum": 1,
-                        "maximum": _MAX_CHARACTERS,
-                        "default": _DEFAULT_CHARACTERS,
-                        "description": "Characters.",
-                    },
-                },
-                "required": ["id"],
-                "additionalProperties": False,
-            },
+            parameters=schema(
+                "id",
+                id=text("Such as m123."),
+                offset=whole(0, minimum=0),
+                limit=whole(_DEFAULT_CHARACTERS, "Characters.", minimum=1, maximum=_MAX_CHARACTERS),
+            ),
             effect=ToolEffect.READ_ONLY,
             run=_open,
             is_persisted=False,

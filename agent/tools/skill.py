@@ -6,6 +6,7 @@ from typing import Any
 
 from agent.memory.files import read_text
 from agent.memory.skills import SKILL_FILE, SkillCatalog, SkillInfo
+from agent.tools.arguments import schema, text, whole
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
@@ -31,16 +32,12 @@ def skill_tool(catalog: SkillCatalog) -> Tool:
         name="skill",
         description="Read a skill: instructions for a kind of task, written by whoever runs this gateway. Read the one "
         "that fits before you begin; then its further files, as far as it asks for them.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "name": {"type": "string", "description": "The skill's name, as the system prompt lists it."},
-                "file": {"type": "string", "default": SKILL_FILE, "description": "A file of its folder."},
-                "offset": {"type": "integer", "minimum": 0, "default": 0, "description": "Where to start."},
-            },
-            "required": ["name"],
-            "additionalProperties": False,
-        },
+        parameters=schema(
+            "name",
+            name=text("The skill's name, as the system prompt lists it."),
+            file=text("A file of its folder.", default=SKILL_FILE),
+            offset=whole(0, "Where to start.", minimum=0),
+        ),
         effect=ToolEffect.READ_ONLY,
         run=run,
         why_unavailable=lambda: None if catalog.skills else f"there are no skills in {catalog.path.name}/",

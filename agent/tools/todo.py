@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from agent.tools.arguments import many, schema, switch, text, whole
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.errors import ToolError
 from hermes_state.store.locks import locks
@@ -40,30 +41,23 @@ def todo_tool(clock: Clock) -> Tool:
         write = partial(_change, changes=changes, is_whole=not arguments["update"], now=clock.now())
         return shown(await context.store.write(write, context.lineage_id))
 
+    item = {
+        "type": "object",
+        "properties": {
+            "id": whole(None, "The item's number, to change one."),
+            "text": text(),
+            "state": text(enum=[state.value for state in TodoState]),
+        },
+    }
     return Tool(
         name="todo",
         description="Your list of what is to be done in this conversation, for tasks of three steps or more: write it "
         "before you begin, keep one item in_progress, and set an item to done as soon as it is. The list stays when "
         "older messages leave your view. Without items: shows it.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "items": {
-                    "type": "array",
-                    "description": "The whole list; with update: only what is new or changes.",
-                    "items": {
-                        "type": "object",
-                        "properties": {
-                            "id": {"type": "integer", "description": "The item's number, to change one."},
-                            "text": {"type": "string"},
-                            "state": {"type": "string", "enum": [state.value for state in TodoState]},
-                        },
-                    },
-                },
-                "update": {"type": "boolean", "default": False, "description": "True leaves all other items as is."},
-            },
-            "additionalProperties": False,
-        },
+        parameters=schema(
+            items=many(item, "The whole list; with update: only what is new or changes."),
+            update=switch("True leaves all other items as is."),
+        ),
         effect=ToolEffect.WRITES,
         run=run,
         needs_approval=False,

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from agent.tools.approvals import fenced, inline
+from agent.tools.arguments import schema, text, whole
 from agent.tools.registry import Tool, ToolContext
 from agent.tools.schedules.changes import ScheduleSettings, add, change, find, listed, new_schedule, upcoming
 from agent.tools.schedules.times import is_local, normalised
@@ -67,18 +68,14 @@ def schedule_tool(
         name="schedule",
         description="Has a message come back into this chat at a time, once or again and again, for you to act on "
         "then: reminders, reports, checks. Times are local, as messages are stamped.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "action": {"type": "string", "enum": list(_ACTIONS)},
-                "cron": {"type": "string", "description": "add: five fields of cron, such as 0 8 * * mon-fri."},
-                "at": {"type": "string", "description": "add, in place of cron: once, such as 2026-11-24 08:00."},
-                "text": {"type": "string", "description": "add: the message, complete enough to be understood then."},
-                "id": {"type": "integer", "description": "pause, resume, remove: from list."},
-            },
-            "required": ["action"],
-            "additionalProperties": False,
-        },
+        parameters=schema(
+            "action",
+            action=text(enum=list(_ACTIONS)),
+            cron=text("add: five fields of cron, such as 0 8 * * mon-fri."),
+            at=text("add, in place of cron: once, such as 2026-11-24 08:00."),
+            text=text("add: the message, complete enough to be understood then."),
+            id=whole(None, "pause, resume, remove: from list."),
+        ),
         effect=ToolEffect.WRITES,
         run=run,
         check=check,

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from agent.tools.approvals import fenced
+from agent.tools.arguments import schema, switch, text
 from agent.tools.registry import Tool, ToolContext
 from agent.tools.terminal.running_command import RunningCommand
 from agent.tools.terminal.sandbox import TerminalSettings, terminal_fault
@@ -37,21 +38,14 @@ _DESCRIPTION = (
     "output you see the beginning and the end. What a command leaves running ends with it: for servers and long work "
     "set background, then use poll (reads new output), kill and list."
 )
-_PARAMETERS = {
-    "type": "object",
-    "properties": {
-        "action": {"type": "string", "enum": ["run", "poll", "kill", "list"], "default": "run"},
-        "command": {"type": "string", "description": "For run."},
-        "background": {"type": "boolean", "default": False, "description": "Return at once, with an id."},
-        "seconds": {
-            "type": "number",
-            "minimum": 0,
-            "description": "run: stop it after so long. poll: wait so long for its end, by default not at all.",
-        },
-        "id": {"type": "string", "description": "For poll and kill."},
-    },
-    "additionalProperties": False,
-}
+_SECONDS = "run: stop it after so long. poll: wait so long for its end, by default not at all."
+_PARAMETERS = schema(
+    action=text(enum=["run", "poll", "kill", "list"], default="run"),
+    command=text("For run."),
+    background=switch("Return at once, with an id."),
+    seconds={"type": "number", "minimum": 0, "description": _SECONDS},
+    id=text("For poll and kill."),
+)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
