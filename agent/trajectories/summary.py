@@ -109,14 +109,6 @@ class ModelSummary:
 
     async def __call__(self, turns: Sequence[Turn], target: int, redact: Redact) -> str:
         """Raise `ModelError` if this summary fails, and `CommandError` if every other one would fail, too."""
-        try:
-            return await self._summary(turns, target, redact)
-        except ModelError as error:
-            if self.client.breaker.open is None and not isinstance(error, _HOPELESS):
-                raise
-            raise CommandError(f"{self.client.name} writes no summaries: {redact(str(error))}") from error
-
-    async def _summary(self, turns: Sequence[Turn], target: int, redact: Redact) -> str:
         limit, now = min(MAX_INPUT_TOKENS, self.window * INPUT_PERCENT // 100), self.clock.now()
         shown = "\n\n".join(shortened_turns(turns, limit, redact))
         asked = (
@@ -124,8 +116,6 @@ class ModelSummary:
             f"<conversation>\n{shown}\n</conversation>\n\nWrite the summary now."
         )
         request = ModelRequest(system=_SYSTEM, transcript=(asking_row(asked, now),), max_output_tokens=None)
-        done = await self.client.complete(request, purpose="summary", within=SUMMARY_SECONDS)
-        await self.ledger.record(request.payer, done.call)
         job = SummaryJob(
             rows=(),
             previous=None,
@@ -135,4 +125,11 @@ class ModelSummary:
             now=now,
             template="",
         )
-        return checked_summary(done.reply, job, redact)
+        try:
+            done = await self.client.complete(request, purpose="summary", within=SUMMARY_SECONDS)
+            await self.ledger.record(request.payer, done.call)
+            return checked_summary(done.reply, job, redact)
+        except ModelError as error:
+            if self.client.breaker.open is None and not isinstance(error, _HOPELESS):
+                raise
+            raise CommandError(f"{self.client.name} writes no summaries: {redact(str(error))}") from error

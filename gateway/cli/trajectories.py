@@ -2,8 +2,8 @@
 
 import asyncio
 import os
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -44,6 +44,7 @@ from hermes_state.text import counted, dollars
 from hermes_state.values import SystemClock
 
 EXIT_INTERRUPTED = 130
+_DEFAULTS = TrajectorySettings()
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,9 +53,11 @@ app = typer.Typer(
 )
 
 _Row = TypeVar("_Row")
-_Source = Annotated[Path, typer.Argument(metavar="IN", exists=True, dir_okay=False, help="A conversation a line.")]
+_Source = Annotated[Path, typer.Argument(metavar="IN", exists=True, dir_okay=False, help="One conversation per line.")]
 _Target = Annotated[Path, typer.Argument(metavar="OUT", dir_okay=False, help="A new file.")]
-_Force = Annotated[bool, typer.Option("--force", help="Overwrite OUT, and begin anew.")]
+_Force = Annotated[bool, typer.Option("--force", help="Overwrite OUT and start again.")]
+_MaxTokens = Annotated[int, typer.Option(min=1, help="Conversations of at most so many tokens stay as they are.")]
+_SummaryTokens = Annotated[int, typer.Option(min=50, help="Tokens of a summary.")]
 _Number = Annotated[int, typer.Argument(metavar="N", min=1, help="Number of the line.")]
 
 
@@ -62,14 +65,14 @@ _Number = Annotated[int, typer.Argument(metavar="N", min=1, help="Number of the 
 def compress(
     source: _Source,
     target: _Target,
-    target_max_tokens: Annotated[int, typer.Option(min=1, help="What is shorter stays as it is.")] = 15_250,
-    summary_target_tokens: Annotated[int, typer.Option(min=50, help="Length of a summary.")] = 750,
-    protect_last: Annotated[int, typer.Option(min=0, help="Turns at the end that stay.")] = 4,
-    has_notice: Annotated[bool, typer.Option("--notice/--no-notice", help="Mention summaries in system turns.")] = True,
+    target_max_tokens: _MaxTokens = _DEFAULTS.target_max_tokens,
+    summary_target_tokens: _SummaryTokens = _DEFAULTS.summary_target_tokens,
+    protect_last: Annotated[int, typer.Option(min=0, help="Turns that stay at the end.")] = _DEFAULTS.protect_last,
+    has_notice: Annotated[bool, typer.Option("--notice/--no-notice", help="Mention it in the system turn.")] = True,
     summary_model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Model or alias; none: excerpts instead.")
+        str | None, typer.Option(metavar="NAME", help="Model or alias that summarises; none: use excerpts.")
     ] = None,
-    parallel: Annotated[int, typer.Option(min=1, max=256, help="Summaries that are written at one time.")] = 8,
+    parallel: Annotated[int, typer.Option(min=1, max=256, help="Summaries written at the same time.")] = 8,
     is_forced: _Force = False,
     as_json: Json = False,
 ) -> None:
@@ -87,17 +90,16 @@ def compress(
     )
     loaded = load_config(process_environment())
     summary = None if summary_model == "none" else _model_summary(loaded.config, summary_model)
+    bar = typer.progressbar(length=source.stat().st_size, file=sys.stderr, hidden=not sys.stderr.isatty())
     runner = TrajectoryRunner(
         compressor=TrajectoryCompressor(settings, summary or deterministic_text, Redactor(loaded.secrets())),
         parallel=parallel,
+        on_read=bar.update,
         on_trouble=lambda sentence: echo(sentence, err=True),
         summary_name="none" if summary is None else summary.client.name,
     )
     try:
-        with ExitStack() as stack:
-            if os.isatty(2):
-                bar = typer.progressbar(length=source.stat().st_size, file=typer.get_text_stream("stderr"))
-                runner.on_read = stack.enter_context(bar).update
+        with bar:
             total = asyncio.run(_run(runner, summary, source, target, is_forced=is_forced))
     except KeyboardInterrupt:
         echo("interrupted; the same command goes on from here", err=True)
