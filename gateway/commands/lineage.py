@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 
+from agent.context.excerpt import Redact
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from gateway.config.fields import secrets_of
 from gateway.operator.lookups import SearchRequest, compression_details, incompleteness, speaker
-from gateway.operator.places import Redact, find_place
+from gateway.operator.places import find_place
 from gateway.times import format_time, parse_time
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LineageSession, LookupResult, short_key
@@ -90,12 +91,13 @@ async def search(request: CommandRequest) -> CommandResult:
         raise CommandError("The search took too long or could not read; rarer words are found faster.") from error
     if not found:
         return say(" ".join(["Nothing matches.", *notes]))
-    lines = await asyncio.to_thread(_hit_lines, lookup, found, _redactor(request), request.zone)
+    redact = _redactor(request)
+    shown = await asyncio.to_thread(lambda: [lookup.redacted(one, redact) for one in found])
     buttons = [
         Button(label=f"Open {name}", command=f"/session {name}")
         for name in (recall_id(one.message_id) for one in found)
     ]
-    return say("\n\n".join([*notes, *lines]), *buttons)
+    return say("\n\n".join([*notes, *_hit_lines(shown, request.zone)]), *buttons)
 
 
 _OPTIONS = {"chat": "chat, such as `telegram:42`,", "role": "role (user, assistant or tool)", "since": "date"}
@@ -132,12 +134,12 @@ def _parse_search(argument: str, zone: tzinfo | None) -> SearchRequest:
     )
 
 
-def _hit_lines(lookup: SearchRequest, found: Sequence[FoundMessage], redact: Redact, zone: tzinfo | None) -> list[str]:
+def _hit_lines(found: Sequence[FoundMessage], zone: tzinfo | None) -> list[str]:
     lines = []
     for one in found:
         who = one.sender_name or one.role
         head = f"`{recall_id(one.message_id)}` {format_time(one.created_at, zone)}, {who} in `{one.chat.name}`"
-        lines.append(f"{head}, session `{short_key(one.session_key)}`\n{lookup.redacted(one, redact).snippet}")
+        lines.append(f"{head}, session `{short_key(one.session_key)}`\n{one.snippet}")
     return lines
 
 

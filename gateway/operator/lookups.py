@@ -11,7 +11,8 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from gateway.operator.places import Lookup, Redact, find_chat, find_place, fitting
+from agent.context.excerpt import Redact
+from gateway.operator.places import Lookup, find_chat, find_place, fitting
 from gateway.operator.records import ConversationsRequest, MessagesRequest
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LineageSession, LookupResult
@@ -36,7 +37,7 @@ LOOKUP_SECONDS = 5.0
 
 MAX_HITS = 100
 MAX_SESSIONS = 5_000
-"""Most sessions of one answer; about 2 MB of JSON."""
+"""Most sessions of one answer; about 3 MB of JSON."""
 
 MAX_PAGE_ROWS = 500
 

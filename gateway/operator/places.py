@@ -1,17 +1,16 @@
 """What look-ups share: the base of their requests, and chats, sessions and messages by the names that people write."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
+from agent.context.excerpt import Redact
 from hermes_state.admin import lineage_queries
 from hermes_state.admin.lineage_queries import LookupResult
 from hermes_state.errors import CommandError, LookupReason, LookupRejected
 from hermes_state.store.sql import Connection
 from hermes_state.values import ChatId, Transcript
-
-Redact: TypeAlias = Callable[[str], str]
 
 MAX_PAGE_CHARS = 1_000_000
 """Most text of one answer, in characters, after its first message. The rest is asked for with another request."""

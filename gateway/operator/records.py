@@ -10,9 +10,9 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from agent.context.excerpt import said
+from agent.context.excerpt import Redact, said
 from agent.model.base import ToolSchema
-from gateway.operator.places import Lookup, Redact, find_place, fitting
+from gateway.operator.places import Lookup, find_place, fitting
 from hermes_state.admin.conversations import FullMessage, StoredConversation, load_conversations
 from hermes_state.errors import CommandError
 from hermes_state.store.sql import Connection
