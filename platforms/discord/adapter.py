@@ -12,7 +12,9 @@ import structlog
 
 from hermes_state.aio import wait_until
 from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavailable, TokenRejected
+from hermes_state.store.locks import locks
 from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
@@ -38,6 +40,8 @@ STALLED_SHARE = 2 / 3
 """Part of `stale_seconds` after which the adapter no longer counts as ready; a heartbeat comes every 41 s."""
 
 SALT_KEY = "discord.nonce_salt"
+BEGAN_KEY = "discord.began"
+"""Note with the time at which the account was first listened to, in milliseconds."""
 
 log = structlog.get_logger(__name__)
 
@@ -132,9 +136,9 @@ class DiscordAdapter:
         """Build everything that lives as long as one client, and take it down again."""
         settings = self._settings
         with _store_errors():
-            salt = await self._load_salt()
+            salt, began = await self._load_notes()
         self._state, self._detail = AdapterState.STARTING, "Connecting."
-        events = EventQueue(intake, settings, clock=self._clock)
+        events = EventQueue(intake, settings, clock=self._clock, began=began)
         client = GatewayClient(events, settings, clock=self._clock)
         # The SDK takes a handler by its name: `on_interaction`.
         client.event(InteractionHandler(client, events, intake, self._tickets, self._buttons).on_interaction)
@@ -187,12 +191,13 @@ class DiscordAdapter:
         assert client.application_id is not None, "known since the login"
         await publish_menu(client.http, self._store, client.application_id, self._menu)
 
-    async def _load_salt(self) -> str:
-        salt = await self._store.read(load_note, SALT_KEY)
-        if salt is None:
-            salt = secrets.token_hex(8)
-            await self._store.write(save_note, SALT_KEY, salt)
-        return salt
+    async def _load_notes(self) -> tuple[str, Millis]:
+        """The salt of nonces, and the time at which the account was first listened to; 0 where that is now."""
+        salt, began = await self._store.read(_load_notes)
+        if salt is None or began is None:
+            salt = salt or secrets.token_hex(8)
+            await self._store.write(_save_notes, salt, self._clock.now())
+        return salt, Millis(int(began or 0))
 
     def _note_end(self, error: BaseException) -> None:
         self._state = AdapterState.FAILED if isinstance(error, TokenRejected) else AdapterState.BACKING_OFF
@@ -216,6 +221,16 @@ async def _close(client: discord.Client) -> None:
         log.info("discord.goodbye_unanswered")
     finally:
         await client.http.close()
+
+
+def _load_notes(db: Connection) -> tuple[str | None, str | None]:
+    return load_note(db, SALT_KEY), load_note(db, BEGAN_KEY)
+
+
+@locks("notes")
+def _save_notes(db: Connection, salt: str, now: Millis) -> None:
+    save_note(db, SALT_KEY, salt)
+    save_note(db, BEGAN_KEY, str(now))
 
 
 @contextlib.contextmanager

@@ -85,7 +85,9 @@ class _CatchUpState:
 class EventQueue:
     """Queue of events on their way to the intake. `put` never waits; `run` is the worker."""
 
-    def __init__(self, intake: Intake, settings: DiscordSettings, *, clock: Clock) -> None:
+    def __init__(self, intake: Intake, settings: DiscordSettings, *, clock: Clock, began: int = 0) -> None:
+        """`began`: time at which the account was first listened to, in milliseconds; 0 where that is now."""
+        self._began = began
         self._intake = intake
         self._backoff = settings.backoff
         self._clock = clock
@@ -96,7 +98,8 @@ class EventQueue:
         self._complete: set[str] = set()
         """Channels that nothing is missing from in this connection."""
         self._high_water = 0
-        """Newest message seen anywhere before this connection, 0 if there was none: ids are ordered by time."""
+        """Newest message seen anywhere before this connection; before there was one, the time at which the account was
+        first listened to, as an id: ids are ordered by time."""
         self._connected_at = Millis(0)
         self._unstored: dict[str, InboundMessage] = {}
         """Events that arrived and are not being stored yet, by `event_ref`: somebody may want to stop something."""
@@ -172,7 +175,7 @@ class EventQueue:
         await self._settle(batch)
 
     def _begin(self, fetch: FetchHistory, tasks: asyncio.TaskGroup) -> None:
-        self._high_water = max(self._cursors.values(), default=0)
+        self._high_water = max(self._cursors.values(), default=snowflake_at(Millis(self._began)) if self._began else 0)
         self._connected_at = self._clock.now()
         self._complete.clear()
         for gap in self._gaps.values():

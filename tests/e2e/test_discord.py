@@ -67,6 +67,20 @@ async def test_messages_around_a_kill_are_answered_once_each_in_order(discord_wo
     assert world.query("SELECT count(*), count(DISTINCT turn_id) FROM messages WHERE role = 'user'") == [(3, 3)]
 
 
+async def test_the_very_first_message_is_answered_although_it_could_not_be_stored(discord_world: World) -> None:
+    world = discord_world
+    await ready(world, HERMES_SESSIONS__MERGE_SECONDS="0")
+    with locked_by_another_process(world.database, 60):
+        await say(world, "the first")
+        await world.gateway.wait_for_log("inbox.waits")
+        await world.gateway.kill()
+    await ready(world)
+    await say(world, "the second")  # only a message tells of a direct chat
+    assert await sent(world, 1, match="echo: .* the first")
+    assert await sent(world, 1, match="echo: .* the second")
+    assert world.query("SELECT count(*), count(DISTINCT turn_id) FROM messages WHERE role = 'user'") == [(2, 2)]
+
+
 @pytest.mark.parametrize("nonce_seconds", [180, 0], ids=["the nonce is known", "the nonce is forgotten"])
 async def test_a_kill_between_a_preview_and_its_id_leaves_no_half_answer(
     discord_world: World, nonce_seconds: int
