@@ -111,7 +111,7 @@ class MemoryWriter:
     def _notes(self, job: CompressionJob, person: Person | None) -> list[str]:
         """Notes that there are already. Raises `ToolError` for notes that nothing can be added to."""
         memory, user = (self.notes.read(job.conversation.chat_id, target) for target in FILE_NAMES)
-        sizes = (self.notes.memory_size, self.notes.user_size)
+        sizes = (self.notes.settings.memory_size, self.notes.settings.user_size)
         texts = (memory.strip(), part_of(user, person)[1].strip())
         return [
             f'<notes target="{target}" characters="{len(text)} of {size}">\n{escape_markers(text)}\n</notes>'

@@ -18,6 +18,7 @@ from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ModelHandle
 from agent.model.base import Payer
 from agent.prompt import PromptBuilder, subagent_prompt
+from agent.settings import SubagentSettings
 from agent.tools.budgets import ResultBudget
 from agent.tools.delegate import DELEGATE
 from agent.tools.offers import OfferRegistry, OpenAccess, Policy, ToolAccess
@@ -44,16 +45,6 @@ NOT_GIVEN = "it was not given to this sub-agent"
 
 KEPT_TOOLS = frozenset({DELEGATE, "schedule"})
 """Tools that the conversation keeps, beside those that change what is its own without a question."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubagentSettings:
-    """Bounds of sub-agents."""
-
-    max_rounds: int = 20
-    seconds: float = 600.0
-    max_parallel: int = 3
-    """Most that work for one turn at one time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +145,7 @@ class SubagentRunner:
         except (StoreUnavailable, TurnMoved):
             raise
         except TimeoutError:
-            reason = f"it was not done within {seconds:g} seconds (`subagents.seconds`)"
+            reason = f"it was not done within {seconds:g} seconds"
             raise await self._failed(turn, "TimeoutError", reason) from None
         except ModelError as error:
             spent = " (what may be spent is used up)" if isinstance(error, SpendingCapExceeded) else ""

@@ -6,16 +6,16 @@ from pathlib import Path
 
 from agent.context.commit import CompressionRegistry
 from agent.images.scaling import ImageScaler
+from agent.settings import TerminalSettings
 from agent.tools.files.image_reader import ImageReader
 from agent.tools.files.send_file import FileDelivery
 from agent.tools.offers import OpenAccess
 from agent.tools.schedules.schedule_tool import schedule_tool
-from agent.tools.terminal.sandbox import TerminalSettings
 from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, terminal_tool
 from agent.turn import Agent
 from gateway.assembly import make_agent, make_workspaces, workspace_tools
 from gateway.config import LoadedConfig, load_config
-from gateway.schedules.runner import schedule_settings
+from gateway.schedules.runner import schedule_zone
 from gateway.turns.web import web_tools
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.files.folder import AttachmentFolder
@@ -47,8 +47,8 @@ def make_full_agent(loaded: LoadedConfig, store: Store) -> Agent:
     clock, kept, workspaces = SystemClock(), AttachmentFolder(loaded.attachments), make_workspaces(loaded)
     files = FileDelivery(files=kept, max_bytes=lambda _: 0, deliver=lambda _: None, clock=clock)
     images = ImageReader(files=kept, max_bytes=0, scaler=ImageScaler(kept), clock=clock)
-    terminal = terminal_tool(TerminalSettings, workspaces.folder_of, BackgroundRegistry(_ignore))
-    schedule = schedule_tool(lambda: schedule_settings(loaded.config), lambda _: True, lambda: None, clock)
+    terminal = terminal_tool(lambda: TerminalSettings(enabled=True), workspaces.folder_of, BackgroundRegistry(_ignore))
+    schedule = schedule_tool(lambda: schedule_zone(loaded.config), lambda _: True, lambda: None, clock)
     return make_agent(
         loaded,
         store=store,

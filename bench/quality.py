@@ -70,7 +70,6 @@ def facts(bench: Bench) -> list[Row]:
     for kind in ("omits", "invents"):
         name = f"all facts, dense, stand-in that {kind}"
         rows += bench.row(name, bench.over(_shown("all"), kind=kind), "± 3 points", [32_768])
-    rows += bench.row("all facts, dense, summary_budget lean", bench.over(_shown("all"), summary_budget="lean"))
     bar = "≥ 1.7 at 32K, ≥ 2.5 at 128K"
     rows += bench.row("all facts, dense, by lean's", _against(bench, LEAN, "all", DENSE), bar)
     rows += bench.row("mean prompt, dense, by lean's", _against(bench, LEAN, "prompt", DENSE), "< 1")

@@ -221,7 +221,7 @@ def gateway_environ(here: Lab, folder: Path) -> dict[str, str]:
         "HERMES_MODEL__NAME": "lab-8000k",
         "HERMES_MODEL__BASE_URL": f"{here.model.url}/v1",
         "HERMES_MODEL__CONTEXT_LENGTH": "8000000",
-        "HERMES_AUXILIARY__TITLE__MODE": "off",  # what a turn takes is measured, and the floor names nothing
+        "HERMES_AUXILIARY__TITLE": "off",  # what a turn takes is measured, and the floor names nothing
         "HERMES_LOCAL__ENABLED": "false",
         "HERMES_LOGGING__FORMAT": "json",
         "HERMES_LOGGING__FILE": "false",

@@ -22,7 +22,7 @@ from agent.memory_flush import MemoryWriter
 from agent.model.catalog import known_model
 from agent.model.sizes import ASSUMED_CONTEXT
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
-from agent.subagents import SubagentRunner, SubagentSettings
+from agent.subagents import SubagentRunner
 from agent.tools.budgets import ResultBudget
 from agent.tools.context import context_tool
 from agent.tools.delegate import delegate_tool
@@ -30,7 +30,7 @@ from agent.tools.files.file_tools import file_tools
 from agent.tools.files.image_reader import ImageReader
 from agent.tools.files.search_files import search_tool
 from agent.tools.files.send_file import FileDelivery, send_file_tool
-from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
+from agent.tools.files.workspace import WorkspaceStore
 from agent.tools.memory import memory_tool
 from agent.tools.offers import OfferRegistry, ToolAccess
 from agent.tools.plugins import load_plugin_tools
@@ -40,10 +40,9 @@ from agent.tools.skill import skill_tool
 from agent.tools.todo import todo_tool
 from agent.turn import Agent
 from gateway.config import LoadedConfig
-from gateway.config.fields import DEFAULT_SOURCE, secrets_of
+from gateway.config.fields import DEFAULT_SOURCE, block_json, secrets_of
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
-from gateway.config.types import BaseConfig
 from gateway.models.auxiliary import route_for
 from gateway.models.capacity import capacity_in, configured_limits
 from gateway.models.clients import ClientRegistry
@@ -68,7 +67,7 @@ def open_attachments(loaded: LoadedConfig) -> AttachmentFolder:
     config = loaded.config.attachments
     if config.url is None:
         return AttachmentFolder(loaded.attachments)
-    return open_files(config.url, config.plain_options, loaded.attachments_cache, config.cache_bytes)
+    return open_files(config.url, config.plain_options, loaded.attachments_cache)
 
 
 def make_adapters(
@@ -101,7 +100,6 @@ def make_adapters(
             api_url=discord.api_url,
             gateway_url=discord.gateway_url,
             catch_up_hours=discord.catch_up_hours,
-            catch_up_messages=discord.catch_up_messages,
         )
         adapters["discord"] = DiscordAdapter(client, store=store, menu=menu, clock=clock)
     if local.enabled:
@@ -146,19 +144,18 @@ def make_agent(
         is_shared = memory.flush is True
         writer = MemoryWriter(notes=notes, redact=redactor, clock=clock, is_on=files.is_on, is_shared_on=is_shared)
     tools, zone = loaded.config.tools, zone_of(loaded.config)
-    own = (context_tool(), *keeping, skill_tool(files.skills), delegate_tool())
+    delegating = [delegate_tool()] if loaded.config.auxiliary.delegate != "off" else []
+    own = (context_tool(), *keeping, skill_tool(files.skills), *delegating)
     registry = ToolRegistry((*recall_tools(), *own, *extra_tools), tool_source)
     for plugin_tool in load_plugin_tools(registry.by_name):
         registry.add(plugin_tool)
-    budget = ResultBudget(
-        result_size=tools.default_result_size, turn_budget=tools.turn_budget, preview_size=tools.preview_size
-    )
+    budget = ResultBudget(result_size=tools.default_result_size, turn_budget=tools.turn_budget)
     subagents = SubagentRunner(
         store=store,
         clock=clock,
         tools=registry,
         access=tool_access,
-        settings=SubagentSettings(**loaded.config.subagents.model_dump()),
+        settings=loaded.config.subagents,
         budget=budget,
         zone=zone,
         redact=redactor,
@@ -188,9 +185,7 @@ def make_agent(
 
 def make_workspaces(loaded: LoadedConfig) -> WorkspaceStore:
     """The folders of all chats for their files."""
-    config = loaded.config.workspace
-    settings = WorkspaceSettings(max_bytes=config.max_bytes, max_file_bytes=config.max_file_bytes)
-    return WorkspaceStore(loaded.workspaces, settings)
+    return WorkspaceStore(loaded.workspaces, loaded.config.workspace)
 
 
 def workspace_tools(workspaces: WorkspaceStore, delivery: FileDelivery, images: ImageReader) -> tuple[Tool, ...]:
@@ -201,12 +196,7 @@ def workspace_tools(workspaces: WorkspaceStore, delivery: FileDelivery, images: 
 def section_reader(loaded: LoadedConfig, redactor: Redactor) -> SectionReader:
     """The reader of what stands in files and joins system prompts: notes, persona, context files, skills."""
     memory, home = loaded.config.memory, loaded.home
-    notes = MemoryDirectory(
-        path=home / "memory",
-        memory_size=memory.memory_size,
-        user_size=memory.user_size,
-        holds_secret=redactor.knows,
-    )
+    notes = MemoryDirectory(path=home / "memory", settings=memory, holds_secret=redactor.knows)
     skills = SkillCatalog(path=home / "skills")
     skills.load()
     return SectionReader(
@@ -324,7 +314,7 @@ def _engine_maker(
     )
 
 
-def agent_inputs(config: Config) -> tuple[BaseConfig, ...]:
+def agent_inputs(config: Config) -> tuple[object, ...]:
     """The blocks of the configuration that an agent is made from: when one changes, there has to be another agent."""
     blocks = (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
     return (*blocks, config.costs, config.tools, config.memory, config.subagents)
@@ -335,7 +325,7 @@ def settings_mark(config: Config) -> str:
 
     It is stored with conversations, so it is too short to tell anything about a key.
     """
-    blocks = [block.model_dump_json() for block in agent_inputs(config)]
+    blocks = [block_json(block) for block in agent_inputs(config)]
     keys = [key for block in agent_inputs(config) for key in secrets_of(block)]
     return _mark(*blocks, *keys)
 

@@ -47,7 +47,7 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
 from gateway.schedules.jobs import JobRunner
-from gateway.schedules.runner import ScheduleRunner, schedule_settings
+from gateway.schedules.runner import ScheduleRunner, schedule_zone
 from gateway.signals import SignalHandler
 from gateway.tools import ToolBuilder
 from gateway.turns.approvals import ApprovalRunner
@@ -55,7 +55,6 @@ from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.fetching import AttachmentFetcher
 from gateway.turns.lanes import LaneRegistry
 from gateway.turns.runner import TurnRunner
-from gateway.turns.terminal import terminal_settings
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
 from hermes_state.aio import run_until
@@ -97,8 +96,6 @@ async def run_daemon(
     prepare_home(loaded.home)
     wanted = loaded.config.store
     settings = StoreSettings(
-        synchronous="NORMAL" if wanted.synchronous == "normal" else "FULL",
-        readers=wanted.readers,
         writers=wanted.writers,
         busy_seconds=wanted.busy_seconds,
     )
@@ -146,7 +143,6 @@ class _Daemon:
             gates=gates,
             clock=clock,
             group=self._group,
-            max_parts=lambda: self._loaded.config.delivery.max_parts,
             files=files,
             zone=lambda: zone_of(self._loaded.config),
         )
@@ -388,8 +384,8 @@ class _Daemon:
         config = self._runtime.config
         try:
             await asyncio.to_thread(preload, config)
-            await asyncio.to_thread(schedule_settings, config)  # reads the time zone of the machine
-            await asyncio.to_thread(terminal_fault, terminal_settings(config.terminal))
+            await asyncio.to_thread(schedule_zone, config)  # reads the time zone of the machine
+            await asyncio.to_thread(terminal_fault, config.terminal)
         except OSError as error:  # such as no file descriptor: the first answer loads it, only later
             log.warning("daemon.load_delayed", error=str(error))
         _freeze_memory()

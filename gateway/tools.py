@@ -20,9 +20,9 @@ from gateway.access.tools import ToolAccessControl, find_admin_chats
 from gateway.assembly import make_workspaces, workspace_tools
 from gateway.config import LoadedConfig
 from gateway.outbound.adapters import AdapterRegistry
-from gateway.schedules.runner import schedule_settings
+from gateway.schedules.runner import schedule_zone
 from gateway.turns.servers import server_settings
-from gateway.turns.terminal import tell_background_end, terminal_settings
+from gateway.turns.terminal import tell_background_end
 from gateway.turns.web import web_tools
 from hermes_state.admin.pairings import UserRole
 from hermes_state.files.folder import AttachmentFolder
@@ -79,11 +79,9 @@ class ToolBuilder:
             scaler=self.scaler,
             clock=self.clock,
         )
-        terminal = terminal_tool(
-            lambda: terminal_settings(self.loaded().config.terminal), self.workspaces.folder_of, self.background
-        )
+        terminal = terminal_tool(lambda: self.loaded().config.terminal, self.workspaces.folder_of, self.background)
         schedule = schedule_tool(
-            lambda: schedule_settings(self.loaded().config),
+            lambda: schedule_zone(self.loaded().config),
             lambda person: self.access().may_moderate(person),
             self.rescheduled.set,
             self.clock,

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from agent.settings import TerminalSettings
 from agent.tools.terminal.running_command import RunningCommand
-from agent.tools.terminal.sandbox import TerminalSettings, probe_sandbox
+from agent.tools.terminal.sandbox import probe_sandbox
 
 needs_sandbox = pytest.mark.skipif(probe_sandbox().fault is not None, reason=str(probe_sandbox().fault))
 

@@ -186,10 +186,10 @@ class Compressor:
     def _plan(self, job: CompressionJob) -> _Plan | SkipReason:
         rows = job.view.transcript
         sizes = job.estimator.each(rows, job.request.style)
-        short = replace(job.settings.cut, protect_last_n=MIN_TAIL_ROWS)
+        short = replace(job.settings, protect_last_n=MIN_TAIL_ROWS)
         if job.limits.is_small:
-            short = replace(short, protect_first="first")
-        rules = short if job.limits.is_small else job.settings.cut
+            short = replace(short, keeps_head_once=True)
+        rules = short if job.limits.is_small else job.settings
         cut = find_cut(rows, sizes, job.limits, rules, keep_turns=job.keep_turns)
         leaves_all = job.must_shrink and cut is SkipReason.NOTHING_BETWEEN
         if job.keep_turns is None and (leaves_all or (isinstance(cut, Cut) and _leaves_too_much(cut, sizes, job))):
@@ -204,8 +204,8 @@ class Compressor:
         if not is_worth_it or _can_wait(job, sizes, content, fresh):
             return SkipReason.NOT_SMALLER
         # The newest rows are never pruned, however large: the model is in the middle of working with them.
-        upto = min(cut.tail_start, max(0, len(rows) - job.settings.cut.protect_last_n))
-        shorter, pruned = prune(rows, upto=upto, redact=self._redact, style=job.settings.prune_style)
+        upto = min(cut.tail_start, max(0, len(rows) - job.settings.protect_last_n))
+        shorter, pruned = prune(rows, upto=upto, redact=self._redact)
         middle, _ = middle_of(shorter, cut)
         whole, previous = middle_of(rows, cut)
         record = None if previous is None else previous.text
@@ -307,7 +307,7 @@ class Compressor:
         reason = _reason(failure, job.routes)
         kind = "cooling_down" if failure is None else _outcome_of(failure)
         is_passing = kind in PASSING_OUTCOMES or (failure is None and bool(job.routes))
-        if (is_passing or job.settings.abort_on_summary_failure) and not job.must_shrink:
+        if is_passing and not job.must_shrink:
             keys = (route.cooldown_key(job.layer) for route in job.routes)
             until = [state.cooldowns[key].until for key in keys if key in state.cooldowns]
             return Aborted(kind=kind, reason=reason, retry_at=Millis(min(until)) if until else None)

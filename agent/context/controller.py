@@ -70,6 +70,9 @@ from hermes_state.values import (
 
 log = structlog.get_logger()
 
+PRESSURE_PERCENT = 85
+"""Share of the threshold, in percent, from which on people are told that a compression is near."""
+
 MAX_PASSES = 3
 """Most compressions of one preflight: a conversation that came over from a far larger window may need several."""
 MAX_REMAINING_PERCENT = 95
@@ -342,25 +345,25 @@ class ContextController:
     async def _pressure(
         self, prompt: MeasuredPrompt, state: ContextState, reported: ReportedTokens
     ) -> PressureEvent | None:
-        """Told once for each line that is crossed, and again after a fall below it.
+        """Told once each time the pressure line is crossed.
 
         Whoever stores the answer notes with it that people were told; only a fall is noted here.
         """
         will_compress = prompt.model.context.is_enabled and not (state.is_blocked or state.held_at)
-        threshold = self._threshold(prompt) if will_compress else None
-        level, of_tokens, is_threshold = prompt.crossed_line(reported, threshold)
+        threshold = self._threshold(prompt)
+        line = threshold * PRESSURE_PERCENT // 100
+        level = line if will_compress and reported >= line else 0
         if level == state.pressure_level:
             return None
         session_id = prompt.view.session.id
         if level < state.pressure_level:
             await self.store.write(sessions.set_context_state, session_id, stored_form(state.told_of(level)))
             return None
-        log.info("context.pressed", lineage_id=prompt.conversation.lineage_id, tokens=reported, of_tokens=of_tokens)
+        log.info("context.pressed", lineage_id=prompt.conversation.lineage_id, tokens=reported, of_tokens=threshold)
         return PressureEvent(
             tokens=reported,
-            of_tokens=of_tokens,
-            percent=reported * 100 // of_tokens,
-            is_threshold=is_threshold,
+            threshold=threshold,
+            percent=reported * 100 // threshold,
             session_id=session_id,
             level=level,
         )

@@ -10,9 +10,9 @@ wire.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
-from agent.context.limits import Limits
+from agent.context.limits import CutSettings, Limits
 from agent.handoff import Handoff, parse_handoff, unframed
 from agent.model.wire import is_shown
 from hermes_state.compressions import ContextItem
@@ -31,8 +31,6 @@ REMADE: Final = frozenset({Origin.SUMMARY, Origin.TODO})
 
 _Item = TypeVar("_Item")
 
-ProtectFirst: TypeAlias = Literal["always", "first"]
-
 
 class SkipReason(StrEnum):
     """Why nothing was compressed, although nothing went wrong."""
@@ -48,16 +46,6 @@ class SkipReason(StrEnum):
     """A plugin's engine can only tell what it takes out by doing it."""
     MOVED = "moved"
     """Somebody else compressed, reset or edited the conversation meanwhile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutSettings:
-    """Configuration of what is kept beside the budgets."""
-
-    protect_last_n: int = 20
-    protect_first_n: int = 3
-    protect_first: ProtectFirst = "always"
-    """`first`: the head is kept by the first compression only, and is summarised by the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +165,7 @@ def _head_end(
     upto: int,
 ) -> int:
     """`protect_first_n` rows within the head's budget, exchanges whole, never an old handoff."""
-    if rules.protect_first == "first" and any(row.origin is Origin.SUMMARY for row in transcript):
+    if rules.keeps_head_once and any(row.origin is Origin.SUMMARY for row in transcript):
         return 0
     end = used = 0
     for index in range(min(rules.protect_first_n, upto)):

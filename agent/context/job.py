@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias, assert_never
 
 from agent.context.cuts import SkipReason
 from agent.context.estimate import Estimator
-from agent.context.limits import Limits
-from agent.context.model_handle import CompressorSettings, ModelInfo, SummaryRoute
+from agent.context.limits import CompressorSettings, Limits
+from agent.context.model_handle import ModelInfo, SummaryRoute
 from agent.context.state import ContextState
 from agent.handoff import parse_handoff
 from agent.model.base import ModelRequest
@@ -215,13 +215,11 @@ class MessageLimitEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PressureEvent:
-    """A prompt has come near to the threshold, or past a configured share of the window."""
+    """A prompt has come near to the threshold."""
 
     tokens: ReportedTokens
-    of_tokens: Tokens
-    """The threshold, or the window for a configured level."""
+    threshold: Tokens
     percent: int
-    is_threshold: bool
     session_id: SessionId
     level: int
     """The line that was crossed, in tokens; `commit.note_pressure` notes that people know."""

@@ -6,10 +6,12 @@ the first whole number that satisfies it.
 """
 
 from dataclasses import dataclass
+from datetime import UTC, tzinfo
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated
 
+from hermes_state.settings import Setting
 from hermes_state.values import EstimatedTokens, ReportedTokens, Tokens
 
 URGENT_PERCENT = 92
@@ -27,6 +29,8 @@ HEAD_TOKENS = 4_000
 HEAD_THRESHOLD_PERCENT = 25
 MIN_SUMMARY_TOKENS = 2_000
 MIN_SUMMARY_CEILING = 256
+MAX_SUMMARY_TOKENS = 12_000
+"""A summary is not asked to be longer, however large the window: models seldom write more in one answer."""
 SUMMARY_CONTEXT_PERCENT = 5
 SUMMARY_THRESHOLD_PERCENT = 20
 SUMMARY_INPUT_TOKENS = 40_000
@@ -34,32 +38,49 @@ SUMMARY_INPUT_PERCENT = 60
 """Share of the summary model's own window, in percent."""
 RULES_TOKENS = 400
 RULES_THRESHOLD_PERCENT = 4
-LEAN_TAIL = (10_000, 25_000)
-STEPPED_SHARES = ((10_000, 20), (30_000, 15), (100_000, 10))
-"""Up to so many tokens of content, so many percent of them; beyond, `STEPPED_REST`."""
-STEPPED_REST = 5
-
-TailMode = Literal["fraction", "lean"]
-SummaryBudget = Literal["proportional", "lean", "stepped"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LimitSettings:
-    """Configuration of sizes: shares are of the context window, the rest is in tokens."""
+    """Settings of sizes."""
 
-    threshold: float = 0.50
-    target_ratio: float = 0.20
-    """Share of the threshold that the kept tail may take."""
-    tail_mode: TailMode = "fraction"
-    minimum_context_length: int = 64_000
-    """The threshold is not below it where it is at most half of the context, or where no share of that is set."""
-    maximum_threshold_tokens: int | None = None
-    summary_budget: SummaryBudget = "proportional"
-    summary_max_tokens: int = 12_000
+    threshold: Annotated[float, Setting(ge=0.0, le=1.0, unit="of the context window")] = 0.50
+    """Size of the prompt from which on the agent compresses. At most 75 % of the input window, whatever is set; `0`
+    leaves it to `minimum_context_length`."""
+    target_ratio: Annotated[float, Setting(ge=0.10, le=0.80, unit="of the threshold")] = 0.20
+    """Most that the newest messages, which stay as they are, may take."""
+    minimum_context_length: Annotated[int, Setting(ge=0, le=20_000_000, unit="tokens")] = 64_000
+    """The threshold is not below it, on windows at least twice as large."""
     facts_share: float = 0.20
     """Share of the threshold that the facts of a record may take; 0: it has none."""
     hygiene_threshold: float = 0.85
-    """Not below 0.85, or the threshold could come too close."""
+    """Share of the context window. Not below 0.85, or the threshold could come too close."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CutSettings:
+    """Settings of what is kept beside the budgets."""
+
+    protect_last_n: Annotated[int, Setting(ge=1, le=1_000, unit="messages")] = 20
+    """Newest messages that stay, as long as they take no more than half again of their share."""
+    protect_first_n: Annotated[int, Setting(ge=0, le=100, unit="messages")] = 3
+    """First messages that stay, within 4,000 tokens."""
+    keeps_head_once: bool = False
+    """The head is kept by the first compression only, and is summarised by the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressorSettings(CutSettings):
+    """Settings of the built-in context engine, sizes aside."""
+
+    summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180
+    """Longest wait for one summary, however steadily it comes in; at most a quarter of `model.turn_seconds`. Raise it
+    for a slow model on your own machine."""
+    summary_template: Annotated[str | None, Setting(default_text="thirteen headings")] = None
+    """Headings and explanations that a summary has to follow instead."""
+    note_in_system: Annotated[bool, Setting()] = True
+    """Add one sentence on compressed parts to the system prompt at the first compression."""
+    zone: tzinfo = UTC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,16 +102,11 @@ class Limits:
     """Most that the standing rules of a record take."""
     facts: Tokens
     """Most that its facts take."""
-    summary_budget: SummaryBudget = "proportional"
 
     def summary_tokens(self, content: int) -> Tokens:
         """Target length of a summary of `content` tokens: for the model's words, no limit on the wire."""
-        if self.summary_budget == "stepped":
-            percent = next((share for upto, share in STEPPED_SHARES if content < upto), STEPPED_REST)
-            return Tokens(max(MIN_SUMMARY_CEILING, min(content * percent // 100, self.summary_ceiling)))
         floor = min(MIN_SUMMARY_TOKENS, self.summary_ceiling)
-        proportional = min(max(content // 5, floor), self.summary_ceiling)
-        return Tokens(proportional // 2 if self.summary_budget == "lean" else proportional)
+        return Tokens(min(max(content // 5, floor), self.summary_ceiling))
 
     @property
     def is_small(self) -> bool:
@@ -125,7 +141,7 @@ def limits_of(
     threshold = _threshold(context_length, window, settings)
     ceiling = min(
         context_length * SUMMARY_CONTEXT_PERCENT // 100,
-        settings.summary_max_tokens,
+        MAX_SUMMARY_TOKENS,
         threshold * SUMMARY_THRESHOLD_PERCENT // 100,
     )
     return Limits(
@@ -135,12 +151,11 @@ def limits_of(
         threshold=threshold,
         hygiene=Tokens(hygiene),
         urgent=Tokens(_at_least(window, Fraction(URGENT_PERCENT, 100))),
-        tail=_tail(context_length, threshold, settings),
+        tail=Tokens(_at_most(threshold, settings.target_ratio)),
         head=Tokens(min(HEAD_TOKENS, threshold * HEAD_THRESHOLD_PERCENT // 100)),
         summary_ceiling=Tokens(max(MIN_SUMMARY_CEILING, ceiling)),
         rules=Tokens(max(RULES_TOKENS, threshold * RULES_THRESHOLD_PERCENT // 100)),
         facts=Tokens(_at_most(threshold, settings.facts_share) // (4 if context_length < SMALL_WINDOW else 1)),
-        summary_budget=settings.summary_budget,
     )
 
 
@@ -154,16 +169,7 @@ def _threshold(context_length: int, window: int, settings: LimitSettings) -> Tok
     if settings.minimum_context_length * 2 <= context_length or not settings.threshold:
         threshold = max(threshold, settings.minimum_context_length)
     threshold = min(threshold, window * THRESHOLD_CAP_PERCENT // 100)
-    if settings.maximum_threshold_tokens is not None:
-        threshold = min(threshold, settings.maximum_threshold_tokens)
     return Tokens(max(1, threshold))
-
-
-def _tail(context_length: int, threshold: int, settings: LimitSettings) -> Tokens:
-    share = _at_most(threshold, settings.target_ratio)
-    low, high = LEAN_TAIL
-    lean = min(max(context_length * 25 // 1_000, low), high)
-    return Tokens(min(share, lean) if settings.tail_mode == "lean" else share)
 
 
 def _exact(share: float | Fraction) -> Fraction:

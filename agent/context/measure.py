@@ -26,8 +26,6 @@ from hermes_state.values import (
     Tokens,
 )
 
-PRESSURE_PERCENT = 85
-"""Share of the threshold, in percent, from which on people are told that a compression is near."""
 MAX_SIZES = 4_096
 """Conversations whose size is remembered: a few hundred bytes each."""
 
@@ -53,17 +51,6 @@ class MeasuredPrompt:
         request, estimator = replace(self.request, style=style), self.model.profile.estimator
         size = estimator.size(request)
         return replace(self, request=request, size=size, estimated=estimator.prompt(self.view, request, size))
-
-    def crossed_line(self, reported: ReportedTokens, threshold: Tokens | None) -> tuple[int, Tokens, bool]:
-        """The highest line that a report has crossed, what it is a share of, and whether that is the threshold.
-
-        `threshold`: where it will be compressed; None where it will not be.
-        """
-        window = self.limits.context_length
-        lines = [(int(window * share), window, False) for share in self.model.context.pressure_levels]
-        if threshold is not None:
-            lines.append((threshold * PRESSURE_PERCENT // 100, threshold, True))
-        return max((line for line in lines if reported >= line[0]), default=(0, window, False))
 
     async def learn_refusal(self, error: ContextOverflow) -> "MeasuredPrompt":
         """Learn what a provider's refusal says of the window; the prompt, with the limits that hold now."""

@@ -10,14 +10,11 @@ holds for the conversation whose prompt was refused: what made it too long may h
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, tzinfo
 
 import structlog
 
-from agent.context.cuts import CutSettings
 from agent.context.estimate import Estimator
-from agent.context.limits import MIN_INPUT_WINDOW, Limits, LimitSettings, limits_of
-from agent.context.pruning import PruneStyle
+from agent.context.limits import MIN_INPUT_WINDOW, CompressorSettings, Limits, LimitSettings, limits_of
 from agent.context.state import CooldownKey, cooldown_key
 from agent.images.model_images import ModelImages
 from agent.model.base import ChatModel, ModelLimits, ModelRequest, made_by
@@ -53,25 +50,7 @@ MAX_SILENCE_AGE_MS = 86_400_000
 """Age at which a provider is asked again what it did not say, in milliseconds: a day."""
 UNREACHED_BACKOFF = Backoff(60.0, 3_600.0)
 """Pauses until a provider that could not be asked is asked again."""
-SUMMARY_SECONDS = 180.0
-"""Longest wait for one summary, in seconds, however steadily it comes in: one that the turn's own deadline ended would
-begin anew with the next message, and the one after it."""
-
 Fetch = Callable[[], Awaitable[ModelLimits | None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompressorSettings:
-    """Configuration of the built-in context engine, sizes aside."""
-
-    cut: CutSettings = field(default_factory=CutSettings)
-    prune_style: PruneStyle = "stub"
-    summary_template: str | None = None
-    abort_on_summary_failure: bool = False
-    summary_seconds: float = SUMMARY_SECONDS
-    zone: tzinfo = UTC
-    note_in_system: bool = True
-    """True: the system prompt behind a compression says why the view begins with a handoff."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +69,6 @@ class ContextSettings:
     """Longest time that hygiene keeps a turn waiting that could also begin, in seconds."""
     quiet_seconds: float = 5.0
     """Time that a turn waits for a compression that nobody asked for until its people are told why, in seconds."""
-    pressure_levels: tuple[float, ...] = ()
-    """Shares of the window at which people are told, beside the notice before the threshold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ its row. The same transcript always gives the same stubs, and pruning what was p
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import orjson
@@ -16,9 +16,6 @@ from hermes_state.redaction import seam
 from hermes_state.values import Message, MessageRole, ToolCall, Transcript, recall_id
 
 WORTH_PRUNING_CHARACTERS = 200
-EXCERPT_CHARACTERS = 800
-"""Kept at each end of a result under `excerpt`, which leaves results of up to 2,000 characters alone."""
-EXCERPT_FROM_CHARACTERS = 2_000
 ARGUMENT_CHARACTERS = 200
 """A longer string inside a call's arguments is shortened to this."""
 MAX_DEPTH = 50
@@ -28,15 +25,13 @@ OUTCOME_CHARACTERS = 80
 LOOKED_CHARACTERS = 2_000
 """Characters of a text that is cut short in which secrets are looked for."""
 
-PruneStyle: TypeAlias = Literal["stub", "placeholder", "excerpt"]
-
 _STUB_MARK: Final = "[pruned "
 _TARGET_NAMES = ("path", "file", "file_path", "url", "command", "cmd", "query", "pattern", "id", "name")
 _EXIT = re.compile(r"\b(?:exit(?:ed)?(?: with)?(?: code| status)?|returncode)\W{1,3}(-?\d{1,5})\b", re.IGNORECASE)
 _FAILS = re.compile(r"\A\s*(?:error|fatal|traceback|failed|exception)\b", re.IGNORECASE)
 
 
-def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyle = "stub") -> tuple[Transcript, int]:
+def prune(transcript: Transcript, *, upto: int, redact: Redact) -> tuple[Transcript, int]:
     """The transcript with what stands before index `upto` shortened, and the number of results that became stubs.
 
     Every row keeps its id and place; those from `upto` on, and every text that people wrote, stay. `redact` takes
@@ -53,7 +48,7 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyl
         shorter = row
         calls.update({call.id: call for call in row.body.calls})
         if row.role is MessageRole.TOOL:
-            shorter = _pruned_result(row, calls.get(row.tool_call_id), newest, style, redact)
+            shorter = _pruned_result(row, calls.get(row.tool_call_id), newest, redact)
             stubs += shorter is not row
         elif row.body.calls:
             shorter = _with_short_arguments(row, redact)
@@ -64,9 +59,7 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact, style: PruneStyl
 # ---- results
 
 
-def _pruned_result(
-    row: Message, call: ToolCall | None, newest: Mapping[str, int], style: PruneStyle, redact: Redact
-) -> Message:
+def _pruned_result(row: Message, call: ToolCall | None, newest: Mapping[str, int], redact: Redact) -> Message:
     """The row with a stub for its text. `newest`: the newest row of each long result, by its text."""
     text = row.text or ""
     if len(text) <= WORTH_PRUNING_CHARACTERS or text.startswith(_STUB_MARK):
@@ -74,10 +67,6 @@ def _pruned_result(
     twin = newest[text]
     if twin != row.id:
         stub = f"{_begun(row)}the same result as {recall_id(twin)}, which came later]"
-    elif style == "excerpt":
-        stub = _excerpt(row, text, redact)
-    elif style == "placeholder":
-        stub = f"{_begun(row)}{len(text):,} characters; history_open reads them]"
     else:
         stub = _stub(row, text, call, redact)
     return msgspec.structs.replace(row, text=stub) if len(stub) < len(text) else row
@@ -118,14 +107,6 @@ def _target(call: ToolCall | None, redact: Redact) -> str:
     texts = {str(name): value for name, value in arguments.items() if isinstance(value, str) and value.strip()}
     named = next((texts[name] for name in _TARGET_NAMES if name in texts), None)
     return _one_line(named if named is not None else next(iter(texts.values()), ""), TARGET_CHARACTERS, redact)
-
-
-def _excerpt(row: Message, text: str, redact: Redact) -> str:
-    if len(text) <= EXCERPT_FROM_CHARACTERS or len(safe := redact(text)) <= EXCERPT_FROM_CHARACTERS:
-        return text
-    text, between = safe, len(safe) - 2 * EXCERPT_CHARACTERS
-    mark = f"{_begun(row)}{between:,} characters from its middle are left out; history_open reads them]"
-    return f"{mark}\n{text[:EXCERPT_CHARACTERS]}\n…\n{text[-EXCERPT_CHARACTERS:]}"
 
 
 # ---- arguments

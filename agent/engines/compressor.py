@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import structlog
 
-from agent.context.cuts import Cut, CutSettings, SkipReason, find_cut, middle_of
+from agent.context.cuts import Cut, SkipReason, find_cut, middle_of
 from agent.context.deterministic import deterministic_summary
 from agent.context.estimate import Estimator
-from agent.context.limits import Limits, LimitSettings, limits_of, summary_input_tokens
+from agent.context.limits import CutSettings, Limits, LimitSettings, limits_of, summary_input_tokens
 from agent.context.pruning import prune
 from agent.context.summary import SummaryJob, asking_row, checked_summary, summary_request
 from agent.engines.contract import ContextEngine, ListMessage

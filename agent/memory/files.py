@@ -10,11 +10,12 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from agent.memory.notes import Person, entries_in, part_of, with_part
+from agent.settings import MemorySettings
 from hermes_state.disk import flush
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
@@ -32,10 +33,7 @@ class MemoryDirectory:
     """Directory of the notes of all chats, in one folder for each chat."""
 
     path: Path
-    memory_size: int = 2_200
-    """Longest `MEMORY.md`, in characters."""
-    user_size: int = 1_400
-    """Longest `USER.md`, or part of a person in it, in characters."""
+    settings: MemorySettings = field(default_factory=MemorySettings)
     holds_secret: Callable[[str], bool] = lambda _: False
     """True for a text with a secret of the configuration, which nobody has to remember."""
 
@@ -48,7 +46,7 @@ class MemoryDirectory:
 
         Raises `ToolError`, and changes nothing, where they would be too long or cannot be read or written.
         """
-        name, limit = FILE_NAMES[target], self.memory_size if target == "memory" else self.user_size
+        name, limit = FILE_NAMES[target], self.settings.memory_size if target == "memory" else self.settings.user_size
         try:
             with self._locked(chat_id) as folder:
                 text = read_text(folder / name) or ""

@@ -4,7 +4,6 @@ What a person is told stands in the transaction that decided it, so that it is t
 chat, the command line through the running daemon, or the command line alone while there is none.
 """
 
-from gateway.config.settings import PairingConfig
 from gateway.times import format_time
 from hermes_state import inbox, outbox
 from hermes_state.admin import pairings
@@ -16,11 +15,15 @@ from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection
 from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis, UserRef
 
+CODE_MINUTES = 60
+"""Minutes in which a code can be approved: long enough to reach an admin, short enough that a lost code is harmless."""
+MAX_PENDING = 100
+"""Most codes that wait for approval at one time, so that a crowd of strangers cannot fill the database."""
 MIN_NOTICE_INTERVAL_MS = 300_000
 """Shortest time between two notices that a code still waits, in milliseconds."""
 
 OFFER = (
-    "You have no access yet. Your pairing code is `{code}`, valid for {minutes:g} minutes: whoever runs this bot can "
+    "You have no access yet. Your pairing code is `{code}`, valid for {minutes} minutes: whoever runs this bot can "
     "let you in with `hermes-gateway pair approve {code}`, and an admin with `/pair approve {code}`."
 )
 STILL_WAITING = (
@@ -38,12 +41,16 @@ WELCOME = {
 
 @locks("pairings", chat="message.chat cursor")
 def offer_pairing(
-    db: Connection, message: InboundMessage, code: str, config: PairingConfig, cursor: Cursor | None, now: Millis
+    db: Connection,
+    message: InboundMessage,
+    code: str,
+    cursor: Cursor | None,
+    now: Millis,
+    max_pending: int = MAX_PENDING,
 ) -> ChatId | None:
     """Give a stranger a code, or tell one who has a code that it still waits; None when there is nothing to say."""
-    minutes = config.code_minutes
-    if pairings.offer(db, message.sender, code, int(minutes * 60_000), config.max_pending, now):
-        text = OFFER.format(code=code, minutes=minutes)
+    if pairings.offer(db, message.sender, code, CODE_MINUTES * 60_000, max_pending, now):
+        text = OFFER.format(code=code, minutes=CODE_MINUTES)
         return refuse(db, message, message.chat, _offer_key(code), text, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
         # A slash command is answered in its own place each time, or its sender sees it hang.

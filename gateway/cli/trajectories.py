@@ -114,12 +114,9 @@ def compress(
 
 def _model_summary(config: Config, name: str | None) -> ModelSummary:
     """Return summaries by `auxiliary.trajectories`, or by the model or alias of this name. Raises `CommandError`."""
-    if name is not None:
-        task = config.auxiliary.trajectories.model_copy(update={"model": name})
-        auxiliary = config.auxiliary.model_copy(update={"trajectories": task})
-        config = config.model_copy(update={"auxiliary": auxiliary})
-    route = route_for(config, "trajectories", config.model)
-    if route is None:
+    named = config.model.named_route(name) if name is not None else config.model.route
+    route = named if name is not None else route_for(config, "trajectories", named)
+    if route is None or route.protocol == "offline":
         raise CommandError("no model is configured that could summarise; --summary-model none does without")
     ledger, price = RunLedger(cap_limits(config).daily), price_in(config, route.name)
     caps = UnpricedCaps(route.label) if config.costs.has_caps and price is None else ledger

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gateway.config.fields import BLOCKS, FIELDS, dotted, needs_restart, variable_name
-from gateway.config.types import BaseConfig, field_choices, field_notes, field_range, is_secret
+from gateway.config.types import field_choices, field_notes, field_range, is_secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +56,14 @@ def settings_markdown() -> str:
     return "\n".join(parts).strip()
 
 
-def _field_docstrings(block: type[BaseModel]) -> dict[str, str]:
+def _field_docstrings(block: type[Any]) -> dict[str, str]:
     """The docstring below each field, in one line.
 
     From the source, read for the documentation alone: pydantic's own reading of it would slow down every start.
     """
     found: dict[str, str] = {}
     for kind in reversed(block.__mro__):
-        if not issubclass(kind, BaseConfig):
+        if kind in (object, BaseModel):
             continue
         [definition] = ast.parse(inspect.getsource(kind)).body
         assert isinstance(definition, ast.ClassDef), "it is the source of a class"
@@ -75,8 +75,8 @@ def _field_docstrings(block: type[BaseModel]) -> dict[str, str]:
 
 
 def _default(field: FieldInfo) -> str:
-    if default_text := field_notes(field)["default_text"]:
-        return str(default_text)
+    if default_text := field_notes(field).default_text:
+        return default_text
     value: Any = field.default
     if value is None or value == ():
         return "none"
@@ -85,7 +85,7 @@ def _default(field: FieldInfo) -> str:
 
 def _allowed(field: FieldInfo) -> str:
     low, high = field_range(field)
-    unit = field_notes(field)["unit"]
+    unit = field_notes(field).unit
     if low is not None and high is not None:
         return f"{low:,} to {high:,} {unit}".strip()
     if is_secret(field):

@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from gateway.config.types import field_choices, field_range
+from gateway.config.types import field_choices, field_range, fields_of
 from hermes_state.errors import ConfigError
 from hermes_state.text import closest
 
-Block = TypeVar("Block", bound=BaseModel)
+Block = TypeVar("Block")
 
 
 class ConfigRejected(ConfigError):
@@ -64,13 +64,13 @@ def checked_block(block: type[Block], values: Mapping[Any, Any], name: str, know
         if key not in known:
             raise ValueError(f"{name}: {unknown_key(key, known)}")
     try:
-        return block.model_validate(values)
+        return TypeAdapter(block).validate_python(values)
     except ValidationError as error:
         raise ValueError(f"{name}.{first_problem(error, block)}") from None
 
 
-def first_problem(error: ValidationError, block: type[BaseModel]) -> str:
+def first_problem(error: ValidationError, block: type[Any]) -> str:
     """First problem of a block that stands in a list or behind a name, as `key: what is wrong with it`."""
     detail = details_of(error)[0]
     key = str(detail["loc"][0])
-    return f"{key}: {problem(detail, block.model_fields[key])}"
+    return f"{key}: {problem(detail, fields_of(block)[key])}"

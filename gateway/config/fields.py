@@ -5,17 +5,18 @@ A key path is the names from the top down (`("local", "port")`); people read it 
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, SecretStr, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from gateway.config.files import KeyPath
 from gateway.config.settings import Config
-from gateway.config.types import field_notes
+from gateway.config.types import field_notes, fields_of, is_block
 from hermes_state.redaction import is_secret_name, secret_parts
 
-Model = TypeVar("Model", bound=BaseModel)
+Block = TypeVar("Block")
 
 PREFIX = "HERMES_"
 DEFAULT_SOURCE = "default"
@@ -32,17 +33,17 @@ def variable_name(key: KeyPath) -> str:
     return PREFIX + "__".join(key).upper()
 
 
-def values_of(config: BaseModel, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Every key with its effective value; secrets stay wrapped."""
-    for name in type(config).model_fields:
+def values_of(config: object, above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every key of a block with its effective value; secrets stay wrapped."""
+    for name in fields_of(type(config)):
         value = getattr(config, name)
-        if isinstance(value, BaseModel):
+        if is_block(type(value)):
             yield from values_of(value, (*above, name))
         else:
             yield (*above, name), value
 
 
-def secrets_of(config: BaseModel) -> tuple[str, ...]:
+def secrets_of(config: object) -> tuple[str, ...]:
     """Every secret value in use, for exact redaction."""
     return tuple(secret for _, value in values_of(config) for secret in _secrets_in(value) if secret)
 
@@ -73,38 +74,43 @@ _MAY_BE_KEY = re.compile(r"(?!-)(?=.{0,100}[0-9]|.{12}).+", re.DOTALL)
 """Values that can be a secret, unlike the plain word in a setting such as `rotate_token: executes`."""
 
 
-def with_values(model: Model, kept: Mapping[KeyPath, Any], above: KeyPath = ()) -> Model:
+def with_values(block: Block, kept: Mapping[KeyPath, Any], above: KeyPath = ()) -> Block:
     """A copy with some values put in as they are: they were checked when they were loaded."""
     changed: dict[str, Any] = {}
-    for name in type(model).model_fields:
-        value, key = getattr(model, name), (*above, name)
-        if isinstance(value, BaseModel):
+    for name in fields_of(type(block)):
+        value, key = getattr(block, name), (*above, name)
+        if is_block(type(value)):
             changed[name] = with_values(value, kept, key)
         elif key in kept:
             changed[name] = kept[key]
-    return model.model_copy(update=changed)
+    return block.model_copy(update=changed) if isinstance(block, BaseModel) else replace(cast(Any, block), **changed)
+
+
+def block_json(block: object) -> str:
+    """A block as JSON, its secrets masked."""
+    return TypeAdapter(type(block)).dump_json(block).decode()
 
 
 def needs_restart(key: KeyPath) -> bool:
     """True where a running daemon keeps the old value of `key`."""
-    return bool(field_notes(FIELDS[key])["restart"])
+    return field_notes(FIELDS[key]).restart
 
 
-def _blocks(model: type[BaseModel], above: KeyPath = ()) -> Iterator[tuple[KeyPath, type[BaseModel]]]:
-    for name, field in model.model_fields.items():
+def _blocks(block: type[Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, type[Any]]]:
+    for name, field in fields_of(block).items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if isinstance(kind, type) and is_block(kind):
             yield (*above, name), kind
             yield from _blocks(kind, (*above, name))
 
 
-BLOCKS: Mapping[KeyPath, type[BaseModel]] = dict(_blocks(Config))
+BLOCKS: Mapping[KeyPath, type[Any]] = dict(_blocks(Config))
 """Every block of keys, in the order of the documentation."""
 
 FIELDS: Mapping[KeyPath, FieldInfo] = {
     (*block, name): field
     for block, kind in BLOCKS.items()
-    for name, field in kind.model_fields.items()
+    for name, field in fields_of(kind).items()
     if (*block, name) not in BLOCKS
 }
 """Every key that can be set, in the same order."""

@@ -46,6 +46,7 @@ from gateway.config.files import (
     read_env_file,
     read_yaml,
 )
+from gateway.config.old_keys import OLD_KEYS, Chosen, carried, notice, old_overrides, parted
 from gateway.config.settings import Config
 from gateway.config.types import field_choices, is_secret
 from hermes_state.errors import ConfigError
@@ -62,6 +63,8 @@ CUSTOMARY: Mapping[str, KeyPath] = {
 
 NO_SETTINGS = frozenset({"HERMES_HOME", "HERMES_EVENT_LOOP"})
 """Variables of ours that work in the environment only."""
+
+_READ_VARIABLES = frozenset((*VARIABLES, *CUSTOMARY, *map(variable_name, OLD_KEYS)))
 
 NOTHING_SERVED = "nothing is served: set telegram.token or discord.token, or local.enabled to true"
 
@@ -110,8 +113,12 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     env_file, warnings = read_env_file(state.env_file)
     credentials, unknown_credentials = _read_credentials(environ)
     sources = (("", environ), ("credential ", credentials), (f"{state.env_file}: ", env_file))
-    warnings = (*warnings, *unknown_credentials, *_warn_unknown_variables(sources))
-    chosen = _choose(sources, file)
+    values, old_values = parted(file.values)
+    file = replace(file, values=values)
+    chosen, old = _choose(sources, file), _set_in(sources, old_values, str(file.path), OLD_KEYS)
+    chosen = carried(old, chosen.get(_ALIASES, ({}, ""))[0]) | chosen
+    notices = _old_notices(old, chosen, file)
+    warnings = (*warnings, *unknown_credentials, *_warn_unknown_variables(sources), *notices)
     config, problems = _checked(chosen, file)
     unknown = [line for _, line in _unknown_keys(file, file.values)]
     if config is None or unknown:
@@ -141,6 +148,7 @@ def find_store_url(environ: Mapping[str, str]) -> str | None:
     credentials, _ = _read_credentials(environ)
     sources = (("", environ), ("credential ", credentials), (f"{state.env_file}: ", env_file))
     file = read_yaml(state.config_file)
+    file = replace(file, values=parted(file.values)[0])
     key: KeyPath = ("store", "url")
     found = _choose(sources, file).get(key)
     config, problems = _checked({key: found} if found is not None else {}, file)
@@ -184,8 +192,8 @@ def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], li
     try:
         for path in sorted(Path(directory).iterdir()):
             name = path.name.upper().replace(".", "__")
-            known = name if name in VARIABLES or name in CUSTOMARY else PREFIX + name
-            if known in VARIABLES or known in CUSTOMARY:
+            known = name if name in _READ_VARIABLES else PREFIX + name
+            if known in _READ_VARIABLES:
                 found[known] = path.read_text(encoding="utf-8").strip()
             else:
                 unknown.append(f"credential {path.name} {_not_a_setting(known)}")
@@ -198,19 +206,35 @@ def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], li
 def _choose(sources: _Sources, file: YamlFile) -> dict[KeyPath, tuple[Any, str]]:
     """The winning value of each key that somebody set, with its source in words."""
     in_file = dict(_leaves(file.values))
-    customary = _customary(_first(sources, [variable_name(_PROTOCOL)]) or (in_file.get(_PROTOCOL), ""))
-    chosen: dict[KeyPath, tuple[Any, str]] = {}
-    for key in FIELDS:
-        found = _first(sources, [variable_name(key)])
-        if found is None and not _is_empty(in_file.get(key)):
-            found = in_file[key], str(file.path)
-        if found is None:
-            found = _first(sources, customary.get(key, []))
-        if found is not None:
+    chosen = _set_in(sources, in_file, str(file.path), FIELDS)
+    for key, names in _customary(chosen.get(_PROTOCOL, ("", ""))).items():
+        if key not in chosen and (found := _first(sources, names)) is not None:
             chosen[key] = found
     return chosen
 
 
+def _set_in(
+    sources: _Sources, in_file: Mapping[KeyPath, Any], path: str, keys: Iterable[KeyPath]
+) -> dict[KeyPath, tuple[Any, str]]:
+    found: dict[KeyPath, tuple[Any, str]] = {}
+    for key in keys:
+        if (value := _first(sources, [variable_name(key)])) is not None:
+            found[key] = value
+        elif not _is_empty(in_file.get(key)):
+            found[key] = in_file[key], path
+    return found
+
+
+def _old_notices(old: Chosen, chosen: Chosen, file: YamlFile) -> Iterator[str]:
+    """Sentences about keys of earlier versions that are set."""
+    for key, (_, source) in sorted(old.items()):
+        yield notice(key, file.position(key) if source == str(file.path) else source, chosen)
+    models, source = chosen.get(_OVERRIDES, ({}, ""))
+    yield from (notice(key, f"{source}: {dotted(_OVERRIDES)}", chosen) for key in old_overrides(models))
+
+
+_ALIASES: KeyPath = ("model", "aliases")
+_OVERRIDES: KeyPath = ("compression", "models")
 _PROTOCOL: KeyPath = ("model", "protocol")
 
 
@@ -312,7 +336,7 @@ def _warn_unknown_variables(sources: _Sources) -> Iterator[str]:
             if name in NO_SETTINGS:
                 if label:
                     yield f"{label}{name} works only in the environment"
-            elif name.startswith(PREFIX) and name not in VARIABLES:
+            elif name.startswith(PREFIX) and name not in _READ_VARIABLES:
                 yield f"{label}{name} {_not_a_setting(name)}"
 
 

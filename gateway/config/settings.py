@@ -14,7 +14,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, model_validator
 
+from agent.settings import MemorySettings, SubagentSettings, TerminalSettings, WorkspaceSettings
 from gateway.config.context_settings import (
+    ROUTE_WORDS,
     AuxiliaryConfig,
     CompressionConfig,
     ContextEngineConfig,
@@ -22,16 +24,13 @@ from gateway.config.context_settings import (
     NoticeConfig,
 )
 from gateway.config.cost_settings import CostConfig
+from gateway.config.errors import did_you_mean
 from gateway.config.mcp_settings import McpConfig
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
 from gateway.config.tool_settings import (
-    MemoryConfig,
     ScheduleConfig,
-    SubagentConfig,
-    TerminalConfig,
     ToolsConfig,
     WebConfig,
-    WorkspaceConfig,
 )
 from gateway.config.types import (
     AnyCase,
@@ -85,8 +84,6 @@ class DiscordConfig(BaseConfig):
     """Address of the gateway (WebSocket)."""
     catch_up_hours: float = setting(24, ge=0, le=168, unit="hours", restart=True)
     """Age up to which missed messages are fetched and answered after a gap. 0: none are."""
-    catch_up_messages: int = setting(200, ge=0, le=5_000, unit="messages", restart=True)
-    """The most that is fetched per channel after a gap; what lies beyond is announced."""
 
 
 class LocalConfig(BaseConfig):
@@ -137,7 +134,7 @@ class ModelConfig(RouteConfig):
     @cached_property
     def fallback_routes(self) -> tuple[RouteConfig, ...]:
         """The fallbacks, complete, in their order; none is there twice."""
-        return tuple(dict.fromkeys(self._meant(written) for written in self.fallbacks))
+        return tuple(dict.fromkeys(self.named_route(written) for written in self.fallbacks))
 
     @property
     def routes(self) -> tuple[RouteConfig, ...]:
@@ -149,7 +146,8 @@ class ModelConfig(RouteConfig):
         """The route that an alias stands for. Raises `KeyError`."""
         return completed(self.aliases[alias], self)
 
-    def _meant(self, written: WrittenRoute) -> RouteConfig:
+    def named_route(self, written: WrittenRoute) -> RouteConfig:
+        """The route of an alias, of a model at the same provider, or of a block. Raises `ValueError`."""
         if isinstance(written, str):
             written = self.aliases.get(written.lower(), written)
         return completed(written, self)
@@ -163,7 +161,7 @@ class ModelConfig(RouteConfig):
         routes += [(f"model.aliases.{alias}", written) for alias, written in self.aliases.items()]
         for key, written in routes:
             try:
-                complaint = self._meant(written).complaint(key)
+                complaint = self.named_route(written).complaint(key)
             except ValueError as error:
                 raise ValueError(f"{key}.{error}") from None
             if complaint is not None:
@@ -205,11 +203,6 @@ class PairingConfig(BaseConfig):
 
     enabled: bool = True
     """Answer a stranger's direct message with a pairing code that an admin can approve."""
-    code_minutes: float = setting(60, ge=1, le=1_440, unit="minutes")
-    """Time in which a code can be approved."""
-    max_pending: int = setting(100, ge=1, le=10_000, unit="codes")
-    """Most codes waiting for approval at one time. For a further stranger the oldest gives way once it is five minutes
-    old; until then they get no answer."""
 
 
 class SessionConfig(BaseConfig):
@@ -221,25 +214,13 @@ class SessionConfig(BaseConfig):
     """Effect of a message that arrives during a turn: it waits for the next one, joins it, or ends it."""
     merge_seconds: float = setting(2, ge=0, le=60, unit="seconds")
     """Waiting messages of one sender within this span become one turn. 0: off."""
-    paste_seconds: float = setting(1.5, ge=0, le=10, unit="seconds")
-    """Time for which a piece at the platform's length limit waits for the next piece. 0: off."""
     max_turns: int = setting(256, ge=1, le=10_000, unit="turns", restart=True)
     """Turns running at one time, over all chats."""
-    max_waiting: int = setting(100, ge=1, le=10_000, unit="messages")
-    """Messages of one sender that may wait; one sentence refuses the next."""
     messages_per_minute: int = setting(60, ge=0, le=10_000, unit="messages")
     """Messages of one person that are taken within a minute; one sentence refuses the next, and what follows until the
     minute is over. 0: as many as come."""
     idle_reset_hours: OffOrNumber = setting(None, ge=0.1, le=8_760, unit="hours", default_text="off")
     """Silence after which a chat starts a new conversation."""
-
-
-class DeliveryConfig(BaseConfig):
-    """Sending what is owed to a chat."""
-
-    max_parts: int = setting(20, ge=2, le=1_000, unit="messages")
-    """Most messages that one reply takes. The last one of a longer reply carries all of it as a file, where the
-    platform has files."""
 
 
 class AttachmentConfig(BaseConfig):
@@ -251,12 +232,8 @@ class AttachmentConfig(BaseConfig):
     options: Options = setting(default_factory=dict, default_text="none", restart=True)
     """Options of the object store by name, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`; they
     count before its own variables. What looks like a key counts as a secret."""
-    cache_bytes: int = setting(1_073_741_824, ge=1_048_576, le=10_995_116_277_760, unit="bytes", restart=True)
-    """Room on this machine for copies of what lies in an object store."""
     max_bytes: int = setting(20_971_520, ge=1_024, le=2_147_483_648, unit="bytes", restart=True)
     """Largest file that is fetched."""
-    max_text_chars: int = setting(50_000, ge=100, le=10_000_000, unit="characters")
-    """Longest part of a text document that is read into the turn."""
     total_bytes: int = setting(2_147_483_648, ge=1_048_576, le=10_995_116_277_760, unit="bytes")
     """Room for stored files; beyond it the oldest go."""
 
@@ -276,8 +253,6 @@ class TranscriptionConfig(BaseConfig):
     """Root of the OpenAI-compatible API that has it."""
     api_key: Secret | None = setting(None, default_text="`model.api_key`")
     """Key for that API."""
-    max_seconds: int = setting(600, ge=1, le=14_400, unit="seconds")
-    """Longest recording that is listened to; `attachments.max_bytes` holds, too."""
 
 
 class StoreConfig(BaseConfig):
@@ -286,17 +261,10 @@ class StoreConfig(BaseConfig):
     url: StoreUrl | None = setting(None, default_text="the file `state.db` in the state directory", restart=True)
     """Address of a PostgreSQL database, such as `postgresql://hermes@db.example.org/hermes`; its password counts as a
     secret."""
-    synchronous: Annotated[Literal["full", "normal"], AnyCase] = setting("full", restart=True)
-    """`full`: what was acknowledged survives a power cut. `normal`: faster, may lose the last moments in one. Of the
-    file; PostgreSQL has a setting of its own."""
-    readers: int = setting(2, ge=1, le=16, unit="connections", restart=True)
-    """Connections for reading."""
     writers: int = setting(2, ge=1, le=16, unit="connections", restart=True)
     """Connections for writing to PostgreSQL; a file has one."""
     busy_seconds: float = setting(30, ge=1, le=600, unit="seconds", restart=True)
-    """Longest wait of a write while another process locks the database."""
-    settled_days: int = setting(30, ge=1, le=3_650, unit="days")
-    """Time for which the keys of settled messages are kept, by which a repeated one is recognised."""
+    """Longest wait of a write while another process locks the database. Raise it if a backup locks it for longer."""
 
 
 class ClusterConfig(BaseConfig):
@@ -347,16 +315,15 @@ class Config(BaseConfig):
     hygiene: HygieneConfig = Field(default_factory=HygieneConfig)
     auxiliary: AuxiliaryConfig = Field(default_factory=AuxiliaryConfig)
     context: ContextEngineConfig = Field(default_factory=ContextEngineConfig)
-    memory: MemoryConfig = Field(default_factory=MemoryConfig)
-    subagents: SubagentConfig = Field(default_factory=SubagentConfig)
+    memory: MemorySettings = Field(default_factory=MemorySettings)
+    subagents: SubagentSettings = Field(default_factory=SubagentSettings)
     schedules: ScheduleConfig = Field(default_factory=ScheduleConfig)
     notices: NoticeConfig = Field(default_factory=NoticeConfig)
     costs: CostConfig = Field(default_factory=CostConfig)
-    delivery: DeliveryConfig = Field(default_factory=DeliveryConfig)
     attachments: AttachmentConfig = Field(default_factory=AttachmentConfig)
-    workspace: WorkspaceConfig = Field(default_factory=WorkspaceConfig)
+    workspace: WorkspaceSettings = Field(default_factory=WorkspaceSettings)
     transcription: TranscriptionConfig = Field(default_factory=TranscriptionConfig)
-    terminal: TerminalConfig = Field(default_factory=TerminalConfig)
+    terminal: TerminalSettings = Field(default_factory=TerminalSettings)
     web: WebConfig = Field(default_factory=WebConfig)
     mcp: McpConfig = Field(default_factory=McpConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
@@ -371,6 +338,11 @@ class Config(BaseConfig):
                 f"local.host {self.local.host} is reachable from other machines, but access names nobody: "
                 "set access.admins (or access.allow), or keep local.host at 127.0.0.1"
             )
+        for task, word in self.auxiliary.routes.items():
+            if word not in (*ROUTE_WORDS, *self.model.aliases):
+                known = (*ROUTE_WORDS, *self.model.aliases)
+                meant = did_you_mean(word, known) or f"; write {', '.join(ROUTE_WORDS)}, or an alias"
+                raise ValueError(f"auxiliary.{task}: {word!r} is no alias of model.aliases{meant}")
         if self.cluster.role == "worker" and self.store.url is None:
             raise ValueError("cluster.role is worker, but store.url names no PostgreSQL database with other nodes")
         return self

@@ -69,8 +69,6 @@ class ToolsConfig(BaseConfig):
     and the model shown its beginning."""
     turn_budget: int = setting(200_000, ge=1_000, le=50_000_000, unit="characters")
     """Room for the results of one round of calls together, at most two fifths of the input window."""
-    preview_size: int = setting(1_500, ge=100, le=20_000, unit="characters")
-    """Beginning of a stored result that the model is shown."""
 
     def switch_of(self, tool: str, chat: ChatKey) -> ToolSwitch:
         """The switch of a tool in a chat."""
@@ -83,50 +81,12 @@ class ToolsConfig(BaseConfig):
         return next((self.approval_on[place] for place in places_of(chat) if place in self.approval_on), self.approval)
 
 
-class SubagentConfig(BaseConfig):
-    """Sub-agents, to which the agent hands tasks on by the tool `delegate`."""
-
-    max_rounds: int = setting(20, ge=1, le=1_000, unit="rounds")
-    """Most rounds of tool calls of one; it then has to report what it has."""
-    seconds: float = setting(600, ge=1, le=86_400, unit="seconds")
-    """Longest time that one may work, begun anew by a restart; `model.turn_seconds` holds for all of a turn."""
-    max_parallel: int = setting(3, ge=1, le=50, unit="sub-agents")
-    """Most that work for one turn at one time; further ones wait."""
-
-
-class WorkspaceConfig(BaseConfig):
-    """The folder of each chat that the file tools reach."""
-
-    max_bytes: int = setting(1_073_741_824, ge=1_048_576, le=10_995_116_277_760, unit="bytes", restart=True)
-    """Room on disk that one chat's files may take; beyond it tools write nothing more."""
-    max_file_bytes: int = setting(52_428_800, ge=1_024, le=2_147_483_648, unit="bytes", restart=True)
-    """Largest file that tools read, write or send."""
-
-
 class ScheduleConfig(BaseConfig):
     """Schedules: messages that come back into a chat at a time (`docs/tools.md`)."""
 
-    max_per_chat: int = setting(20, ge=0, le=10_000, unit="schedules")
-    """Schedules that one chat may have."""
-    min_minutes: int = setting(5, ge=1, le=1_440, unit="minutes")
-    """Shortest time between two messages of a schedule that is added."""
     missed: Annotated[Literal["once", "skip"], AnyCase] = "once"
     """Times that have passed while the gateway was not running: `once` makes up for all of them by one message, `skip`
     leaves them out. A message for one time comes late in either case."""
-
-
-class MemoryConfig(BaseConfig):
-    """Notes that the agent keeps for a chat beyond its conversations: `MEMORY.md` and `USER.md`."""
-
-    enabled: bool = True
-    """Offer the tool `memory`, and show the notes to the model when a conversation begins."""
-    flush: bool | None = setting(None, default_text="on in direct chats")
-    """Before a compression, let a model note what must be known beyond it: one more call, by `auxiliary.flush`. In
-    groups with a shared conversation it runs only if set to `true`, because anybody there can influence the notes."""
-    memory_size: int = setting(2_200, ge=200, le=50_000, unit="characters")
-    """Longest `MEMORY.md`, of facts about the work."""
-    user_size: int = setting(1_400, ge=200, le=50_000, unit="characters")
-    """Longest `USER.md`, about the person; in a group the longest part of one person in it."""
 
 
 def places_of(chat: ChatKey) -> Iterator[str]:
@@ -143,27 +103,6 @@ def places_of(chat: ChatKey) -> Iterator[str]:
     yield chat.platform
 
 
-class TerminalConfig(BaseConfig):
-    """Shell commands of the agent, each in a sandbox (`docs/tools.md`)."""
-
-    enabled: bool = False
-    """Offer the tool `terminal`."""
-    network: bool = False
-    """Let commands use the network, this machine's own services and local network included."""
-    seconds: float = setting(120, ge=1, le=86_400, unit="seconds")
-    """Longest time that a command may take, unless it runs in the background; `model.turn_seconds` holds, too."""
-    memory_mb: int = setting(512, ge=64, le=1_048_576, unit="MB")
-    """Memory of a command: all its processes, shared memory and files in `/tmp` together."""
-    max_processes: int = setting(100, ge=10, le=10_000, unit="processes")
-    """Processes and threads of a command."""
-    output_chars: int = setting(20_000, ge=1_000, le=1_000_000, unit="characters")
-    """Longest output that is kept; of a longer one the beginning and the end, half of it each."""
-    max_background: int = setting(4, ge=0, le=100, unit="commands")
-    """Commands of one chat that may run in the background at one time."""
-    unsafe: bool = False
-    """Run commands without a sandbox, with all rights of the gateway's own user: they can read its keys."""
-
-
 class WebConfig(BaseConfig):
     """Pages that the agent reads, and searches of the web (`docs/tools.md`)."""
 
@@ -175,10 +114,6 @@ class WebConfig(BaseConfig):
     """Hosts whose pages are not read, and what is below them."""
     private_hosts: Hosts = setting((), default_text="none")
     """Hosts that may have a private address, by exactly the name or number in the address; no others may."""
-    seconds: float = setting(30, ge=1, le=600, unit="seconds")
-    """Longest wait for a page, or for the results of a search."""
-    max_bytes: int = setting(5_000_000, ge=10_000, le=50_000_000, unit="bytes")
-    """Longest part of a page that is read, unpacked."""
     search: Annotated[Literal["searxng", "brave", "tavily"] | None, Off, AnyCase] = setting(None, default_text="off")
     """Service that `web_search` asks."""
     search_url: Url | None = setting(None, default_text="the service's own")

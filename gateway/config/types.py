@@ -3,8 +3,10 @@
 import json
 import re
 import zoneinfo
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, TypeAlias, cast
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, TypeAlias, cast, get_type_hints
 from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
@@ -12,6 +14,7 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from hermes_state.redaction import MARK
+from hermes_state.settings import Setting
 from hermes_state.values import ReasoningEffort
 
 # ---- blocks and fields
@@ -33,10 +36,9 @@ def setting(
     default_factory: Callable[[dict[str, Any]], Any] | None = None,
     restart: bool = False,
 ) -> Any:
-    """Field with a range, a unit, a default in words. `restart`: a changed value waits for the next start.
+    """Field with what a `Setting` says of it. The docstring below the field is what people read about it.
 
-    Returns Any, as pydantic's `Field` does: the annotation beside it is the type. The docstring below the field is
-    what people read about it.
+    Returns Any, as pydantic's `Field` does: the annotation beside it is the type.
     """
     notes: JsonDict = {"unit": unit, "restart": restart, "default_text": default_text}
     if default_factory is not None:
@@ -44,9 +46,27 @@ def setting(
     return Field(default, json_schema_extra=notes, ge=ge, le=le)
 
 
-def field_notes(field: FieldInfo) -> Mapping[str, Any]:
-    """Notes of `setting()` about a field: `unit`, `restart`, `default_text`."""
-    return cast(Mapping[str, Any], field.json_schema_extra or {"unit": "", "restart": False, "default_text": ""})
+def is_block(kind: object) -> bool:
+    """True for a class whose fields are keys: one of `BaseConfig`, or the settings of a part."""
+    return isinstance(kind, type) and (issubclass(kind, BaseModel) or is_dataclass(kind))
+
+
+def fields_of(block: type[Any]) -> Mapping[str, FieldInfo]:
+    """Keys of a block. Of the settings of a part, only the fields marked with a `Setting` are keys."""
+    return block.model_fields if issubclass(block, BaseModel) else _marked_fields(cast(Hashable, block))
+
+
+@cache
+def _marked_fields(block: Any) -> Mapping[str, FieldInfo]:
+    kinds, defaults = get_type_hints(block, include_extras=True), {field.name: field.default for field in fields(block)}
+    found = {name: FieldInfo.from_annotated_attribute(kinds[name], default) for name, default in defaults.items()}
+    return {name: field for name, field in found.items() if any(isinstance(mark, Setting) for mark in field.metadata)}
+
+
+def field_notes(field: FieldInfo) -> Setting:
+    """Unit, default in words and reload of a key."""
+    marks = (mark for mark in field.metadata if isinstance(mark, Setting))
+    return next(marks, None) or Setting(**cast(dict[str, Any], field.json_schema_extra or {}))
 
 
 def field_range(field: FieldInfo) -> tuple[float | None, float | None]:
@@ -319,22 +339,6 @@ Options: TypeAlias = Annotated[dict[str, str | SecretStr], BeforeValidator(_opti
 Body: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_body), AfterValidator(FrozenConfig)]
 Effort: TypeAlias = Annotated[ReasoningEffort | None, BeforeValidator(_effort)]
 
-
-def _share(value: float) -> float:
-    if not 0 < value <= 1:
-        raise ValueError("must be shares of the window, above 0 and at most 1, such as 0.65")
-    return value
-
-
-def _listed_or_off(value: object) -> object:
-    return () if _switched_off(value) is None else listed(value)
-
-
-Fractions: TypeAlias = Annotated[
-    tuple[Annotated[float, AfterValidator(_share)], ...],
-    BeforeValidator(_listed_or_off),
-    AfterValidator(lambda values: tuple(sorted(set(values)))),
-]
 Off = BeforeValidator(_switched_off)
 """Validator for what may be `off`, which is None."""
 OffOrNumber: TypeAlias = Annotated[float | None, Off]

@@ -57,6 +57,9 @@ STRANGER_MS = 300_000
 STRANGER_ANSWERS = 3
 """Interactions of somebody without access that lead to an answer of their own in the chat, within five minutes."""
 
+MAX_WAITING = 100
+"""Most messages of one sender that may wait in a chat; one sentence refuses the next. More are a flood."""
+
 MAX_BATCH = 100
 """Most events stored by one function of a commit: a platform's whole answer, and few enough rows."""
 
@@ -293,7 +296,7 @@ class GatewayIntake:
             kind=InboxKind.MESSAGE,
             mode=InboxMode.QUEUE,
             text=message.text,
-            max_waiting=sessions.max_waiting,
+            max_waiting=MAX_WAITING,
             cursor=cursor,
             may_join_any=not message.chat_kind.is_shared or self.access.role_of(message.sender.ref) is UserRole.ADMIN,
             may_start=self.lanes.has_room(ahead) and not (message.attachments or message.expects_more),
@@ -379,10 +382,9 @@ class GatewayIntake:
     # ---- strangers, edits --------------------------------------------------------------------------------------
 
     async def _answer_denied(self, message: InboundMessage, result: AccessResult, cursor: Cursor | None) -> None:
-        pairing, now = self.runtime.config.pairing, self.clock.now()
-        if result is AccessResult.STRANGER and pairing.enabled:
-            code = pairings.new_code()
-            chat_id = await self.store.write(offer_pairing, message, code, pairing, cursor, now)
+        now = self.clock.now()
+        if result is AccessResult.STRANGER and self.runtime.config.pairing.enabled:
+            chat_id = await self.store.write(offer_pairing, message, pairings.new_code(), cursor, now)
         else:
             # Once a day is enough; a slash command must be answered each time, or its sender sees it hang.
             which = message.event_ref if message.ticket is not None else f"{message.sender.ref}:{now // 86_400_000}"

@@ -1,10 +1,10 @@
 """Window that conversations have to fit into, by the configuration. Light: no SDK is loaded for it."""
 
+from dataclasses import replace
 from datetime import UTC, tzinfo
 
-from agent.context.cuts import CutSettings
-from agent.context.limits import Limits, LimitSettings, limits_of
-from agent.context.model_handle import CompressorSettings, ContextSettings
+from agent.context.limits import Limits, limits_of
+from agent.context.model_handle import ContextSettings
 from agent.model.sizes import SizeSource
 from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tokens import estimated_text_tokens
@@ -20,36 +20,15 @@ from hermes_state.values import ChatKey, ChatKind, EstimatedTokens
 def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> ContextSettings:
     """Context settings of a model, by default the configured one; its own overrides included."""
     compression = config.compression.for_model(model or config.model.name or "")
+    settings = replace(
+        compression,
+        summary_seconds=min(compression.summary_seconds, config.model.turn_seconds / 4),
+        hygiene_threshold=config.hygiene.threshold,
+        zone=zone,
+    )
+    is_background = settings.mode == "background"
     return ContextSettings(
-        is_enabled=compression.enabled,
-        limits=LimitSettings(
-            threshold=compression.threshold,
-            target_ratio=compression.target_ratio,
-            tail_mode=compression.tail_mode,
-            minimum_context_length=compression.minimum_context_length,
-            maximum_threshold_tokens=compression.maximum_threshold_tokens,
-            summary_budget=compression.summary_budget,
-            summary_max_tokens=compression.summary_max_tokens,
-            facts_share=compression.facts_share,
-            hygiene_threshold=config.hygiene.threshold,
-        ),
-        compressor=CompressorSettings(
-            cut=CutSettings(
-                protect_last_n=compression.protect_last_n,
-                protect_first_n=compression.protect_first_n,
-                protect_first=compression.protect_first,
-            ),
-            prune_style=compression.prune_style,
-            summary_template=compression.summary_template,
-            abort_on_summary_failure=compression.abort_on_summary_failure,
-            summary_seconds=min(compression.summary_seconds, config.model.turn_seconds / 4),
-            zone=zone,
-            note_in_system=compression.note_in_system,
-        ),
-        is_background=compression.mode == "background",
-        hard_message_limit=config.hygiene.hard_message_limit,
-        hold_seconds=config.hygiene.hold_seconds,
-        pressure_levels=compression.pressure_levels,
+        is_enabled=settings.enabled, is_background=is_background, limits=settings, compressor=settings
     )
 
 

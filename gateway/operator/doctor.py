@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
@@ -36,6 +37,7 @@ from gateway.access.tools import find_admin_chats
 from gateway.assembly import open_attachments
 from gateway.cluster.membership import node_info, refuse_early
 from gateway.config import ConfigRejected, LoadedConfig, find_store_url, load_config
+from gateway.config.context_settings import AuxiliaryTask
 from gateway.config.files import StateDirectory, find_user_home, locate_home
 from gateway.config.loader import NOTHING_SERVED
 from gateway.config.settings import Config
@@ -46,11 +48,10 @@ from gateway.models.pricing import estimated_models, unpriced_models, unpriced_s
 from gateway.models.window import fixed_prompt_tokens, load_configured_profile, window_of
 from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
 from gateway.operator.socket import DaemonNotRunningError, ask
-from gateway.turns.terminal import terminal_settings
 from hermes_state.admin.overview import describe, load_overview
 from hermes_state.admin.overview import find_fault as find_database_fault
 from hermes_state.disk import Room
-from hermes_state.engines.opening import open_resting
+from hermes_state.engines.opening import StoreSettings, open_resting
 from hermes_state.engines.postgres.nodes import find_faults, load_nodes
 from hermes_state.engines.sqlite.connections import check_engine
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError, ToolError
@@ -249,7 +250,7 @@ def check_cluster(db: Connection, config: Config, node_id: str = "") -> list[Che
     """Check what a node needs beside others on the same database; nothing of a file. `node_id`: of one that runs."""
     if isinstance(db, sqlite3.Connection):
         return []
-    needed = config.store.writers + config.store.readers + 1
+    needed = StoreSettings(writers=config.store.writers).connections
     faults = find_faults(db, node_info(config, node_id), needed, SystemClock().now())
     alive = sum(node.is_alive for node in load_nodes(db))
     text = f"{counted(alive, 'node')} {'has' if alive == 1 else 'have'} a seat; this one can have its own beside them."
@@ -344,11 +345,11 @@ def check_platforms(names: Iterable[str]) -> Iterator[CheckResult]:
 
 def check_terminal(config: Config) -> Iterator[CheckResult]:
     """Check by trial that commands can be run, where the terminal is on; a running daemon does it, inside its unit."""
-    settings = terminal_settings(config.terminal)
-    if not settings.is_enabled:
+    settings = config.terminal
+    if not settings.enabled:
         return
     probe_sandbox.cache_clear()  # somebody may have mended it
-    if settings.is_unsafe:
+    if settings.unsafe:
         text = "terminal.unsafe is on: the agent's commands run without a sandbox, and can read the gateway's keys."
         yield warning("terminal", text)
     elif (fault := terminal_fault(settings)) is not None:
@@ -417,7 +418,7 @@ def _models(loaded: LoadedConfig) -> Iterator[CheckResult]:
 def _settings(loaded: LoadedConfig) -> Iterator[CheckResult]:
     """Tell of settings that do not reach the model that they are for."""
     config = loaded.config
-    for_tasks = (route_for(config, task, config.model.route) for task in config.auxiliary.tasks)
+    for_tasks = (route_for(config, task, config.model.route) for task in get_args(AuxiliaryTask))
     for route in dict.fromkeys((*all_routes(config), *(route for route in for_tasks if route is not None))):
         for sentence in left_out(route):
             yield warning("settings", f"{route.label}: {sentence}")

@@ -67,14 +67,14 @@ class Delivery:
     gates: GateRegistry
     clock: Clock
     group: asyncio.TaskGroup
-    max_parts: Callable[[], int]
-    """Most messages that a reply takes; with more, the last one carries all of it as a file."""
     files: AttachmentFolder
     """Files that are kept."""
     zone: Callable[[], tzinfo] = lambda: UTC
     """Time zone of the times that people read."""
     close_remote: Callable[[ChatId], Awaitable[Mapping[TurnId, str]]] | None = None
     """Ends what this node shows of a chat's turns that run elsewhere; returns their placeholders."""
+    max_parts: int = 20
+    """Most messages that a reply takes: beyond them, its last message carries all of it as a file."""
     on_unreachable: Callable[[], None] = lambda: None
     """Called when a chat is found in which the bot cannot write any more."""
     _wakes: dict[ChatId, asyncio.Event] = field(default_factory=dict, init=False)
@@ -305,7 +305,7 @@ class Delivery:
         return await self._request(chat, begun, adapter, claim, is_repeat)
 
     async def _render(self, adapter: PlatformAdapter, written: outbox.WrittenReply) -> Sequence[OutboundPart]:
-        return await render_reply(adapter, written, self.max_parts(), self.zone())
+        return await render_reply(adapter, written, self.max_parts, self.zone())
 
     async def _request(
         self, chat: ChatKey, row: OutboxRow, adapter: PlatformAdapter, claim: AccountClaim, is_repeat: bool

@@ -122,10 +122,8 @@ def accuracy_sentence(count: int, settings: NoticeConfig) -> str | None:
 
 def pressure_sentence(pressure: PressureEvent) -> str:
     """Sentence below an answer about how full the conversation is."""
-    figures = f"({pressure.tokens:,} of {pressure.of_tokens:,} tokens)"
-    if not pressure.is_threshold:
-        return f"_{pressure.percent} % of the context window is used {figures}._"
-    if pressure.tokens >= pressure.of_tokens:
+    figures = f"({pressure.tokens:,} of {pressure.threshold:,} tokens)"
+    if pressure.tokens >= pressure.threshold:
         return f"_The room before compression is used up {figures}._"
     return f"_{pressure.percent} % of the room before compression is used {figures}._"
 

@@ -24,6 +24,8 @@ log = structlog.get_logger()
 
 IDLE_CHECK_MINUTES = 5
 HOUSEKEEPING_MINUTES = 60
+SETTLED_MILLIS = 30 * 86_400_000
+"""Time for which the keys of settled messages are kept. No platform repeats an event after a month."""
 SLICE_ROWS = 500
 
 
@@ -89,16 +91,15 @@ class JobRunner:
 
     async def run_housekeeping(self) -> None:
         """Forget what is settled and old, make room for files, tidy the database."""
-        config = self._runtime.config
+        total_bytes = self._runtime.config.attachments.total_bytes
         try:
             # Files first: on a full disk they make the room that everything below needs.
             await asyncio.to_thread(self._files.remove_leftovers, self._clock.now() - LEFTOVER_MILLIS)
-            surplus = await self._store.read(attachments.load_surplus, config.attachments.total_bytes)
+            surplus = await self._store.read(attachments.load_surplus, total_bytes)
             if surplus:
                 await asyncio.to_thread(self._files.remove, surplus)
                 await self._store.write(attachments.forget, surplus)
-            max_age_millis = config.store.settled_days * 86_400_000
-            removed = await retention.remove_expired(self._store, self._clock.now(), max_age_millis)
+            removed = await retention.remove_expired(self._store, self._clock.now(), SETTLED_MILLIS)
             if isinstance(self._store, SqliteStore):
                 await retention.maintain(self._store)
             else:

@@ -8,7 +8,6 @@ from zoneinfo import ZoneInfoNotFoundError
 
 import structlog
 
-from agent.tools.schedules.changes import ScheduleSettings
 from agent.tools.schedules.times import is_local, last_occurrence, next_occurrence
 from gateway.access.permissions import AccessControl
 from gateway.config.settings import Config
@@ -107,11 +106,9 @@ def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringP
     return FiringPlan(key=meant.key, notes=tuple(notes), next_at=next_at)
 
 
-def schedule_settings(config: Config) -> ScheduleSettings:
-    """Bounds of schedules, and the time zone of new ones: the configured one, or else the server's."""
-    zone = config.agent.time_zone or server_zone()
-    bounds = config.schedules
-    return ScheduleSettings(zone=zone, max_per_chat=bounds.max_per_chat, min_minutes=bounds.min_minutes)
+def schedule_zone(config: Config) -> str:
+    """Return the name of the time zone of new schedules: the configured one, else the server's, which may be empty."""
+    return config.agent.time_zone or server_zone()
 
 
 @cache

@@ -47,6 +47,8 @@ from hermes_state.values import (
 
 log = structlog.get_logger()
 
+MAX_TEXT_CHARS = 50_000
+"""Longest part of a text document that is read into the turn; tools read the rest."""
 READERS = ("read_file", "terminal")
 """Tools that read a workspace."""
 INBOX = "inbox"
@@ -231,9 +233,8 @@ class AttachmentHandler:
         is_image = attachment.kind is AttachmentKind.IMAGE
         no_image = None if is_image else AttachmentError(file_kinds.unreadable(attachment, sees_images=sees_images))
         if file_kinds.is_text(attachment):
-            max_chars = self.runtime.config.attachments.max_text_chars
             try:
-                document = await asyncio.to_thread(file_kinds.read_text, fetched, attachment, max_chars)
+                document = await asyncio.to_thread(file_kinds.read_text, fetched, attachment, MAX_TEXT_CHARS)
                 return await self._keep(fetched, attachment), document
             except AttachmentError as error:
                 if not sees_images:

@@ -11,13 +11,16 @@ from hermes_state.inbox import InboxKind, InboxMode, InboxRow
 from hermes_state.values import Millis
 
 ARRIVAL_SLACK_MS = 300
-"""Time for the way through the network, in milliseconds, of a piece sent exactly `paste_seconds` after the last one."""
+"""Time for the way through the network, in milliseconds, of a piece sent exactly `PASTE_MS` after the last one."""
+PASTE_MS = 1_500
+"""Time, in milliseconds, for which a piece at the platform's length limit waits for the next one. Clients send the
+pieces of a paste within a second."""
 
 PLATFORM_CLOCK_MS = 1_000
 """Resolution of Telegram's times, in milliseconds: two may look that much further apart than they were."""
 
 
-def next_burst(rows: Sequence[InboxRow], *, merge_ms: int, paste_ms: int) -> list[InboxRow]:
+def next_burst(rows: Sequence[InboxRow], *, merge_ms: int) -> list[InboxRow]:
     """Rows that a lane takes up next, of `rows`, all that waits in its chat: those of a turn, or one command.
 
     Empty where nothing but notices waits: alone they start no turn, they go along with the next one.
@@ -27,26 +30,26 @@ def next_burst(rows: Sequence[InboxRow], *, merge_ms: int, paste_ms: int) -> lis
     if not burst or burst[0].kind is InboxKind.COMMAND:
         return burst
     for row in messages[1:]:
-        if not _follows(row, burst, merge_ms, paste_ms):
+        if not _follows(row, burst, merge_ms):
             break
         burst.append(row)
     notices = [row for row in rows if row.kind is InboxKind.NOTICE and row.id < burst[-1].id]
     return sorted([*notices, *burst], key=lambda row: row.id)
 
 
-def _follows(row: InboxRow, burst: Sequence[InboxRow], merge_ms: int, paste_ms: int) -> bool:
+def _follows(row: InboxRow, burst: Sequence[InboxRow], merge_ms: int) -> bool:
     first, last = burst[0], burst[-1]
     if InboxMode.ALONE in (first.mode, row.mode) or row.kind is InboxKind.COMMAND or row.sender_ref != first.sender_ref:
         return False
     is_in_span = merge_ms > 0 and abs(row.sent_at - first.sent_at) <= merge_ms
-    is_next_piece = last.expects_more and paste_ms > 0 and row.sent_at - last.sent_at <= paste_ms + PLATFORM_CLOCK_MS
+    is_next_piece = last.expects_more and row.sent_at - last.sent_at <= PASTE_MS + PLATFORM_CLOCK_MS
     return is_in_span or is_next_piece
 
 
-def held_until(burst: Sequence[InboxRow], rows: Sequence[InboxRow], paste_ms: int) -> Millis:
+def held_until(burst: Sequence[InboxRow], rows: Sequence[InboxRow]) -> Millis:
     """Time until which a burst of messages waits for its next piece; 0 where none is announced or others wait too."""
     last = burst[-1]
     is_newest = all(row.id <= last.id or row.kind is InboxKind.NOTICE for row in rows)
-    if not (last.expects_more and is_newest and paste_ms):
+    if not (last.expects_more and is_newest):
         return Millis(0)
-    return Millis(last.received_at + paste_ms + ARRIVAL_SLACK_MS)
+    return Millis(last.received_at + PASTE_MS + ARRIVAL_SLACK_MS)

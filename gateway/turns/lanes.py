@@ -116,9 +116,7 @@ class Lane:
         if self._crashes >= MAX_CRASHES:
             await self._dead_letter(rows)
             return True
-        sessions = self._lanes.runtime.config.sessions
-        merge_ms, paste_ms = int(sessions.merge_seconds * 1000), int(sessions.paste_seconds * 1000)
-        burst = next_burst(rows, merge_ms=merge_ms, paste_ms=paste_ms)
+        burst = next_burst(rows, merge_ms=int(self._lanes.runtime.config.sessions.merge_seconds * 1000))
         if not burst:
             return False
         if burst[0].kind is InboxKind.COMMAND:
@@ -126,7 +124,7 @@ class Lane:
             if opened is not None:
                 self._lanes.own[self._chat_id] = opened
                 await self._execute_in_slot(opened)
-        elif (seconds := self._held_for(burst[-1], held_until(burst, rows, paste_ms))) > 0:
+        elif (seconds := self._held_for(burst[-1], held_until(burst, rows))) > 0:
             await wait_until(self.woken, seconds)
         else:
             await self._start(burst)

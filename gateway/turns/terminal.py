@@ -1,10 +1,8 @@
-"""The terminal in the daemon: its settings, and what a chat is told of background commands."""
+"""The terminal in the daemon: what a chat is told of background commands."""
 
 from collections.abc import Callable
 
-from agent.tools.terminal.sandbox import TerminalSettings
 from agent.tools.terminal.terminal_tool import BackgroundCommand
-from gateway.config.tool_settings import TerminalConfig
 from hermes_state import inbox, outbox
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
@@ -14,12 +12,6 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.text import shortened
 from hermes_state.values import ChatId, Clock, Millis
-
-
-def terminal_settings(config: TerminalConfig) -> TerminalSettings:
-    """Rights and limits of the agent's commands."""
-    bounds = config.model_dump(exclude={"enabled", "unsafe"})
-    return TerminalSettings(is_enabled=config.enabled, is_unsafe=config.unsafe, **bounds)
 
 
 async def tell_background_end(

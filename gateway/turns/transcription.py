@@ -41,6 +41,9 @@ if TYPE_CHECKING:  # both bring an SDK, which `gateway.models.clients` loads lat
 
 log = structlog.get_logger()
 
+MAX_MINUTES = 10
+"""Longest recording, in minutes: longer ones are no spoken messages, and are paid by the minute."""
+
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class TranscriptionHandler:
@@ -60,11 +63,11 @@ class TranscriptionHandler:
         return self.runtime.config.transcription.model is not None
 
     def refuse_long(self, recording: IncomingAttachment) -> None:
-        """Raise `AttachmentError` for a recording that is known to be longer than `transcription.max_seconds`."""
-        limit = self.runtime.config.transcription.max_seconds
-        if recording.seconds is not None and recording.seconds > limit:
-            length = f"{limit} seconds" if limit < 120 else f"{limit // 60} minutes"
-            raise AttachmentError(f"I listen to at most {length} at a time; please say it in shorter pieces.")
+        """Raise `AttachmentError` for a recording that is known to be longer than `MAX_MINUTES`."""
+        if recording.seconds is not None and recording.seconds > MAX_MINUTES * 60:
+            raise AttachmentError(
+                f"I listen to at most {MAX_MINUTES} minutes at a time; please say it in shorter pieces."
+            )
 
     async def transcribe(self, row: InboxRow, recording: IncomingAttachment, data: bytes) -> str:
         """Transcript of a fetched recording of a waiting message, by now stored with it.

@@ -34,13 +34,13 @@ def web_tools(loaded: Callable[[], LoadedConfig]) -> tuple[Tool, ...]:
 def fetch_settings(config: WebConfig) -> FetchSettings:
     """Bounds of the pages that are read."""
     hosts = HostSettings(allow=config.allow_hosts, deny=config.deny_hosts, private=config.private_hosts)
-    return FetchSettings(hosts=hosts, seconds=config.seconds, max_bytes=config.max_bytes)
+    return FetchSettings(hosts=hosts)
 
 
 def search_settings(config: WebConfig) -> SearchSettings:
     """The configured search service, or the reason why there is none."""
     fault = _search_fault(config)
-    return SearchSettings(service=None if fault else _service(config), fault=fault, seconds=config.seconds)
+    return SearchSettings(service=None if fault else _service(config), fault=fault)
 
 
 def _search_fault(config: WebConfig) -> str | None:

@@ -32,10 +32,16 @@ COPY_NOTE = "copied_from"
 class StoreSettings:
     """How a database is opened; each engine takes what it knows."""
 
-    synchronous: Synchronous = "FULL"
-    readers: int = 2
     writers: int = 2
     busy_seconds: float = 30.0
+    synchronous: Synchronous = "FULL"
+    readers: int = 2
+    """Connections for reading. Two suffice: most reads run on the event loop, on a connection of their own."""
+
+    @property
+    def connections(self) -> int:
+        """Connections to PostgreSQL, the seat of a node included."""
+        return self.writers + self.readers + 1
 
 
 def missing_driver(url: str | None) -> str | None:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 IN_USE_SECONDS: Final = 600
 """Seconds for which a file stays in the cache after it was asked for, however full that is: it may yet be opened."""
 
+CACHE_BYTES: Final = 1 << 30
+"""Room for copies of what lies in the object store. A copy that was dropped is fetched again."""
+
 _TRIMMED_AFTER: Final = 16
 """Part of the cache, as its divisor, that may be new before all of it is looked at once more."""
 
@@ -47,7 +50,7 @@ _PARTS_AT_ONCE: Final = 2
 class AttachmentBucket(AttachmentFolder):
     """Files of attachments in an object store. Its folder is a cache, of about `max_cache_bytes`."""
 
-    def __init__(self, bucket: "ObjectStore", cache: Path, max_cache_bytes: int) -> None:
+    def __init__(self, bucket: "ObjectStore", cache: Path, max_cache_bytes: int = CACHE_BYTES) -> None:
         super().__init__(cache)
         self._bucket = bucket
         self._max_cache_bytes = max_cache_bytes
@@ -114,7 +117,7 @@ class AttachmentBucket(AttachmentFolder):
             surplus -= size
 
 
-def open_bucket(url: str, options: Mapping[str, str], cache: Path, max_cache_bytes: int) -> AttachmentBucket:
+def open_bucket(url: str, options: Mapping[str, str], cache: Path) -> AttachmentBucket:
     """The bucket at `url`, which was tried; `options` are obstore's, and count before the variables that it reads.
 
     Raises `ConfigError` where address, options or keys cannot be used, `StoreUnavailable` where the object store
@@ -131,7 +134,7 @@ def open_bucket(url: str, options: Mapping[str, str], cache: Path, max_cache_byt
             store = from_url(url, config=config, client_options=client, retry_config=_RETRIES)
         except (BaseError, ValueError) as error:
             raise ConfigError(f"{refused}: {reason(error)}") from None
-        bucket = AttachmentBucket(store, cache, max_cache_bytes)
+        bucket = AttachmentBucket(store, cache)
         try:
             is_object_store = bucket.check()
         except (BaseError, FileNotFoundError) as error:

@@ -19,7 +19,7 @@ def missing_client(url: str | None) -> str | None:
     )
 
 
-def open_files(url: str, options: Mapping[str, str], cache: Path, max_cache_bytes: int) -> AttachmentFolder:
+def open_files(url: str, options: Mapping[str, str], cache: Path) -> AttachmentFolder:
     """The files at `url`, which can be written; those of an object store have their cache in `cache`.
 
     Blocks. Raises `ConfigError` for an address that cannot be used, `StoreUnavailable` for one that cannot now.
@@ -30,7 +30,7 @@ def open_files(url: str, options: Mapping[str, str], cache: Path, max_cache_byte
         raise ConfigError(missing)
     from hermes_state.files.bucket import open_bucket
 
-    return open_bucket(url, options, cache, max_cache_bytes)
+    return open_bucket(url, options, cache)
 
 
 def _open_folder(folder: Path) -> AttachmentFolder:

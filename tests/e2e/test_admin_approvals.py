@@ -297,8 +297,8 @@ async def test_a_question_longer_than_a_message_is_shown_whole_and_its_last_part
 
 
 async def test_a_question_with_more_parts_than_are_sent_carries_all_of_it_in_a_file(world: World) -> None:
-    await start(world, ADMIN, HERMES_DELIVERY__MAX_PARTS="3")
-    await ask(world, line=" ".join(f"word{number}" for number in range(9_000)))
+    await start(world, ADMIN)
+    await ask(world, line=" ".join(f"word{number}" for number in range(12_000)))
     await shown(world, ADMIN, "/approve a1 says yes")
     [sent] = await world.tg.get("sent", method="sendDocument", chat_id=ADMIN, wait=15, count=1)
     assert "The rest is in this file, which has all of the reply" in json.dumps(sent)

@@ -47,7 +47,7 @@ async def test_an_admin_is_told_once_that_the_model_for_summaries_writes_none(wo
 
 @pytest.mark.parametrize(("mode", "summariser"), [("auto", "lab-64k"), ("same-as-main", "lab-128k")])
 async def test_the_mode_says_whether_the_chosen_model_summarises(world: World, mode: str, summariser: str) -> None:
-    await world.gateway.start(HERMES_AUXILIARY__MODE=mode, HERMES_MODEL__ALIASES='{"other": "lab-64k"}')
+    await world.gateway.start(HERMES_AUXILIARY__COMPRESSION__MODE=mode, HERMES_MODEL__ALIASES='{"other": "lab-64k"}')
     await world.converse("/model other")
     await compressed(world)
     assert [row[1] for row in world.query(SUMMARIES)] == [summariser]

@@ -416,7 +416,6 @@ async def test_every_language_is_kept_in_its_window(world: World, bytes_per_toke
     chats = {name: 101 + place for place, name in enumerate(LANGUAGES)}
     await world.gateway.start(
         **SMALL,
-        HERMES_COMPRESSION__FACTS_SHARE="0",  # what is quoted is no matter of the language
         HERMES_TOOLS__USE='{"*": "off"}',  # nor are schemas: who is one compression ahead is so by how much they take
         HERMES_ACCESS__ALLOW=",".join(f"telegram:{chat_id}" for chat_id in chats.values()),
     )

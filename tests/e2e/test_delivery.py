@@ -42,33 +42,25 @@ async def test_an_answer_takes_at_most_twenty_messages_and_the_rest_comes_as_a_f
     assert world.query("SELECT count(*) FROM outbox WHERE part > 0 AND state <> 'sent'") == [(0,)]
 
 
-async def test_the_number_of_messages_is_a_setting(world: World) -> None:
-    await world.gateway.start(HERMES_DELIVERY__MAX_PARTS="2")
-    await world.script(match="tell me all", text=long_answer(3_000))
-    await world.say("tell me all")
-    await file_on_telegram(world)
-    assert len(await world.replies(1)) == 1
-
-
 async def test_where_no_file_may_be_sent_a_sentence_says_where_the_rest_is(world: World) -> None:
-    await world.gateway.start(HERMES_DELIVERY__MAX_PARTS="2")
+    await world.gateway.start(**LONG)
     forbidden = {"description": "Bad Request: not enough rights to send documents to the chat"}
     await world.tg.post("faults", {"kind": "400", "match": "sendDocument", "times": -1, **forbidden})
-    await world.script(match="tell me all", text=long_answer(3_000))
+    await world.script(match="tell me all", text=long_answer())
     await world.say("tell me all")
-    replies = await world.replies(2)
-    assert "I cannot attach a file" in replies[1]
+    replies = await world.replies(20)
+    assert "I cannot attach a file" in replies[19]
     assert world.query("SELECT count(*) FROM outbox WHERE state = 'dead'") == [(0,)]
 
 
 async def test_on_discord_the_rest_comes_as_a_file_too(discord_world: World) -> None:
     world = discord_world
-    await discord.ready(world, **LONG, HERMES_DELIVERY__MAX_PARTS="4")  # Discord takes five messages in five seconds
+    await discord.ready(world, **LONG)
     answer = long_answer()
     await world.script(match="tell me all", text=answer)
     said = await discord.say(world, "tell me all")
-    sent = await discord.sent(world, 4)
-    assert len(sent) == 4
+    sent = await discord.sent(world, 20, wait=40)  # Discord takes five messages in five seconds
+    assert len(sent) == 20
     shown = await world.dc.get("messages", channel_id=said["channel_id"])
     *_, last = (row for row in shown if row["author"].get("bot"))
     assert last["content"] == CAPTION

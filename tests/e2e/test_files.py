@@ -156,11 +156,11 @@ async def test_a_file_that_was_on_its_way_at_a_kill_arrives_once_as_it_was(world
 
 
 async def test_what_cannot_be_sent_is_told_to_the_model(world: World) -> None:
-    await world.gateway.start(**FREELY, HERMES_WORKSPACE__MAX_FILE_BYTES="100000000")
+    await world.gateway.start(**FREELY)
     await world.say('hello [[tool:write_file {"path": "a.txt", "content": "x"}]]')
     await world.replies(1)
     with (workspace(world) / "large.bin").open("wb") as file:
-        file.truncate(60_000_000)
+        file.truncate(51_000_000)
     (workspace(world) / "empty").touch()
     for path, told in {
         "large.bin": "larger than the 50,000,000 bytes that this chat takes",

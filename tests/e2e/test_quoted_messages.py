@@ -180,7 +180,7 @@ async def test_a_picture_is_fetched_once_however_often_it_is_replied_to(world: W
 
 
 async def test_an_album_that_answers_a_picture_brings_that_once(world: World) -> None:
-    await world.gateway.start(HERMES_MODEL__IMAGES="true", HERMES_SESSIONS__PASTE_SECONDS="0.5")
+    await world.gateway.start(HERMES_MODEL__IMAGES="true")
     number = await written(world, media="photo", file_b64=PICTURE)
     piece = {**GROUP, "user_id": 42, "media": "photo", "file_b64": PICTURE, "media_group_id": "g1", "reply_to": number}
     await world.tg.post("message", [{**piece, "caption": "@lab_gateway_bot which is yours?"}, piece, piece])

@@ -61,7 +61,8 @@ async def test_a_setting_that_the_provider_refuses_costs_no_answer(world: World)
 
 @pytest.mark.each_protocol
 async def test_a_task_has_settings_of_its_own(world: World) -> None:
-    title = {"HERMES_AUXILIARY__TITLE__MODE": "auto", "HERMES_AUXILIARY__TITLE__REASONING_EFFORT": "off"}
+    calm = '{"calm": {"name": "claude-opus-4-6", "reasoning_effort": "off"}}'
+    title = {"HERMES_MODEL__ALIASES": calm, "HERMES_AUXILIARY__TITLE": "calm"}
     await world.gateway.start(HERMES_MODEL__NAME="claude-opus-4-6", **title, **SETTINGS)
     await world.say("hello")
     assert await world.replies(1, match="^echo: ")

@@ -1,6 +1,7 @@
 """Conversations get a name by themselves, over any protocol, and nothing else notices."""
 
 import asyncio
+import json
 import signal
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from tests.e2e.protocols import PROTOCOLS, ModelProtocol
 from tests.e2e.world import World
 
-ON = {"HERMES_AUXILIARY__TITLE__MODE": "auto"}
+ON = {"HERMES_AUXILIARY__TITLE": "auto"}
 WANTED = "Write the title now"
 CALLS = "SELECT outcome FROM model_calls WHERE purpose = 'title' ORDER BY id"
 
@@ -42,12 +43,15 @@ async def test_a_conversation_is_named_once_and_keeps_its_name_through_a_compres
 @pytest.mark.parametrize("other", PROTOCOLS.values(), ids=str)
 async def test_a_model_of_its_own_writes_titles_over_any_protocol(world: World, other: ModelProtocol) -> None:
     await world.llm.post("config", {"api_key": "", "strict_keys": False})
+    small = {
+        "name": "lab-32k",
+        "protocol": other.name,
+        "base_url": world.llm.url + other.root,
+        "api_key": "key-for-titles",
+    }
     await world.gateway.start(
-        **ON,
-        HERMES_AUXILIARY__TITLE__MODEL="lab-32k",
-        HERMES_AUXILIARY__TITLE__PROTOCOL=other.name,
-        HERMES_AUXILIARY__TITLE__BASE_URL=world.llm.url + other.root,
-        HERMES_AUXILIARY__TITLE__API_KEY="key-for-titles",
+        HERMES_MODEL__ALIASES=json.dumps({"small": small}),
+        HERMES_AUXILIARY__TITLE="small",
     )
     await world.script(match=WANTED, text="Broken login")
     await world.converse("why does my login fail?")
@@ -115,12 +119,12 @@ async def test_titles_can_be_switched_off_and_on_by_a_reload(world: World) -> No
     home = world.home
     home.mkdir(mode=0o700, exist_ok=True)
     config = home / "config.yaml"
-    config.write_text("auxiliary: {title: {mode: off}}\n", encoding="utf-8")
-    world.gateway.environ.pop("HERMES_AUXILIARY__TITLE__MODE")
+    config.write_text("auxiliary: {title: off}\n", encoding="utf-8")
+    world.gateway.environ.pop("HERMES_AUXILIARY__TITLE")
     await world.gateway.start()
     await world.script(match=WANTED, text="Broken login")
     await world.converse("one")
-    config.write_text("auxiliary: {title: {mode: same-as-main}}\n", encoding="utf-8")
+    config.write_text("auxiliary: {title: main}\n", encoding="utf-8")
     world.gateway.signal(signal.SIGHUP)
     await world.gateway.wait_for_log("config.reloaded")
     assert len(await world.asked(0, wait=0)) == 1

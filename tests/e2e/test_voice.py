@@ -32,9 +32,9 @@ async def test_words_beside_a_recording_stay(world: World) -> None:
 
 
 async def test_a_recording_that_is_too_long_is_not_even_fetched(world: World) -> None:
-    await world.gateway.start(**EARS, HERMES_TRANSCRIPTION__MAX_SECONDS="6")
-    await world.say("", **VOICE, file_text="SAYS:far too much")
-    assert await world.replies(1, match="at most 6 seconds")
+    await world.gateway.start(**EARS)
+    await world.say("", **{**VOICE, "duration": 601}, file_text="SAYS:far too much")
+    assert await world.replies(1, match="at most 10 minutes")
     assert world.query("SELECT count(*) FROM turns") == [(0,)]
     assert not await world.llm.get("requests")
 

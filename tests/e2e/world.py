@@ -49,7 +49,7 @@ def environ_of(folder: Path, model_url: str, protocol: ModelProtocol) -> dict[st
         **protocol.environ(model_url),
         "HERMES_MODEL__API_KEY": "test",
         "HERMES_MODEL__CONTEXT_LENGTH": "128000",
-        "HERMES_AUXILIARY__TITLE__MODE": "off",
+        "HERMES_AUXILIARY__TITLE": "off",
         "HERMES_MEMORY__FLUSH": "false",
         "HERMES_LOCAL__ENABLED": "false",
         "HERMES_LOGGING__FORMAT": "json",

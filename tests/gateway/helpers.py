@@ -304,7 +304,7 @@ def config_of(**sections: Mapping[str, object]) -> Config:
     settings: dict[str, Any] = {  # Any: what people would write into the file
         "model": {"protocol": "chat_completions", "name": "scripted"},
         "access": {"allow": [ANN.ref, BOB.ref], "admins": [BOSS.ref]},
-        "auxiliary": {"title": {"mode": "off"}},
+        "auxiliary": {"title": "off"},
         "tools": {"approval": {"writes": "allow", "executes": "allow"}},
     }
     for name, values in sections.items():
@@ -375,7 +375,6 @@ class TestGateway:
             gates=self.gates,
             clock=clock,
             group=group,
-            max_parts=lambda: 20,
             files=AttachmentFolder(self._folder),
         )
         self.notices = NoticeWriter(

@@ -92,7 +92,7 @@ async def test_an_answer_that_was_never_tried_goes_out_at_once(store: Store, tmp
 @JUMPS
 async def test_a_paste_waits_no_longer_for_its_next_piece(store: Store, tmp_path: Path, jump: int) -> None:
     clock = TurnedClock()
-    async with serving(store, tmp_path, clock=clock, sessions={"paste_seconds": 0.3}) as gateway:
+    async with serving(store, tmp_path, clock=clock) as gateway:
         await gateway.say("long", expects_more=True)
         clock.offset = jump
         for lane in gateway.lanes._lanes.values():
@@ -102,10 +102,10 @@ async def test_a_paste_waits_no_longer_for_its_next_piece(store: Store, tmp_path
 
 async def test_a_paste_that_waited_at_a_restart_is_answered(store: Store, tmp_path: Path) -> None:
     clock = TurnedClock()
-    async with serving(store, tmp_path, clock=clock, sessions={"paste_seconds": 10}) as gateway:
+    async with serving(store, tmp_path, clock=clock) as gateway:
         await gateway.say("long", expects_more=True)
     clock.offset = -DAY_MS
-    async with serving(store, tmp_path, clock=clock, sessions={"paste_seconds": 0.3}) as again:
+    async with serving(store, tmp_path, clock=clock) as again:
         assert await again.replies(1) == ["echo: long"]
 
 

@@ -4,9 +4,8 @@ import re
 from pathlib import Path
 
 from agent.context.compressor import MAX_LENGTH_PERCENT
-from agent.context.controller import MAX_PASSES
+from agent.context.controller import MAX_PASSES, PRESSURE_PERCENT
 from agent.context.limits import LimitSettings, limits_of, summary_input_tokens
-from agent.context.measure import PRESSURE_PERCENT
 from agent.context.state import (
     MIN_GAIN_PERCENT,
     NO_MODEL_SECONDS,
@@ -23,7 +22,7 @@ from tests.gateway.test_docs import between
 
 PAGE = (Path(__file__).parents[2] / "docs/compression.md").read_text(encoding="utf-8")
 WINDOWS = (32_768, 128_000, 200_000, 1_000_000)
-BLOCKS = ("compression.", "hygiene.", "auxiliary.mode", "auxiliary.compression.", "context.", "notices.")
+BLOCKS = ("compression.", "hygiene.", "auxiliary.compression.", "context.", "notices.")
 
 
 def limits_table() -> str:

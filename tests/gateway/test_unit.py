@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.settings import TerminalSettings
 from agent.tools.mcp import stdio
 from agent.tools.terminal import terminal_tool
-from agent.tools.terminal.sandbox import ENVIRON, TerminalSettings, probe_sandbox, sandboxed
+from agent.tools.terminal.sandbox import ENVIRON, probe_sandbox, sandboxed
 from gateway import daemon
 from gateway.config.fields import FIELDS, variable_name
 from gateway.config.settings import Config

@@ -19,6 +19,7 @@ from pathlib import Path, PurePath
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
+from agent.settings import WorkspaceSettings
 from hermes_state.disk import MIN_ROOM_OF_TOOLS, Room
 from hermes_state.errors import ToolError
 from hermes_state.values import ChatId
@@ -39,16 +40,6 @@ _NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 PathParts: TypeAlias = tuple[str, ...]
 """Names on the way from the workspace to a file; empty for the workspace itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkspaceSettings:
-    """Sizes of workspaces, in bytes."""
-
-    max_bytes: int = 1 << 30
-    """Room on disk that one workspace may take."""
-    max_file_bytes: int = 50 << 20
-    """Largest file that is read, written or sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Changes of a chat's schedules, as the tool and the command make them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
@@ -15,44 +14,39 @@ from hermes_state.tools.schedules import NewSchedule, ScheduleRow, ScheduleState
 from hermes_state.values import ChatId, Millis, UserRef
 
 MAX_TEXT_CHARACTERS = 4_000
+MAX_PER_CHAT = 20
+"""Most schedules of one chat: every one of them starts turns that cost money."""
+MIN_MINUTES = 5
+"""Shortest time, in minutes, between two messages of a schedule, so that the turns of one do not pile up."""
 SHOWN_TIMES = 3
 """Next times that people are shown before they say yes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleSettings:
-    """Bounds of schedules, and the time zone of new ones."""
-
-    zone: str
-    """Name of the time zone; empty where the server's has none."""
-    max_per_chat: int
-    min_minutes: int
-    """Shortest time between two occurrences of a schedule, in minutes."""
-
-
 def new_schedule(
-    settings: ScheduleSettings, chat_id: ChatId, creator: tuple[UserRef, str], spec: str, text: str, now: Millis
+    zone: str, chat_id: ChatId, creator: tuple[UserRef, str], spec: str, text: str, now: Millis
 ) -> NewSchedule:
-    """A schedule that can be stored. `spec`: a cron expression, or a date with a time. Raises `ToolError`."""
-    if not settings.zone:
+    """Make a schedule that can be stored. Raises `ToolError`.
+
+    `zone`: name of the time zone; empty where the server's has none. `spec`: a cron expression, or a date with a time.
+    """
+    if not zone:
         raise ToolError("the server's time zone has no name: whoever runs the gateway has to set agent.time_zone")
     if not 0 < len(text := text.strip()) <= MAX_TEXT_CHARACTERS:
         raise ToolError(f"a schedule needs a text of 1 to {MAX_TEXT_CHARACTERS:,} characters")
-    spec = normalised(spec, settings.zone)
+    spec = normalised(spec, zone)
     apart = 1_440 if is_local(spec) else parse_crontab(spec).shortest_minutes
-    if apart < settings.min_minutes:
-        least = counted(settings.min_minutes, "minute")
-        raise ToolError(f"{spec} comes {counted(apart, 'minute')} apart; `schedules.min_minutes` is {least}")
-    first = next_occurrence(spec, settings.zone, now)
+    if apart < MIN_MINUTES:
+        raise ToolError(f"{spec} comes {counted(apart, 'minute')} apart; the shortest time is {MIN_MINUTES} minutes")
+    first = next_occurrence(spec, zone, now)
     if first is None:
-        clock = datetime.fromtimestamp(now / 1000, ZoneInfo(settings.zone)).isoformat(" ", "minutes")[:16]
-        raise ToolError(f"{spec} never comes: it is {clock} in {settings.zone}")
+        clock = datetime.fromtimestamp(now / 1000, ZoneInfo(zone)).isoformat(" ", "minutes")[:16]
+        raise ToolError(f"{spec} never comes: it is {clock} in {zone}")
     return NewSchedule(
         chat_id=chat_id,
         creator_ref=creator[0],
         creator_name=creator[1],
         spec=spec,
-        zone=settings.zone,
+        zone=zone,
         text=text,
         next_at=first.at,
         created_at=now,
@@ -60,12 +54,10 @@ def new_schedule(
 
 
 @locks(chat="schedule.chat_id")
-def add(db: Connection, schedule: NewSchedule, max_per_chat: int) -> str:
+def add(db: Connection, schedule: NewSchedule) -> str:
     """Store a schedule and say when it comes. Raises `ToolError` in a chat that has as many as it may."""
-    if schedules.count_schedules(db, schedule.chat_id) >= max_per_chat:
-        raise ToolError(
-            f"this chat has {counted(max_per_chat, 'schedule')}, as many as `schedules.max_per_chat` allows: remove one"
-        )
+    if schedules.count_schedules(db, schedule.chat_id) >= MAX_PER_CHAT:
+        raise ToolError(f"this chat has {MAX_PER_CHAT} schedules, and a chat cannot have more: remove one")
     number = schedules.insert_schedule(db, schedule)
     times = ", ".join(upcoming(schedule.spec, schedule.zone, schedule.created_at))
     return f"Schedule {number} is set; next: {times} ({schedule.zone})."

@@ -7,7 +7,7 @@ from typing import Any
 from agent.tools.approvals import fenced, inline
 from agent.tools.arguments import schema, text, whole
 from agent.tools.registry import Tool, ToolContext
-from agent.tools.schedules.changes import ScheduleSettings, add, change, find, listed, new_schedule, upcoming
+from agent.tools.schedules.changes import add, change, find, listed, new_schedule, upcoming
 from agent.tools.schedules.times import is_local, normalised
 from hermes_state.errors import ToolError
 from hermes_state.store.locks import locks
@@ -20,16 +20,19 @@ _ACTIONS = ("list", "add", "pause", "resume", "remove")
 
 
 def schedule_tool(
-    settings: Callable[[], ScheduleSettings],
+    zone: Callable[[], str],
     may_moderate: Callable[[UserRef], bool],
     on_change: Callable[[], None],
     clock: Clock,
 ) -> Tool:
-    """The tool `schedule`. It changes only what its own chat has, and adds nothing in a turn that a schedule began."""
+    """The tool `schedule`. It changes only what its own chat has, and adds nothing in a turn that a schedule began.
+
+    `zone`: name of the time zone of new schedules; empty where the server's has none.
+    """
 
     def draft(arguments: Mapping[str, Any], context: ToolContext, name: str) -> NewSchedule:
         creator, text = (context.started_by, name), arguments.get("text", "")
-        return new_schedule(settings(), context.chat_id, creator, _spec(arguments), text, clock.now())
+        return new_schedule(zone(), context.chat_id, creator, _spec(arguments), text, clock.now())
 
     def check(arguments: Mapping[str, Any], context: ToolContext) -> None:
         if arguments["action"] == "add":
@@ -49,7 +52,7 @@ def schedule_tool(
         if action == "add":
             name = await store.read(load_sender_name, context.turn_id, context.started_by)
             new = draft(arguments, context, name or context.started_by)
-            text = await store.write(add, new, settings().max_per_chat)
+            text = await store.write(add, new)
         else:
             is_in_charge = not context.chat_kind.is_shared or may_moderate(context.started_by)
             text = await store.write(partial(_change, arguments, context, is_in_charge), clock.now())
@@ -59,10 +62,10 @@ def schedule_tool(
     def shown(arguments: Mapping[str, Any]) -> str:
         if arguments["action"] != "add":
             return f"{arguments['action'].capitalize()} schedule {arguments['id']} (`/schedule` lists them)."
-        zone = settings().zone
-        spec = normalised(_spec(arguments), zone)
-        times = ", ".join(upcoming(spec, zone, clock.now()))
-        return f"At {inline(spec)} ({zone}), next {times}, this comes into the chat:\n{fenced(arguments['text'])}"
+        name = zone()
+        spec = normalised(_spec(arguments), name)
+        times = ", ".join(upcoming(spec, name, clock.now()))
+        return f"At {inline(spec)} ({name}), next {times}, this comes into the chat:\n{fenced(arguments['text'])}"
 
     return Tool(
         name="schedule",

@@ -20,8 +20,9 @@ from operator import mul
 from pathlib import Path
 from typing import Final, Self, TextIO
 
+from agent.settings import TerminalSettings
 from agent.tools.terminal.control_groups import ControlGroup, Usage, total
-from agent.tools.terminal.sandbox import ENVIRON, TerminalSettings, bound_process, command_words, socket_filter
+from agent.tools.terminal.sandbox import ENVIRON, bound_process, command_words, socket_filter
 from hermes_state.aio import Backoff, cancel_all
 from hermes_state.disk import MIN_ROOM, Room
 from hermes_state.errors import ToolError
@@ -193,7 +194,7 @@ class RunningCommand:
                 return  # there is no sandbox, and the output says why
             pid, _, _ = _CREDENTIALS.unpack(credentials[0][2])
             bound_process(pid, self._settings, max_file_bytes=self._max_file_bytes, has_end=has_end)
-            if not self._settings.is_unsafe and not self._group:
+            if not self._settings.unsafe and not self._group:
                 self._memory = SandboxMemory(pid)
             gate.send(b"\n")
         except TimeoutError as error:

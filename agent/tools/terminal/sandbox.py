@@ -26,6 +26,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
+from agent.settings import TerminalSettings
 from agent.tools.files.workspace import MOUNT
 from hermes_state.errors import ToolError
 from hermes_state.text import shortened
@@ -61,25 +62,6 @@ _PROGRAM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TerminalSettings:
-    """Rights and limits of commands."""
-
-    is_enabled: bool = True
-    is_unsafe: bool = False
-    """Commands run without a sandbox, with all that the gateway's own user may do."""
-    network: bool = False
-    seconds: float = 120.0
-    """Longest command that is waited for."""
-    memory_mb: int = 512
-    """Memory of all processes of a command; its `/tmp` may take half as much."""
-    max_processes: int = 100
-    """Processes and threads of a command."""
-    output_chars: int = 20_000
-    max_background: int = 4
-    """Background processes of one chat at one time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxInfo:
     """Findings of a trial: the options with which sandboxes can be made here, or the reason why none can."""
 
@@ -112,9 +94,9 @@ def probe_sandbox() -> SandboxInfo:
 
 def terminal_fault(settings: TerminalSettings) -> str | None:
     """Reason why no command can be run under these settings, None where they can."""
-    if not settings.is_enabled:
+    if not settings.enabled:
         return "the terminal is off (terminal.enabled)"
-    return None if settings.is_unsafe else probe_sandbox().fault
+    return None if settings.unsafe else probe_sandbox().fault
 
 
 def command_words(
@@ -130,7 +112,7 @@ def command_words(
         raise ToolError("the command is empty" if not command.strip() else "the command has a NUL character in it")
     if len(command.encode()) > MAX_COMMAND_BYTES:
         raise ToolError(f"the command is longer than {MAX_COMMAND_BYTES:,} bytes: put it into a file and run that")
-    if settings.is_unsafe:
+    if settings.unsafe:
         return [*GATE, *_shell(command)]
     if folder.resolve().is_relative_to("/usr"):
         raise ToolError("no command can be run: the state directory is below /usr, which every command can read")
@@ -233,7 +215,7 @@ def bound_process(pid: int, settings: TerminalSettings, *, max_file_bytes: int, 
     }
     if has_end:
         bounds[resource.RLIMIT_CPU] = max(1, round(settings.seconds))
-    if not settings.is_unsafe:  # where the sandbox's processes are counted; outside it is all of the user's
+    if not settings.unsafe:  # where the sandbox's processes are counted; outside it is all of the user's
         bounds[resource.RLIMIT_NPROC] = settings.max_processes
     for bound, most in bounds.items():
         hard = resource.prlimit(pid, bound)[1]

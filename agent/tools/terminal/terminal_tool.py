@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from agent.settings import TerminalSettings
 from agent.tools.approvals import fenced
 from agent.tools.arguments import schema, switch, text
 from agent.tools.registry import Tool, ToolContext
 from agent.tools.terminal.running_command import RunningCommand
-from agent.tools.terminal.sandbox import TerminalSettings, terminal_fault
+from agent.tools.terminal.sandbox import terminal_fault
 from hermes_state.aio import cancel_all, wait_until
 from hermes_state.errors import ToolError
 from hermes_state.text import counted, shortened
@@ -181,7 +182,7 @@ def terminal_tool(
         why_unavailable=lambda: terminal_fault(settings()),
         timeout_seconds=_TIMEOUT_SECONDS,
         is_exempt=lambda arguments: arguments["action"] != "run",
-        shape=lambda arguments: command_shape(arguments, is_exact=settings().is_unsafe),
+        shape=lambda arguments: command_shape(arguments, is_exact=settings().unsafe),
         reach=lambda shape: (
             f"running `{shape[:-2]}` with any plain words"
             if shape.endswith(" …")

@@ -5,7 +5,7 @@ from functools import partial
 
 from agent.tools.schedules.changes import add, change, find, listed, new_schedule
 from gateway.commands.registry import CommandReply, CommandRequest
-from gateway.schedules.runner import schedule_settings
+from gateway.schedules.runner import schedule_zone
 from hermes_state.errors import CommandError, ToolError
 from hermes_state.store.sql import Connection
 from hermes_state.tools import schedules
@@ -39,13 +39,13 @@ def schedule(request: CommandRequest, db: Connection, now: Millis) -> CommandRep
 
 
 def _add(request: CommandRequest, db: Connection, found: re.Match[str], now: Millis) -> str:
-    settings = schedule_settings(request.context.runtime.config)
+    zone = schedule_zone(request.context.runtime.config)
     spec, text = found["at"] or found["name"] or found["cron"], found["text"] or ""
     if re.match(r"\S*[*?]", text) is not None:
         raise CommandError("That has six fields: there are five of them, without seconds and without a year.")
     creator = request.row.sender_ref, request.row.sender_name
-    new = new_schedule(settings, request.chat.id, creator, spec, text, now)
-    return add(db, new, settings.max_per_chat)
+    new = new_schedule(zone, request.chat.id, creator, spec, text, now)
+    return add(db, new)
 
 
 def _change(request: CommandRequest, db: Connection, action: str, number: int, now: Millis) -> CommandReply:

@@ -260,7 +260,7 @@ def find_faults(db: Connection, node: NodeInfo, connections: int, now: Millis) -
     if nodes * connections > (free := scalar(db, int, _CONNECTIONS)):
         found.append(
             f"the server takes {counted(free, 'connection')}, and {counted(nodes, 'node')} with {connections} each need"
-            f" {nodes * connections}: raise its max_connections, or lower store.readers and store.writers"
+            f" {nodes * connections}: raise its max_connections, or lower store.writers"
         )
     return found
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent.context.job import Aborted, Compressed
-from agent.context.model_handle import CompressorSettings, ContextSettings, SummaryRoute
+from agent.context.model_handle import ContextSettings, SummaryRoute
 from agent.context.state import NO_MODEL_SECONDS
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state.turns import RunningTurn
@@ -423,19 +423,3 @@ async def test_without_any_model_for_summaries_a_handoff_is_made_by_rule_when_th
     assert found.kinds == ["deterministic"]
     assert asked_for_summaries(llm) == 0
     assert len(found.told) == 1
-
-
-async def test_with_abort_on_failure_a_bad_summary_leaves_a_chat_alone_while_there_is_room(
-    chat: Chat, small: ChatCompletionsModel, llm: LLM
-) -> None:
-    own = chat_at(chat, 1)
-    context = ContextSettings(compressor=CompressorSettings(abort_on_summary_failure=True))
-    agent = agent_of(own, small, context=context)
-    fail_summaries(llm, text="No.")
-    turn = await fill_and_ask(own, agent, 4_200)
-    await converse(own, agent, turn)
-    found = await look(own, turn.lineage_id)
-    assert found.compressions == [("preflight", "aborted", "empty")]
-    turn = await fill_and_ask(own, agent, 5_700)
-    await converse(own, agent, turn)
-    assert (await look(own, turn.lineage_id)).kinds == ["deterministic"]

@@ -16,7 +16,6 @@ from agent.context.cuts import (
     REMADE,
     SOFT_CEILING_PERCENT,
     Cut,
-    CutSettings,
     SkipReason,
     child_context,
     find_cut,
@@ -24,8 +23,8 @@ from agent.context.cuts import (
     handoff_in,
     middle_of,
 )
-from agent.context.limits import Limits, LimitSettings, limits_of
-from agent.context.pruning import PruneStyle, prune
+from agent.context.limits import CutSettings, Limits, LimitSettings, limits_of
+from agent.context.pruning import prune
 from agent.handoff import Handoff, framed
 from agent.model.wire import WireSettings, chat_messages, is_shown
 from hermes_state.redaction import redact
@@ -56,9 +55,8 @@ _rules = st.builds(
     CutSettings,
     protect_last_n=st.sampled_from([1, 6, 20]),
     protect_first_n=st.sampled_from([0, 1, 3, 5]),
-    protect_first=st.sampled_from(["always", "first"]),
+    keeps_head_once=st.booleans(),
 )
-_styles: st.SearchStrategy[PruneStyle] = st.sampled_from(["stub", "placeholder", "excerpt"])
 _keep_turns = st.sampled_from([None, None, None, 1, 2])
 
 
@@ -143,9 +141,9 @@ def check_answer(done: Pass, limits: Limits) -> None:
         assert any(done.before[visible[-1]] is one for one in done.after)
 
 
-def check_pruning(done: Pass, style: PruneStyle) -> None:
-    once, _ = prune(done.before, upto=done.cut.tail_start, redact=redact, style=style)
-    again, stubs = prune(once, upto=done.cut.tail_start, redact=redact, style=style)
+def check_pruning(done: Pass) -> None:
+    once, _ = prune(done.before, upto=done.cut.tail_start, redact=redact)
+    again, stubs = prune(once, upto=done.cut.tail_start, redact=redact)
     assert msgspec.json.encode(again) == msgspec.json.encode(once)
     assert stubs == 0
     assert all(new is old for old, new in zip(once, again, strict=True)), "no arguments were shortened either"
@@ -213,7 +211,6 @@ def check_nothing_is_lost(done: Pass, ever: Sequence[Message]) -> None:
     limits=_limits,
     rules=_rules,
     text=_summaries,
-    style=_styles,
     keep_turns=_keep_turns,
     system=st.sampled_from(["", "You are Hermes."]),
 )
@@ -222,7 +219,6 @@ def test_every_compression_of_every_conversation_is_legal_verbatim_at_its_ends_a
     limits: Limits,
     rules: CutSettings,
     text: str,
-    style: PruneStyle,
     keep_turns: int | None,
     system: str,
 ) -> None:
@@ -241,7 +237,7 @@ def test_every_compression_of_every_conversation_is_legal_verbatim_at_its_ends_a
             continue
         passes += 1
         check_verbatim(done, limits)
-        check_pruning(done, style)
+        check_pruning(done)
         check_handoff(done, system)
         check_exchanges(done)
         check_nothing_is_lost(done, ever)

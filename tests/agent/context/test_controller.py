@@ -12,7 +12,8 @@ import pytest
 
 from agent.context.cuts import SkipReason
 from agent.context.job import Compressed, NotNeeded
-from agent.context.model_handle import CompressorSettings, ContextSettings, LearnedProfile
+from agent.context.limits import CompressorSettings
+from agent.context.model_handle import ContextSettings, LearnedProfile
 from agent.context.state import ContextState, UnverifiedCompression, stored_form
 from agent.model.base import ModelLimits
 from agent.model.protocols.chat_completions import ChatCompletionsModel

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.context.cuts import Cut, CutSettings, SkipReason, child_context, find_cut, handoff_for, middle_of
-from agent.context.limits import Limits, LimitSettings, limits_of
+from agent.context.cuts import Cut, SkipReason, child_context, find_cut, handoff_for, middle_of
+from agent.context.limits import CutSettings, Limits, LimitSettings, limits_of
 from agent.model.wire import WireSettings, chat_messages
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageBody, MessageRole, Origin, Transcript, TurnId
@@ -165,7 +165,7 @@ def test_an_earlier_handoff_is_never_head_or_tail() -> None:
 
 
 def test_a_head_kept_by_the_first_compression_only_is_summarised_by_the_next() -> None:
-    rules = CutSettings(protect_first="first")
+    rules = CutSettings(keeps_head_once=True)
     assert cut(chatter(20), 60, SMALL, rules).head_end == 3
     assert cut([*chatter(1), handoff(), *chatter(20)], 60, SMALL, rules).head_end == 0
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.context.limits import (
+    MAX_SUMMARY_TOKENS,
     MIN_INPUT_WINDOW,
     MIN_SUMMARY_CEILING,
     Limits,
@@ -66,9 +67,8 @@ def test_without_a_share_the_floor_alone_decides_and_a_small_window_has_the_high
     assert limits_of(200_000, 8_192, LimitSettings(threshold=0.0, minimum_context_length=20_000)).threshold == 20_000
 
 
-def test_a_threshold_is_capped_by_the_input_window_and_by_what_people_set() -> None:
+def test_a_threshold_is_capped_by_the_input_window() -> None:
     assert limits_of(100_000, 20_000, LimitSettings(threshold=1.0)).threshold == 60_000
-    assert limits_of(200_000, 8_192, LimitSettings(maximum_threshold_tokens=40_000)).threshold == 40_000
 
 
 def test_a_large_reserve_moves_the_threshold_down_so_that_it_can_be_reached() -> None:
@@ -106,14 +106,6 @@ def test_a_share_is_what_people_wrote_and_not_the_float_beside_it() -> None:
     assert limits_of(100_000, 8_192, LimitSettings(threshold=0.29)).threshold == 29_000
 
 
-def test_a_lean_tail_is_a_fortieth_of_the_window_within_bounds_and_never_more_than_the_other() -> None:
-    lean = LimitSettings(tail_mode="lean")
-    assert limits_of(200_000, 8_192, lean).tail == 10_000
-    assert limits_of(600_000, 8_192, lean).tail == 15_000
-    assert limits_of(2_000_000, 8_192, lean).tail == 25_000
-    assert limits_of(32_768, 8_192, lean).tail == limits_of(32_768, 8_192, DEFAULT).tail == 3_276
-
-
 @pytest.mark.parametrize(("content", "tokens"), [(0, 2_000), (10_000, 2_000), (20_000, 4_000), (900_000, 10_000)])
 def test_a_summary_is_a_fifth_of_its_content_within_floor_and_ceiling(content: int, tokens: int) -> None:
     assert limits_of(200_000, 8_192, DEFAULT).summary_tokens(content) == tokens
@@ -122,13 +114,6 @@ def test_a_summary_is_a_fifth_of_its_content_within_floor_and_ceiling(content: i
 def test_on_a_small_window_the_ceiling_of_a_summary_wins_over_its_floor() -> None:
     assert limits_of(16_000, 1_600, DEFAULT).summary_tokens(100) == 800
     assert limits_of(4_096, 410, DEFAULT).summary_tokens(100_000) == MIN_SUMMARY_CEILING
-
-
-@pytest.mark.parametrize(
-    ("content", "tokens"), [(100, 256), (9_999, 1_999), (10_000, 1_500), (99_999, 9_999), (100_000, 5_000)]
-)
-def test_a_stepped_summary_takes_a_smaller_share_of_more(content: int, tokens: int) -> None:
-    assert limits_of(250_000, 8_192, LimitSettings(summary_budget="stepped")).summary_tokens(content) == tokens
 
 
 def test_a_summary_models_window_bounds_what_it_is_shown_and_never_the_threshold() -> None:
@@ -143,11 +128,7 @@ _settings = st.builds(
     LimitSettings,
     threshold=st.floats(0.001, 1.0),
     target_ratio=st.floats(0.10, 0.80),
-    tail_mode=st.sampled_from(["fraction", "lean"]),
     minimum_context_length=st.integers(0, 1_000_000),
-    maximum_threshold_tokens=st.one_of(st.none(), st.integers(1_024, 1_000_000)),
-    summary_budget=st.sampled_from(["proportional", "stepped"]),
-    summary_max_tokens=st.integers(256, 50_000),
     hygiene_threshold=st.floats(0.85, 0.95),
 )
 
@@ -184,9 +165,8 @@ def _is_hygienes(tokens: int, limits: Limits, configured: LimitSettings) -> bool
 
 def _is_allowed(threshold: int, limits: Limits, configured: LimitSettings) -> bool:
     """Whether a threshold of so many tokens leaves the distances that it has to leave."""
-    window, most = limits.input_window, configured.maximum_threshold_tokens
-    is_apart = (limits.hygiene - threshold) * 100 >= 10 * window and threshold * 100 <= 75 * window
-    return is_apart and (most is None or threshold <= most)
+    window = limits.input_window
+    return (limits.hygiene - threshold) * 100 >= 10 * window and threshold * 100 <= 75 * window
 
 
 @examples(500)
@@ -228,4 +208,4 @@ def test_a_summary_is_never_longer_than_its_ceiling(
     limits = _limits(window, configured)
     assert 1 <= limits.summary_tokens(content) <= limits.summary_ceiling
     assert limits.summary_ceiling <= max(MIN_SUMMARY_CEILING, window[0] * Fraction(5, 100))
-    assert limits.summary_ceiling <= max(MIN_SUMMARY_CEILING, configured.summary_max_tokens)
+    assert limits.summary_ceiling <= MAX_SUMMARY_TOKENS

@@ -5,7 +5,7 @@ import re
 import orjson
 import pytest
 
-from agent.context.pruning import MAX_DEPTH, PruneStyle, prune
+from agent.context.pruning import MAX_DEPTH, prune
 from hermes_state import journal
 from hermes_state.journal import ModelAnswer
 from hermes_state.redaction import Redactor
@@ -27,13 +27,13 @@ def asked(arguments: str, name: str = "look", call_id: str = "a") -> Message:
     )
 
 
-def pruned(*rows: Message, upto: int | None = None, style: PruneStyle = "stub") -> Transcript:
-    transcript, _ = prune(rows, upto=len(rows) if upto is None else upto, redact=REDACT, style=style)
+def pruned(*rows: Message, upto: int | None = None) -> Transcript:
+    transcript, _ = prune(rows, upto=len(rows) if upto is None else upto, redact=REDACT)
     return transcript
 
 
-def stub(text: str, arguments: str = "{}", name: str = "look", style: PruneStyle = "stub") -> str:
-    return pruned(asked(arguments, name), result("a", text), style=style)[1].text or ""
+def stub(text: str, arguments: str = "{}", name: str = "look") -> str:
+    return pruned(asked(arguments, name), result("a", text))[1].text or ""
 
 
 # ---- results
@@ -92,32 +92,15 @@ def test_of_identical_results_the_newest_keeps_its_text_and_the_others_point_to_
     assert seen[3] is rows[3]
 
 
-def test_the_shorter_styles() -> None:
-    assert re.fullmatch(r"\[pruned m\d+: 3,000 characters; history_open reads them\]", stub(LONG, style="placeholder"))
-    text = "a" * 1_500 + "b" * 1_500
-    excerpt = stub(text, style="excerpt")
-    assert "1,400 characters from its middle are left out" in excerpt
-    assert "a" * 800 in excerpt
-    assert excerpt.endswith("b" * 800)
-    assert stub("x" * 2_000, style="excerpt") == "x" * 2_000
-
-
-@pytest.mark.parametrize("style", ["stub", "placeholder", "excerpt"])
 @pytest.mark.parametrize("passage", PASSAGES)
-def test_every_language_becomes_a_shorter_line_that_stays_the_same(passage: str, style: PruneStyle) -> None:
+def test_every_language_becomes_a_shorter_line_that_stays_the_same(passage: str) -> None:
     rows = (asked(orjson.dumps({"query": passage * 20}).decode()), result("a", passage * 200))
-    once, count = prune(rows, upto=2, redact=REDACT, style=style)
+    once, count = prune(rows, upto=2, redact=REDACT)
     assert count == 1
     assert len(once[1].text or "") < len(rows[1].text or "")
     assert f"m{rows[1].id}" in (once[1].text or "")
-    if style != "excerpt":
-        assert "\n" not in (once[1].text or "")
-    assert prune(once, upto=2, redact=REDACT, style=style) == (once, 0)
-
-
-def test_what_one_style_made_no_other_makes_anew() -> None:
-    once = pruned(asked("{}"), result("a", LONG), style="excerpt")
-    assert pruned(*once) == once
+    assert "\n" not in (once[1].text or "")
+    assert prune(once, upto=2, redact=REDACT) == (once, 0)
 
 
 def test_the_rows_that_were_given_stay_as_they_are() -> None:
@@ -161,9 +144,8 @@ def test_long_arguments_are_shortened_inside_their_json() -> None:
 )
 def test_arguments_of_any_kind_raise_nothing(arguments: str) -> None:
     rows = (asked(arguments), result("a", LONG))
-    for style in ("stub", "placeholder", "excerpt"):
-        done = pruned(*rows, style=style)
-        assert pruned(*done, style=style) == done
+    done = pruned(*rows)
+    assert pruned(*done) == done
     assert len(arguments_of(arguments)) <= len(arguments)
 
 
@@ -182,15 +164,14 @@ def test_a_target_that_is_no_text_is_left_out(arguments: str) -> None:
 # ---- secrets
 
 
-@pytest.mark.parametrize("style", ["stub", "excerpt"])
 @pytest.mark.parametrize("words", ["a ", "word, ", "字"])
-def test_no_part_of_a_secret_is_left_where_something_is_cut(words: str, style: PruneStyle) -> None:
+def test_no_part_of_a_secret_is_left_where_something_is_cut(words: str) -> None:
     """What is cut is looked through again by whoever shows it, and half a secret would not be recognised then."""
     for at in range(0, 900, 7):
         before = (words * at)[:at]
         text = f"{before} {KEY} {SECRET} {words * 1_200}\n{words * 100} {KEY} {before}"
         arguments = orjson.dumps({"path": text.replace("\n", " "), "lines": [text]}).decode()
-        rows = pruned(asked(arguments), result("a", text), style=style)
+        rows = pruned(asked(arguments), result("a", text))
         shown = REDACT((rows[1].text or "") + rows[0].body.calls[0].arguments)
         assert "[pruned" in shown
         for secret in (KEY, SECRET):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agent.memory.files import MemoryDirectory, Target, read_text
 from agent.memory.notes import added, entries_in, one_line, part_of, replaced, with_part
+from agent.settings import MemorySettings
 from hermes_state.errors import ToolError
 from hermes_state.values import ChatId, UserRef
 
@@ -105,7 +106,7 @@ def test_files_are_for_this_user_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("target", "limit"), [("memory", 60), ("user", 50)])
 def test_what_would_be_too_long_is_refused_with_what_there_is(tmp_path: Path, target: Target, limit: int) -> None:
-    notes = directory(tmp_path, memory_size=60, user_size=50)
+    notes = directory(tmp_path, settings=MemorySettings(memory_size=60, user_size=50))
     assert notes.change(CHAT, target, None, partial(added, new="likes tea in the morning")).endswith(
         f": 1 entry, 26 of {limit} characters."
     )
@@ -116,7 +117,7 @@ def test_what_would_be_too_long_is_refused_with_what_there_is(tmp_path: Path, ta
 
 
 def test_a_file_that_was_made_too_long_by_hand_can_be_made_shorter_step_by_step(tmp_path: Path) -> None:
-    notes = directory(tmp_path, memory_size=20)
+    notes = directory(tmp_path, settings=MemorySettings(memory_size=20))
     (tmp_path / "memory" / "7").mkdir(parents=True)
     (tmp_path / "memory" / "7" / "MEMORY.md").write_text("- first long entry\n- second long entry\n- third one\n")
     notes.change(CHAT, "memory", None, partial(replaced, piece="first", new=None))
@@ -150,7 +151,7 @@ def test_of_many_changes_at_one_time_none_is_lost(tmp_path: Path) -> None:
     entries = [f"fact number {number}" for number in range(40)]
     with ThreadPoolExecutor(8) as threads:
         for entry in entries:
-            notes = directory(tmp_path, memory_size=20_000)
+            notes = directory(tmp_path, settings=MemorySettings(memory_size=20_000))
             threads.submit(notes.change, CHAT, "memory", None, partial(added, new=entry))
     assert sorted(texts(directory(tmp_path).read(CHAT, "memory"))) == sorted(entries)
 

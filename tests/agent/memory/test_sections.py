@@ -10,6 +10,7 @@ from agent.memory.files import MemoryDirectory
 from agent.memory.notes import added
 from agent.memory.sections import SHARE_PERCENT, SectionReader
 from agent.memory.skills import SkillCatalog, front_matter
+from agent.settings import MemorySettings
 from agent.tokens import estimated_text_tokens
 from hermes_state.errors import ToolError
 from hermes_state.values import ChatId, ChatKey, ChatKind, ConversationRef, LineageId, Tokens
@@ -24,7 +25,7 @@ LARGE = Tokens(64_000)
 
 
 def reader(home: Path) -> SectionReader:
-    notes = MemoryDirectory(path=home / "memory", memory_size=50_000, user_size=50_000)
+    notes = MemoryDirectory(path=home / "memory", settings=MemorySettings(memory_size=50_000, user_size=50_000))
     return SectionReader(home=home, notes=notes, skills=SkillCatalog(path=home / "skills"))
 
 

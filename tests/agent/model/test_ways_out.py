@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.context.model_handle import CompressorSettings, ContextSettings, SummaryRoute
+from agent.context.limits import CompressorSettings
+from agent.context.model_handle import ContextSettings, SummaryRoute
 from agent.context.state import ContextState, stored_form
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.protocols.chat_completions import ChatCompletionsModel

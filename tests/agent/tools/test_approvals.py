@@ -9,17 +9,16 @@ import orjson
 import pytest
 
 from agent.memory.files import MemoryDirectory
+from agent.settings import TerminalSettings, WorkspaceSettings
 from agent.tools.approvals import fenced, inline, question_about
 from agent.tools.files.file_tools import file_tools
-from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
+from agent.tools.files.workspace import WorkspaceStore
 from agent.tools.mcp.servers import ServerHandle
 from agent.tools.mcp.settings import RemoteTool, ServerSettings
 from agent.tools.memory import memory_tool
 from agent.tools.offers import ReadyCall
 from agent.tools.registry import Tool
-from agent.tools.schedules.changes import ScheduleSettings
 from agent.tools.schedules.schedule_tool import schedule_tool
-from agent.tools.terminal.sandbox import TerminalSettings
 from agent.tools.terminal.terminal_tool import BackgroundRegistry, terminal_tool
 from hermes_state.errors import ToolError
 from hermes_state.tools.approvals import Answerer, ApprovalRequest
@@ -57,19 +56,19 @@ def tools(folder: Path) -> dict[str, Tool]:
         raise AssertionError
 
     clock = SystemClock()
-    notes = MemoryDirectory(path=folder, memory_size=1_000, user_size=1_000, holds_secret=lambda text: False)
+    notes = MemoryDirectory(path=folder)
     server = ServerHandle(ServerSettings(name="harbour", command="x"), None, clock, str)  # type: ignore[arg-type]
     remote = RemoteTool(name="bo`ok" + "k" * 300, description="", parameters={}, claims_to_read=False)
     known = [
         *file_tools(WorkspaceStore(folder, WorkspaceSettings())),
         memory_tool(notes),
         schedule_tool(
-            lambda: ScheduleSettings(zone="UTC", max_per_chat=5, min_minutes=5),
+            lambda: "UTC",
             lambda person: True,
             lambda: None,
             clock,
         ),
-        terminal_tool(TerminalSettings, lambda chat: folder, BackgroundRegistry(unused)),
+        terminal_tool(lambda: TerminalSettings(enabled=True), lambda chat: folder, BackgroundRegistry(unused)),
         server._tool("harbour__book", remote),
         Tool(name="plugin", description="", parameters={}, effect=ToolEffect.WRITES, run=unused),  # type: ignore[arg-type]
     ]

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from agent.settings import WorkspaceSettings
 from agent.tools.files.file_tools import file_tools
 from agent.tools.files.search_files import search_tool
-from agent.tools.files.workspace import MAX_DEPTH, WorkspaceSettings, WorkspaceStore
+from agent.tools.files.workspace import MAX_DEPTH, WorkspaceStore
 from agent.tools.registry import ToolContext, ToolRegistry
 from agent.turn import Answer
 from hermes_state import journal
@@ -321,7 +322,8 @@ async def test_a_listing_is_bounded_and_names_are_one_line(desk: Desk) -> None:
 _LOOKS_AROUND = """
 import asyncio, sys
 from pathlib import Path
-from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
+from agent.settings import WorkspaceSettings
+from agent.tools.files.workspace import WorkspaceStore
 async def main():
     workspace = WorkspaceStore(Path(sys.argv[1]), WorkspaceSettings(max_bytes=1_000_000, max_file_bytes=1_000)).of(1)
     with workspace.writing():

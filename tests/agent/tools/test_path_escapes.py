@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.settings import WorkspaceSettings
 from agent.tools.files.file_tools import file_tools
 from agent.tools.files.search_files import search_tool
-from agent.tools.files.workspace import MAX_DEPTH, WorkspaceSettings, WorkspaceStore, parse_path
+from agent.tools.files.workspace import MAX_DEPTH, WorkspaceStore, parse_path
 from agent.tools.registry import ToolRegistry
 from hermes_state.errors import ToolError
 from hermes_state.turns import RunningTurn

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.settings import TerminalSettings
 from agent.tools.terminal.running_command import OutputReader, RunningCommand, readable
-from agent.tools.terminal.sandbox import TerminalSettings
 from tests.sandboxes import all_gone, needs_sandbox, processes_with, run
 
 ROOT = Path(__file__).parents[3]
@@ -102,7 +102,7 @@ MANY_PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from agent.tools.terminal.running_command import RunningCommand
-from agent.tools.terminal.sandbox import TerminalSettings
+from agent.settings import TerminalSettings
 
 async def start(pause):
     await asyncio.sleep(pause)
@@ -141,11 +141,11 @@ async def test_output_of_any_bytes_is_text(tmp_path: Path) -> None:
 
 
 async def test_without_a_sandbox_a_command_is_bounded_and_ended_too(tmp_path: Path) -> None:
-    report = await run("pwd; sleep 294", tmp_path, seconds=1, is_unsafe=True)
+    report = await run("pwd; sleep 294", tmp_path, seconds=1, unsafe=True)
     assert report.endswith(f"{tmp_path}\n")
     assert "longer than 1 s" in report
     assert await all_gone("sleep\x00294")
-    left = await run("sleep 293 & echo done", tmp_path, is_unsafe=True)
+    left = await run("sleep 293 & echo done", tmp_path, unsafe=True)
     assert left.endswith("done\n")
     assert await all_gone("sleep\x00293")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.tools.terminal.sandbox import TerminalSettings, command_words, probe_sandbox, terminal_fault
+from agent.settings import TerminalSettings
+from agent.tools.terminal.sandbox import command_words, probe_sandbox, terminal_fault
 from hermes_state.errors import ToolError
 from tests.sandboxes import needs_sandbox, run
 
@@ -87,7 +88,7 @@ async def test_an_abstract_socket_of_the_machine_is_not_there(folder: Path) -> N
         server.bind("\0hermes-test-abstract")
         server.listen()
         look = "grep -q hermes-test-abstract /proc/net/unix"
-        assert "[exit code 0;" in await run(look, folder, is_unsafe=True)
+        assert "[exit code 0;" in await run(look, folder, unsafe=True)
         assert "[exit code 1;" in await run(look, folder)
 
 
@@ -149,7 +150,7 @@ TERMINAL_PROGRAM = """
 import asyncio, fcntl, os, sys, termios
 from pathlib import Path
 from agent.tools.terminal.running_command import RunningCommand
-from agent.tools.terminal.sandbox import TerminalSettings
+from agent.settings import TerminalSettings
 
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
@@ -182,7 +183,7 @@ USER_PROGRAM = """
 import asyncio, os, sys
 from pathlib import Path
 from agent.tools.terminal.running_command import RunningCommand
-from agent.tools.terminal.sandbox import TerminalSettings
+from agent.settings import TerminalSettings
 
 async def run(command):
     running = await RunningCommand.start(command, Path(sys.argv[1]), TerminalSettings(max_processes=20))
@@ -217,12 +218,12 @@ def test_without_bubblewrap_nothing_runs_and_the_reason_says_what_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     probe_sandbox.cache_clear()
     try:
-        fault = terminal_fault(TerminalSettings())
+        fault = terminal_fault(TerminalSettings(enabled=True))
         assert fault is not None
         assert "apt install bubblewrap" in fault
         with pytest.raises(ToolError, match="apt install bubblewrap"):
             command_words("true", tmp_path, TerminalSettings())
-        assert terminal_fault(TerminalSettings(is_unsafe=True)) is None
+        assert terminal_fault(TerminalSettings(enabled=True, unsafe=True)) is None
     finally:
         probe_sandbox.cache_clear()
 

@@ -5,8 +5,9 @@ from sqlite3 import Connection
 
 import pytest
 
+from agent.settings import WorkspaceSettings
 from agent.tools.files.send_file import FileDelivery, send_file_tool
-from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
+from agent.tools.files.workspace import WorkspaceStore
 from agent.tools.registry import ToolRegistry
 from hermes_state import attachments, journal, outbox
 from hermes_state.files.folder import AttachmentFolder

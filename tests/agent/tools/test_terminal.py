@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
+from agent.settings import TerminalSettings
 from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
-from agent.tools.terminal.sandbox import TerminalSettings
 from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, terminal_tool
 from hermes_state.aio import cancel_all
 from hermes_state.errors import ToolError
@@ -30,7 +30,7 @@ class Terminal:
     chat: Chat
     turn: RunningTurn
     folder_of: Callable[[ChatId], Path]
-    settings: TerminalSettings = field(default_factory=TerminalSettings)
+    settings: TerminalSettings = field(default_factory=lambda: TerminalSettings(enabled=True))
     ended: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ async def test_a_command_is_run_and_its_state_and_output_are_told(terminal: Term
 
 async def test_a_command_takes_no_longer_than_asked_nor_than_allowed(terminal: Terminal) -> None:
     assert "longer than 0.3 s" in (await terminal(command="sleep 100", seconds=0.3)).text
-    terminal.settings = TerminalSettings(seconds=0.2)
+    terminal.settings = TerminalSettings(enabled=True, seconds=0.2)
     assert "longer than 0.2 s" in (await terminal(command="sleep 100", seconds=50)).text
 
 
@@ -118,7 +118,7 @@ async def test_a_call_that_cannot_be_done_says_why(arguments: dict[str, Any], re
 
 
 async def test_a_terminal_that_is_off_is_not_offered_and_runs_nothing(terminal: Terminal) -> None:
-    terminal.settings = TerminalSettings(is_enabled=False)
+    terminal.settings = TerminalSettings(enabled=False)
     assert terminal.tools.by_name["terminal"].why_unavailable() == "the terminal is off (terminal.enabled)"
     assert "there is no tool named 'terminal'" in (await terminal(command="true")).text
 
@@ -154,7 +154,7 @@ async def test_a_background_command_is_killed_with_all_that_it_has_started(termi
 
 
 async def test_a_chat_has_only_so_many_background_commands(terminal: Terminal) -> None:
-    terminal.settings = TerminalSettings(max_background=2)
+    terminal.settings = TerminalSettings(enabled=True, max_background=2)
     for _ in range(2):
         await terminal.begin("sleep 100")
     refused = await terminal(command="sleep 100", background=True)
@@ -162,7 +162,7 @@ async def test_a_chat_has_only_so_many_background_commands(terminal: Terminal) -
 
 
 async def test_background_commands_that_start_side_by_side_are_counted(terminal: Terminal) -> None:
-    terminal.settings = TerminalSettings(max_background=2)
+    terminal.settings = TerminalSettings(enabled=True, max_background=2)
     replies = await asyncio.gather(*(terminal(command="sleep 287", background=True) for _ in range(5)))
     assert sorted(reply.state for reply in replies) == [ToolRunState.DONE] * 2 + [ToolRunState.FAILED] * 3
     await terminal.background.stop("the test")
@@ -171,7 +171,7 @@ async def test_background_commands_that_start_side_by_side_are_counted(terminal:
 async def test_without_a_sandbox_only_the_very_command_is_allowed_for_longer(terminal: Terminal) -> None:
     [tool] = terminal.tools.by_name.values()
     assert tool.shape({"command": "cat notes", "background": False}) == "cat …"
-    terminal.settings = TerminalSettings(is_unsafe=True)
+    terminal.settings = TerminalSettings(enabled=True, unsafe=True)
     assert tool.shape({"command": "cat notes", "background": False}) == "cat notes"
 
 

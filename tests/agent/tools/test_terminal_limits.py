@@ -23,7 +23,7 @@ PROGRAM = """
 import asyncio, os, sys
 from pathlib import Path
 from agent.tools.terminal.running_command import RunningCommand
-from agent.tools.terminal.sandbox import TerminalSettings
+from agent.settings import TerminalSettings
 
 async def run(command, seconds=20):
     running = await RunningCommand.start(command, Path(sys.argv[1]), TerminalSettings(memory_mb=128))
@@ -160,7 +160,7 @@ SEVERAL_CHATS = """
 import asyncio, os, sys
 from pathlib import Path
 from agent.tools.terminal.running_command import RunningCommand
-from agent.tools.terminal.sandbox import TerminalSettings
+from agent.settings import TerminalSettings
 
 
 async def chat(name, command, count):

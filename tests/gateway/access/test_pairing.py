@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.access.pairing import (
+    CODE_MINUTES,
     OFFER,
     STILL_WAITING,
     WELCOME,
@@ -15,7 +16,6 @@ from gateway.access.pairing import (
     offer_pairing,
     revoke_pairing,
 )
-from gateway.config.settings import PairingConfig
 from hermes_state.admin.pairings import Pairing, PairingState, UserRole
 from hermes_state.errors import CommandError
 from hermes_state.store.writer import Store
@@ -36,14 +36,14 @@ def db() -> Iterator[sqlite3.Connection]:
 
 
 def offer(db: sqlite3.Connection, number: int, code: str, cursor: Cursor | None = None) -> ChatId | None:
-    return offer_pairing(db, message(number), code, PairingConfig(code_minutes=1), cursor, START)
+    return offer_pairing(db, message(number), code, cursor, START)
 
 
 def test_a_stranger_gets_one_code_and_then_a_reminder_now_and_then(db: sqlite3.Connection) -> None:
     assert offer(db, 1, "ABCDEFGH", CURSOR) is not None
     assert offer(db, 2, "HGFEDCBA", replace(CURSOR, seen_ref="100")) is not None
     assert offer(db, 3, "HGFEDCBB", replace(CURSOR, seen_ref="101")) is None
-    assert owed(db) == [OFFER.format(code="ABCDEFGH", minutes=1), STILL_WAITING]
+    assert owed(db) == [OFFER.format(code="ABCDEFGH", minutes=CODE_MINUTES), STILL_WAITING]
     assert db.execute("SELECT seen_ref FROM cursors").fetchall() == [("101",)]
     assert db.execute("SELECT count(*) FROM inbox").fetchone() == (0,)
 
@@ -57,7 +57,7 @@ def test_who_is_let_in_is_told_so_once_where_they_asked(db: sqlite3.Connection, 
     asked = offer(db, 1, "ABCDEFGH")
     pairing, notified_chat = approve(db, "abcd-efgh", role)
     assert (notified_chat, pairing.state, pairing.role) == (asked, PairingState.APPROVED, role)
-    assert owed(db) == [OFFER.format(code="ABCDEFGH", minutes=1), WELCOME[role]]
+    assert owed(db) == [OFFER.format(code="ABCDEFGH", minutes=CODE_MINUTES), WELCOME[role]]
     with pytest.raises(CommandError) as raised:
         approve(db, "ABCDEFGH", role)
     assert str(raised.value) == "That code is not valid: it was used, has expired, or was never given out."

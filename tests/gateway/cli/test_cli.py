@@ -23,7 +23,6 @@ from typer.testing import CliRunner, Result
 
 from gateway.access.pairing import WELCOME, offer_pairing
 from gateway.cli import app
-from gateway.config.settings import PairingConfig
 from gateway.operator.socket import serve_control
 from hermes_state.admin import pairings
 from hermes_state.admin.browsers import SignedInBrowser
@@ -499,7 +498,7 @@ async def test_pairing_is_decided_without_a_daemon_too_and_the_person_is_told_at
         is_addressed=True,
     )
     store = await open_store(home / "state.db")
-    await store.write(offer_pairing, message, code, PairingConfig(), None, SystemClock().now())
+    await store.write(offer_pairing, message, code, None, SystemClock().now())
     await store.close()
     done = await threaded(run, "pair", "approve", code)
     assert "Ada (telegram:42) may write now, as user." in done.output

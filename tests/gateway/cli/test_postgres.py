@@ -12,7 +12,6 @@ from typer.testing import CliRunner, Result
 
 from gateway.access.pairing import offer_pairing
 from gateway.cli import app
-from gateway.config.settings import PairingConfig
 from hermes_state.engines.opening import COPY_NOTE, open_store
 from hermes_state.engines.postgres.migrate import shipped_migrations
 from hermes_state.engines.postgres.seat import PostgresSeat
@@ -127,7 +126,7 @@ async def test_a_person_is_let_in_while_nothing_runs(run: Run, postgres_url: str
         is_addressed=True,
     )
     async with open_store(tmp_path / "home/state.db", postgres_url) as store:
-        await store.write(offer_pairing, message, CODE, PairingConfig(), None, SystemClock().now())
+        await store.write(offer_pairing, message, CODE, None, SystemClock().now())
     done = await asyncio.to_thread(run, postgres_url, "pair", "approve", CODE)
     assert "Ada (telegram:42) may write now, as user." in done.output
     done = await asyncio.to_thread(run, postgres_url, "pair", "revoke", "telegram:42")

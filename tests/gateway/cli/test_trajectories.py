@@ -216,7 +216,8 @@ async def test_summaries_come_from_the_model_that_is_configured_for_them(run: Ru
             HERMES_MODEL__NAME="lab-128k",
             HERMES_MODEL__BASE_URL=f"{llm.url}/v1",
             HERMES_MODEL__API_KEY="test",
-            HERMES_AUXILIARY__TRAJECTORIES__MODEL="lab-32k",
+            HERMES_MODEL__ALIASES='{"small": "lab-32k"}',
+            HERMES_AUXILIARY__TRAJECTORIES="small",
         )
         asked = await control.get("requests", full=1)
     assert done.exit_code == 0, done.output

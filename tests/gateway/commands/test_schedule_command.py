@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.schedules.runner import schedule_settings
+from agent.tools.schedules.changes import MAX_PER_CHAT
+from gateway.schedules.runner import schedule_zone
 from hermes_state.store.writer import Store
 from tests.gateway.helpers import ANN, BOB, BOSS, GROUP, config_of, eventually, hanging, serving
 
@@ -23,7 +24,7 @@ UTC = {"time_zone": "UTC"}
         ("add 0 0 8 * * * look", "That has six fields"),
         ("add 0 0 8 ? * * look", "That has six fields"),
         ("add 0 26 * * * look", "'26' is no hour: that is 0 to 23"),
-        ("add */2 * * * * look", "*/2 * * * * comes 2 minutes apart; `schedules.min_minutes` is 5 minutes"),
+        ("add */2 * * * * look", "*/2 * * * * comes 2 minutes apart; the shortest time is 5 minutes"),
         ("add 58,1 * * * * look", "58,1 * * * * comes 3 minutes apart"),
         ("add */90 * * * * look", "'*/90' in the minute goes nowhere"),
         ("add 0 0 30 2 * look", "0 0 30 2 * never comes: it is"),
@@ -79,13 +80,13 @@ async def test_what_was_run_and_waits_is_not_run_again_behind_itself(store: Stor
 
 
 async def test_a_chat_has_no_more_than_it_may(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, agent=UTC, schedules={"max_per_chat": 2}) as gateway:
-        for _ in range(2):
+    async with serving(store, tmp_path, agent=UTC) as gateway:
+        for _ in range(MAX_PER_CHAT):
             await gateway.ask("/schedule add @daily look")
         refused = await gateway.ask("/schedule add @daily look")
-        assert refused == "This chat has 2 schedules, as many as `schedules.max_per_chat` allows: remove one"
+        assert refused == f"This chat has {MAX_PER_CHAT} schedules, and a chat cannot have more: remove one"
         await gateway.ask("/schedule remove 1")
-        assert (await gateway.ask("/schedule add @daily look")).startswith("Schedule 3 is set")
+        assert (await gateway.ask("/schedule add @daily look")).startswith(f"Schedule {MAX_PER_CHAT + 1} is set")
 
 
 async def test_in_a_group_moderators_add_and_the_creator_or_they_change(store: Store, tmp_path: Path) -> None:
@@ -106,8 +107,8 @@ async def test_another_chat_is_out_of_reach(store: Store, tmp_path: Path) -> Non
 
 
 def test_without_a_configured_time_zone_it_is_the_servers() -> None:
-    assert schedule_settings(config_of(agent=UTC)).zone == "UTC"
-    assert schedule_settings(config_of()).zone
+    assert schedule_zone(config_of(agent=UTC)) == "UTC"
+    assert schedule_zone(config_of())
 
 
 @pytest.mark.parametrize("word", ["pause", "remove"])

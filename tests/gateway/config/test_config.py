@@ -79,7 +79,7 @@ def test_the_fixed_settings_have_their_fixed_defaults(load: Load) -> None:
     assert (config.model.context_length, config.model.max_output_tokens) == (None, None)
     sessions = config.sessions
     assert (sessions.groups, sessions.busy_mode, sessions.merge_seconds) == ("shared", "queue", 2)
-    assert (sessions.max_turns, sessions.max_waiting, sessions.idle_reset_hours) == (256, 100, None)
+    assert (sessions.max_turns, sessions.idle_reset_hours) == (256, None)
     assert config.discord.catch_up_hours == 24
 
 
@@ -211,8 +211,8 @@ def test_an_unknown_key_names_the_file_the_key_and_the_nearest_one(
 
 
 def test_an_unknown_key_is_found_in_its_line(load: Load) -> None:
-    said = refusal(load, "auxiliary:\n  custom: {model: x}")
-    assert "line 2: unknown key auxiliary.custom; custom is a value: did you mean auxiliary.mode: custom?" in said
+    said = refusal(load, "compression:\n  blocking: {}")
+    assert "line 2: unknown key compression.blocking; blocking is a value: did you mean compression.mode" in said
     assert "line 3: unknown key telegram.tokn; did you mean telegram.token?" in refusal(load, "\ntelegram:\n  tokn: x")
 
 
@@ -438,7 +438,7 @@ def test_a_time_zone_must_exist(load: Load) -> None:
 
 
 def test_words_may_be_written_in_any_case(load: Load) -> None:
-    assert load(HERMES_STORE__SYNCHRONOUS="NORMAL").config.store.synchronous == "normal"
+    assert load(HERMES_COMPRESSION__MODE="BLOCKING").config.compression.mode == "blocking"
 
 
 def test_a_space_in_an_id_is_explained(load: Load) -> None:
@@ -549,10 +549,10 @@ def test_a_reload_tells_what_is_taken_over_and_what_waits(load: Load) -> None:
 
 
 def test_after_a_reload_the_running_values_are_the_effective_ones(load: Load) -> None:
-    old = load("local: {port: 1000}\nsessions: {max_waiting: 1}")
-    merged = merge_for_reload(old, load("local: {port: 2000}\nsessions: {max_waiting: 2}"))
+    old = load("local: {port: 1000}\nsessions: {merge_seconds: 1}")
+    merged = merge_for_reload(old, load("local: {port: 2000}\nsessions: {merge_seconds: 3}"))
     assert merged.config.local.port == 1000
-    assert merged.config.sessions.max_waiting == 2
+    assert merged.config.sessions.merge_seconds == 3
     assert reload_differences(old, merged).needs_restart == ()
 
 
@@ -592,40 +592,25 @@ FIXED = {
     "compression.mode": "background",
     "compression.threshold": 0.50,
     "compression.target_ratio": 0.20,
-    "compression.tail_mode": "fraction",
     "compression.protect_last_n": 20,
     "compression.protect_first_n": 3,
-    "compression.protect_first": "always",
     "compression.minimum_context_length": 64_000,
-    "compression.maximum_threshold_tokens": None,
-    "compression.summary_model": None,
-    "compression.summary_budget": "proportional",
-    "compression.summary_max_tokens": 12_000,
-    "compression.facts_share": 0.20,
     "compression.summary_seconds": 180,
     "compression.summary_template": None,
-    "compression.prune_style": "stub",
     "compression.note_in_system": True,
-    "compression.abort_on_summary_failure": False,
-    "compression.pressure_levels": (),
     "compression.models": {},
     "hygiene.threshold": 0.85,
-    "hygiene.hard_message_limit": 5_000,
-    "hygiene.hold_seconds": 10,
-    "auxiliary.mode": "auto",
+    "auxiliary.compression.mode": "auto",
     **{
-        f"auxiliary.{task}.{key}": None
-        for task in ("compression", "flush", "title", "delegate", "trajectories")
+        f"auxiliary.compression.{key}": None
         for key in (
-            *("mode", "model", "protocol", "base_url", "api_key", "context_length"),
+            *("model", "protocol", "base_url", "api_key", "context_length"),
             *("max_output_tokens", "temperature", "top_p", "reasoning_effort"),
         )
     },
-    **{
-        f"auxiliary.{task}.{key}": {}
-        for task in ("compression", "flush", "title", "delegate", "trajectories")
-        for key in ("extra_headers", "extra_body")
-    },
+    "auxiliary.compression.extra_headers": {},
+    "auxiliary.compression.extra_body": {},
+    **{f"auxiliary.{task}": "auto" for task in ("flush", "title", "delegate", "trajectories")},
     "context.engine": "compressor",
     "notices.pressure": True,
     "notices.accuracy": True,
@@ -637,8 +622,6 @@ RANGES = {
     "compression.protect_last_n": (1, 1_000),
     "compression.summary_seconds": (5, 3_600),
     "hygiene.threshold": (0.85, 0.95),
-    "hygiene.hard_message_limit": (50, 1_000_000),
-    "hygiene.hold_seconds": (0, 120),
 }
 
 
@@ -656,20 +639,13 @@ def test_the_settings_of_compression_have_their_fixed_defaults_and_ranges(load: 
         ("compression: {threshold: 1.5}", "compression.threshold: must be between 0.0 and 1.0 (is 1.5)"),
         ("compression: {target_ratio: 0.9}", "compression.target_ratio: must be between 0.1 and 0.8"),
         ("hygiene: {threshold: 0.5}", "hygiene.threshold: must be between 0.85 and 0.95 (is 0.5)"),
-        ("hygiene: {hold_seconds: 121}", "hygiene.hold_seconds: must be between 0 and 120"),
         ("compression: {mode: eager}", "compression.mode: must be one of background, blocking"),
-        ("compression: {prune_style: all}", "compression.prune_style: must be one of stub, placeholder, excerpt"),
-        ("compression: {pressure_levels: [0.5, 65]}", "compression.pressure_levels: must be shares of the window"),
         (
             "compression: {models: {'g*': {threshold: 2}}}",
             "compression.models: g*.threshold: must be between 0.0 and",
         ),
         ("compression: {models: {'g*': {treshold: 1}}}", "compression.models: g*: there is no key treshold; did you"),
         ("compression: {models: {'g*': {enabled: no}}}", "compression.models: g*.enabled cannot be set for one model"),
-        (
-            "compression: {models: {'g*': {prune_style: x}}}",
-            "compression.models: g*.prune_style: must be one of stub, placeholder, excerpt",
-        ),
         (
             "compression: {models: {'g*': {protect_last_n: few}}}",
             "compression.models: g*.protect_last_n: must be a whole number between 1 and 1,000",
@@ -683,13 +659,6 @@ def test_what_cannot_be_meant_is_refused_with_the_file_the_line_the_key_and_the_
     load: Load, home: Path, yaml: str, complaint: str
 ) -> None:
     assert f"{home}/config.yaml line 1: {complaint}" in refusal(load, yaml)
-
-
-@pytest.mark.parametrize("off", ["off", "[]", "false", ""])
-def test_pressure_levels_are_off_or_shares(load: Load, off: str) -> None:
-    assert load(f"compression: {{pressure_levels: {off}}}").config.compression.pressure_levels == ()
-    levels = load(HERMES_COMPRESSION__PRESSURE_LEVELS="0.75, 0.65").config.compression.pressure_levels
-    assert levels == (0.65, 0.75)
 
 
 def test_a_model_takes_the_values_of_every_pattern_it_matches(load: Load) -> None:
@@ -707,7 +676,7 @@ def test_any_setting_of_the_agent_clears_cooldowns_and_no_other(load: Load) -> N
         for yaml, variables in (
             ("", {}),
             ("compression: {threshold: 0.4}", {}),
-            ("hygiene: {hold_seconds: 5}", {}),
+            ("hygiene: {threshold: 0.9}", {}),
             ("auxiliary: {compression: {model: small}}", {}),
             ("", {"HERMES_MODEL__API_KEY": "one-key-of-many"}),
             ("", {"HERMES_MODEL__API_KEY": "another-key"}),

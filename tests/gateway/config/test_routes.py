@@ -247,11 +247,11 @@ def test_blocks_may_come_as_json_in_a_variable(load: Load) -> None:
         "HERMES_MODEL__EXTRA_BODY": '{"top_k": 40}',
         "HERMES_MODEL__EXTRA_HEADERS": '{"X-Lab": 1}',
         "HERMES_MODEL__REASONING_EFFORT": "None",
-        "HERMES_AUXILIARY__TITLE__REASONING_EFFORT": "LOW",
+        "HERMES_AUXILIARY__COMPRESSION__REASONING_EFFORT": "LOW",
     }
     config = load("", **variables).config
     assert (config.model.extra_body, config.model.plain_headers) == ({"top_k": 40}, {"X-Lab": "1"})
-    assert (config.model.reasoning_effort, config.auxiliary.title.reasoning_effort) == ("off", "low")
+    assert (config.model.reasoning_effort, config.auxiliary.compression.reasoning_effort) == ("off", "low")
     assert load("model: {name: m, reasoning_effort: off}").config.model.reasoning_effort == "off"
 
 

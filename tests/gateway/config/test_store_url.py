@@ -62,7 +62,7 @@ def test_an_address_without_a_password_holds_no_secret(tmp_path: Path) -> None:
 
 def test_the_address_is_found_whatever_is_wrong_with_other_settings(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
-    text = "store: {url: 'postgresql://db/hermes', readers: -1}\nnonsense: 1\n"
+    text = "store: {url: 'postgresql://db/hermes', writers: -1}\nnonsense: 1\n"
     (tmp_path / "state" / "config.yaml").write_text(text)
     assert find_store_url(environ(tmp_path)) == "postgresql://db/hermes"
     assert find_store_url(environ(tmp_path, HERMES_STORE__URL="postgresql://db/other")) == "postgresql://db/other"

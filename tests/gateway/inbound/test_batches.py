@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.inbound.intake import MAX_WAITING
 from hermes_state.chats import ensure_chat
 from hermes_state.errors import StoreUnavailable
 from hermes_state.sessions import ensure_active
@@ -197,9 +198,10 @@ async def test_a_message_behind_one_of_its_own_chat_may_interrupt_the_turn_that_
 async def test_of_a_flood_in_one_commit_so_much_waits_as_may_and_the_rest_is_refused_once(
     store: Store, tmp_path: Path
 ) -> None:
-    async with serving(store, tmp_path, sessions={"max_waiting": 5}, is_started=False) as gateway:
-        assert await deliver(gateway, [ReceivedEvent(gateway.message(f"m{number}")) for number in range(8)]) == [8]
-        assert await gateway.inbox_states() == ["new"] * 5 + ["dropped"] * 3
+    async with serving(store, tmp_path, sessions={"messages_per_minute": 0}, is_started=False) as gateway:
+        flood = [ReceivedEvent(gateway.message(f"m{number}")) for number in range(MAX_WAITING + 3)]
+        assert await deliver(gateway, flood) == [100, 3]
+        assert await gateway.inbox_states() == ["new"] * MAX_WAITING + ["dropped"] * 3
         assert await gateway.rows("SELECT count(*) FROM outbox") == [(1,)]
 
 

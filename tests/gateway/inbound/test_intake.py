@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.access.pairing import STILL_WAITING
-from gateway.inbound.intake import NO_ACCESS
+from gateway.inbound.intake import MAX_WAITING, NO_ACCESS
 from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import EDIT_PREFIX
 from hermes_state.store.writer import Store
@@ -178,20 +178,20 @@ async def test_an_event_whose_bringer_was_cancelled_after_the_commit_is_answered
 
 
 async def test_a_flood_of_one_sender_is_refused_once_and_others_are_heard(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"max_waiting": 5}) as gateway:
+    async with serving(store, tmp_path, sessions={"messages_per_minute": 0}) as gateway:
         hang = await hanging(gateway, chat=GROUP)
-        for number in range(12):
+        for number in range(MAX_WAITING + 7):
             await gateway.say(f"m{number}", chat=GROUP)
         await gateway.say("bob", chat=GROUP, sender=BOB)
         await eventually(lambda: gateway.adapter.texts(GROUP), "the refusal")
         await settled()
         [said] = gateway.adapter.texts(GROUP)
-        assert "5 of your messages wait" in said
+        assert f"{MAX_WAITING} of your messages wait" in said
         hang.release()
         await gateway.quiet(GROUP)
         assert await gateway.turns_of(GROUP) == [
             ("finished", "q"),
-            ("finished", "m0 | m1 | m2 | m3 | m4"),
+            ("finished", " | ".join(f"m{number}" for number in range(MAX_WAITING))),
             ("finished", "bob"),
         ]
 

@@ -35,74 +35,65 @@ def who(config: Config, task: AuxiliaryTask) -> str | None:
     return None if route is None else route.name
 
 
-@pytest.mark.parametrize("task", get_args(AuxiliaryTask))
+ROUTED: tuple[AuxiliaryTask, ...] = ("flush", "title", "delegate", "trajectories")
+"""Tasks that have a route and no block."""
+
+
 @pytest.mark.parametrize(
-    ("yaml", "name"),
+    ("settings", "name"),
     [
         ("", "chosen"),
-        ("auxiliary: {mode: auto}", "chosen"),
-        ("auxiliary: {mode: same-as-main}", "main"),
-        ("auxiliary: {mode: Same-As-Main, TASK: {mode: auto}}", "chosen"),
-        ("auxiliary: {TASK: {mode: same-as-main}}", "main"),
-        ("auxiliary: {TASK: {model: small}}", "small"),
-        ("auxiliary: {mode: same-as-main, TASK: {model: small}}", "small"),
-        ("auxiliary: {TASK: {mode: custom, model: small}}", "small"),
-        ("auxiliary: {mode: custom, TASK: {model: small}}", "small"),
-        ("auxiliary: {TASK: {model: Fast}}", "quick"),
-        ("auxiliary: {TASK: {model: ' '}}", "chosen"),
-        ("auxiliary: {TASK: {model: fast, base_url: 'http://127.0.0.1:1/v1'}}", "fast"),
+        ("mode: Auto", "chosen"),
+        ("mode: Same-As-Main", "main"),
+        ("model: small", "small"),
+        ("mode: same-as-main, model: small", "small"),
+        ("mode: custom, model: small", "small"),
+        ("model: Fast", "quick"),
+        ("model: ' '", "chosen"),
+        ("model: fast, base_url: 'http://127.0.0.1:1/v1'", "fast"),
     ],
 )
-def test_a_named_model_does_a_task_and_else_the_one_that_the_mode_picks(
-    load: Load, task: AuxiliaryTask, yaml: str, name: str
+def test_a_named_model_writes_summaries_and_else_the_one_that_the_mode_picks(
+    load: Load, settings: str, name: str
 ) -> None:
-    config = load(MAIN + yaml.replace("TASK", task)).config
-    assert who(config, task) == name
-    others = "main" if yaml.lower().startswith("auxiliary: {mode: same-as-main") else "chosen"
-    assert [who(config, other) for other in get_args(AuxiliaryTask) if other != task] == [others] * 4
-
-
-@pytest.mark.parametrize(
-    ("yaml", "name"),
-    [
-        ("compression: {summary_model: best}\nauxiliary: {compression: {mode: custom, model: small}}", "best"),
-        ("compression: {summary_model: best}\nauxiliary: {mode: same-as-main}", "best"),
-        ("compression: {summary_model: best, models: {'cho*': {summary_model: own}}}", "own"),
-        ("compression: {models: {'main': {summary_model: other}}}", "chosen"),
-        ("compression: {summary_model: fast}", "quick"),
-    ],
-)
-def test_the_model_that_compression_names_wins_for_summaries_alone(load: Load, yaml: str, name: str) -> None:
-    config = load(MAIN + yaml).config
+    config = load(f"{MAIN}auxiliary: {{compression: {{{settings}}}}}").config
     assert who(config, "compression") == name
-    assert who(config, "title") != name or name == "chosen"
+    assert [who(config, other) for other in ROUTED] == ["chosen"] * 4
+
+
+@pytest.mark.parametrize("task", ROUTED)
+@pytest.mark.parametrize(
+    ("route", "name"), [("auto", "chosen"), ("Main", "main"), ("Fast", "quick"), ("off", None), ("'OFF'", None)]
+)
+def test_a_task_goes_the_way_of_its_route_and_no_other_does(
+    load: Load, task: AuxiliaryTask, route: str, name: str | None
+) -> None:
+    config = load(f"{MAIN}auxiliary: {{{task}: {route}}}").config
+    assert who(config, task) == name
+    assert [who(config, other) for other in get_args(AuxiliaryTask) if other != task] == ["chosen"] * 4
+
+
+def test_a_route_must_be_an_alias_that_there_is(load: Load) -> None:
+    said = refusal(load, MAIN + "auxiliary: {title: fats}")
+    assert "auxiliary.title: 'fats' is no alias of model.aliases; did you mean fast?" in said
+    said = refusal(load, MAIN, HERMES_AUXILIARY__FLUSH="gpt-4.1-nano")
+    assert "auxiliary.flush: 'gpt-4.1-nano' is no alias of model.aliases; write auto, main, off, or an alias" in said
 
 
 def test_a_custom_model_has_to_be_named(load: Load) -> None:
-    assert "auxiliary.mode custom needs auxiliary.compression.model" in refusal(load, "auxiliary: {mode: custom}")
-    config = load(MAIN + "auxiliary: {mode: custom, compression: {model: small}}").config
-    assert [who(config, task) for task in get_args(AuxiliaryTask)] == ["small", *["chosen"] * 4]
-    for task in get_args(AuxiliaryTask):
-        complaint = f"auxiliary.{task}.mode custom needs auxiliary.{task}.model"
-        assert complaint in refusal(load, f"auxiliary: {{{task}: {{mode: custom}}}}")
-
-
-def test_only_titles_can_be_off(load: Load) -> None:
-    for written in ("off", "OFF", "false", "'off'"):
-        assert who(load(f"{MAIN}auxiliary: {{title: {{mode: {written}, model: small}}}}").config, "title") is None
-    assert who(load(MAIN, HERMES_AUXILIARY__TITLE__MODE="off").config, "title") is None
+    said = refusal(load, "auxiliary: {compression: {mode: custom}}")
+    assert "auxiliary.compression.mode custom needs auxiliary.compression.model" in said
     assert "auxiliary.compression.mode" in refusal(load, "auxiliary: {compression: {mode: 'off'}}")
-    assert "auxiliary.mode" in refusal(load, "auxiliary: {mode: 'off'}")
 
 
 def test_the_offline_model_does_nothing_but_answer(load: Load) -> None:
     config = load().config
     assert [route_for(config, task, config.model.route) for task in get_args(AuxiliaryTask)] == [None] * 5
-    config = load("auxiliary: {title: {model: small}}").config
-    route = route_for(config, "title", config.model.route)
+    config = load("auxiliary: {compression: {model: small}}").config
+    route = route_for(config, "compression", config.model.route)
     assert route is not None
     assert (route.name, route.protocol) == ("small", "chat_completions")
-    config = load("auxiliary: {mode: same-as-main}").config
+    config = load("auxiliary: {title: main}").config
     assert route_for(config, "title", completed("real", config.model)) is None
 
 
@@ -121,9 +112,9 @@ def test_how_a_named_model_is_spoken_to_and_with_which_key(
     load: Load, task: str, protocol: str, key: str | None
 ) -> None:
     config = load(
-        f"model: {{name: main, protocol: anthropic, api_key: key-of-main}}\nauxiliary: {{title: {{{task}}}}}"
+        f"model: {{name: main, protocol: anthropic, api_key: key-of-main}}\nauxiliary: {{compression: {{{task}}}}}"
     ).config
-    route = route_for(config, "title", config.model.route)
+    route = route_for(config, "compression", config.model.route)
     assert route is not None
     assert route.protocol == protocol
     assert (route.api_key.get_secret_value() if route.api_key is not None else None) == key
@@ -136,7 +127,7 @@ def test_a_summary_models_window_bounds_its_input_alone(load: Load) -> None:
     assert route is not None
     assert route.context_length == 8_192
     assert window_of(config)[0].threshold == 64_000
-    config = load(MAIN + "auxiliary: {compression: {model: fast, context_length: 9000}, title: {model: fast}}").config
+    config = load(MAIN + "auxiliary: {compression: {model: fast, context_length: 9000}, title: fast}").config
     sizes = [route_for(config, task, live(config)) for task in ("compression", "title")]
     assert [route.context_length for route in sizes if route is not None] == [9_000, 50_000]
 
@@ -157,8 +148,8 @@ async def test_a_size_that_is_not_given_is_looked_up_and_else_that_of_the_config
     ("yaml", "chosen", "names"),
     [
         ("", "fast", ["quick"]),
-        ("auxiliary: {mode: same-as-main}", "fast", ["main", "quick"]),
-        ("auxiliary: {mode: same-as-main}", None, ["main"]),
+        ("auxiliary: {compression: {mode: same-as-main}}", "fast", ["main", "quick"]),
+        ("auxiliary: {compression: {mode: same-as-main}}", None, ["main"]),
         ("auxiliary: {compression: {model: small}}", "fast", ["small", "quick"]),
         ("auxiliary: {compression: {model: fast}}", "fast", ["quick"]),
     ],
@@ -178,8 +169,8 @@ async def test_the_conversations_own_model_stands_in_for_a_summariser(
 
 async def test_named_models_have_their_price_their_caps_and_their_protocol(load: Load, store: Store) -> None:
     config = load(
-        "model: {name: gpt-4.1, api_key: k}\ncosts: {daily_cap: 1}\nauxiliary: {compression: {model: claude-sonnet-4-5,"
-        " protocol: anthropic, api_key: other}, title: {model: nobody-knows}, flush: {model: gpt-4.1-mini}}"
+        "model: {name: gpt-4.1, api_key: k, aliases: {own: nobody-knows}}\ncosts: {daily_cap: 1}\n"
+        "auxiliary: {compression: {model: claude-sonnet-4-5, protocol: anthropic, api_key: other}, title: own}"
     ).config
     lines = ClientRegistry(config, SpendingControl(store, SystemClock()))
     [summariser, *_] = summary_routes(config, config.model.route, lines)
@@ -190,25 +181,22 @@ async def test_named_models_have_their_price_their_caps_and_their_protocol(load:
     await lines.close()
 
 
-def test_every_route_is_known_once_but_not_those_for_what_is_off(load: Load) -> None:
-    config = load(MAIN + "auxiliary: {title: {mode: 'off', model: small}, flush: {model: other}}").config
+def test_every_route_is_known_once(load: Load) -> None:
+    config = load(MAIN + "auxiliary: {title: fast, compression: {model: other}}").config
     assert [route.name for route in all_routes(config)] == ["main", "quick", "other"]
-    config = load(MAIN + "auxiliary: {title: {model: fast}, compression: {mode: same-as-main}}").config
+    config = load(MAIN + "auxiliary: {title: fast, compression: {mode: same-as-main}}").config
     assert [route.name for route in all_routes(config)] == ["main", "quick"]
 
 
-@pytest.mark.parametrize("task", get_args(AuxiliaryTask))
 @pytest.mark.parametrize("model", ["", "model: small, ", "model: fast, ", "mode: same-as-main, "])
-def test_a_task_says_what_it_wants_in_its_calls_whichever_model_does_it(
-    load: Load, task: AuxiliaryTask, model: str
-) -> None:
+def test_summaries_have_the_settings_of_their_calls_whichever_model_writes_them(load: Load, model: str) -> None:
     settings = "temperature: 0, reasoning_effort: off, max_output_tokens: 9, extra_body: {a: 1}, extra_headers: {X: y}"
-    config = load(f"{MAIN}auxiliary: {{{task}: {{{model}{settings}}}}}").config
-    route = route_for(config, task, live(config))
+    config = load(f"{MAIN}auxiliary: {{compression: {{{model}{settings}}}}}").config
+    route = route_for(config, "compression", live(config))
     assert route is not None
     assert (route.temperature, route.reasoning_effort, route.max_output_tokens) == (0, "off", 9)
     assert (route.extra_body, route.plain_headers) == ({"a": 1}, {"X": "y"})
-    others = [route_for(config, other, live(config)) for other in get_args(AuxiliaryTask) if other != task]
+    others = [route_for(config, other, live(config)) for other in ROUTED]
     assert [one.reasoning_effort for one in others if one is not None] == [None] * 4
 
 

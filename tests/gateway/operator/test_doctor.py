@@ -347,7 +347,7 @@ def test_settings_that_reach_no_model_are_told(environ: dict[str, str]) -> None:
         "HERMES_MODEL__TEMPERATURE": "0.2",
     }
     assert "settings" not in findings(claude)
-    found = findings({**claude, "HERMES_AUXILIARY__TITLE__REASONING_EFFORT": "low"})["settings"]
+    found = findings({**claude, "HERMES_AUXILIARY__COMPRESSION__REASONING_EFFORT": "low"})["settings"]
     assert found.verdict is CheckStatus.WARNING
     assert found.text.startswith("claude-haiku-4-5: `temperature`: left out where the model thinks")
     offline = findings({**environ, "HERMES_MODEL__PROTOCOL": "offline", "HERMES_MODEL__TOP_P": "0.5"})["settings"]
@@ -373,8 +373,8 @@ async def test_an_sdk_that_is_missing_is_told_with_the_command_that_helps(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "anthropic" else find(name))
     variables = {**environ, "HERMES_MODEL__NAME": "m", "HERMES_MODEL__BASE_URL": "http://127.0.0.1:9"}
     assert "extra" not in await examined(variables)
-    for variable in ("HERMES_MODEL__PROTOCOL", "HERMES_AUXILIARY__TITLE__PROTOCOL"):
-        named = {variable: "anthropic", "HERMES_AUXILIARY__TITLE__MODEL": "small"}
+    for variable in ("HERMES_MODEL__PROTOCOL", "HERMES_AUXILIARY__COMPRESSION__PROTOCOL"):
+        named = {variable: "anthropic", "HERMES_AUXILIARY__COMPRESSION__MODEL": "small"}
         found = (await examined({**variables, **named}))["extra"]
         assert found.verdict is CheckStatus.FAILED
         assert "make anthropic" in found.text

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.cuts import CutSettings
-from agent.context.model_handle import CompressorSettings, ContextSettings
+from agent.context.limits import CompressorSettings
+from agent.context.model_handle import ContextSettings
 from gateway.config.context_settings import NoticeConfig
 from gateway.outbound.notices import accuracy_sentence
 from hermes_state.errors import AuthRejected
@@ -103,15 +103,6 @@ async def test_a_prompt_beyond_the_threshold_is_told_in_words(store: Store, tmp_
     async with talking(store, tmp_path, model, length=100_000) as gateway:
         told = await answer_reporting(gateway, model, 52_000)
         assert "The room before compression is used up (52,000 of 50,000 tokens)" in told
-
-
-async def test_levels_of_the_window_are_told_once_each(store: Store, tmp_path: Path) -> None:
-    model = CountingModel()
-    context = ContextSettings(pressure_levels=(0.1, 0.2))
-    async with talking(store, tmp_path, model, length=100_000, context=context) as gateway:
-        told = [await answer_reporting(gateway, model, count) for count in (9_999, 10_000, 15_000, 21_000, 22_000)]
-        assert ["% of the context window" in text for text in told] == [False, True, False, True, False]
-        assert "21 % of the context window is used (21,000 of 100,000 tokens)" in told[3]
 
 
 async def test_thoughts_and_answers_are_no_pressure(store: Store, tmp_path: Path) -> None:
@@ -304,7 +295,7 @@ async def test_without_a_summary_people_are_told_how_many_messages_a_list_stands
 async def test_compressing_in_vain_stops_and_names_the_ways_out(store: Store, tmp_path: Path) -> None:
     """The provider counts far more than what is sent, so that no compression gets below the threshold."""
     model = CountingModel()
-    context = ContextSettings(compressor=CompressorSettings(cut=CutSettings(protect_last_n=1, protect_first_n=0)))
+    context = ContextSettings(compressor=CompressorSettings(protect_last_n=1, protect_first_n=0))
     async with talking(store, tmp_path, model, length=32_768, context=context, notices={"pressure": False}) as gateway:
         await say_much(gateway, range(12))
         number = 12

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.tools.files.workspace import WorkspaceSettings, WorkspaceStore
+from agent.settings import WorkspaceSettings
+from agent.tools.files.workspace import WorkspaceStore
+from gateway.turns.attachments import MAX_TEXT_CHARS
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformUnavailable
 from hermes_state.files.folder import AttachmentFolder
@@ -62,24 +64,24 @@ async def test_a_text_document_is_read_into_the_turn(store: Store, tmp_path: Pat
 
 
 async def test_a_long_document_is_cut_and_both_sides_know(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, attachments={"max_text_chars": 1_000}) as gateway:
-        await send(gateway, file(), b"x" * 1_001)
-        assert heard(gateway) == (Document(name="a.txt", text="x" * 1_000, was_truncated=True),)
+    async with serving(store, tmp_path) as gateway:
+        await send(gateway, file(), b"x" * (MAX_TEXT_CHARS + 1))
+        assert heard(gateway) == (Document(name="a.txt", text="x" * MAX_TEXT_CHARS, was_truncated=True),)
         hint, reply = gateway.adapter.texts()
         assert "“a.txt”" in hint
-        assert "first 1,000 characters" in hint
+        assert "first 50,000 characters" in hint
         assert reply == "echo: look"
 
 
 async def test_a_document_that_fits_needs_no_words_of_ours(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, attachments={"max_text_chars": 1_000}) as gateway:
-        await send(gateway, file(), b"x" * 1_000)
+    async with serving(store, tmp_path) as gateway:
+        await send(gateway, file(), b"x" * MAX_TEXT_CHARS)
         assert gateway.adapter.texts() == ["echo: look"]
 
 
 async def test_a_long_document_alone_is_still_a_turn(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, attachments={"max_text_chars": 100}) as gateway:
-        await send(gateway, file(), b"x" * 101, text="")
+    async with serving(store, tmp_path) as gateway:
+        await send(gateway, file(), b"x" * (MAX_TEXT_CHARS + 1), text="")
         assert [document.was_truncated for document in heard(gateway)] == [True]
         assert len(gateway.adapter.texts()) == 2
 

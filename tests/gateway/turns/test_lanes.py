@@ -168,7 +168,7 @@ async def test_a_slow_download_delays_its_own_chat_only(store: Store, tmp_path: 
 
 
 async def test_a_paste_in_three_pieces_is_one_turn(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"paste_seconds": 10.0}) as gateway:
+    async with serving(store, tmp_path) as gateway:
         await gateway.say("one", expects_more=True)
         await settled(0.1)
         await gateway.say("two", expects_more=True)
@@ -178,10 +178,10 @@ async def test_a_paste_in_three_pieces_is_one_turn(store: Store, tmp_path: Path)
 
 
 async def test_a_long_message_alone_is_answered_after_a_bounded_wait(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path, sessions={"paste_seconds": 0.1}) as gateway:
+    async with serving(store, tmp_path) as gateway:
         began = time.monotonic()
         assert await gateway.ask("long", expects_more=True) == "echo: long"
-        assert time.monotonic() - began >= 0.09  # uvloop counts in whole milliseconds
+        assert time.monotonic() - began >= 1.49  # uvloop counts in whole milliseconds
 
 
 # ---- stop

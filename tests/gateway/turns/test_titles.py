@@ -26,7 +26,8 @@ from tests.gateway.helpers import (
     settled,
 )
 
-ON = {"auxiliary": {"title": {"mode": "auto"}}}
+ON = {"auxiliary": {"title": "auto"}}
+SMALL = {"model": {"aliases": {"little": "small"}}, "auxiliary": {"title": "little"}}
 CALLS = "SELECT outcome FROM model_calls WHERE purpose = 'title' ORDER BY id"
 
 
@@ -207,8 +208,7 @@ async def test_titles_that_fail_do_not_put_the_route_of_answers_to_rest(
 async def test_a_route_that_rests_is_not_asked_for_titles(store: Store, tmp_path: Path, model: NamingModel) -> None:
     small = NamingModel()
     small.name = "small"
-    auxiliary = {"title": {"mode": "auto", "model": "small"}}
-    async with naming(store, tmp_path, model, others={"small": small}, auxiliary=auxiliary) as gateway:
+    async with naming(store, tmp_path, model, others={"small": small}, **SMALL) as gateway:
         config = gateway.live.config
         route = route_for(config, "title", config.model.route)
         assert route is not None
@@ -277,7 +277,7 @@ async def test_few_titles_are_written_at_one_time_and_not_too_many_wait(
 @pytest.mark.parametrize(
     "more",
     [
-        {"auxiliary": {"title": {"mode": "off"}}},
+        {"auxiliary": {"title": "off"}},
         {"model": {"protocol": "offline", "name": None}},
     ],
 )
@@ -294,18 +294,16 @@ async def test_titles_can_be_off_and_the_offline_model_writes_none(
 async def test_the_model_that_is_named_for_titles_writes_them(store: Store, tmp_path: Path, model: NamingModel) -> None:
     small = NamingModel()
     small.name = "small"
-    async with naming(
-        store, tmp_path, model, others={"small": small}, auxiliary={"title": {"mode": "auto", "model": "small"}}
-    ) as gateway:
+    async with naming(store, tmp_path, model, others={"small": small}, **SMALL) as gateway:
         await gateway.ask("hello")
         await named(gateway)
         assert await gateway.rows("SELECT model FROM model_calls WHERE purpose = 'title'") == [("small",)]
     assert not model.asked_for_titles
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("auto", "fast"), ("same-as-main", "scripted")])
+@pytest.mark.parametrize(("route", "expected"), [("auto", "fast"), ("main", "scripted")])
 async def test_by_itself_a_title_comes_from_the_model_that_has_answered(
-    store: Store, tmp_path: Path, model: NamingModel, mode: str, expected: str
+    store: Store, tmp_path: Path, model: NamingModel, route: str, expected: str
 ) -> None:
     fast = NamingModel()
     fast.name = "fast"
@@ -315,7 +313,7 @@ async def test_by_itself_a_title_comes_from_the_model_that_has_answered(
         model,
         others={"fast": fast},
         model={"aliases": {"quick": "fast"}},
-        auxiliary={"title": {"mode": mode}},
+        auxiliary={"title": route},
     ) as gateway:
         await gateway.ask("/model quick")
         await gateway.ask("hello")

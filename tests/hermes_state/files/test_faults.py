@@ -12,7 +12,6 @@ from hermes_state.files.opening import open_files
 from tests.fakes.object_store import KEY_ID, SECRET, FakeObjectStore, object_store
 from tests.hermes_state.files.faults import FAULTS, Fault
 
-MUCH = 1 << 30
 PATH = f"ab/ab{'0' * 62}"
 
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -28,7 +27,7 @@ def fake() -> Iterator[FakeObjectStore]:
 def test_a_start_says_in_one_sentence_who_can_mend_it(fake: FakeObjectStore, tmp_path: Path, fault: Fault) -> None:
     fake.faults["*"] = (fault.status, fault.body)
     with pytest.raises(HermesError) as raised:
-        open_files(fake.url, fake.options, tmp_path / "cache", MUCH)
+        open_files(fake.url, fake.options, tmp_path / "cache")
     said = str(raised.value)
     assert type(raised.value) is {"wrong": ConfigError, "later": StoreUnavailable}[fault.kind], said
     assert fault.word in said
@@ -39,7 +38,7 @@ def test_a_start_says_in_one_sentence_who_can_mend_it(fake: FakeObjectStore, tmp
 
 @each_fault
 def test_only_an_object_that_is_not_there_is_gone(fake: FakeObjectStore, tmp_path: Path, fault: Fault) -> None:
-    files = open_files(fake.url, fake.options, tmp_path / "cache", MUCH)
+    files = open_files(fake.url, fake.options, tmp_path / "cache")
     assert isinstance(files, AttachmentBucket)
     fake.faults["*"] = (fault.status, fault.body)
     with pytest.raises(OSError, match=r".") as raised:
@@ -56,17 +55,17 @@ def test_keys_that_may_not_remove_are_told_of_although_the_request_is_taken(
 ) -> None:
     fake.may_remove = False
     with pytest.raises(ConfigError, match="may not be written, read and removed from with the keys"):
-        open_files(fake.url, fake.options, tmp_path / "cache", MUCH)
+        open_files(fake.url, fake.options, tmp_path / "cache")
 
 
 def test_what_gives_back_something_else_is_no_object_store(fake: FakeObjectStore, tmp_path: Path) -> None:
     fake.faults["GET"] = (200, "Welcome")
     with pytest.raises(ConfigError, match="is not what is read there: check the endpoint"):
-        open_files(fake.url, fake.options, tmp_path / "cache", MUCH)
+        open_files(fake.url, fake.options, tmp_path / "cache")
 
 
 def test_an_object_that_breaks_off_is_not_taken_for_the_whole(fake: FakeObjectStore, tmp_path: Path) -> None:
-    files = open_files(fake.url, fake.options, tmp_path / "cache", MUCH)
+    files = open_files(fake.url, fake.options, tmp_path / "cache")
     fetched = files.new_file()
     fetched.write_bytes(b"whole" * 1_000)
     path = files.keep(fetched, "a", None).path

@@ -33,7 +33,7 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Attachment
                 yield AttachmentBucket(LocalStore(tmp_path / "bucket", mkdir=True), tmp_path / "cache", MUCH)
             case _:
                 fake = held.enter_context(object_store())
-                yield open_bucket(fake.url, fake.options, tmp_path / "cache", MUCH)
+                yield open_bucket(fake.url, fake.options, tmp_path / "cache")
 
 
 def keep(files: AttachmentFolder, data: bytes, name: str = "a.txt") -> StoredFile:
@@ -135,7 +135,7 @@ def test_another_machine_reads_what_one_has_kept(store: MemoryStore, tmp_path: P
 
 def test_what_is_in_the_cache_is_not_asked_for_again(tmp_path: Path) -> None:
     with object_store() as fake:
-        files = open_bucket(fake.url, fake.options, tmp_path, MUCH)
+        files = open_bucket(fake.url, fake.options, tmp_path)
         path = keep(files, b"seen").path
         fake.requests.clear()
         assert files.read(path) == b"seen"
@@ -204,7 +204,7 @@ def test_bytes_that_somebody_has_changed_are_not_taken(store: MemoryStore, tmp_p
 
 def test_what_the_object_store_does_not_take_is_not_kept_and_not_lost(tmp_path: Path) -> None:
     with object_store() as fake:
-        files = open_bucket(fake.url, fake.options, tmp_path, MUCH)
+        files = open_bucket(fake.url, fake.options, tmp_path)
         fake.faults["PUT"] = 507
         fetched = files.new_file()
         fetched.write_bytes(b"again")

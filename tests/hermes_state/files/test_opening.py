@@ -10,8 +10,6 @@ from hermes_state.errors import ConfigError, HermesError, StoreUnavailable
 from hermes_state.files.opening import missing_client, open_files
 from tests.fakes.object_store import BUCKET, KEY_ID, SECRET, FakeObjectStore, object_store
 
-MUCH = 1 << 30
-
 
 @pytest.fixture
 def fake() -> Iterator[FakeObjectStore]:
@@ -22,7 +20,7 @@ def fake() -> Iterator[FakeObjectStore]:
 def refused(url: str, options: Mapping[str, str], cache: Path, kind: type[HermesError] = ConfigError) -> str:
     """The sentence; no secret is in it, and no cache was made."""
     with pytest.raises(kind) as raised:
-        open_files(url, options, cache, MUCH)
+        open_files(url, options, cache)
     said = str(raised.value)
     assert raised.value.__cause__ is None
     assert len(said.splitlines()) == 1
@@ -32,7 +30,7 @@ def refused(url: str, options: Mapping[str, str], cache: Path, kind: type[Hermes
 
 
 def test_an_object_store_is_tried_and_nothing_stays_there(fake: FakeObjectStore, tmp_path: Path) -> None:
-    open_files(fake.url, fake.options, tmp_path / "cache", MUCH)
+    open_files(fake.url, fake.options, tmp_path / "cache")
     assert [request.split("check")[0] for request in fake.requests] == ["PUT gateway/", "GET gateway/", "POST ?delete"]
     assert fake.objects == {}
 
@@ -71,7 +69,7 @@ def test_an_object_store_that_cannot_be_reached_or_written_now_may_be_later(
 def test_a_shared_folder_is_used_as_it_is(tmp_path: Path) -> None:
     shared = tmp_path / "shared disk"
     shared.mkdir()
-    files = open_files(f"file://{shared}".replace(" ", "%20"), {}, tmp_path / "cache", MUCH)
+    files = open_files(f"file://{shared}".replace(" ", "%20"), {}, tmp_path / "cache")
     assert files.folder == shared
     assert list(shared.iterdir()) == []
     assert not (tmp_path / "cache").exists()
@@ -84,12 +82,12 @@ def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="/proc cannot be written"):  # whoever one is
-        open_files("file:///proc", {}, tmp_path / "cache", MUCH)
+        open_files("file:///proc", {}, tmp_path / "cache")
 
 
 def test_a_folder_that_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written: File name too long"):  # root may look at everything else
-        open_files(f"file://{tmp_path}/{'x' * 300}", {}, tmp_path / "cache", MUCH)
+        open_files(f"file://{tmp_path}/{'x' * 300}", {}, tmp_path / "cache")
 
 
 def test_a_missing_client_is_told_of_and_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

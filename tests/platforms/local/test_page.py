@@ -234,7 +234,7 @@ async def test_too_many_files_are_refused_together(local: LocalHarness, tmp_path
 async def test_a_file_comes_from_the_object_store_that_has_it(tmp_path: Path, intake: RecordingIntake) -> None:
     with object_store() as store:
         made = LocalHarness(tmp_path)
-        made.files = files = open_bucket(store.url, store.options, tmp_path / "cache", 1 << 30)
+        made.files = files = open_bucket(store.url, store.options, tmp_path / "cache")
         fetched = files.new_file()
         fetched.write_bytes(b"# Plan")
         stored = files.keep(fetched, "plan.md", "text/markdown")

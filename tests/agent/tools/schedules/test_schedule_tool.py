@@ -9,7 +9,7 @@ import pytest
 from agent.tools.approvals import CallPlan, question_about
 from agent.tools.offers import OfferRegistry, OpenAccess, Policy
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
-from agent.tools.schedules.changes import ScheduleSettings
+from agent.tools.schedules.changes import MAX_PER_CHAT
 from agent.tools.schedules.schedule_tool import schedule_tool
 from hermes_state.errors import ToolError
 from hermes_state.tools.approvals import Answerer
@@ -17,8 +17,6 @@ from hermes_state.tools.schedules import load_schedules
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatKey, ChatKind, ToolCall
 from tests.agent.conftest import Chat
-
-SETTINGS = ScheduleSettings(zone="Europe/Berlin", max_per_chat=3, min_minutes=5)
 
 
 class Asking(OpenAccess):
@@ -31,10 +29,9 @@ class Asking(OpenAccess):
 class Tools:
     """The tool, as turns of a chat call it."""
 
-    def __init__(self, chat: Chat, turn: RunningTurn, moderators: str = "", **settings: Any) -> None:
+    def __init__(self, chat: Chat, turn: RunningTurn, moderators: str = "", zone: str = "Europe/Berlin") -> None:
         self.changes = 0
-        known = replace(SETTINGS, **settings)
-        tool = schedule_tool(lambda: known, lambda ref: ref in moderators.split(), self._count, chat.clock)
+        tool = schedule_tool(lambda: zone, lambda ref: ref in moderators.split(), self._count, chat.clock)
         self._offers = OfferRegistry(ToolRegistry([tool]), chat.store)
         self.context = ToolContext.of(turn, chat.store)
 
@@ -137,9 +134,10 @@ async def test_in_a_group_moderators_add_and_only_the_creator_or_they_change(cha
 
 
 async def test_a_chat_reaches_its_own_and_has_no_more_than_it_may(chat: Chat) -> None:
-    tools = Tools(chat, await chat.start("hello"), max_per_chat=1)
-    await tools.call("add", cron="@daily", text="look")
-    assert "as many as `schedules.max_per_chat` allows" in await tools.call("add", cron="@daily", text="look")
+    tools = Tools(chat, await chat.start("hello"))
+    for _ in range(MAX_PER_CHAT):
+        await tools.call("add", cron="@daily", text="look")
+    assert "a chat cannot have more" in await tools.call("add", cron="@daily", text="look")
     other = Chat(chat.store, ChatKey(platform="telegram", account="telegram", chat_ref="43"), clock=chat.clock)
     assert "there is no schedule 1 here" in await Tools(other, await other.start("hello")).call("remove", id=1)
 

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from gateway.access.pairing import approve_pairing, offer_pairing, revoke_pairing
 from gateway.commands.people import _approve
 from gateway.commands.runner import _carry_out
-from gateway.config.settings import PairingConfig
 from gateway.inbound.admission import AcceptedEvent, admit, apply_deletion, apply_edit
 from gateway.turns.lanes import _refuse, _start_turn
 from gateway.turns.titles import _keep
@@ -444,7 +443,7 @@ def people(db: Connection) -> People:
     chat_id = make_chat(db)
     for at, (name, code) in enumerate([("1", "CODEAAAA"), ("2", "CODEBBBB"), ("3", "CODECCCC")]):
         person = Sender(platform="telegram", id=name, name=name)
-        offer_pairing(db, _stranger(person), code, PairingConfig(), None, Millis(START + at))
+        offer_pairing(db, _stranger(person), code, None, Millis(START + at))
     pairings.approve(db, "CODECCCC", UserRole.USER, "command line", START)
     start(db, chat_id, "what now?")
     receive(db, chat_id, "hurry", mode=InboxMode.STEER, sender=Sender(platform="telegram", id="3", name="3").ref)
@@ -457,17 +456,16 @@ def _stranger(sender: Sender) -> InboundMessage:
     return say("hello", f"hello{sender.id}", sender=sender).message
 
 
-def _offer(number: str, code: str, config: PairingConfig, now: Millis) -> WriteRequest:
+def _offer(number: str, code: str, now: Millis, **limits: int) -> WriteRequest:
     person = Sender(platform="telegram", id=number, name=number)
-    return write(offer_pairing, _stranger(person), code, config, None, Millis(now + 600_000))
+    return write(offer_pairing, _stranger(person), code, None, Millis(now + 600_000), **limits)
 
 
-FULL = PairingConfig(max_pending=2)
 PEOPLE: Mapping[str, Writer] = {
-    "offer": lambda s, now: _offer("4", "CODEDDDD", PairingConfig(), now),
-    "offer/again": lambda s, now: _offer("4", "CODEEEEE", PairingConfig(), now),
-    "offer/known": lambda s, now: _offer("1", "CODEFFFF", PairingConfig(), now),
-    "offer/full": lambda s, now: _offer("5", "CODEGGGG", FULL, now),
+    "offer": lambda s, now: _offer("4", "CODEDDDD", now),
+    "offer/again": lambda s, now: _offer("4", "CODEEEEE", now),
+    "offer/known": lambda s, now: _offer("1", "CODEFFFF", now),
+    "offer/full": lambda s, now: _offer("5", "CODEGGGG", now, max_pending=2),
     "approve": lambda s, now: write(approve_pairing, "CODEAAAA", UserRole.USER, "command line", now),
     "approve/chat": lambda s, now: write(
         _carry_out, s.row, s.chat, partial(_approve, "CODEAAAA", UserRole.ADMIN, "somebody"), now

@@ -1,0 +1,143 @@
+"""Keys of earlier versions: what replaces each of them, or the value that it is fixed at now.
+
+An old key is no mistake: `config check` and the start name it and go on. Where the new key takes the same words, the
+old value is read as its value.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeAlias
+
+from gateway.config.files import KeyPath
+from gateway.config.types import keyed
+
+Chosen: TypeAlias = Mapping[KeyPath, tuple[Any, str]]
+"""Values by key, each with its source in words."""
+
+FIXED: Final[Mapping[str, str]] = {
+    "attachments.cache_bytes": "1 GiB",
+    "attachments.max_text_chars": "50,000 characters",
+    "compression.abort_on_summary_failure": "false",
+    "compression.facts_share": "0.2 of the threshold",
+    "compression.maximum_threshold_tokens": "no limit; lower compression.threshold instead",
+    "compression.pressure_levels": "off; notices.pressure tells once, at 85 % of the threshold",
+    "compression.protect_first": "always",
+    "compression.prune_style": "stub",
+    "compression.summary_budget": "proportional",
+    "compression.summary_max_tokens": "12,000 tokens",
+    "compression.tail_mode": "fraction; compression.target_ratio changes the kept end",
+    "delivery.max_parts": "20 messages",
+    "discord.catch_up_messages": "200 messages; discord.catch_up_hours bounds their age",
+    "hygiene.hard_message_limit": "5,000 messages",
+    "hygiene.hold_seconds": "10 seconds",
+    "pairing.code_minutes": "60 minutes",
+    "pairing.max_pending": "100 codes",
+    "schedules.max_per_chat": "20 schedules; tools.use can switch the tool `schedule` off",
+    "schedules.min_minutes": "5 minutes",
+    "sessions.max_waiting": "100 messages",
+    "sessions.paste_seconds": "1.5 seconds",
+    "store.readers": "2 connections",
+    "store.settled_days": "30 days",
+    "store.synchronous": "full",
+    "subagents.max_rounds": "20 rounds",
+    "subagents.seconds": "600 seconds",
+    "terminal.max_background": "4 commands",
+    "terminal.max_processes": "100 processes",
+    "terminal.output_chars": "20,000 characters",
+    "tools.preview_size": "1,500 characters",
+    "transcription.max_seconds": "600 seconds",
+    "web.max_bytes": "5,000,000 bytes",
+    "web.seconds": "30 seconds",
+    "workspace.max_file_bytes": "50 MiB",
+}
+"""Keys that became constants: the value of each, and what an operator can use instead."""
+
+_TASKS: Final = ("flush", "title", "delegate", "trajectories")
+_TASK_KEYS: Final = (
+    *("mode", "model", "protocol", "base_url", "api_key", "context_length", "max_output_tokens"),
+    *("temperature", "top_p", "reasoning_effort", "extra_headers", "extra_body"),
+)
+_MODE: Final = ("auxiliary", "mode")
+_SUMMARY_MODEL: Final = ("compression", "summary_model")
+
+REPLACED: Final[Mapping[str, str]] = {
+    "auxiliary.mode": "auxiliary.compression.mode",
+    "compression.summary_model": "auxiliary.compression.model",
+} | {f"auxiliary.{task}.{key}": f"auxiliary.{task}" for task in _TASKS for key in _TASK_KEYS}
+"""Keys that other keys replace."""
+
+OLD_KEYS: Final = frozenset(tuple(key.split(".")) for key in (*FIXED, *REPLACED))
+_OLD_BLOCKS: Final = frozenset(key[:end] for key in OLD_KEYS for end in range(1, len(key)))
+
+
+def is_old(key: KeyPath) -> bool:
+    return key in OLD_KEYS
+
+
+def parted(values: Mapping[str, Any], above: KeyPath = ()) -> tuple[dict[str, Any], dict[KeyPath, Any]]:
+    """The values of a file without those of old keys, and the values of old keys.
+
+    >>> parted({"web": {"enabled": True, "seconds": 10}, "auxiliary": {"title": {"mode": False}}})
+    ({'web': {'enabled': True}}, {('web', 'seconds'): 10, ('auxiliary', 'title', 'mode'): False})
+    """
+    kept: dict[str, Any] = {}
+    old: dict[KeyPath, Any] = {}
+    for name, value in values.items():
+        key = (*above, str(name))
+        if key in OLD_KEYS:
+            old[key] = value
+        elif key in _OLD_BLOCKS and isinstance(value, Mapping | None):
+            inner, found = parted(value or {}, key)
+            old |= found
+            kept |= {name: inner} if inner else {}
+        else:
+            kept[name] = value
+    return kept, old
+
+
+def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
+    """Values of new keys that old ones stand for. Only a model that is one of the `aliases` can be read as a route."""
+    found: dict[KeyPath, tuple[Any, str]] = {}
+    if _SUMMARY_MODEL in old:
+        found["auxiliary", "compression", "model"] = old[_SUMMARY_MODEL]
+    if _word(old, _MODE) == "same-as-main":
+        found["auxiliary", "compression", "mode"] = old[_MODE]
+    try:
+        names = {str(name).strip().lower() for name in keyed(aliases)}
+    except ValueError:
+        names = set()
+    for task in _TASKS:
+        mode, model = ("auxiliary", task, "mode"), ("auxiliary", task, "model")
+        chooser = mode if mode in old else _MODE
+        if _word(old, chooser) in ("off", "false"):
+            found["auxiliary", task] = "off", old[chooser][1]
+        elif model in old:
+            is_elsewhere = any(("auxiliary", task, key) in old for key in ("protocol", "base_url", "api_key"))
+            if _word(old, model) in names and not is_elsewhere:
+                found["auxiliary", task] = old[model]
+        elif _word(old, chooser) == "same-as-main":
+            found["auxiliary", task] = "main", old[chooser][1]
+    return found
+
+
+def _word(old: Chosen, key: KeyPath) -> str:
+    return str(old[key][0]).strip().lower() if key in old else ""
+
+
+def notice(key: KeyPath, where: str, chosen: Chosen) -> str:
+    """Sentence about an old key that is set at `where`. `chosen`: what is in force now."""
+    name = ".".join(key)
+    if name in FIXED:
+        return f"{where}: {name} is an old key and is ignored: its value is fixed at {FIXED[name]}"
+    new = REPLACED[name]
+    words = " (auto, main, off, or an alias from model.aliases)" if len(key) == 3 else ""
+    if key == _MODE:
+        words = " and, for each other task, by a word such as auxiliary.title: main"
+    value, _ = chosen.get(tuple(new.split(".")), ("auto" if words else "not set", ""))
+    return f"{where}: {name} is an old key, replaced by {new}{words}; {new} is now {value}"
+
+
+def old_overrides(models: object) -> Iterator[KeyPath]:
+    """Old keys in the blocks of `compression.models`."""
+    blocks = models.values() if isinstance(models, Mapping) else ()
+    keys = (("compression", str(name)) for block in blocks if isinstance(block, Mapping) for name in block)
+    yield from (key for key in keys if key in OLD_KEYS)

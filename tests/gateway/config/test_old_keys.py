@@ -1,0 +1,93 @@
+"""Keys of earlier versions are named, with what replaces them, and the start goes on."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from gateway.cli import app
+from gateway.config.fields import FIELDS, dotted, variable_name
+from gateway.config.old_keys import FIXED, OLD_KEYS, REPLACED
+from gateway.config.settings import Config
+from tests.gateway.config.test_config import Load, home, load, refusal
+
+__all__ = ["home", "load"]
+
+FIXTURE = (Path(__file__).parents[2] / "fixtures" / "old_keys.yaml").read_text()
+MODEL = "model: {name: main, aliases: {small: little}}\n"
+
+
+def test_every_old_key_is_named_with_what_replaces_it_and_the_start_goes_on(load: Load) -> None:
+    loaded = load(FIXTURE)
+    assert set(_keys(yaml.safe_load(FIXTURE))) == OLD_KEYS
+    assert not OLD_KEYS & set(FIELDS)
+    for key in map(dotted, OLD_KEYS):
+        [line] = [text for text in loaded.warnings if f": {key} is an old key" in text]
+        assert "config.yaml line " in line
+        assert (f"fixed at {FIXED[key]}" if key in FIXED else f"replaced by {REPLACED[key]}") in line
+    assert "key-of-an-earlier-version" not in str(loaded.warnings)
+
+
+def _keys(block: dict[str, Any], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = []
+    for name, value in block.items():
+        is_block = isinstance(value, dict) and not name.startswith("extra_")
+        found += _keys(value, (*above, name)) if is_block else [(*above, name)]
+    return found
+
+
+def test_config_check_names_old_keys_and_ends_well(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.mkdir(mode=0o700, exist_ok=True)
+    (home / "config.yaml").write_text("store: {readers: 4}\nauxiliary: {title: {mode: off}}\n")
+    done = CliRunner().invoke(app, ["config", "check"], env={"HERMES_HOME": str(home)})
+    assert done.exit_code == 0, done.output
+    assert "store.readers is an old key and is ignored: its value is fixed at 2 connections" in done.output
+    assert "auxiliary.title.mode is an old key, replaced by auxiliary.title" in done.output
+
+
+def test_old_keys_in_variables_are_named_by_the_variable(load: Load) -> None:
+    for key in OLD_KEYS:
+        loaded = load("", **{variable_name(key): "off"})
+        assert any(text.startswith(f"{variable_name(key)}: {dotted(key)} is an old key") for text in loaded.warnings)
+
+
+def test_an_old_key_for_one_model_is_named_and_the_others_hold(load: Load) -> None:
+    loaded = load("compression: {models: {'g*': {tail_mode: lean, threshold: 0.3}}}")
+    assert any("compression.models: compression.tail_mode is an old key" in text for text in loaded.warnings)
+    assert loaded.config.compression.for_model("gpt").threshold == 0.3
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("auxiliary: {title: {mode: off}}", {"title": "off"}),
+        ("auxiliary: {title: {mode: 'OFF', model: small}}", {"title": "off"}),
+        ("auxiliary: {mode: same-as-main}", dict.fromkeys(("flush", "title", "delegate", "trajectories"), "main")),
+        ("auxiliary: {flush: {mode: same-as-main}}", {"flush": "main"}),
+        ("auxiliary: {mode: same-as-main, flush: {mode: auto}}", dict.fromkeys(("title", "delegate"), "main")),
+        ("auxiliary: {delegate: {model: Small}}", {"delegate": "small"}),
+        ("auxiliary: {delegate: {model: gpt-4.1-nano}}", {"delegate": "auto"}),
+        ("auxiliary: {delegate: {model: small, base_url: 'http://127.0.0.1:1/v1'}}", {"delegate": "auto"}),
+    ],
+)
+def test_an_old_block_of_a_task_is_read_as_a_route_where_one_says_the_same(
+    load: Load, old: str, new: dict[str, str]
+) -> None:
+    routes = load(MODEL + old).config.auxiliary.routes
+    assert {task: routes[task] for task in new} == new  # type: ignore[index]
+
+
+def test_a_new_key_wins_over_the_old_one(load: Load) -> None:
+    loaded = load("auxiliary: {title: {mode: off}}", HERMES_AUXILIARY__TITLE="main")
+    assert loaded.config.auxiliary.title == "main"
+    loaded = load("compression: {summary_model: old}\nauxiliary: {compression: {model: new}}")
+    assert loaded.config.auxiliary.compression.model == "new"
+    assert load("compression: {summary_model: old}").config.auxiliary.compression.model == "old"
+
+
+def test_what_was_never_a_key_is_still_refused(load: Load) -> None:
+    assert "unknown key web.minutes" in refusal(load, "web: {minutes: 3, seconds: 4}")
+    assert "unknown key delivery" in refusal(load, "delivery: {parts: 3}")
+    assert load("delivery:\nweb: {}").config == Config()
