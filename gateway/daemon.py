@@ -59,7 +59,7 @@ from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
 from hermes_state.aio import run_until
 from hermes_state.disk import take_reserve
-from hermes_state.engines.opening import StoreSettings, open_store
+from hermes_state.engines.opening import open_store
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.files.folder import AttachmentFolder
@@ -95,11 +95,7 @@ async def run_daemon(
     """
     prepare_home(loaded.home)
     wanted = loaded.config.store
-    settings = StoreSettings(
-        writers=wanted.writers,
-        busy_seconds=wanted.busy_seconds,
-    )
-    async with open_store(loaded.database, wanted.url, settings, is_fresh=is_fresh) as store:
+    async with open_store(loaded.database, wanted.url, wanted, is_fresh=is_fresh) as store:
         daemon = _Daemon(loaded, store, files, environ, extra_tools, SystemClock())
         _freeze_memory()
         await daemon.run()

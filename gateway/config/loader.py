@@ -108,17 +108,11 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     `ConfigError` where a file cannot be read or is not ours.
     """
     state = find_state(environ)
-    file = read_yaml(state.config_file)
+    sources, file, old_values, warnings = _read(environ, state)
     check_config_is_ours(file)
-    env_file, warnings = read_env_file(state.env_file)
-    credentials, unknown_credentials = _read_credentials(environ)
-    sources = (("", environ), ("credential ", credentials), (f"{state.env_file}: ", env_file))
-    values, old_values = parted(file.values)
-    file = replace(file, values=values)
     chosen, old = _choose(sources, file), _set_in(sources, old_values, str(file.path), OLD_KEYS)
     chosen = carried(old, chosen.get(_ALIASES, ({}, ""))[0]) | chosen
-    notices = _old_notices(old, chosen, file)
-    warnings = (*warnings, *unknown_credentials, *_warn_unknown_variables(sources), *notices)
+    warnings = (*warnings, *_warn_unknown_variables(sources), *_old_notices(old, chosen, file))
     config, problems = _checked(chosen, file)
     unknown = [line for _, line in _unknown_keys(file, file.values)]
     if config is None or unknown:
@@ -143,12 +137,7 @@ def find_store_url(environ: Mapping[str, str]) -> str | None:
     Raises `ConfigError` where it cannot be used or is misspelt, or the files cannot be read: nobody may take the file
     for the database then. The database itself is not looked at.
     """
-    state = StateDirectory(home=locate_home(environ))
-    env_file, _ = read_env_file(state.env_file)
-    credentials, _ = _read_credentials(environ)
-    sources = (("", environ), ("credential ", credentials), (f"{state.env_file}: ", env_file))
-    file = read_yaml(state.config_file)
-    file = replace(file, values=parted(file.values)[0])
+    sources, file, _, _ = _read(environ, StateDirectory(home=locate_home(environ)))
     key: KeyPath = ("store", "url")
     found = _choose(sources, file).get(key)
     config, problems = _checked({key: found} if found is not None else {}, file)
@@ -180,6 +169,18 @@ def merge_for_reload(old: LoadedConfig, new: LoadedConfig) -> LoadedConfig:
     kept = {key: value for key, value in values_of(old.config) if needs_restart(key)}
     sources = {name: old.sources[name] if tuple(name.split(".")) in kept else new.sources[name] for name in new.sources}
     return replace(new, config=with_values(new.config, kept), home=old.home, sources=sources)
+
+
+def _read(
+    environ: Mapping[str, str], state: StateDirectory
+) -> tuple[_Sources, YamlFile, dict[KeyPath, Any], tuple[str, ...]]:
+    """Every place with variables, the file without old keys, the values of those, and warnings."""
+    file = read_yaml(state.config_file)
+    values, old_values = parted(file.values)
+    env_file, warnings = read_env_file(state.env_file)
+    credentials, unknown = _read_credentials(environ)
+    sources = (("", environ), ("credential ", credentials), (f"{state.env_file}: ", env_file))
+    return sources, replace(file, values=values), old_values, (*warnings, *unknown)
 
 
 def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:

@@ -9,6 +9,7 @@ a running daemon takes over a changed value (`SIGHUP`) or needs a restart for it
 
 import ipaddress
 import socket
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -48,6 +49,8 @@ from gateway.config.types import (
     WebhookSecret,
     setting,
 )
+from hermes_state.engines.opening import StoreSettings
+from hermes_state.settings import Setting
 
 
 class WebhookConfig(BaseConfig):
@@ -255,16 +258,15 @@ class TranscriptionConfig(BaseConfig):
     """Key for that API."""
 
 
-class StoreConfig(BaseConfig):
+@dataclass(frozen=True, kw_only=True)
+class StoreConfig(StoreSettings):
     """The database."""
 
-    url: StoreUrl | None = setting(None, default_text="the file `state.db` in the state directory", restart=True)
+    url: Annotated[
+        StoreUrl | None, Setting(default_text="the file `state.db` in the state directory", restart=True)
+    ] = None
     """Address of a PostgreSQL database, such as `postgresql://hermes@db.example.org/hermes`; its password counts as a
     secret."""
-    writers: int = setting(2, ge=1, le=16, unit="connections", restart=True)
-    """Connections for writing to PostgreSQL; a file has one."""
-    busy_seconds: float = setting(30, ge=1, le=600, unit="seconds", restart=True)
-    """Longest wait of a write while another process locks the database. Raise it if a backup locks it for longer."""
 
 
 class ClusterConfig(BaseConfig):

@@ -51,7 +51,7 @@ from gateway.operator.socket import DaemonNotRunningError, ask
 from hermes_state.admin.overview import describe, load_overview
 from hermes_state.admin.overview import find_fault as find_database_fault
 from hermes_state.disk import Room
-from hermes_state.engines.opening import StoreSettings, open_resting
+from hermes_state.engines.opening import open_resting
 from hermes_state.engines.postgres.nodes import find_faults, load_nodes
 from hermes_state.engines.sqlite.connections import check_engine
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError, ToolError
@@ -250,7 +250,7 @@ def check_cluster(db: Connection, config: Config, node_id: str = "") -> list[Che
     """Check what a node needs beside others on the same database; nothing of a file. `node_id`: of one that runs."""
     if isinstance(db, sqlite3.Connection):
         return []
-    needed = StoreSettings(writers=config.store.writers).connections
+    needed = config.store.connections
     faults = find_faults(db, node_info(config, node_id), needed, SystemClock().now())
     alive = sum(node.is_alive for node in load_nodes(db))
     text = f"{counted(alive, 'node')} {'has' if alive == 1 else 'have'} a seat; this one can have its own beside them."

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from hermes_state.engines.sqlite import copying as sqlite_copying
 from hermes_state.engines.sqlite.connections import Synchronous
@@ -17,6 +17,7 @@ from hermes_state.engines.sqlite.presence import has_content
 from hermes_state.engines.sqlite.resting import open_resting_file
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, DatabaseRejected
+from hermes_state.settings import Setting
 from hermes_state.store.lock import FileLock, refuse_held
 from hermes_state.store.meta import load_note
 from hermes_state.store.seats import NodeInfo, OnHint, OnlySeat, Seat
@@ -28,12 +29,14 @@ COPY_NOTE = "copied_from"
 """Note in a database that `hermes_state.admin.copy` has not finished."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StoreSettings:
-    """How a database is opened; each engine takes what it knows."""
+    """The database."""
 
-    writers: int = 2
-    busy_seconds: float = 30.0
+    writers: Annotated[int, Setting(ge=1, le=16, unit="connections", restart=True)] = 2
+    """Connections for writing to PostgreSQL; a file has one."""
+    busy_seconds: Annotated[float, Setting(ge=1, le=600, unit="seconds", restart=True)] = 30
+    """Longest wait of a write while another process locks the database. Raise it if a backup locks it for longer."""
     synchronous: Synchronous = "FULL"
     readers: int = 2
     """Connections for reading. Two suffice: most reads run on the event loop, on a connection of their own."""
