@@ -230,7 +230,7 @@ async def _sandbox(rounds: int) -> Measure:
             process = await asyncio.create_subprocess_exec("bash", "-c", "true")
             await process.wait()
             between = time.perf_counter()
-            command = await RunningCommand.start("true", Path(folder), TerminalSettings())
+            command = await RunningCommand.start("true", Path(folder), TerminalSettings(enabled=True))
             await command.finish(None)
             bare.append(between - began)
             ours.append(time.perf_counter() - between)
@@ -244,7 +244,9 @@ async def _command_output(size: str) -> list[Measure]:
         gc.collect()
         before = resident_mb("VmRSS:", is_reset=True)
         async with heartbeat() as lags:
-            command = await RunningCommand.start(f"head -c {size} /dev/zero", Path(folder), TerminalSettings())
+            command = await RunningCommand.start(
+                f"head -c {size} /dev/zero", Path(folder), TerminalSettings(enabled=True)
+            )
             await command.finish(None)
             command.report()
         grown = resident_mb("VmHWM:") - before

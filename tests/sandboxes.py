@@ -19,7 +19,7 @@ needs_sandbox = pytest.mark.skipif(probe_sandbox().fault is not None, reason=str
 
 async def run(command: str, folder: Path, seconds: float = 30, **settings: Any) -> str:
     """State and output of a command at its end."""
-    running = await RunningCommand.start(command, folder, TerminalSettings(**settings))
+    running = await RunningCommand.start(command, folder, TerminalSettings(enabled=True, **settings))
     await running.finish(seconds)
     assert not running.is_running
     return running.report()

@@ -4,11 +4,12 @@
 >>> loaded.config.local.port, loaded.sources["local.port"], loaded.config.model.protocol
 (9000, 'HERMES_LOCAL__PORT', 'offline')
 
-`settings.py` has the blocks and, with `context_settings.py`, `cost_settings.py` and `routes.py`, every key;
-`types.py` the kinds of values. `files.py` reads the state directory, `loader.py` chooses the value of each key among
-its sources and checks them, `errors.py` says what is wrong. `fields.py` is the same as a flat table, of which
-`docs.py` makes the documentation. Nothing else reads a file or the environment. A reload takes `merge_for_reload`, so
-that nobody acts on half a change.
+`settings.py` names every block. A block is a class of this package, or the settings that its part works with, where
+the fields marked with a `Setting` are keys (`agent/settings.py`). `old_keys.py` knows the keys of earlier versions.
+`files.py` reads the state directory, `loader.py` chooses the value of each key among its sources and checks it, and
+`errors.py` explains what is wrong. `fields.py` is the flat table of all keys, of which `docs.py` makes the
+documentation. Nothing else reads a file or the environment. A reload takes `merge_for_reload`, so that no part acts on
+half a change.
 """
 
 from gateway.config.errors import ConfigRejected

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, TypeAd
 
 from agent.context.limits import CompressorSettings, LimitSettings
 from gateway.config.errors import checked_block
-from gateway.config.old_keys import is_old
+from gateway.config.old_keys import OLD_KEYS
 from gateway.config.routes import CALL_KEYS, CallConfig, Protocol
 from gateway.config.types import AnyCase, BaseConfig, Secret, Trimmed, Url, fields_of, setting
 from hermes_state.settings import Setting
@@ -25,7 +25,7 @@ def _overrides(models: object) -> object:
     known = [key for key in fields_of(CompressionConfig) if key not in GLOBAL_KEYS]
     found = {}
     for pattern, values in models.items():
-        found[pattern] = {key: value for key, value in values.items() if not is_old(("compression", str(key)))}
+        found[pattern] = {key: value for key, value in values.items() if ("compression", str(key)) not in OLD_KEYS}
         if key := next((key for key in values if key in GLOBAL_KEYS), None):
             raise ValueError(f"{pattern}.{key} cannot be set for one model")
         checked_block(CompressionConfig, found[pattern], pattern, known)

@@ -69,10 +69,6 @@ OLD_KEYS: Final = frozenset(tuple(key.split(".")) for key in (*FIXED, *REPLACED)
 _OLD_BLOCKS: Final = frozenset(key[:end] for key in OLD_KEYS for end in range(1, len(key)))
 
 
-def is_old(key: KeyPath) -> bool:
-    return key in OLD_KEYS
-
-
 def parted(values: Mapping[str, Any], above: KeyPath = ()) -> tuple[dict[str, Any], dict[KeyPath, Any]]:
     """The values of a file without those of old keys, and the values of old keys.
 
@@ -110,7 +106,7 @@ def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
         chooser = mode if mode in old else _MODE
         if _word(old, chooser) in ("off", "false"):
             found["auxiliary", task] = "off", old[chooser][1]
-        elif model in old:
+        elif model in old:  # which was asked whatever the mode
             is_elsewhere = any(("auxiliary", task, key) in old for key in ("protocol", "base_url", "api_key"))
             if _word(old, model) in names and not is_elsewhere:
                 found["auxiliary", task] = old[model]

@@ -3,8 +3,8 @@
 `docs/configuration.md` is compared with these classes by a test. How values are found and checked is in
 `loader.py`; nothing else reads a file or the environment.
 
-The docstring below a field is what people read about it. `setting()` adds the range and the unit, and tells whether
-a running daemon takes over a changed value (`SIGHUP`) or needs a restart for it.
+The docstring below a field is what people read about it. `setting()`, or a `Setting` at a field of a part's own
+settings, adds the range and the unit, and tells whether a changed value needs a restart.
 """
 
 import ipaddress

@@ -1,4 +1,4 @@
-"""Blocks of settings for what the agent may do and keeps: its tools, its files, questions and its memory."""
+"""Blocks of settings for tools: where each may be used, approvals, schedules and the web."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, TypeAlias

@@ -210,7 +210,7 @@ def with_terminal(name: str, folder: Path) -> Path:
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not on this machine")
 def test_the_drop_in_allows_every_system_call_that_a_sandbox_is_made_with(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    words = sandboxed("true", tmp_path, TerminalSettings(), probe_sandbox().options)
+    words = sandboxed("true", tmp_path, TerminalSettings(enabled=True), probe_sandbox().options)
     subprocess.run(["strace", "-f", "-o", trace, *words], check=True, timeout=60, env=ENVIRON)
     used = set(re.findall(r"^\d+ +([a-z0-9_]+)\(", trace.read_text(errors="replace"), re.MULTILINE))
     lines = settings(UNITS["machine"].read_text("utf-8") + TERMINAL.read_text("utf-8"), "SystemCallFilter")

@@ -106,7 +106,8 @@ from agent.settings import TerminalSettings
 
 async def start(pause):
     await asyncio.sleep(pause)
-    command = await RunningCommand.start("setsid sleep 295 & sleep 295", Path(sys.argv[1]), TerminalSettings())
+    settings = TerminalSettings(enabled=True)
+    command = await RunningCommand.start("setsid sleep 295 & sleep 295", Path(sys.argv[1]), settings)
     print("begun", flush=True)
     await command.finish(None)
 
@@ -153,7 +154,9 @@ async def test_without_a_sandbox_a_command_is_bounded_and_ended_too(tmp_path: Pa
 @needs_sandbox
 async def test_a_report_of_a_running_command_has_what_is_new(tmp_path: Path) -> None:
     fifo = tmp_path / "go"
-    running = await RunningCommand.start("mkfifo go; echo one; read x < go; echo two", tmp_path, TerminalSettings())
+    running = await RunningCommand.start(
+        "mkfifo go; echo one; read x < go; echo two", tmp_path, TerminalSettings(enabled=True)
+    )
     end = asyncio.create_task(running.finish(30))
     while not fifo.exists():  # noqa: ASYNC110
         await asyncio.sleep(0.01)  # a folder of another process has no event to wait for

@@ -157,7 +157,7 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 open("/dev/tty").close()  # this process has a terminal
 
 async def main():
-    command = await RunningCommand.start("tty; : < /dev/tty", Path(sys.argv[1]), TerminalSettings())
+    command = await RunningCommand.start("tty; : < /dev/tty", Path(sys.argv[1]), TerminalSettings(enabled=True))
     await command.finish(30)
     sys.stderr.write(command.report())
 
@@ -186,7 +186,7 @@ from agent.tools.terminal.running_command import RunningCommand
 from agent.settings import TerminalSettings
 
 async def run(command):
-    running = await RunningCommand.start(command, Path(sys.argv[1]), TerminalSettings(max_processes=20))
+    running = await RunningCommand.start(command, Path(sys.argv[1]), TerminalSettings(enabled=True, max_processes=20))
     await running.finish(30)
     return running.report()
 
@@ -222,7 +222,7 @@ def test_without_bubblewrap_nothing_runs_and_the_reason_says_what_to_install(
         assert fault is not None
         assert "apt install bubblewrap" in fault
         with pytest.raises(ToolError, match="apt install bubblewrap"):
-            command_words("true", tmp_path, TerminalSettings())
+            command_words("true", tmp_path, TerminalSettings(enabled=True))
         assert terminal_fault(TerminalSettings(enabled=True, unsafe=True)) is None
     finally:
         probe_sandbox.cache_clear()
@@ -233,9 +233,9 @@ def test_without_bubblewrap_nothing_runs_and_the_reason_says_what_to_install(
 )
 def test_a_command_that_cannot_be_passed_on_is_refused(command: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ToolError, match=reason):
-        command_words(command, tmp_path, TerminalSettings())
+        command_words(command, tmp_path, TerminalSettings(enabled=True))
 
 
 def test_a_workspace_that_commands_could_read_around_is_refused() -> None:
     with pytest.raises(ToolError, match="below /usr"):
-        command_words("true", Path("/usr/local/lib"), TerminalSettings())
+        command_words("true", Path("/usr/local/lib"), TerminalSettings(enabled=True))

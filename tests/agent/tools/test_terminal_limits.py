@@ -26,7 +26,7 @@ from agent.tools.terminal.running_command import RunningCommand
 from agent.settings import TerminalSettings
 
 async def run(command, seconds=20):
-    running = await RunningCommand.start(command, Path(sys.argv[1]), TerminalSettings(memory_mb=128))
+    running = await RunningCommand.start(command, Path(sys.argv[1]), TerminalSettings(enabled=True, memory_mb=128))
     await running.finish(seconds)
     return running.report()
 
@@ -168,7 +168,7 @@ async def chat(name, command, count):
     folder.mkdir(exist_ok=True)
     folder.chmod(0o777)
     async def one():
-        running = await RunningCommand.start(command, folder, TerminalSettings(), has_end=False)
+        running = await RunningCommand.start(command, folder, TerminalSettings(enabled=True), has_end=False)
         await running.finish(15)
         return name + ": " + running.report()
     return await asyncio.gather(*(one() for _ in range(count)))

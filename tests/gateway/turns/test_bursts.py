@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.turns.bursts import ARRIVAL_SLACK_MS, PLATFORM_CLOCK_MS, held_until, next_burst
+from gateway.turns.bursts import ARRIVAL_SLACK_MS, PASTE_MS, PLATFORM_CLOCK_MS, held_until, next_burst
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, InboxRow, InboxState
 from hermes_state.values import ChatId, InboxId, Millis, UserRef
 
-MERGE, PASTE = 2_000, 1_500
+MERGE = 2_000
 LATER = Millis(10**9)
 _ids = itertools.count(1)
 
@@ -47,17 +47,17 @@ COMMAND = {"kind": InboxKind.COMMAND}
 NOTICE = {"kind": InboxKind.NOTICE}
 
 
-def claimed(rows: list[InboxRow], now: int = LATER, merge: int = MERGE, paste: int = PASTE) -> list[int]:
+def claimed(rows: list[InboxRow], now: int = LATER, merge: int = MERGE) -> list[int]:
     """The indexes of the `rows` that become a turn."""
-    burst = next_burst(rows, merge_ms=merge, paste_ms=paste)
+    burst = next_burst(rows, merge_ms=merge)
     assert burst[0].kind is not InboxKind.COMMAND
-    assert held_until(burst, rows, paste) <= now
+    assert held_until(burst, rows) <= now
     return [rows.index(one) for one in burst]
 
 
 def held(rows: list[InboxRow]) -> int:
     """The time until which the burst in `rows` is held."""
-    return held_until(next_burst(rows, merge_ms=MERGE, paste_ms=PASTE), rows, PASTE)
+    return held_until(next_burst(rows, merge_ms=MERGE), rows)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def held(rows: list[InboxRow]) -> int:
             [0, 1, 2],
             id="a paste outgrows the span",
         ),
-        pytest.param([row(0, expects_more=True), row(PASTE + PLATFORM_CLOCK_MS + 1)], [0], id="but not for ever"),
+        pytest.param([row(0, expects_more=True), row(PASTE_MS + PLATFORM_CLOCK_MS + 1)], [0], id="but not for ever"),
     ],
 )
 def test_what_becomes_the_next_turn(rows: list[InboxRow], expected: list[int]) -> None:
@@ -91,23 +91,22 @@ def test_what_becomes_the_next_turn(rows: list[InboxRow], expected: list[int]) -
 def test_merging_can_be_switched_off_and_pieces_still_join() -> None:
     assert claimed([row(0), row(0)], merge=0) == [0]
     assert claimed([row(0, expects_more=True), row(100)], merge=0) == [0, 1]
-    assert claimed([row(0, expects_more=True), row(100)], merge=0, paste=0) == [0]
 
 
 def test_notices_alone_start_nothing() -> None:
     rows = [row(0, kind=InboxKind.NOTICE), row(1, kind=InboxKind.NOTICE)]
-    assert next_burst(rows, merge_ms=MERGE, paste_ms=PASTE) == []
-    assert next_burst([], merge_ms=MERGE, paste_ms=PASTE) == []
+    assert next_burst(rows, merge_ms=MERGE) == []
+    assert next_burst([], merge_ms=MERGE) == []
 
 
 def test_a_command_runs_in_its_place() -> None:
     command = row(0, kind=InboxKind.COMMAND)
-    assert next_burst([command, row(1)], merge_ms=MERGE, paste_ms=PASTE) == [command]
+    assert next_burst([command, row(1)], merge_ms=MERGE) == [command]
 
 
 def test_a_piece_is_held_for_the_next_one_and_no_longer() -> None:
     piece = row(1_000, expects_more=True)
-    until = 1_000 + PASTE + ARRIVAL_SLACK_MS
+    until = 1_000 + PASTE_MS + ARRIVAL_SLACK_MS
     assert held([piece]) == until
     assert claimed([piece], now=until) == [0]
 
@@ -130,13 +129,13 @@ ROWS = st.lists(
 )
 
 
-@given(rows=ROWS, merge=st.sampled_from([0, MERGE]), paste=st.sampled_from([0, PASTE]))
-def test_every_row_gets_its_turn_once_and_in_order(rows: list[InboxRow], merge: int, paste: int) -> None:
+@given(rows=ROWS, merge=st.sampled_from([0, MERGE]))
+def test_every_row_gets_its_turn_once_and_in_order(rows: list[InboxRow], merge: int) -> None:
     rows = sorted(rows, key=lambda one: one.id)
     waiting = list(rows)
     order: list[InboxRow] = []
-    while taken := next_burst(waiting, merge_ms=merge, paste_ms=paste):
-        assert held_until(taken, waiting, paste) < LATER, "nothing is held for ever"
+    while taken := next_burst(waiting, merge_ms=merge):
+        assert held_until(taken, waiting) < LATER, "nothing is held for ever"
         asked = [one for one in taken if one.kind is not InboxKind.NOTICE]
         assert asked[0] == next(one for one in waiting if one.kind is not InboxKind.NOTICE)
         assert len({one.sender_ref for one in asked}) == 1
@@ -145,7 +144,7 @@ def test_every_row_gets_its_turn_once_and_in_order(rows: list[InboxRow], merge: 
             assert len(taken) == 1
         else:
             assert all(one.kind is InboxKind.MESSAGE for one in asked)
-            if not any(one.expects_more for one in asked[:-1]) or paste == 0:
+            if not any(one.expects_more for one in asked[:-1]):
                 assert abs(asked[-1].sent_at - asked[0].sent_at) <= merge or len(asked) == 1
         order += taken
         waiting = [one for one in waiting if one not in taken]
@@ -157,5 +156,5 @@ def test_every_row_gets_its_turn_once_and_in_order(rows: list[InboxRow], merge: 
 @given(rows=ROWS)
 def test_a_hold_ends_within_the_paste_time(rows: list[InboxRow]) -> None:
     rows = sorted(rows, key=lambda one: one.id)
-    if next_burst(rows, merge_ms=MERGE, paste_ms=PASTE):
-        assert held(rows) <= max(one.received_at for one in rows) + PASTE + ARRIVAL_SLACK_MS
+    if next_burst(rows, merge_ms=MERGE):
+        assert held(rows) <= max(one.received_at for one in rows) + PASTE_MS + ARRIVAL_SLACK_MS
