@@ -2,7 +2,7 @@
 
 It acts at 85 % of the context window (`hygiene.threshold`), far above the agent's own threshold, for conversations that
 have grown beyond that while no agent looked: over night, by a switch to a smaller model, by one huge message. A
-conversation of very many messages (`hygiene.hard_message_limit`) is compressed whatever its size.
+conversation of very many messages (5,000) is compressed whatever its size.
 """
 
 from agent.context.measure import MeasuredPrompt
@@ -18,7 +18,7 @@ async def check(agent: Agent, turn: RunningTurn, model: ModelHandle) -> Measured
     """Compress the turn's conversation if it stands at the far end of the window.
 
     Returns the prompt that was measured, for the turn to begin with; None where the conversation may have changed.
-    Keeps the turn waiting for `hygiene.hold_seconds` at most where it could also begin.
+    Keeps the turn waiting for at most 10 seconds where it could also begin.
     """
     context, conversation = agent.context, turn.conversation
     prompt = await context.measure(conversation, model)
