@@ -114,8 +114,8 @@ def compress(
 
 def _model_summary(config: Config, name: str | None) -> ModelSummary:
     """Return summaries by `auxiliary.trajectories`, or by the model or alias of this name. Raises `CommandError`."""
-    named = config.model.named_route(name) if name is not None else config.model.route
-    route = named if name is not None else route_for(config, "trajectories", named)
+    named = config.model.named_route(name) if name else config.model.route
+    route = named if name else route_for(config, "trajectories", named)
     if route is None or route.protocol == "offline":
         raise CommandError("no model is configured that could summarise; --summary-model none does without")
     ledger, price = RunLedger(cap_limits(config).daily), price_in(config, route.name)
