@@ -87,10 +87,12 @@ class LoadedConfig(StateDirectory):
     """Sentences for the operator about things that are not fatal."""
     sources: Mapping[str, str]
     """For every key (`local.port`) what gave its value: a variable, a credential, a file or `default`."""
+    old_secrets: tuple[str, ...] = ()
+    """Values of old keys that name a secret: nothing uses them, and they must not leak either."""
 
     def secrets(self) -> tuple[str, ...]:
-        """Every secret value in use, for exact redaction."""
-        return secrets_of(self.config)
+        """Every secret value, for exact redaction."""
+        return (*secrets_of(self.config), *self.old_secrets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +130,7 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
         home=state.home,
         warnings=warnings,
         sources={dotted(key): chosen[key][1] if key in chosen else DEFAULT_SOURCE for key in FIELDS},
+        old_secrets=tuple(str(value) for key, (value, _) in old.items() if key[-1] == "api_key" and value),
     )
 
 

@@ -53,6 +53,12 @@ def test_old_keys_in_variables_are_named_by_the_variable(load: Load) -> None:
         assert any(text.startswith(f"{variable_name(key)}: {dotted(key)} is an old key") for text in loaded.warnings)
 
 
+def test_a_secret_of_an_old_key_is_still_redacted(load: Load) -> None:
+    assert "sk-of-old" in load("", HERMES_AUXILIARY__TITLE__API_KEY="sk-of-old").secrets()
+    file = "auxiliary: {flush: {api_key: sk-in-a-file}}"
+    assert "sk-in-a-file" in load(file).secrets()
+
+
 def test_an_old_key_for_one_model_is_named_and_the_others_hold(load: Load) -> None:
     loaded = load("compression: {models: {'g*': {tail_mode: lean, threshold: 0.3}}}")
     assert any("compression.models: compression.tail_mode is an old key" in text for text in loaded.warnings)
