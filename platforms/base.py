@@ -6,7 +6,7 @@ what is a command and what is answered are the gateway's business.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +38,32 @@ class Capabilities:
     """True where `show` finds the placeholder of a turn by its number."""
 
 
+@dataclass(frozen=True, slots=True)
+class CommandOption:
+    """Value that follows a command's name. In a command line, values are separated by spaces, in this order."""
+
+    name: str
+    """Name for menus, a lower-case Python identifier."""
+    description: str
+    choices: tuple[str, ...] = ()
+    """The only values; empty: any text."""
+    _: KW_ONLY
+    is_number: bool = False
+    is_required: bool = False
+    has_suggestions: bool = False
+    """`Intake.suggestions` knows values, and other values are accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAction:
+    """Sub-command, such as `add` of `/schedule`."""
+
+    words: str
+    """Words behind the command's name, separated by one space."""
+    description: str
+    options: tuple[CommandOption, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MenuCommand:
     """Command as the platform's own menu shows it."""
@@ -47,6 +73,9 @@ class MenuCommand:
     description: str
     argument: str | None
     """Argument that may follow the name, for people (`[title]`), or None."""
+    options: tuple[CommandOption, ...] = ()
+    actions: tuple[CommandAction, ...] = ()
+    """Sub-commands of a command, which then has no options of its own."""
     is_admin_only: bool = False
 
 
@@ -172,6 +201,9 @@ class Intake(Protocol):
 
     def refusal(self, event: InboundMessage) -> str | None:
         """Sentence that refuses a slash command or a button, of which nothing is kept then; None: accept it."""
+
+    def suggestions(self, event: InboundMessage) -> Sequence[str]:
+        """Values for the option of a command that is being written; none for a person who may not give the command."""
 
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
         """Ids of the platform's admins; waits while they are `known`."""

@@ -163,7 +163,7 @@ async def rules(request: CommandRequest) -> CommandResult:
     word, _, name = request.argument.partition(" ")
     if word.lower() == "drop":
         return _drop_rule(session.lineage_id, found, parse_recall_id(name))
-    if request.argument:
+    if request.argument.lower() not in ("", "list"):
         raise CommandError(RULES_HINT)
     if not found:
         return say("No standing rules: nobody has asked for anything from now on.")

@@ -8,7 +8,7 @@ from gateway.config.routes import CONFIGURED, RouteConfig
 from gateway.config.settings import ModelConfig
 from gateway.models.call_settings import left_out, settings_text
 from gateway.models.capacity import window_from
-from gateway.models.selection import choose, known_routes, name_of, route_of
+from gateway.models.selection import Runtime, choose, known_routes, name_of, route_of
 from hermes_state import sessions
 from hermes_state.errors import CommandError, ConfigError
 from hermes_state.values import Button, ReasoningEffort
@@ -17,6 +17,8 @@ MAX_BUTTONS = 8
 MAX_NAMES = 30
 """Most names in the list; whoever has more knows them."""
 EFFORTS: Final[tuple[ReasoningEffort, ...]] = get_args(ReasoningEffort)
+LEVELS = (*EFFORTS, CONFIGURED)
+"""Words that `/think` accepts."""
 
 
 async def model(request: CommandRequest) -> CommandResult:
@@ -38,6 +40,11 @@ async def model(request: CommandRequest) -> CommandResult:
     if choice is not None and choice not in known_routes(settings):
         sentences.append("The configuration does not name it, so whether it exists shows with the next message.")
     return set_in_session(request, sessions.choose_model, choice, " ".join(sentences))
+
+
+def names(runtime: Runtime) -> list[str]:
+    """Names that `/model` knows."""
+    return [CONFIGURED, *known_routes(runtime.config.model)]
 
 
 async def think(request: CommandRequest) -> CommandResult:

@@ -1,7 +1,7 @@
 """Registry of commands: values that handlers work with, and parsing, help and menus for all platforms."""
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import tzinfo
 from enum import StrEnum
@@ -26,7 +26,7 @@ from hermes_state.store.writer import Store
 from hermes_state.text import closest
 from hermes_state.turns import RunningTurn
 from hermes_state.values import Button, ChatId, ChatKey, ChatKind, Clock, ConversationRef, Millis, SessionId, UserRef
-from platforms.base import AdapterHealth, MenuCommand
+from platforms.base import AdapterHealth, CommandAction, CommandOption, MenuCommand
 
 T = TypeVar("T")
 
@@ -168,12 +168,16 @@ Handler: TypeAlias = Callable[[CommandRequest], Awaitable[CommandResult]]
 class Command:
     """Command: its name, help and handler."""
 
-    syntax: str
-    """The name and the argument that it takes, such as `session <id>`."""
+    name: str
     kind: CommandKind
     handler: Handler
     description: str
+    options: tuple[CommandOption, ...] = ()
     _: KW_ONLY
+    actions: tuple[CommandAction, ...] = ()
+    """Sub-commands. A menu may show these alone, so one of them is the command without an argument."""
+    suggest: Callable[[Runtime], Sequence[str]] = lambda _runtime: ()
+    """Values for the option that has suggestions."""
     aliases: tuple[str, ...] = ()
     is_admin_only: bool = False
     moderated: str | None = None
@@ -182,12 +186,12 @@ class Command:
     """Answer from memory while nothing can be stored; None: the command waits until something can."""
 
     @property
-    def name(self) -> str:
-        return self.syntax.partition(" ")[0]
-
-    @property
     def argument(self) -> str | None:
-        return self.syntax.partition(" ")[2] or None
+        """Argument for people, such as `[once|session|always]` or `<id>`; None where it takes none."""
+        if self.actions:
+            return f"[{'|'.join(action.words for action in self.actions)}]"
+        names = ((one, "|".join(one.choices) or one.name) for one in self.options)
+        return " ".join(f"<{name}>" if one.is_required else f"[{name}]" for one, name in names) or None
 
     def refusal(
         self, argument: str, access: AccessControl, person: UserRef, chat: ChatKey, kind: ChatKind
@@ -268,6 +272,8 @@ class CommandRegistry:
                 name=command.name,
                 description=command.description.replace("`", ""),  # menus show plain text
                 argument=command.argument,
+                options=command.options,
+                actions=command.actions,
                 is_admin_only=command.is_admin_only,
             )
             for command in self.commands
@@ -281,5 +287,6 @@ class CommandRegistry:
                 continue
             also = "".join(f", `/{alias}`" for alias in command.aliases)
             admin = " (admins)" if command.is_admin_only else ""
-            lines.append(f"- `/{command.syntax}`{also}: {command.description}{admin}")
+            syntax = " ".join(filter(None, (command.name, command.argument)))
+            lines.append(f"- `/{syntax}`{also}: {command.description}{admin}")
         return "\n".join(lines)

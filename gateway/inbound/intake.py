@@ -151,6 +151,14 @@ class GatewayIntake:
             return TOO_FAST
         return command.refusal(parsed.argument, self.access, event.sender.ref, key, event.chat_kind)
 
+    def suggestions(self, event: InboundMessage) -> Sequence[str]:
+        parsed, command = self.registry.resolve(event.text, event.words_by)
+        if command is None or parsed is None or self.access.role_of(event.sender.ref) is None:
+            return ()
+        key = self._key_of(event.chat, event.chat_kind, event.sender)
+        is_refused = command.refusal(parsed.argument, self.access, event.sender.ref, key, event.chat_kind) is not None
+        return () if is_refused else command.suggest(self.runtime)
+
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
         return await self.access.next_admins(platform, known)
 

@@ -222,7 +222,9 @@ async def test_persona_and_context_file_join_the_prompt_and_a_link_out_of_the_wo
 
 async def test_people_see_and_change_what_is_noted(world: World) -> None:
     await world.gateway.start()
-    await world.converse("/memory", "/memory add The release is on Fridays", "/memory me add I like tea", "/memory")
+    await world.converse(
+        "/memory", "/memory add The release is on Fridays", "/memory me add I like tea", "/memory list"
+    )
     empty, added, _, shown = await world.replies(4)
     assert "Nothing is noted yet" in empty
     assert added == "Noted. MEMORY.md: 1 entry, 27 of 2,200 characters."

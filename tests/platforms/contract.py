@@ -78,6 +78,8 @@ class RecordingIntake:
         self.reach: list[tuple[str, bool]] = []
         self.refused: dict[str, str] = {}
         """Sentences for slash commands and buttons that are refused at once, by their command lines."""
+        self.suggested: tuple[str, ...] = ()
+        """Values for options of commands."""
         self.admins: frozenset[str] = frozenset()
         self.admins_changed = asyncio.Event()
         self.batch_length = 100
@@ -115,6 +117,9 @@ class RecordingIntake:
 
     def refusal(self, event: InboundMessage) -> str | None:
         return self.refused.get(event.text)
+
+    def suggestions(self, event: InboundMessage) -> Sequence[str]:
+        return self.suggested
 
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
         while self.admins == known:

@@ -25,7 +25,7 @@ async def memory(request: CommandRequest) -> CommandResult:
     if files is None or files.notes is None:
         return say("There is no memory: `memory.enabled` is off.")
     try:
-        if not request.argument:
+        if request.argument.lower() in ("", "list"):
             return say(await asyncio.to_thread(_shown, files.notes, request))
         if (change := _CHANGE.fullmatch(request.argument)) is None:
             raise CommandError(_ASK)

@@ -14,11 +14,11 @@ _CLEARED = "The todo list of this conversation was emptied by a person: nothing 
 
 def todo(request: CommandRequest, db: Connection, now: Millis) -> str:
     """Show the list, or `clear` it, of which the model is told."""
-    if request.argument.lower() not in ("", "clear"):
+    if request.argument.lower() not in ("", "list", "clear"):
         raise CommandError("Write `/todo`, or `/todo clear` to empty the list.")
     session = sessions.load_active(db, request.chat.id)
     items = [] if session is None else load_todos(db, session.lineage_id)
-    if session is None or not items or not request.argument:
+    if session is None or not items or request.argument.lower() != "clear":
         return shown(items)
     clear_todos(db, session.lineage_id)
     notice = NewMessage(role=MessageRole.USER, origin=Origin.NOTICE, text=_CLEARED)

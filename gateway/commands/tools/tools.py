@@ -37,7 +37,7 @@ async def tools(request: CommandRequest) -> CommandResult:
     word = request.argument.lower()
     if word == "forget":
         return CommandResult(apply=partial(_forget, request))
-    if word:
+    if word not in ("", "list"):
         raise CommandError("Write `/tools`, or `/tools forget` to be asked again about everything.")
     store, offers = request.context.store, request.context.runtime.agent.offers
     session = await request.load_open_session()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,49 @@ def test_help_and_menus_come_from_the_table_and_tell_what_is_for_admins() -> Non
     assert menu["pair"]
     assert "reset" not in menu
     assert not any("`" in item.description for item in REGISTRY.menu())
+
+
+def test_options_fit_every_menu() -> None:
+    for command in REGISTRY.commands:
+        assert not (command.options and command.actions), command.name
+        for owner in command.actions or (command,):
+            names = [option.name for option in owner.options]
+            required = [option.is_required for option in owner.options]
+            assert all(name.isidentifier() and name.islower() and len(name) <= 32 for name in names)
+            assert len(names) == len(set(names))
+            assert required == sorted(required, reverse=True), "a required value comes before one that may be left out"
+            assert all(0 < len(text.description) <= 100 for text in (*owner.options, *command.actions))
+
+
+def test_syntax_is_shown_from_the_options() -> None:
+    shown = {command.name: command.argument for command in REGISTRY.commands}
+    assert shown["help"] is None
+    assert shown["resume"] == "<id>"
+    assert shown["approve"] == "[id] [once|session|always]"
+    assert shown["schedule"] == "[list|add|pause|resume|remove|run]"
+
+
+@pytest.mark.parametrize("name", [command.name for command in REGISTRY.commands if command.actions])
+async def test_a_command_with_actions_has_one_that_is_the_command_alone(
+    store: Store, tmp_path: Path, name: str
+) -> None:
+    async with serving(store, tmp_path) as gateway:
+        await gateway.ask("hello", sender=BOSS)  # rules and todos belong to a conversation
+        alone = await gateway.ask(f"/{name}", sender=BOSS)
+        assert await gateway.ask(f"/{name} list", sender=BOSS) == alone
+
+
+def suggested(gateway: TestGateway, text: str, sender: Sender) -> Sequence[str]:
+    return gateway.intake.suggestions(gateway.message(text, sender=sender))
+
+
+async def test_suggestions_are_for_people_who_may_give_the_command(store: Store, tmp_path: Path) -> None:
+    async with serving(store, tmp_path, model={"aliases": {"fast": "small"}}) as gateway:
+        assert "fast" in suggested(gateway, "/model f", ANN)
+        assert "default" in suggested(gateway, "/model", ANN)
+        assert "preview" in suggested(gateway, "/compress", ANN)
+        assert suggested(gateway, "/title x", ANN) == ()
+        assert suggested(gateway, "/model f", EVE) == ()
 
 
 @pytest.mark.parametrize(
@@ -552,9 +596,9 @@ async def test_a_command_that_crashes_is_told_and_blocks_nobody(store: Store, tm
     broken = type(REGISTRY)(
         [
             *REGISTRY.commands,
-            Command(syntax="boom", kind=CommandKind.READ, description="x", handler=crash),
-            Command(syntax="bang", kind=CommandKind.CHANGE, description="x", handler=crash_inside),
-            Command(syntax="clang", kind=CommandKind.READ, description="x", handler=crash_inside),
+            Command(name="boom", kind=CommandKind.READ, description="x", handler=crash),
+            Command(name="bang", kind=CommandKind.CHANGE, description="x", handler=crash_inside),
+            Command(name="clang", kind=CommandKind.READ, description="x", handler=crash_inside),
         ]
     )
     async with serving(store, tmp_path, registry=broken) as gateway:
@@ -582,7 +626,7 @@ async def test_a_command_that_is_cut_off_while_it_is_stored_ends_though_its_last
     async def handle(request: CommandRequest) -> CommandResult:
         return CommandResult(apply=apply, after=never_end)
 
-    registry = CommandRegistry([Command(syntax="last", kind=CommandKind.READ, description="x", handler=handle)])
+    registry = CommandRegistry([Command(name="last", kind=CommandKind.READ, description="x", handler=handle)])
     async with serving(store, tmp_path, registry=registry) as gateway:
         await gateway.say("/last")
         await eventually(storing.is_set, "it is being stored")
