@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
-import discord
 import structlog
 
 from hermes_state.aio import wait_until
@@ -23,18 +22,14 @@ from platforms.discord.catch_up import HistoryReader
 from platforms.discord.client import GatewayClient
 from platforms.discord.errors import connection_errors
 from platforms.discord.event_queue import EventQueue
-from platforms.discord.files import FileRef
-from platforms.discord.inbound import PLATFORM
+from platforms.discord.inbound import PLATFORM, FileRef
 from platforms.discord.outbound import DiscordSender
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.settings import DiscordSettings
-from platforms.discord.slash import InteractionHandler, TicketRegistry, button_commands, publish_menu
+from platforms.discord.slash import SlashCommands, TicketRegistry, button_commands
 
 STOP_SECONDS = 0.5
 """Seconds in which the SDK has to follow an order to stop before it is told again."""
-
-CLOSE_SECONDS = 5.0
-"""Longest closing handshake, in seconds; after that the connection is simply dropped."""
 
 STALLED_SHARE = 2 / 3
 """Part of `stale_seconds` after which the adapter no longer counts as ready; a heartbeat comes every 41 s."""
@@ -92,10 +87,10 @@ class DiscordAdapter:
     async def run(self, intake: Intake) -> None:
         """Receive until cancelled; see `PlatformAdapter.run`."""
         try:
-            async with self._connection(intake) as (client, events, history), asyncio.TaskGroup() as tasks:
+            async with self._connection(intake) as (client, commands, events, history), asyncio.TaskGroup() as tasks:
                 tasks.create_task(events.run(history.fetch), name="discord events")
                 tasks.create_task(self._watch(client, events), name="discord watch")
-                tasks.create_task(self._publish_menu(client), name="discord menu")
+                tasks.create_task(self._publish_menu(client, commands), name="discord menu")
                 # In this task, not in one of its own: only so the group takes back the cancellation that a failing
                 # task makes, and `cancelling` below tells an order to stop from a failure.
                 await self._connect(client)
@@ -125,14 +120,16 @@ class DiscordAdapter:
 
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
         ref = FileRef.decode(attachment.file_ref)
-        if self._client is None or self._client.is_closed():
+        if self._client is None:
             raise PlatformUnavailable("not connected to Discord")
-        return await files.download(self._client.http, ref, target, max_bytes)
+        return await files.download(self._client, ref, target, max_bytes)
 
     # One connection
 
     @contextlib.asynccontextmanager
-    async def _connection(self, intake: Intake) -> AsyncIterator[tuple[GatewayClient, EventQueue, HistoryReader]]:
+    async def _connection(
+        self, intake: Intake
+    ) -> AsyncIterator[tuple[GatewayClient, SlashCommands, EventQueue, HistoryReader]]:
         """Build everything that lives as long as one client, and take it down again."""
         settings = self._settings
         with _store_errors():
@@ -140,8 +137,9 @@ class DiscordAdapter:
         self._state, self._detail = AdapterState.STARTING, "Connecting."
         events = EventQueue(intake, settings, clock=self._clock, began=began)
         client = GatewayClient(events, settings, clock=self._clock)
-        # The SDK takes a handler by its name: `on_interaction`.
-        client.event(InteractionHandler(client, events, intake, self._tickets, self._buttons).on_interaction)
+        commands = SlashCommands(
+            client, self._menu, events=events, intake=intake, tickets=self._tickets, buttons=self._buttons
+        )
         sender = DiscordSender(
             client, self._tickets, self._buttons, clock=self._clock, salt=salt, request_seconds=settings.request_seconds
         )
@@ -151,8 +149,8 @@ class DiscordAdapter:
             async with contextlib.AsyncExitStack() as stack:
                 # The SDK's own exit waits for the other side's goodbye, which a dead connection never sends.
                 await client.__aenter__()
-                stack.push_async_callback(_close, client)
-                yield client, events, history
+                stack.push_async_callback(client.end)
+                yield client, commands, events, history
         finally:
             self._note_progress(client)
             self._client = self._sender = None
@@ -186,10 +184,9 @@ class DiscordAdapter:
             if offline_since is None and (client.silence_seconds() or 0.0) > limit:
                 raise PlatformUnavailable(f"Discord has not answered a heartbeat for {limit:g} s")
 
-    async def _publish_menu(self, client: GatewayClient) -> None:
+    async def _publish_menu(self, client: GatewayClient, commands: SlashCommands) -> None:
         await client.had_session.wait()
-        assert client.application_id is not None, "known since the login"
-        await publish_menu(client.http, self._store, client.application_id, self._menu)
+        await commands.publish(self._store, self._settings.request_seconds)
 
     async def _load_notes(self) -> tuple[str, Millis]:
         """The salt of nonces, and the time at which the account was first listened to; 0 where that is now."""
@@ -211,16 +208,6 @@ class DiscordAdapter:
     def _note_progress(self, client: GatewayClient) -> None:
         if (silence := client.silence_seconds()) is not None:
             self._progress_at = Millis(self._clock.now() - round(silence * 1000))
-
-
-async def _close(client: discord.Client) -> None:
-    try:
-        async with asyncio.timeout(CLOSE_SECONDS):
-            await client.close()
-    except TimeoutError:
-        log.info("discord.goodbye_unanswered")
-    finally:
-        await client.http.close()
 
 
 def _load_notes(db: Connection) -> tuple[str | None, str | None]:

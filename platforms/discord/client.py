@@ -1,13 +1,19 @@
 """Client of Discord's gateway and REST API: discord.py with intents, addresses and heartbeats of our choice.
 
-discord.py keeps its addresses in class attributes. Here a client of its own HTTP class rewrites them call by
-call, so that two clients in one process may talk to two servers and nothing is left behind.
+This is the only module that uses names of discord.py that are not public. The library has no public way to
+
+- use another server (`discord.api_url`, `discord.gateway_url`): it keeps the addresses in class attributes. Here each
+  request gets its address when it is made, so two clients in one process can use two servers. Answers to slash
+  commands go through a second HTTP class of the library, which `InteractionWebhooks` joins to the first one;
+- read on after an event or an answer that it cannot parse (`TolerantState`, `RestClient`);
+- know when the last heartbeat was answered (`GatewayClient.silence_seconds`).
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import Token
 from functools import partial
 from typing import Any
 
@@ -17,9 +23,11 @@ import yarl
 from discord.gateway import DiscordWebSocket
 from discord.http import HTTPClient, Route
 from discord.state import ConnectionState
+from discord.webhook.async_ import AsyncWebhookAdapter, async_context
 
-from hermes_state.errors import PlatformUnavailable
+from hermes_state.errors import PlatformUnavailable, SendAmbiguous
 from hermes_state.values import Clock, InboundMessage
+from platforms.discord.errors import rest_errors
 from platforms.discord.event_queue import ChangeEvent, ChannelsEvent, ConnectedEvent, EventQueue, MessageEvent
 from platforms.discord.inbound import EventReader
 from platforms.discord.settings import DiscordSettings
@@ -35,8 +43,24 @@ RATE_LIMIT_SECONDS = 10.0
 _SHOWN = ("poll", "embeds", "components", "message_snapshots")
 _SNAPSHOT = {"type": 0, "embeds": [], "attachments": [], "edited_timestamp": None}
 
+CLOSE_SECONDS = 5.0
+"""Longest closing handshake, in seconds; after that the connection is simply dropped."""
+
 GUILD_READY_SECONDS = 1.0
 """Seconds that discord.py waits for one more server after READY before it calls itself ready."""
+
+_WRITES = frozenset(
+    {
+        ("POST", "/channels/{channel_id}/messages"),
+        ("PATCH", "/channels/{channel_id}/messages/{message_id}"),
+        ("POST", "/webhooks/{webhook_id}/{webhook_token}"),
+        ("PATCH", "/webhooks/{webhook_id}/{webhook_token}/messages/@original"),
+    }
+)
+"""Requests that Discord answers with the message that they made or changed."""
+
+_PUBLISH = ("PUT", "/applications/{application_id}/commands")
+"""Request whose answer, the published commands, nobody reads."""
 
 
 class RestClient(HTTPClient):
@@ -54,7 +78,10 @@ class RestClient(HTTPClient):
         route.url = self._base + route.url.removeprefix(Route.BASE)
         try:
             # Discord redirects nobody: another server would be told what was said.
-            return await super().request(route, allow_redirects=False, **options)
+            answer = await super().request(route, allow_redirects=False, **options)
+            if (route.method, route.path) in _WRITES:
+                return _written(answer)
+            return [] if (route.method, route.path) == _PUBLISH else answer
         except RuntimeError as error:
             if not self._client.is_closed():
                 raise
@@ -67,6 +94,29 @@ class RestClient(HTTPClient):
         if self._gateway_url is not None and requested.host == DiscordWebSocket.DEFAULT_GATEWAY.host:
             url = str(self._gateway_url.with_query(requested.query))
         return await super().ws_connect(url, compress=compress)
+
+
+def _written(answer: Any) -> dict[str, Any]:
+    """Reduce the answer to a write to what names the message.
+
+    The message exists by now: an error of the SDK about a field of the answer would have it sent again.
+    """
+    if not isinstance(answer, dict) or "id" not in answer:
+        raise SendAmbiguous("Discord's answer could not be read")
+    return {"id": answer["id"], "channel_id": answer.get("channel_id", 0), "type": 0, "content": ""}
+
+
+class InteractionWebhooks(AsyncWebhookAdapter):
+    """discord.py's answers to interactions, sent through a client's own `RestClient`."""
+
+    def __init__(self, http: RestClient) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._http = http
+
+    async def request(self, route: Route, session: object, **options: Any) -> Any:  # Any: discord.py's own signature
+        answer = await self._http.request(route, json=options["payload"], params=options.get("params"))
+        # Of an acknowledgement's answer the SDK would read the message, too, and it needs no more than this.
+        return {"interaction": {"id": route.webhook_id}} if route.path.endswith("/callback") else answer
 
 
 class TolerantState(ConnectionState[Any]):
@@ -128,7 +178,9 @@ class GatewayClient(discord.Client):
             guild_ready_timeout=GUILD_READY_SECONDS,
             allowed_mentions=discord.AllowedMentions.none(),
         )
-        self.http = self._connection.http = RestClient(self, settings)
+        rest = RestClient(self, settings)
+        self.http = self._connection.http = rest
+        self._webhooks = InteractionWebhooks(rest)
         self._events = events
         self.reader = EventReader(self, clock)
         self.offline_since: float | None = time.monotonic()
@@ -141,11 +193,45 @@ class GatewayClient(discord.Client):
             dispatch=self.dispatch, handlers=self._handlers, hooks=self._hooks, http=self.http, **options
         )
 
+    async def end(self) -> None:
+        """Close the connection; drop it when Discord does not answer the goodbye."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self.close()
+        except TimeoutError:
+            log.info("discord.goodbye_unanswered")
+        finally:
+            await self.http.close()
+
+    def is_own(self, user: discord.abc.User) -> bool:
+        """Tell whether this is the bot, or its application, which signs answers to slash commands."""
+        return user.id == self.application_id or (self.user is not None and user.id == self.user.id)
+
     def silence_seconds(self) -> float | None:
         """Seconds since the last answered heartbeat; None before the first connection."""
         # There is no public name for it: `latency` stays at its last value when answers stop.
         keep_alive = getattr(self.ws, "_keep_alive", None)
         return None if keep_alive is None else time.perf_counter() - float(keep_alive._last_ack)
+
+    @asynccontextmanager
+    async def calling(self, seconds: float, *, is_read: bool = False) -> AsyncIterator[None]:
+        """Run calls of the SDK with a time limit and the client's own addresses; raises only `PlatformError`.
+
+        Raises what `rest_errors` raises, and `PlatformUnavailable` when the client is closed or not logged in.
+        """
+        if self.is_closed() or self.user is None:
+            raise PlatformUnavailable("not connected to Discord")
+        earlier = self.use_own_addresses()
+        try:
+            with rest_errors(is_read=is_read):
+                async with asyncio.timeout(seconds):
+                    yield
+        finally:
+            async_context.reset(earlier)
+
+    def use_own_addresses(self) -> Token[AsyncWebhookAdapter]:
+        """Send this task's answers to interactions through `InteractionWebhooks`."""
+        return async_context.set(self._webhooks)
 
     def dispatch(self, event: str, /, *args: Any, **kwargs: Any) -> None:
         """Dispatch an event as discord.py does, but not after the end: its late tasks would find no loop."""

@@ -10,6 +10,7 @@ import re
 import discord
 import msgspec
 
+from hermes_state.errors import MessageRejected
 from hermes_state.values import (
     AttachmentKind,
     ChatKey,
@@ -24,7 +25,6 @@ from hermes_state.values import (
     Quote,
     Sender,
 )
-from platforms.discord.files import FileRef
 from platforms.discord.rendering import LIMIT
 from platforms.files import UNREADABLE_QUOTE
 from platforms.text import utf16_units
@@ -48,6 +48,26 @@ def millis_of(snowflake: int) -> Millis:
 def snowflake_at(moment: Millis) -> int:
     """Lowest id of that moment; never below zero."""
     return max(0, moment - discord.utils.DISCORD_EPOCH) << 22
+
+
+class FileRef(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Reference to a file. Discord signs addresses for a day, so the message that can renew one comes with it."""
+
+    channel_id: int
+    message_id: int
+    file_id: int
+    url: str
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, ref: str) -> "FileRef":
+        """Raises `MessageRejected` for what is not one of ours."""
+        try:
+            return msgspec.json.decode(ref, type=cls)
+        except msgspec.MsgspecError as error:
+            raise MessageRejected("this file cannot be fetched") from error
 
 
 class EventReader:

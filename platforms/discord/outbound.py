@@ -6,25 +6,25 @@ two minutes shows nothing new; later the channel's history is searched for our o
 
 import asyncio
 import hashlib
+import io
 from collections import OrderedDict
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import discord
-import msgspec
 import structlog
-from discord.http import Route
 
 from hermes_state.aio import wait_until
-from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable, SendAmbiguous
+from hermes_state.errors import ChatUnreachable, MessageRejected, PlatformError, PlatformUnavailable
 from hermes_state.values import Clock, Millis
 from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
-from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketRejected, rest_errors
+from platforms.discord.client import GatewayClient
+from platforms.discord.errors import MessageNotFound, ReplyRejected, TicketRejected
 from platforms.discord.inbound import snowflake_at
 from platforms.discord.rendering import LIMIT, render
-from platforms.discord.slash import Ticket, TicketRegistry, components
+from platforms.discord.slash import Ticket, TicketRegistry, button_view
 from platforms.text import UNFINISHED, unfinished
 
 NONCE_MS = 120_000
@@ -36,10 +36,10 @@ SKEW_MS = 10_000
 SLOW_UPLOAD = 100_000
 """Bytes a second that an upload may take as its time."""
 
-PAGE = 100
-MAX_PAGES = 5
+MAX_SEARCHED = 500
+"""Most messages that are searched for an earlier attempt."""
+
 MAX_DELIVERED = 2_000
-NO_MENTIONS: Mapping[str, object] = {"parse": [], "replied_user": False}
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +48,7 @@ log = structlog.get_logger(__name__)
 class DiscordSender:
     """Sender of one client."""
 
-    client: discord.Client
+    client: GatewayClient
     tickets: TicketRegistry
     buttons: ButtonCommandStore
     clock: Clock
@@ -60,10 +60,8 @@ class DiscordSender:
 
     async def send(self, request: SendRequest) -> str:
         """Deliver one part; see `PlatformAdapter.send`."""
-        payload: dict[str, object] = {"content": request.part.plain if request.is_plain else request.part.text}
-        if request.part.buttons or request.replaces is not None:
-            payload["components"] = await components(self.buttons, request.part.buttons)
-        ref = await self._deliver(request, payload)
+        text = request.part.plain if request.is_plain else request.part.text
+        ref = await self._deliver(request, text, await button_view(self.buttons, request.part.buttons))
         self._delivered[ref] = request.key
         while len(self._delivered) > MAX_DELIVERED:
             self._delivered.popitem(last=False)
@@ -71,7 +69,7 @@ class DiscordSender:
 
     async def announce(self, channel_ref: str, text: str, key: str) -> str:
         """Send a sentence of the adapter's own."""
-        return await self._post(channel_ref, {"content": text}, key)
+        return await self._post(channel_ref, text, key)
 
     async def show(self, preview: Preview) -> str | None:
         """Show the growing answer: its end once it is longer than a message."""
@@ -79,56 +77,58 @@ class DiscordSender:
             return await self._find_earlier(preview.chat.chat_ref, f"preview:{preview.number}:", preview.since)
         parts = await asyncio.to_thread(render, preview.text, LIMIT - len("…\n") - len(UNFINISHED))
         part = unfinished(parts[-1])
-        payload: dict[str, object] = {"content": part.text if len(parts) == 1 else f"…\n{part.text}"}
+        text = part.text if len(parts) == 1 else f"…\n{part.text}"
         if preview.ref is not None:
             try:
-                return await self._edit(preview.chat.chat_ref, preview.ref, payload)
+                return await self._edit(preview.chat.chat_ref, preview.ref, text)
             except MessageNotFound:
                 log.debug("discord.placeholder_gone")
         key = f"preview:{preview.number}:{preview.ref or ''}"
-        return await self._reply(preview.chat.chat_ref, payload, key, preview.reply_to)
+        return await self._reply(preview.chat.chat_ref, text, key, preview.reply_to)
 
     async def show_typing(self, channel_ref: str) -> None:
-        await self._request(Route("POST", "/channels/{channel_id}/typing", channel_id=channel_ref))
+        async with self.client.calling(self.request_seconds):
+            await self._channel(channel_ref).typing()
 
-    async def _deliver(self, request: SendRequest, payload: dict[str, object]) -> str:
+    async def _deliver(self, request: SendRequest, text: str, view: discord.ui.View | None) -> str:
         channel_ref = request.chat.chat_ref
         ticket = self.tickets.find(request.ticket)
         if ticket is not None and ticket.answered_by in (None, request.key):
             try:
-                return await self._fill(ticket, request, payload)
+                return await self._fill(ticket, request, text, view)
             except TicketRejected:
                 ticket.is_valid = False
         if request.replaces is not None:
             try:
-                return await self._edit(channel_ref, request.replaces, payload)
+                return await self._edit(channel_ref, request.replaces, text, view)
             except (MessageNotFound, ChatUnreachable) as error:
                 # It was deleted, is another bot's, or stands in a thread that only a new message opens again. Where
                 # nothing can be written at all, the new message says so.
                 log.info("discord.placeholder_gone", reason=str(error))
-        if request.is_repeat and (found := await self._find_repeated(request, str(payload["content"]))):
+        if request.is_repeat and (found := await self._find_repeated(request, text)):
             return found
         if request.file is not None:
-            return await self._post(channel_ref, payload, request.key, request.file)
+            return await self._post(channel_ref, text, request.key, view=view, file=request.file)
         try:
-            return await self._reply(channel_ref, payload, request.key, request.reply_to)
+            return await self._reply(channel_ref, text, request.key, request.reply_to, view)
         except ChatUnreachable:
             # The bot may lack the right to write here and still answer the command that was given here.
             if ticket is None or not ticket.is_valid:
                 raise
-            return await self._follow_up(ticket, payload)
+            return await self._follow_up(ticket, text, view)
 
-    async def _reply(self, channel_ref: str, payload: dict[str, object], key: str, reply_to: str | None) -> str:
+    async def _reply(
+        self, channel_ref: str, text: str, key: str, reply_to: str | None, view: discord.ui.View | None = None
+    ) -> str:
         """Post a message, as a reply where there is something to reply to and Discord lets us."""
         if reply_to is not None:
-            reference = {"message_id": reply_to, "fail_if_not_exists": False}
             with suppress(ReplyRejected):
-                return await self._post(channel_ref, {**payload, "message_reference": reference}, key)
-        return await self._post(channel_ref, payload, key)
+                return await self._post(channel_ref, text, key, view=view, reply_to=reply_to)
+        return await self._post(channel_ref, text, key, view=view)
 
     # An interaction's own place
 
-    async def _fill(self, ticket: Ticket, request: SendRequest, payload: dict[str, object]) -> str:
+    async def _fill(self, ticket: Ticket, request: SendRequest, text: str, view: discord.ui.View | None) -> str:
         """Put the answer where the command shows "thinking"; the preview's placeholder is then one too many."""
         if not await wait_until(ticket.deferred, self.request_seconds):
             raise PlatformUnavailable("the command's acknowledgement is still under way")
@@ -136,36 +136,61 @@ class DiscordSender:
             raise TicketRejected("Discord did not take the acknowledgement")
         ticket.answered_by = request.key
         try:
-            ref = _id_of(await self._request(_ticket_route("PATCH", ticket, "/messages/@original"), payload))
+            async with self.client.calling(self.request_seconds):
+                filled = await ticket.interaction.edit_original_response(content=text, view=view)
         except MessageNotFound as error:
             raise TicketRejected("the command's own message was deleted") from error
         if request.replaces is not None:
             try:
-                await self._request(_message_route("DELETE", request.chat.chat_ref, request.replaces))
+                async with self.client.calling(self.request_seconds):
+                    await self._message(request.chat.chat_ref, request.replaces).delete()
             except PlatformError as error:
                 log.info("discord.placeholder_kept", error=type(error).__name__)
-        return ref
+        return str(filled.id)
 
-    async def _follow_up(self, ticket: Ticket, payload: dict[str, object]) -> str:
+    async def _follow_up(self, ticket: Ticket, text: str, view: discord.ui.View | None) -> str:
+        options: dict[str, Any] = {} if view is None else {"view": view}  # Any: the SDK's overloads take no None
         try:
-            return _id_of(await self._request(_ticket_route("POST", ticket), payload))
+            async with self.client.calling(self.request_seconds):
+                message = await ticket.interaction.followup.send(text, wait=True, **options)
         except TicketRejected as error:
             raise ChatUnreachable("neither the channel nor the command takes the answer") from error
+        return str(message.id)
 
     # Ordinary messages
 
     async def _post(
-        self, channel_ref: str, payload: Mapping[str, object], key: str, file: OutboundFile | None = None
+        self,
+        channel_ref: str,
+        text: str,
+        key: str,
+        *,
+        view: discord.ui.View | None = None,
+        reply_to: str | None = None,
+        file: OutboundFile | None = None,
     ) -> str:
-        body = {**payload, "nonce": self._nonce(channel_ref, key), "enforce_nonce": True}
-        route = Route("POST", "/channels/{channel_id}/messages", channel_id=channel_ref)
+        seconds = self.request_seconds
+        options: dict[str, Any] = {} if view is None else {"view": view}  # Any: the SDK's overloads take no None
+        if reply_to is not None:
+            options["reference"] = discord.MessageReference(
+                message_id=int(reply_to), channel_id=int(channel_ref), fail_if_not_exists=False
+            )
+        if file is not None:
+            seconds += file.size_bytes / SLOW_UPLOAD
+            options["file"] = discord.File(io.BytesIO(await file.read()), file.name)
         try:
-            return _id_of(await self._request(route, body, file))
+            async with self.client.calling(seconds):
+                message = await self._channel(channel_ref).send(
+                    text, nonce=self._nonce(channel_ref, key), mention_author=False, **options
+                )
         except (MessageNotFound, TicketRejected) as error:
             raise MessageRejected(str(error)) from error
+        return str(message.id)
 
-    async def _edit(self, channel_ref: str, message_ref: str, payload: Mapping[str, object]) -> str:
-        return _id_of(await self._request(_message_route("PATCH", channel_ref, message_ref), payload))
+    async def _edit(self, channel_ref: str, message_ref: str, text: str, view: discord.ui.View | None = None) -> str:
+        async with self.client.calling(self.request_seconds):
+            edited = await self._message(channel_ref, message_ref).edit(content=text, view=view)
+        return str(edited.id)
 
     async def _find_repeated(self, request: SendRequest, text: str) -> str | None:
         """The message of an earlier attempt, where Discord may have forgotten the nonce."""
@@ -178,77 +203,32 @@ class DiscordSender:
 
     async def _find_earlier(self, channel_ref: str, key: str, since: Millis, text: str | None = None) -> str | None:
         """The message that was sent with this key, or this text, since then."""
-        if self.client.user is None:
-            raise PlatformUnavailable("not connected to Discord")
-        after = snowflake_at(Millis(min(since, self.clock.now()) - SKEW_MS))
+        after = discord.Object(snowflake_at(Millis(min(since, self.clock.now()) - SKEW_MS)))
         nonce = self._nonce(channel_ref, key)
-        for _ in range(MAX_PAGES):
-            try:
-                with rest_errors(is_read=True):
-                    async with asyncio.timeout(self.request_seconds):
-                        rows = await self.client.http.logs_from(int(channel_ref), PAGE, after=after)
-            except ChatUnreachable as error:
-                # The right to write is not the right to read the history, and losing an answer is worse than two.
-                log.info("discord.history_unreadable", reason=str(error))
-                return None
-            for row in sorted(rows, key=lambda row: int(row["id"])):
-                if self._is_earlier(dict(row), key, text, nonce):
-                    return str(row["id"])
-            if len(rows) < PAGE:
-                break
-            after = max(int(row["id"]) for row in rows)
+        try:
+            async with self.client.calling(self.request_seconds, is_read=True):
+                async for message in self._channel(channel_ref).history(limit=MAX_SEARCHED, after=after):
+                    if self._is_earlier(message, key, text, nonce):
+                        return str(message.id)
+        except ChatUnreachable as error:
+            # The right to write is not the right to read the history, and losing an answer is worse than two.
+            log.info("discord.history_unreadable", reason=str(error))
         return None
 
-    def _is_earlier(self, row: Mapping[str, object], key: str, text: str | None, nonce: str) -> bool:
-        author = row.get("author")
-        user = self.client.user
-        ours = (str(user.id if user is not None else None), str(self.client.application_id))
-        if not isinstance(author, dict) or str(author.get("id")) not in ours:
+    def _is_earlier(self, message: discord.Message, key: str, text: str | None, nonce: str) -> bool:
+        if not isinstance(message, discord.Message) or not self.client.is_own(message.author):
             return False
-        if self._delivered.get(str(row["id"]), key) != key:
+        if self._delivered.get(str(message.id), key) != key:
             return False
-        is_same = text is not None and str(row.get("content", "")).strip() == text.strip()
-        return is_same or row.get("nonce") == nonce
+        is_same = text is not None and message.content.strip() == text.strip()
+        return is_same or message.nonce == nonce
 
     def _nonce(self, channel_ref: str, key: str) -> str:
         """24 characters that depend on the key, the channel and the database; Discord takes 25."""
         return hashlib.blake2s(f"{self.salt}:{channel_ref}:{key}".encode(), digest_size=12).hexdigest()
 
-    async def _request(
-        self, route: Route, payload: Mapping[str, object] | None = None, file: OutboundFile | None = None
-    ) -> object:
-        if self.client.is_closed():
-            raise PlatformUnavailable("not connected to Discord")
-        with rest_errors():
-            upload_seconds = 0 if file is None else file.size_bytes / SLOW_UPLOAD
-            async with asyncio.timeout(self.request_seconds + upload_seconds):
-                if payload is None:
-                    return await self.client.http.request(route)
-                body = {**payload, "allowed_mentions": NO_MENTIONS}
-                if file is None:
-                    return await self.client.http.request(route, json=body)
-                form: list[dict[str, object]] = [
-                    {"name": "payload_json", "value": msgspec.json.encode(body).decode()},
-                    {
-                        "name": "files[0]",
-                        "value": await file.read(),
-                        "filename": file.name,
-                        "content_type": file.mime,
-                    },
-                ]
-                return await self.client.http.request(route, form=form)
+    def _channel(self, channel_ref: str) -> discord.PartialMessageable:
+        return self.client.get_partial_messageable(int(channel_ref))
 
-
-def _message_route(method: str, channel_ref: str, message_ref: str) -> Route:
-    return Route(method, "/channels/{channel_id}/messages/{message_id}", channel_id=channel_ref, message_id=message_ref)
-
-
-def _ticket_route(method: str, ticket: Ticket, path: str = "") -> Route:
-    address = "/webhooks/{webhook_id}/{webhook_token}" + path
-    return Route(method, address, webhook_id=ticket.application_id, webhook_token=ticket.token)
-
-
-def _id_of(answer: object) -> str:
-    if not isinstance(answer, dict) or "id" not in answer:
-        raise SendAmbiguous("Discord's answer could not be read")
-    return str(answer["id"])
+    def _message(self, channel_ref: str, message_ref: str) -> discord.PartialMessage:
+        return self._channel(channel_ref).get_partial_message(int(message_ref))

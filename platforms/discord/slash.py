@@ -1,26 +1,27 @@
-"""Slash commands and buttons: the published menu, the pressed button's command, the ticket to answer in its place."""
+"""Slash commands and buttons: the commands' tree, the pressed button's command, the ticket to answer in its place."""
 
 import asyncio
 import hashlib
-import re
+import inspect
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias, cast
 
 import discord
 import msgspec
 import structlog
-from discord.http import HTTPClient, Route
+from discord import app_commands
 
 from hermes_state.errors import PlatformError, StoreUnavailable
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.writer import Store
-from hermes_state.values import Button, InputKind
-from platforms.base import Intake, MenuCommand
+from hermes_state.values import Button, InboundMessage, InputKind
+from platforms.base import CommandOption, Intake, MenuCommand
 from platforms.buttons import ButtonCommandStore
 from platforms.discord.client import GatewayClient
-from platforms.discord.errors import rest_errors
 from platforms.discord.event_queue import EventQueue
 
 TICKET_SECONDS = 14 * 60.0
@@ -33,69 +34,18 @@ MAX_TICKETS = 1_000
 DESCRIPTION_LENGTH = 100
 LABEL_LENGTH = 80
 CUSTOM_ID_LENGTH = 100
-BUTTONS_A_ROW = 5
-MAX_ROWS = 5
+CHOICE_LENGTH = 100
+MAX_BUTTONS = 25
+MAX_SUGGESTIONS = 25
+MAX_NUMBER = 999_999_999
 
-MESSAGE = 4
-DEFERRED_MESSAGE = 5
-DEFERRED_UPDATE = 6
-"""Interaction callback types: an answer, "an answer follows" and "seen, nothing to show"."""
-
-EPHEMERAL = 64
-"""Flag of a message that only its addressee sees, and nothing keeps."""
-
-FOLLOW_UP = "/webhooks/{webhook_id}/{webhook_token}"
 NOT_HERE = "I cannot be asked here."
-
-STRING_OPTION = 3
-ACTION_ROW, BUTTON, SECONDARY = 1, 2, 2
+COMMAND_CHANGED = "This command has changed. Reload Discord (Ctrl+R, or restart the app), then pick it again."
 
 log = structlog.get_logger(__name__)
 
-
-# The menu
-
-
-async def publish_menu(http: HTTPClient, store: Store, application_id: int, menu: Sequence[MenuCommand]) -> None:
-    """Publish the menu unless it is the one published last. Trouble is logged: the next connection tries again."""
-    payload: list[dict[str, object]] = [
-        {
-            "name": item.name.lower(),
-            "type": 1,
-            "description": _description(item),
-            "contexts": [0, 1],  # servers and the chat with the bot
-            "options": [] if item.argument is None else [_option(item.argument)],
-        }
-        for item in menu
-    ]
-    digest = hashlib.sha256(msgspec.json.encode(payload)).hexdigest()
-    key = f"discord.menu.{application_id}"
-    try:
-        if await store.read(load_note, key) == digest:
-            return
-        with rest_errors():
-            await http.bulk_upsert_global_commands(application_id, payload)
-        await store.write(save_note, key, digest)
-    except (PlatformError, StoreUnavailable) as error:
-        log.warning("discord.menu_unpublished", error=type(error).__name__)
-    else:
-        log.info("discord.menu_published", commands=len(payload))
-
-
-def _description(item: MenuCommand) -> str:
-    """Description of a command. Everybody sees every command: Discord shows none by people's roles with us."""
-    mark = " (admins)" if item.is_admin_only else ""
-    return _short(item.description or item.name, DESCRIPTION_LENGTH - len(mark)) + mark
-
-
-def _option(argument: str) -> dict[str, object]:
-    """Arguments of a command: one optional text."""
-    name = re.sub(r"[^\w-]+", "_", argument.lower()).strip("_")[:32] or "text"
-    return {"name": name, "description": _short(argument, DESCRIPTION_LENGTH), "type": STRING_OPTION, "required": False}
-
-
-def _short(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
+Interaction: TypeAlias = discord.Interaction[GatewayClient]
+SlashCommand: TypeAlias = app_commands.Command[Any, ..., Any]
 
 
 # Buttons
@@ -112,26 +62,26 @@ def button_commands(store: Store) -> ButtonCommandStore:
     )
 
 
-async def components(commands: ButtonCommandStore, buttons: Sequence[Button]) -> list[dict[str, object]]:
-    """Rows of buttons as Discord's API takes them. Raises `StoreUnavailable`."""
-    rendered: list[dict[str, object]] = []
-    for button in buttons[: BUTTONS_A_ROW * MAX_ROWS]:
+async def button_view(commands: ButtonCommandStore, buttons: Sequence[Button]) -> discord.ui.View | None:
+    """The buttons of a message; None without any. Raises `StoreUnavailable`."""
+    if not buttons:
+        return None
+    view = discord.ui.View(timeout=None)
+    for button in buttons[:MAX_BUTTONS]:
         custom_id = await commands.data_for(button.command)
-        label = _short(button.label, LABEL_LENGTH)
-        rendered.append({"type": BUTTON, "style": SECONDARY, "label": label, "custom_id": custom_id})
-    rows = [rendered[start : start + BUTTONS_A_ROW] for start in range(0, len(rendered), BUTTONS_A_ROW)]
-    return [{"type": ACTION_ROW, "components": row} for row in rows]
+        view.add_item(discord.ui.Button(label=_short(button.label, LABEL_LENGTH), custom_id=custom_id))
+    view.stop()  # the SDK need not keep it: `SlashCommands.on_interaction` reads what is pressed, also after a restart
+    return view
 
 
-# Interactions and the right to answer them in their place
+# The right to answer a command in its own place
 
 
 @dataclass(slots=True)
 class Ticket:
     """Right to answer one slash command where it was given."""
 
-    application_id: int
-    token: str
+    interaction: Interaction
     expires_at: float
     """End of the ticket, in monotonic seconds."""
     answered_by: str | None = None
@@ -154,103 +104,198 @@ class TicketRegistry:
             return None
         return ticket
 
-    async def defer(self, http: HTTPClient, interaction: discord.Interaction) -> None:
-        """Acknowledge an interaction, which Discord wants within three seconds; never raises for trouble."""
-        if str(interaction.id) in self._tickets:
-            return  # it came twice: Discord would refuse a second acknowledgement, and the first one is still good
-        is_command = interaction.type is discord.InteractionType.application_command
-        ticket = Ticket(interaction.application_id, interaction.token, time.monotonic() + TICKET_SECONDS)
-        if is_command:
-            self._tickets[str(interaction.id)] = ticket
-            while len(self._tickets) > MAX_TICKETS:
-                self._tickets.popitem(last=False)
+    def open(self, interaction: Interaction) -> Ticket | None:
+        """Open the ticket of a slash command; None when it has one already, because the command came twice."""
+        name = str(interaction.id)
+        if name in self._tickets:
+            return None
+        ticket = self._tickets[name] = Ticket(interaction, time.monotonic() + TICKET_SECONDS)
+        while len(self._tickets) > MAX_TICKETS:
+            self._tickets.popitem(last=False)
+        return ticket
+
+
+# Commands
+
+
+class CommandRefused(app_commands.CheckFailure):
+    """Refusal of a command; its text is the sentence for the person who gave it."""
+
+
+class SlashCommands(app_commands.CommandTree[GatewayClient]):
+    """Slash commands and buttons of one client: hands them over as command lines, and acknowledges them.
+
+    A refusal is shown only to the person who asked, and nothing is kept of it.
+    """
+
+    def __init__(
+        self,
+        client: GatewayClient,
+        menu: Sequence[MenuCommand],
+        *,
+        events: EventQueue,
+        intake: Intake,
+        tickets: TicketRegistry,
+        buttons: ButtonCommandStore,
+    ) -> None:
+        super().__init__(client, allowed_contexts=app_commands.AppCommandContext(guild=True, dm_channel=True))
+        self._events = events
+        self._intake = intake
+        self._tickets = tickets
+        self._buttons = buttons
+        for item in menu:
+            self._add(item)
+        client.event(self.on_interaction)
+
+    async def publish(self, store: Store, seconds: float) -> None:
+        """Publish the commands unless they are those published last. Trouble is logged: the next connection retries."""
+        payload = msgspec.json.encode([command.to_dict(self) for command in self.get_commands()])
+        digest = hashlib.sha256(payload).hexdigest()
+        key = f"discord.menu.{self.client.application_id}"
+        try:
+            if await store.read(load_note, key) == digest:
+                return
+            async with self.client.calling(seconds):
+                await self.sync()
+            await store.write(save_note, key, digest)
+        except (PlatformError, StoreUnavailable) as error:
+            log.warning("discord.menu_unpublished", error=type(error).__name__)
+        else:
+            log.info("discord.menu_published", commands=len(self.get_commands()))
+
+    # From the menu to the SDK's commands
+
+    def _add(self, item: MenuCommand) -> None:
+        """Add a command; one with actions becomes a group of sub-commands, such as `/memory me add`."""
+        name, description = item.name.lower(), _description(item)
+        if not item.actions:
+            self.add_command(self._leaf(name, description, item.options))
+            return
+        group = app_commands.Group(name=name, description=description)
+        for action in item.actions:
+            parent, (*path, last) = group, action.words.split()
+            for word in path:
+                known = parent.get_command(word) or app_commands.Group(
+                    name=word, description=description, parent=parent
+                )
+                assert isinstance(known, app_commands.Group), "no action is the beginning of another one"
+                parent = known
+            parent.add_command(self._leaf(last, _short(action.description, DESCRIPTION_LENGTH), action.options))
+        self.add_command(group)
+
+    def _leaf(self, name: str, description: str, options: Sequence[CommandOption]) -> SlashCommand:
+        async def run(interaction: Interaction, **_: object) -> None:
+            await self._take(interaction)
+
+        # The SDK reads the options of a command from the signature of its function.
+        parameters = [inspect.Parameter("interaction", inspect.Parameter.POSITIONAL_ONLY), *map(_parameter, options)]
+        cast(Any, run).__signature__ = inspect.Signature(parameters)
+        app_commands.describe(**{one.name: _short(one.description, DESCRIPTION_LENGTH) for one in options})(run)
+        app_commands.choices(**{one.name: _choices(one.choices) for one in options if one.choices})(run)
+        app_commands.autocomplete(**{one.name: self._suggest for one in options if one.has_suggestions})(run)
+        command: SlashCommand = app_commands.Command(name=name, description=description, callback=run)
+        command.add_check(self._check)
+        return command
+
+    # From an interaction to a command line
+
+    async def interaction_check(self, interaction: Interaction) -> bool:
+        """Let the SDK's own answers, such as suggestions, use the client's addresses, too."""
+        self.client.use_own_addresses()
+        return True
+
+    async def _check(self, interaction: Interaction) -> bool:
+        """Apply the gateway's rules; raises `CommandRefused`. It awaits nothing, so that commands keep their order."""
+        interaction.extras["event"] = self._read(interaction, _command_line(interaction), InputKind.SLASH)
+        return True
+
+    async def _take(self, interaction: Interaction) -> None:
+        """Hand a command over before anything is awaited, then acknowledge it."""
+        self._events.put(interaction.extras["event"])
+        if (ticket := self._tickets.open(interaction)) is None:
+            return  # Discord would refuse a second acknowledgement, and the first one is still good
         try:
             # Without it the command runs all the same, its answer is an ordinary message.
-            ticket.is_valid = await _acknowledge(http, interaction, DEFERRED_MESSAGE if is_command else DEFERRED_UPDATE)
+            ticket.is_valid = await self._answer(partial(interaction.response.defer, thinking=True))
         finally:
             ticket.deferred.set()
 
+    async def _suggest(self, interaction: Interaction, written: str) -> list[app_commands.Choice[str]]:
+        event = self.client.reader.interaction(interaction, _command_line(interaction), InputKind.SLASH)
+        found = self._intake.suggestions(event) if event is not None else ()
+        fitting = [one for one in found if written.lower() in one.lower()]
+        return _choices([one for one in fitting if len(one) <= CHOICE_LENGTH][:MAX_SUGGESTIONS])
 
-async def _acknowledge(
-    http: HTTPClient, interaction: discord.Interaction, kind: int, data: Mapping[str, object] | None = None
-) -> bool:
-    """Acknowledge an interaction, which Discord wants within three seconds; False, and logged, when it fails."""
-    address = "/interactions/{webhook_id}/{webhook_token}/callback"
-    route = Route("POST", address, webhook_id=interaction.id, webhook_token=interaction.token)
-    return await _request(http, route, {"type": kind} if data is None else {"type": kind, "data": data})
-
-
-async def _request(http: HTTPClient, route: Route, payload: Mapping[str, object]) -> bool:
-    try:
-        with rest_errors():
-            async with asyncio.timeout(DEFER_SECONDS):
-                await http.request(route, json=payload)
-    except PlatformError as error:
-        log.warning("discord.interaction_unacknowledged", error=type(error).__name__)
-        return False
-    return True
-
-
-def _ephemeral(text: str) -> dict[str, object]:
-    return {"content": text, "flags": EPHEMERAL, "allowed_mentions": {"parse": []}}
-
-
-@dataclass(frozen=True, repr=False, slots=True)
-class InteractionHandler:
-    """Handler of one client's slash commands and buttons: acknowledges them and hands them over."""
-
-    client: GatewayClient
-    events: EventQueue
-    intake: Intake
-    tickets: TicketRegistry
-    buttons: ButtonCommandStore
-
-    async def on_interaction(self, interaction: discord.Interaction) -> None:
-        """Take an interaction. A command is handed over before anything is awaited; a button has to look up its own.
-
-        What is refused is told only to whoever asked, and nothing is kept of it.
-        """
-        http, refusal = self.client.http, None
-        if interaction.type is discord.InteractionType.application_command:
-            refusal = self._take(interaction, _command_line(interaction), InputKind.SLASH)
-        elif interaction.type is not discord.InteractionType.component:
+    async def on_interaction(self, interaction: Interaction) -> None:
+        """Acknowledge a pressed button, look up its command and hand it over; slash commands come through the tree."""
+        if interaction.type is not discord.InteractionType.component:
             return
-        if refusal is not None:
-            await _acknowledge(http, interaction, MESSAGE, _ephemeral(refusal))
-            return
-        await self.tickets.defer(http, interaction)
-        if interaction.type is discord.InteractionType.component:
-            await self._press(interaction)
-
-    async def _press(self, interaction: discord.Interaction) -> None:
+        await self._answer(interaction.response.defer)
         try:
-            text = await self.buttons.command_of(str(_data(interaction).get("custom_id", "")))
+            text = await self._buttons.command_of(interaction.custom_id or "")
+            if text is not None:
+                self._events.put(self._read(interaction, text, InputKind.BUTTON))
         except StoreUnavailable:
             log.warning("discord.button_lost")
+        except CommandRefused as refusal:
+            await self._answer(partial(interaction.followup.send, str(refusal), ephemeral=True))
+
+    async def on_error(self, interaction: Interaction, error: app_commands.AppCommandError) -> None:
+        """Tell the person, and nobody else, why a command did not run."""
+        if isinstance(error, app_commands.CommandInvokeError):
+            log.error("discord.command_crashed", exc_info=error)
             return
-        refusal = self._take(interaction, text, InputKind.BUTTON) if text is not None else None
-        if refusal is not None:
-            application = interaction.application_id
-            route = Route("POST", FOLLOW_UP, webhook_id=application, webhook_token=interaction.token)
-            await _request(self.client.http, route, _ephemeral(refusal))
+        text = str(error) if isinstance(error, CommandRefused) else COMMAND_CHANGED
+        await self._answer(partial(interaction.response.send_message, text, ephemeral=True))
 
-    def _take(self, interaction: discord.Interaction, text: str, via: InputKind) -> str | None:
-        """Hand a command over; a sentence where it is refused instead."""
+    def _read(self, interaction: Interaction, text: str, via: InputKind) -> InboundMessage:
+        """The event of a command line. Raises `CommandRefused`."""
         event = self.client.reader.interaction(interaction, text, via)
-        if event is None:
-            return NOT_HERE
-        refusal = self.intake.refusal(event)
-        if refusal is None:
-            self.events.put(event)
-        return refusal
+        refusal = NOT_HERE if event is None else self._intake.refusal(event)
+        if event is None or refusal is not None:
+            raise CommandRefused(refusal)
+        return event
+
+    async def _answer(self, call: Callable[[], Awaitable[object]]) -> bool:
+        """Answer an interaction, which Discord wants within three seconds; False, and logged, when it fails."""
+        try:
+            async with self.client.calling(DEFER_SECONDS):
+                await call()
+        except PlatformError as error:
+            log.warning("discord.interaction_unacknowledged", error=type(error).__name__)
+            return False
+        return True
 
 
-def _data(interaction: discord.Interaction) -> dict[str, object]:
-    return dict(interaction.data or {})
+def _command_line(interaction: Interaction) -> str:
+    """The command as it would be typed; what it means is for the gateway's parser.
+
+    Raises `CommandSignatureMismatch` for options of an older menu, which Discord's apps show for a while.
+    """
+    command, given = interaction.command, interaction.namespace
+    assert isinstance(command, app_commands.Command), "the menu has no context menus"
+    names = [parameter.name for parameter in command.parameters]
+    if any(name not in names for name, _ in given):
+        raise app_commands.CommandSignatureMismatch(command)
+    values = [str(given[name]).strip() for name in names if name in given]
+    return " ".join([f"/{command.qualified_name}", *filter(None, values)])
 
 
-def _command_line(interaction: discord.Interaction) -> str:
-    data = _data(interaction)
-    options = data.get("options")
-    values = [str(option.get("value", "")).strip() for option in options] if isinstance(options, list) else []
-    return " ".join([f"/{data['name']}", *(value for value in values if value)])
+def _parameter(option: CommandOption) -> inspect.Parameter:
+    annotation = app_commands.Range[int, 1, MAX_NUMBER] if option.is_number else str
+    default = inspect.Parameter.empty if option.is_required else None
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _choices(values: Sequence[str]) -> list[app_commands.Choice[str]]:
+    return [app_commands.Choice(name=value, value=value) for value in values]
+
+
+def _description(item: MenuCommand) -> str:
+    """Description of a command. Everybody sees every command: Discord shows none by people's roles with us."""
+    mark = " (admins)" if item.is_admin_only else ""
+    return _short(item.description or item.name, DESCRIPTION_LENGTH - len(mark)) + mark
+
+
+def _short(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -166,7 +166,7 @@ async def test_compress_as_a_slash_command_on_discord(discord_world: World) -> N
         assert await world.dc.get("sent", action="send|edit", match=f"TICKET-{number}\\.", wait=20, count=1)
     await world.script(summary=True, delay=3)
     given_at = time.monotonic()
-    given = {"name": "compress", "options": {"text": "focus: the bridge"}, "dm_user_id": ALICE}
+    given = {"name": "compress", "options": {"topic": "focus: the bridge"}, "dm_user_id": ALICE}
     await world.dc.post("interaction", given)
     [deferred] = await world.dc.get("sent", action="interaction_defer", wait=15, count=1)
     assert seconds_until([deferred], given_at) < 3, "Discord waits no longer"

@@ -152,6 +152,7 @@ class Discord:
             "identify_limit": None,
             "dm_closed": [],
             "nonce_seconds": 180.0,
+            "write_answers": {},
         }
         self.faults.clear()
         self.faults.fired.clear()

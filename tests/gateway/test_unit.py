@@ -19,6 +19,7 @@ from gateway.operator.doctor import STOP_MARGIN_SECONDS, stop_timeout_seconds
 from gateway.outbound import delivery
 from gateway.turns import previews
 from platforms.discord import adapter as discord
+from platforms.discord import client as discord_client
 from platforms.telegram import transport as telegram
 from tests.sandboxes import needs_sandbox
 
@@ -50,7 +51,7 @@ def settings(text: str, name: str) -> list[str]:
 
 def test_the_margin_holds_everything_that_stopping_may_wait_for_after_the_drain() -> None:
     last_answers = previews.REQUEST_SECONDS + daemon.FLUSH_SECONDS + delivery.LAST_REQUEST_SECONDS
-    goodbyes = max(discord.CLOSE_SECONDS + discord.STOP_SECONDS, telegram.CLOSE_SECONDS)
+    goodbyes = max(discord_client.CLOSE_SECONDS + discord.STOP_SECONDS, telegram.CLOSE_SECONDS)
     tools = terminal_tool.STOP_SECONDS + 2 * stdio.END_SECONDS
     assert last_answers + tools + goodbyes < STOP_MARGIN_SECONDS
 

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from hermes_state.aio import Backoff
 from hermes_state.errors import PlatformUnavailable
 from hermes_state.values import ChatKind, DeletionEvent, Millis, SystemClock
+from platforms.base import MenuCommand
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.discord.harness import ALICE, BOB, GENERAL, DiscordHarness
 
@@ -314,7 +315,8 @@ async def test_commands_do_not_wait_for_history(harness: DiscordHarness, intake:
     await seen_once(harness, intake)
     await harness.write("missed")
     await harness.fault(match=f"GET /channels/{harness.direct_chat.chat_ref}", kind="delay", seconds=2)
-    async with running(harness.adapter, intake):
+    stop = MenuCommand(name="stop", description="Stop", argument=None)
+    async with running(harness.another_adapter(menu=[stop]), intake):
         await harness.post("interaction", {"name": "stop", "dm_user_id": ALICE, "force": True})
         await intake.wait_for(2)
     assert texts(intake) == ["/stop", "missed"]

@@ -8,7 +8,7 @@ import pytest
 
 from hermes_state.errors import MessageRejected, PlatformUnavailable
 from hermes_state.values import AttachmentKind, ChatKind, EditEvent, InboundMessage, IncomingAttachment
-from platforms.discord.files import FileRef
+from platforms.discord.inbound import FileRef
 from tests.platforms.contract import RecordingIntake, request, running
 from tests.platforms.discord.harness import ALICE, BOB, BOT, GENERAL, DiscordHarness, chat
 

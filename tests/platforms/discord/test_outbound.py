@@ -271,6 +271,15 @@ async def test_an_unreadable_answer_is_ambiguous(live: DiscordHarness) -> None:
         await live.adapter.send(request(live.direct_chat, "hello"))
 
 
+async def test_an_answer_with_fields_that_the_library_cannot_read_is_no_failed_send(live: DiscordHarness) -> None:
+    await live.post("config", {"write_answers": {"embeds": 7, "reactions": "?", "poll": [], "author": None}})
+    preview = Preview(chat=live.direct_chat, is_shared=False, number=9, text="thin", ref=None)
+    ref = await live.adapter.show(preview)
+    assert await live.adapter.send(request(live.direct_chat, "thought", replaces=ref)) == ref
+    await live.adapter.send(request(live.direct_chat, "more", "k2"))
+    assert await live.visible(live.direct_chat) == ["thought", "more"]
+
+
 async def test_a_request_that_hangs_is_given_up_as_ambiguous(harness: DiscordHarness) -> None:
     hasty = harness.another_adapter(request_seconds=1.0)
     async with running(hasty, RecordingIntake()):

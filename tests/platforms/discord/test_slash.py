@@ -9,15 +9,59 @@ import pytest
 
 from hermes_state.errors import SendAmbiguous
 from hermes_state.values import Button, ChatKind, InboundMessage, InputKind, OutboundPart
-from platforms.base import MenuCommand, Preview, SendRequest
+from platforms.base import CommandAction, CommandOption, MenuCommand, Preview, SendRequest
 from platforms.discord import slash
 from tests.platforms.contract import RecordingIntake, eventually, running
 from tests.platforms.discord.harness import ALICE, BOB, GENERAL, DiscordHarness, chat
 
+SUB_COMMAND, GROUP, STRING, INTEGER = 1, 2, 3, 4
+"""Types of options in Discord's API."""
+
+_NUMBER = CommandOption("number", "Its number", is_number=True, is_required=True)
+_WHEN = CommandOption("when", "The time", is_required=True)
+_TEXT = CommandOption("text", "The message", is_required=True)
+_FACT = CommandOption("fact", "The fact", is_required=True)
+
 MENU = (
     MenuCommand(name="help", description="What I can do", argument=None),
-    MenuCommand(name="title", description="Name this conversation", argument="[title]"),
-    MenuCommand(name="compress", description="Make room. " * 20, argument="[focus topic]"),
+    MenuCommand(
+        name="title",
+        description="Name this conversation",
+        argument="[title]",
+        options=(CommandOption("title", "The new title"),),
+    ),
+    MenuCommand(
+        name="compress",
+        description="Make room. " * 20,
+        argument="[topic]",
+        options=(CommandOption("topic", "The topic", has_suggestions=True),),
+    ),
+    MenuCommand(
+        name="approve",
+        description="Say yes",
+        argument="[id] [once|always]",
+        options=(CommandOption("id", "The question"), CommandOption("scope", "How long", ("once", "always"))),
+    ),
+    MenuCommand(
+        name="schedule",
+        description="Messages at a time",
+        argument="[list|add|pause]",
+        actions=(
+            CommandAction("list", "Show them"),
+            CommandAction("add", "Add one", (_WHEN, _TEXT)),
+            CommandAction("pause", "Pause one", (_NUMBER,)),
+        ),
+    ),
+    MenuCommand(
+        name="memory",
+        description="Notes",
+        argument="[add|me add|me remove]",
+        actions=(
+            CommandAction("add", "About the work", (_FACT,)),
+            CommandAction("me add", "About you", (_FACT,)),
+            CommandAction("me remove", "About you", (_FACT,)),
+        ),
+    ),
 )
 
 
@@ -61,13 +105,33 @@ def answer(command: InboundMessage, text: str, key: str = "k1", **more: Any) -> 
 # The menu
 
 
+async def menu_of(live: DiscordHarness) -> dict[str, Any]:
+    return {command["name"]: command for command in (await live.get("state"))["commands"][""]}
+
+
 async def test_the_menu_is_published_as_discord_wants_it(live: DiscordHarness) -> None:
-    commands = {command["name"]: command for command in (await live.get("state"))["commands"][""]}
-    assert commands.keys() == {"help", "title", "compress"}
+    commands = await menu_of(live)
+    assert commands.keys() == {"help", "title", "compress", "approve", "schedule", "memory"}
+    assert all(command["contexts"] == [0, 1] for command in commands.values()), "servers and the chat with the bot"
     assert commands["help"]["options"] == []
-    assert [option["name"] for option in commands["compress"]["options"]] == ["focus_topic"]
+    assert [option["name"] for option in commands["title"]["options"]] == ["title"]
     assert not commands["title"]["options"][0]["required"]
     assert len(commands["compress"]["description"]) <= 100
+
+
+async def test_options_have_types_choices_and_suggestions(live: DiscordHarness) -> None:
+    commands = await menu_of(live)
+    which, scope = commands["approve"]["options"]
+    assert (which["type"], scope["type"]) == (STRING, STRING)
+    assert [choice["value"] for choice in scope["choices"]] == ["once", "always"]
+    assert commands["compress"]["options"][0]["autocomplete"]
+    listing, add, pause = commands["schedule"]["options"]
+    assert (listing["type"], add["type"], pause["type"]) == (SUB_COMMAND,) * 3
+    assert [(option["name"], option["required"]) for option in add["options"]] == [("when", True), ("text", True)]
+    assert (pause["options"][0]["type"], pause["options"][0]["min_value"]) == (INTEGER, 1)
+    work, me = commands["memory"]["options"]
+    assert (work["type"], me["type"]) == (SUB_COMMAND, GROUP)
+    assert [action["name"] for action in me["options"]] == ["add", "remove"]
 
 
 async def test_an_unchanged_menu_is_not_published_again(harness: DiscordHarness, intake: RecordingIntake) -> None:
@@ -107,6 +171,69 @@ async def test_a_slash_command_arrives_as_its_command_line(live: DiscordHarness,
     assert command.chat_kind is ChatKind.DIRECT
     assert command.sender.id == ALICE
     assert command.ticket is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "line"),
+    [
+        ("title", {}, "/title"),
+        ("schedule list", {}, "/schedule list"),
+        ("schedule add", {"text": "Good morning", "when": "@daily"}, "/schedule add @daily Good morning"),
+        ("schedule pause", {"number": 3}, "/schedule pause 3"),
+        ("memory add", {"fact": "Fridays"}, "/memory add Fridays"),
+        ("memory me add", {"fact": "I like tea"}, "/memory me add I like tea"),
+        ("approve", {"scope": "always"}, "/approve always"),
+        ("approve", {"scope": "once", "id": "a7"}, "/approve a7 once"),
+        ("approve", {"id": "7\n/stop"}, "/approve 7\n/stop"),
+    ],
+)
+async def test_options_follow_the_name_in_the_order_of_the_command_line(
+    live: DiscordHarness, intake: RecordingIntake, name: str, options: dict[str, object], line: str
+) -> None:
+    assert (await given(live, intake, name, options=options)).text == line
+
+
+async def test_commands_and_messages_of_one_burst_keep_their_order(
+    harness: DiscordHarness, intake: RecordingIntake
+) -> None:
+    async with running(harness.adapter, RecordingIntake()):
+        await published(harness)
+    burst, expected = [], []
+    for number in range(5):
+        title = {"name": "title", "options": {"title": f"{number}"}, "dm_user_id": ALICE}
+        burst.append({"t": "INTERACTION_CREATE", "d": (await harness.post("interaction", title))["event"]})
+        said = await harness.post("message", {"content": f"after {number}", "dm_user_id": ALICE})
+        burst.append({"t": "MESSAGE_CREATE", "d": said["message"]})
+        expected += [f"/title {number}", f"after {number}"]
+    async with running(harness.another_adapter(), intake):
+        await harness.post("event", burst)
+        assert [message.text for message in await intake.wait_for(10)] == expected
+
+
+async def test_a_refused_command_is_answered_to_its_person_alone(live: DiscordHarness, intake: RecordingIntake) -> None:
+    intake.refused["/schedule pause 3"] = "That is not yours."
+    await live.post("interaction", {"name": "schedule pause", "options": {"number": 3}, "dm_user_id": ALICE})
+    [row] = await live.sent("interaction_reply", wait=15)
+    assert (row["text"], row["ephemeral"]) == ("That is not yours.", True)
+    await live.write("later")
+    assert [message.text for message in await intake.wait_for(1)] == ["later"]
+
+
+@pytest.mark.parametrize("name", ["gone", "schedule", "approve"])
+async def test_a_command_of_an_older_menu_is_answered(live: DiscordHarness, intake: RecordingIntake, name: str) -> None:
+    old = {"name": name, "options": [{"name": "list_add_pause", "type": STRING, "value": "list"}], "force": True}
+    await live.post("interaction", {**old, "dm_user_id": ALICE})
+    [row] = await live.sent("interaction_reply", wait=15)
+    assert (row["text"], row["ephemeral"]) == (slash.COMMAND_CHANGED, True)
+
+
+async def test_suggestions_are_those_that_fit_what_is_written(live: DiscordHarness, intake: RecordingIntake) -> None:
+    intake.suggested = ("preview", "undo", "here 3", "p" * 101)
+    written = [{"name": "topic", "type": STRING, "value": "RE", "focused": True}]
+    await live.post("interaction", {"name": "compress", "autocomplete": True, "options": written, "dm_user_id": ALICE})
+    [row] = await live.sent("interaction_type_8", wait=15)
+    assert [choice["value"] for choice in row["data"]["choices"]] == ["preview", "here 3"]
+    assert intake.messages == []
 
 
 async def test_a_slash_command_in_a_group_names_who_gave_it(live: DiscordHarness, intake: RecordingIntake) -> None:
@@ -187,6 +314,18 @@ async def test_what_follows_the_first_part_is_an_ordinary_message(
 async def test_an_answer_without_the_right_to_write_follows_the_command(
     live: DiscordHarness, intake: RecordingIntake
 ) -> None:
+    await live.post("interaction", {"name": "help", "channel_id": GENERAL, "user_id": ALICE})
+    [command] = await intake.wait_for(1)
+    await live.post("channel", {"channel_id": GENERAL, "set": {"deny_send": True}})
+    await live.adapter.send(answer(command, "one", "k1"))
+    await live.adapter.send(answer(command, "two", "k2"))
+    assert await live.visible(command.chat) == ["one", "two"]
+
+
+async def test_an_answer_that_the_library_cannot_read_is_no_failed_answer(
+    live: DiscordHarness, intake: RecordingIntake
+) -> None:
+    await live.post("config", {"write_answers": {"embeds": 7, "poll": [], "resource": {"message": 7}}})
     await live.post("interaction", {"name": "help", "channel_id": GENERAL, "user_id": ALICE})
     [command] = await intake.wait_for(1)
     await live.post("channel", {"channel_id": GENERAL, "set": {"deny_send": True}})
