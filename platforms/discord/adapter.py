@@ -143,7 +143,7 @@ class DiscordAdapter:
         sender = DiscordSender(
             client, self._tickets, self._buttons, clock=self._clock, salt=salt, request_seconds=settings.request_seconds
         )
-        history = HistoryReader(client, sender.announce, settings, clock=self._clock)
+        history = HistoryReader(client, sender.post, settings, clock=self._clock)
         self._client, self._sender = client, sender
         try:
             async with contextlib.AsyncExitStack() as stack:

@@ -67,10 +67,6 @@ class DiscordSender:
             self._delivered.popitem(last=False)
         return ref
 
-    async def announce(self, channel_ref: str, text: str, key: str) -> str:
-        """Send a sentence of the adapter's own."""
-        return await self._post(channel_ref, text, key)
-
     async def show(self, preview: Preview) -> str | None:
         """Show the growing answer: its end once it is longer than a message."""
         if preview.since is not None:
@@ -108,7 +104,7 @@ class DiscordSender:
         if request.is_repeat and (found := await self._find_repeated(request, text)):
             return found
         if request.file is not None:
-            return await self._post(channel_ref, text, request.key, view=view, file=request.file)
+            return await self.post(channel_ref, text, request.key, view=view, file=request.file)
         try:
             return await self._reply(channel_ref, text, request.key, request.reply_to, view)
         except ChatUnreachable:
@@ -123,8 +119,8 @@ class DiscordSender:
         """Post a message, as a reply where there is something to reply to and Discord lets us."""
         if reply_to is not None:
             with suppress(ReplyRejected):
-                return await self._post(channel_ref, text, key, view=view, reply_to=reply_to)
-        return await self._post(channel_ref, text, key, view=view)
+                return await self.post(channel_ref, text, key, view=view, reply_to=reply_to)
+        return await self.post(channel_ref, text, key, view=view)
 
     # An interaction's own place
 
@@ -159,7 +155,7 @@ class DiscordSender:
 
     # Ordinary messages
 
-    async def _post(
+    async def post(
         self,
         channel_ref: str,
         text: str,
@@ -169,6 +165,7 @@ class DiscordSender:
         reply_to: str | None = None,
         file: OutboundFile | None = None,
     ) -> str:
+        """Send a message of its own; returns its id."""
         seconds = self.request_seconds
         options: dict[str, Any] = {} if view is None else {"view": view}  # Any: the SDK's overloads take no None
         if reply_to is not None:

@@ -109,8 +109,9 @@ class TicketRegistry:
         name = str(interaction.id)
         if name in self._tickets:
             return None
-        ticket = self._tickets[name] = Ticket(interaction, time.monotonic() + TICKET_SECONDS)
-        while len(self._tickets) > MAX_TICKETS:
+        now = time.monotonic()
+        ticket = self._tickets[name] = Ticket(interaction, now + TICKET_SECONDS)
+        while len(self._tickets) > MAX_TICKETS or next(iter(self._tickets.values())).expires_at < now:
             self._tickets.popitem(last=False)
         return ticket
 

@@ -354,6 +354,17 @@ async def test_after_the_tickets_time_the_answer_is_an_ordinary_message(
     assert row["text"] == "here"
 
 
+async def test_a_ticket_outlives_its_connection(harness: DiscordHarness, intake: RecordingIntake) -> None:
+    async with running(harness.adapter, intake):
+        await published(harness)
+        command = await given(harness, intake, "help")
+        await harness.sent("interaction_defer", wait=15)
+    async with running(harness.adapter, RecordingIntake()):
+        await harness.adapter.send(answer(command, "here"))
+    assert await harness.visible(command.chat) == ["here"]
+    assert await harness.sent("send") == []
+
+
 async def test_a_ticket_of_an_earlier_process_is_no_obstacle(live: DiscordHarness, intake: RecordingIntake) -> None:
     command = await given(live, intake, "help")
     restarted = live.another_adapter()
