@@ -1,6 +1,7 @@
 """The fake Discord's rate limits: buckets per route and channel, and one limit over all."""
 
 import hashlib
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -77,7 +78,7 @@ def _take_from_bucket(discord: Discord, route: str, major: str, now: float) -> V
         if bucket["left"] == most:
             bucket["reset"] = now + span
         bucket["left"] -= 1
-    after = max(0.0, bucket["reset"] - now)
+    after = math.ceil(max(0.0, bucket["reset"] - now) * 1000) / 1000  # rounded down, it would invite requests too early
     headers = {
         "X-RateLimit-Limit": str(most),
         "X-RateLimit-Remaining": str(max(0, int(bucket["left"]))),
