@@ -26,7 +26,7 @@ from agent.model.errors import with_usage
 from agent.model.errors.classifier import status_error
 from agent.model.kept_prompts import KeptPromptCache
 from agent.model.replies import ReplyBuilder
-from agent.model.shapes import TEXT
+from agent.model.shapes import STRICT, TEXT
 from hermes_state.aio import make_way
 from hermes_state.errors import (
     ModelError,
@@ -294,7 +294,9 @@ class HttpChatModel(HttpModel, ABC):
                 before = payload
                 while payload == before:
                     other = self._put_otherwise(error, request, form)
-                    if other == (request, form) and isinstance(error, ShapeRejected) and request.style.shape < TEXT:
+                    # A refusal without a reason is often about the form: the mild change is tried.
+                    strictest = {ShapeRejected: TEXT, ModelError: STRICT}.get(type(error), 0)
+                    if other == (request, form) and request.style.shape < strictest:
                         stricter = replace(request.style, shape=request.style.shape + 1)
                         other = replace(request, style=stricter), form
                     if other == (request, form) or len(refused) >= MAX_WAYS:

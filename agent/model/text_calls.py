@@ -17,51 +17,61 @@ MAX_MARKERS: Final = 200
 """Most markers of a text that are looked at: each costs the length of what stands before it."""
 
 _BAR: Final = r"[|\uff5c]"
-_PREFIX: Final = r"(?:\w{1,20}:|[|\uff5c\u2016 ]{1,4}DSML[|\uff5c\u2016 ]{1,4}(?:\w:)?)?"
-_TAG: Final = rf"{_PREFIX}(?:(?:tool|function)s?(?:[_-]?(?:call|use)s?)?|invoke)>"
+_PREFIX: Final = r"(?:\w{1,20}:|[a-z]{1,20}_|[|\uff5c\u2016 ]{1,4}DSML[|\uff5c\u2016 ]{1,4}(?:\w:)?)?"
+_TAG: Final = rf"(?i:{_PREFIX}(?:(?:tool|function)s?(?:[_-]?(?:call|use)s?)?|invoke))>"
 _TOKEN: Final = rf"<{_BAR}tool[_\u2581]calls?(?:[_\u2581]section)?[_\u2581]"
 _OPENS: Final = (
-    rf"<{_TAG}|{_TOKEN}(?:begin|start){_BAR}>|<\|(?:tool_call|START_ACTION\||python_start\|)>|\[TOOL_(?:CALL|REQUEST)\]"
+    rf"<{_TAG}|{_TOKEN}(?:begin|start){_BAR}>|<\|(?:tool_call|START_ACTION\||(?:python|action)_start\|)>"
+    r"|<\|(?:plugin|tools_prefix|tool_calls|tool_call:begin)\|>|\[TOOL_(?:CALL|REQUEST)\]"
 )
 _CLOSES: Final = (
-    rf"</{_TAG}|{_TOKEN}end{_BAR}>|<tool_call\|>|<\|(?:END_ACTION|python_end)\|>|\[(?:/TOOL_CALL|END_TOOL_REQUEST)\]"
+    rf"</{_TAG}|{_TOKEN}end{_BAR}>|<tool_call\|>|\[(?:/TOOL_CALL|END_TOOL_REQUEST)\]"
+    r"|<\|(?:END_ACTION|(?:python|action)_end|tools_suffix|/tool_call|tool_call:end)\|>"
 )
 _SINGLE: Final = (
     r"\[TOOL_CALLS\]|<\|(?:python_tag|tool_call)\|>|\bfunctools(?=\s*\[)|^```tool_(?:code|call|use)s?\n"
-    r"|^Action: ?\n?```json\n"
+    r"|^Action: ?\n?```json\n|^Action: ?(?=\w+\s*\nAction Input:)|^(?:tool|function)_call:\s*"
 )
 _WRAPPER: Final = re.compile(
-    rf"(?P<opens>{_OPENS})|(?P<closes>{_CLOSES})|{_SINGLE}|<\|(?:call|e\w+|im_end)\|>|</s>|[\s,;)\]]+|```", re.MULTILINE
+    rf"(?P<opens>{_OPENS})|(?P<closes>{_CLOSES})|{_SINGLE}|<{_BAR}(?:call|e[\w\u2581]+|im_end){_BAR}>|</s>"
+    r"|[\s,;)\]]+|```\w*",
+    re.MULTILINE,
 )
-_ELEMENT: Final = rf"<{_PREFIX}(?:function|invoke)(?:=|\s+name\s*=)"
+_ELEMENT: Final = rf"<{_PREFIX}(?:function(?:_call)?|invoke)(?:=|\s+name\s*=)"
+_HARMONY: Final = r"(?:<\|start\|>\w+)?<\|channel\|>\w+\s+to=|\bto=functions\."
 _BEGIN: Final = re.compile(
-    rf"{_OPENS}|{_SINGLE}|{_ELEMENT}|(?:<\|channel\|>\w+\s+)?\bto=functions\.|\[Calling tool|(?P<bare>\A\s*(?=[\[{{]))",
+    rf"{_OPENS}|{_SINGLE}|{_ELEMENT}|{_HARMONY}|\[Calling tool|(?P<bare>\A\s*(?=[\[{{])|^(?=\[\w+\())",
     re.MULTILINE,
 )
 _BEGUN: Final = re.compile(
-    rf"(?:{_WRAPPER.pattern}){{0,16}}+(?:[\[{{]|{_ELEMENT}|.{{0,40}}\bto=functions\.|[\w.:-]{{1,99}}\s*[\[({{<]|\Z)",
+    # Without groups: Python cannot restore them inside of what is never given back.
+    rf"(?:{re.sub('P<[a-z]+>', ':', _WRAPPER.pattern)}){{0,16}}+(?:[\[{{]|{_ELEMENT}|.{{0,40}}(?:{_HARMONY})"
+    r"|[\w.:-]{1,99}\s*[\[({<]|(?:<\w+>\s*)+[^<>]*</|\w+\s*\nAction Input:|\Z)",
     re.MULTILINE,
 )
 """Wrappers and the beginning of a call, complete or not; not those in a sentence."""
-_WORDS: Final = ("```tool_", "Action:\n```json", "<|channel|>commentary to=functions.", "to=functions.", "functools")
+_WORDS: Final = ("```tool_", "Action:\n```json", "to=functions.", "functools", "function_call:", "tool_call:")
 _PARTIAL: Final = re.compile(
-    rf"(?:<[^<>\n]{{0,48}}|\[[A-Za-z_ ]{{0,16}}|^```tool_\w{{0,4}}|(?:{_OPENS}|{_SINGLE})\s*[^!?\n]{{0,80}}\n?|"
+    r"(?:<[^<>\n]{0,48}|\[[A-Za-z_ ]{0,16}|^```tool_\w{0,4}|"
+    rf"(?:(?:{_OPENS}|{_SINGLE})\s*)+(?:```\w*\n)?[^!?\n]{{0,80}}\n?|"
+    r"<\|start\|>\w*(?:<[|\w]*>?[\w =.]*)?|<\|channel\|>[\w =.]*|^Action:[^\n]{0,60}(?:\n[\w ]{0,13})?|"
     + "|".join(r"(?<!\w)" + "".join(f"{re.escape(sign)}(?:" for sign in word) + ")?" * len(word) for word in _WORDS)
     + r")\Z",
     re.MULTILINE,
 )
 """End of a text that may become a call."""
 _HEAD: Final = re.compile(
-    rf"{_ELEMENT}\s*[\"']?(?P<element>[\w.-]+)[\"']?\s*>?\s*|(?:<\|channel\|>)?(?:\w+\s+)?"
+    rf"{_ELEMENT}\s*[\"']?(?P<element>[\w.-]+)[\"']?\s*>?\s*|(?:<\|start\|>\w+)?(?:<\|channel\|>)?(?:\w+\s+)?"
     rf"(?:to=|call:|function<{_BAR}tool\u2581sep{_BAR}>|\[Calling tool:\s*)?(?:functions?[.:])?(?P<name>[\w.-]+)"
-    rf"(?::\d+)?(?:\s|\[ARGS\]|\[CALL_ID\]\w+|<{_BAR}[\w\u2581]+{_BAR}>|```json|json|commentary|\()*(?=\{{|<arg_key>|</)"
-    r"|(?=[\[{])"
+    rf"(?::\d+)?(?:\s|\[ARGS\]|\[CALL_ID\]\w+|<{_BAR}[\w\u2581]+{_BAR}>|```json|json|code|commentary|\()*"
+    r"(?=\{|<arg_key>|</)|(?=[\[{])"
 )
 _PAIR: Final = re.compile(
     rf"<{_PREFIX}param(?:eter)?(?:=|\s+name\s*=)\s*[\"']?([\w.-]+)[^>]*>\n?(.*?)\n?</{_PREFIX}param(?:eter)?>\s*"
     r"|<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*",
     re.DOTALL,
 )
+_KEYS: Final = (r'"(?:tool_)?(?:name|tool|function)"\s*:\s*', r'"(?:arguments|parameters|args|input)"\s*:')
 _FENCE: Final = re.compile(r"\n {0,3}(`{3,}|~{3,})([^\n]*)")
 _decode: Final = json.JSONDecoder(strict=False).raw_decode
 
@@ -80,15 +90,17 @@ def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> t
         calls, passed, is_whole = _parsed(text, start, schemas)
         if is_whole and calls and not text[passed:].strip() and all(name in schemas for name, _, _ in calls):
             return start, [] if any(is_said(source) for *_, source in calls) else [(one[0], one[1]) for one in calls]
-        in_python = re.fullmatch(rf"\s*\[(?:{'|'.join(map(re.escape, schemas))})\(.*\)\]\s*", text, re.DOTALL)
-        if _BEGUN.match(text, start) is None or (begin["bare"] is not None and in_python is None):
+        names = "|".join(map(re.escape, schemas))
+        named = rf"\s*\[(?:{names})\(.*\)\]\s*\Z|(?=.*{_KEYS[0]}\"(?:{names})\").*{_KEYS[1]}"
+        is_named = begin["bare"] is None or re.match(named, text[start:], re.DOTALL) is not None
+        if _BEGUN.match(text, start) is None or not is_named:
             continue
         if not is_whole or not calls:
             passed = next((one.end() for one in _WRAPPER.finditer(text, passed) if one["closes"]), len(text))
-        names = re.findall(r"[\w.-]+", text[start:passed])
+        words = re.findall(r"[\w.-]+", text[start:passed])
         before, after = text[:start].rpartition("\n")[2].strip(), text[passed:].partition("\n")[0].strip(" .")
         is_sentence = bool(before and after) and before[-1] not in ".!?:\u2026\u3002\uff01\uff1f\uff1a"
-        if not is_sentence and (not text[passed:].strip() or not schemas.keys().isdisjoint(names)):
+        if not is_sentence and (not text[passed:].strip() or not schemas.keys().isdisjoint(words)):
             return start, []
     return None
 

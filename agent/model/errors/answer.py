@@ -168,7 +168,10 @@ class _AnswerReader:
             return
         if isinstance(value, Mapping):
             for name, part in value.items():
-                self.take(str(name).lower(), part, depth + 1)
+                is_worded = isinstance(part, list) and all(isinstance(one, str) and " " in one for one in part)
+                if is_worded and part and name not in _QUOTING:  # what a validator says of one field
+                    self.fields.append(str(name).lower())
+                self.take(f"{name} message" if is_worded else str(name).lower(), part, depth + 1)
         elif isinstance(value, list):
             for part in value:
                 self.take(key, part, depth + 1)

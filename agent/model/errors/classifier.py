@@ -80,7 +80,8 @@ def _by_status(answer: ErrorAnswer) -> ModelError:
     if status == 429:
         return errors.ModelRateLimited(what, retry_after=answer.retry_after)
     if _blames_request(answer) and not passes:
-        return errors.ShapeRejected(what) if _names_messages(answer) else ModelError(what)
+        is_shape = _names_messages(answer) or answer.says("conversation")
+        return errors.ShapeRejected(what) if is_shape else ModelError(what)
     if passes or status in (0, 408, 409, 425) or status >= 500:
         return errors.ModelUnavailable(what, retry_after=answer.retry_after)
     return errors.ModelNotFound(what)
@@ -189,7 +190,9 @@ def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError 
         above = answer.number("first_above_cap") or answer.count("lt")  # the first one that is not allowed
         cap = answer.number("cap") if above is None else above - 1
         cap = cap or next(filter(None, map(answer.count, _BOUNDS)), None)
-        if answer.says("output_cap") or (cap and any(map(_OUTPUT_FIELD.search, answer.fields))):
+        asked = request.max_output_tokens if request is not None else None
+        is_above = cap is not None and asked is not None and cap < asked in answer.numbers("token_number")
+        if answer.says("output_cap") or is_above or (cap and any(map(_OUTPUT_FIELD.search, answer.fields))):
             return errors.OutputCapExceeded(what, cap=cap, is_of_model=True)
     if not (is_prompt or is_both or is_vain or answer.status == 413 or _names_prompt(answer, request)):
         return None

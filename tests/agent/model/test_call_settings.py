@@ -10,7 +10,8 @@ from agent.model.base import ChatModel
 from agent.model.protocols.anthropic_wire import effort_forms, sampling_fields
 from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
 from hermes_state.errors import ModelError
-from hermes_state.values import ReasoningEffort
+from hermes_state.values import MessageBody, ReasoningEffort, ToolCall
+from tests.agent.context.rows import answer, human, result
 from tests.agent.model.asking import TOOL, ask, request
 from tests.agent.model.ways import WAYS, Json, Way
 from tests.fakes import labkit
@@ -361,3 +362,23 @@ async def test_what_no_setting_is_to_blame_for_is_told_at_once(way: Way, server:
         with pytest.raises(ModelError):
             await ask(model)
     assert len(bodies(llm)) == 1
+
+
+async def test_a_refusal_without_a_known_reason_is_followed_by_a_stricter_form(server: labkit.Server, llm: LLM) -> None:
+    [way] = [way for way in WAYS if way.protocol == "chat_completions" and way.streams]
+    odd = {"error": {"status": 400, "body": refusal("something is wrong with this")}}
+    called = ToolCall(id="call_PTLP8xhu3uwZk4l3nlnrrJha", name="look", arguments="{}")
+    rows = (human("look"), answer(None, body=MessageBody(calls=(called,))), result(called.id, "a sea"), human("and?"))
+    async with way.dialled(server.url) as model:
+        llm.scripts[:] = [{"times": 1, "reply": odd}]
+        await ask(model, request(transcript=rows))
+        await ask(model, request(transcript=rows))
+        first, *later = [body["messages"] for body in bodies(llm)]
+        assert [message["role"] for message in first] == ["system", "user", "assistant", "tool", "user"]
+        roles = ["system", "user", "assistant", "tool", "assistant", "user"]
+        assert [[message["role"] for message in messages] for messages in later] == [roles, roles]
+        llm.scripts[:] = [{"times": -1, "reply": odd}]
+        before = len(bodies(llm))
+        with pytest.raises(ModelError):
+            await ask(model, request(transcript=rows))
+        assert len(bodies(llm)) == before + 1, "the form is as strict as it gets without a reason"

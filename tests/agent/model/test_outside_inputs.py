@@ -2,6 +2,7 @@
 
 They are in tests/fixtures/outside, each with its source. Before there were rules for them, 13 of 71 refusals were read
 as filed, and 65 of 82 texts with calls were shown to people. The first try of the rules read 68 and 80.
+Of 108 refusals and 73 texts that were collected later, those rules read 53 and 46.
 """
 
 import json
