@@ -23,10 +23,11 @@ _VALUE = re.compile(
     r"""(?:[bru@]{0,2}(["'])([^"'\r\n]+?)\\{0,3}\1|`([^"'`\s]+)`|((?:[^\s"'`&,;<>()\[\]{}\\]+|\\(?![nrt"'\\]))+))"""
 )
 # A name after a label that says it is a secret: `secret: NAME = …`, `"secrets": {"NAME": "…"`.
-_INNER_SET = r"""(?::=|=>|=(?!=)|:(?=[\s"'`]))"""
+_INNER_SET = r"""(?::=|[=-]>|\u2192|=(?!=)|:(?=[\s"'`]))"""
 _INNER_NAME = r"""\\{0,3}["'`]?([A-Za-z_][\w.-]{0,60})"""
 _INNER = re.compile(
-    rf"""\s{{0,3}}\*{{0,2}}[ \t]{{0,40}}(?:(?:[-{{\[,;]\s{{0,40}}|(?:export|set|env|-e|--env)[ \t]+){_INNER_NAME}"""
+    rf"""\s{{0,3}}\*{{0,2}}[ \t]{{0,40}}(?:(?:(?:[-{{\[,;]|\d{{1,2}}[.)])\s{{0,40}}"""
+    rf"""|(?:export|set|env|-e|--env)[ \t]+){_INNER_NAME}"""
     rf"""\\{{0,3}}["'`]?\s{{0,3}}{_INNER_SET}"""
     rf"""|(?:set|setx|setenv|ENV)[ \t]+([A-Za-z_]\w{{0,60}})[ \t]"""
     rf"""|{_INNER_NAME}(?::(?=\s)|\\{{0,3}}["'`]?[ \t]{{1,3}}{_INNER_SET}))(?=.)"""
@@ -153,7 +154,7 @@ def _labelled(text: str, label: str, start: int) -> Iterator[Span]:
             return
         name, lead = inner[inner.lastindex or 0], text[start : inner.start(inner.lastindex or 0)]
         value, is_list = _VALUE.match(text, inner.end()), "\n" in lead or lead.strip() != ""
-        indents |= {lead.rpartition("\n")[2]} if "\n" in lead else set()
+        indents |= {re.sub(r"\d+", "", lead.rpartition("\n")[2])} if "\n" in lead else set()
         if value is None or len(indents) > 1 or (not name.isupper() and name.lower() in _others_behind()):
             return
         span = value.span(value.lastindex or 0)

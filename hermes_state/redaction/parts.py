@@ -15,10 +15,10 @@ from hermes_state.redaction.patterns import stored
 MIN_SECRET_CHARS = 8
 """Shorter configured values (`ollama`, `none`) are ordinary words; taking them out would shred the text."""
 
-_SCHEME = re.compile(r"(?:[\w-]+\s*:\s*)?([A-Za-z][\w-]*)[\s:]+(\S+)")
-_TAKES_ANY = re.compile(r"bearer|basic|token|bot|oauth|(?:[a-z0-9]+-?)?(?:key|auth|token|bearer)", re.IGNORECASE)
+_SCHEME = re.compile(r"(?:[\w=-]+\s*:\s*)?([A-Za-z][\w-]*)[\s:]+(\S+)")
+_TAKES_ANY = re.compile(r"basic|bot|oauth|negotiate|[a-z0-9-]{0,40}(?:key|auth|token|bearer)", re.IGNORECASE)
 _PAIR = re.compile(r"""([\w.\[\]-]{1,100})["']?\s*[=:]\s*("[^"]*"|'[^']*'|[^\s;,&"']+)""")
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:([^\s/?#@]*)@)?([^\s?#\"'<>]*)(?:\?([^\s#\"'<>]*))?")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:([^\s/?#@]*)@)?([^\s?#\"'<>]*)(?:[?#]([^\s\"'<>]*))?")
 _SHORT_NAME = re.compile(r"(?:.*[_.-])?(?:key|sig|signature|code|sid|session|jwt|sas)|.*session[_-]?id", re.IGNORECASE)
 _RANDOM = re.compile(r"[\w+/=~-]{16,}", re.ASCII)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
@@ -37,9 +37,11 @@ def secret_parts(value: str, *, is_secret: bool = True) -> tuple[str, ...]:
     is_one = is_secret or not any(map(str.isspace, value)) or _PAIR.fullmatch(value) is not None  # and no sentence
     for name, written in _PAIR.findall(value) if is_one else ():
         inner = written.strip("\"'")
+        found += _in_scheme(inner, is_secret=is_secret)
         if _names_secret(name) or (is_secret and _is_random(inner)):
             found += (inner, *_in_basic(inner))
     if is_secret:
+        found += _in_login(value) if re.fullmatch(r"[^\s:]+:(?!//)\S+", value) is not None else ()
         found += (run for run in re.findall(r"(?!eyJ)\b[A-Za-z0-9]{16,}", value) if _is_random(run))
     meant = dict.fromkeys(form for part in found for form in (part, unquote(part)))
     return tuple(part for part in meant if part != value and _is_worth_it(part))
@@ -97,4 +99,6 @@ def _in_addresses(value: str) -> Iterator[str]:
         if ":" in login:
             yield b64encode(unquote(login).encode()).decode()  # as HTTP clients send it
         yield from (step for step in path.split("/")[1:] if len(step) >= 2 * MIN_SECRET_CHARS and _is_random(step))
-        yield from (given for name, given in parse_qsl(query) if _names_secret(name) or _is_random(given))
+        yield from (
+            given for name, given in parse_qsl(query.replace("#", "&")) if _names_secret(name) or _is_random(given)
+        )
