@@ -51,7 +51,10 @@ def unfinished(part: OutboundPart) -> OutboundPart:
 
 UNREADABLE: Final = (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, OSError, RecursionError)
 """Exceptions of reading a shape that neither an SDK nor we expect; times beyond the calendar raise three of them."""
-_TEXT_KEYS: Final = ("text", "content", "title", "question", "description", "label", "summary", "caption", "expression")
+_TEXT_KEYS: Final = {
+    *("text", "content", "title", "question", "description", "label", "summary", "caption", "expression"),
+    *("body", "value", "html", "markdown"),
+}
 
 
 def parsed_json(text: Any) -> Any:  # JSON, and where it comes from text or bytes of any kind
@@ -81,7 +84,7 @@ def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], p
         parts = [known_parts(one, lambda part: read([part]), dropped, path) for one in value]
         return [part for part in parts if part is not None] or None
     items = value.items() if isinstance(value, dict) else ()
-    nested = {key: part for key, part in items if part and isinstance(part, dict | list)}
+    nested = {key: part for key, part in items if isinstance(part, dict | list)}
     plain = {key: part for key, part in items if key not in nested}
     # An object may need one of the objects in it: a message needs its chat.
     for base in (plain, *({**plain, key: part} for key, part in nested.items())) if items else ():

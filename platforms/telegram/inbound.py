@@ -1,5 +1,6 @@
 """Inbound updates of Telegram as values. Pure: what an update means, never what is done about it."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,8 +43,8 @@ MESSAGE_UNITS = 4096
 EXPECTS_MORE_UNITS = MESSAGE_UNITS - 200
 """Length from which on a message is probably the first piece of a cut paste, in UTF-16 code units."""
 QUOTE_CHARACTERS, OWN_QUOTE_CHARACTERS = 8_000, 500
-PASSED_ON: Final = {"forward_origin", "forward_date", "is_automatic_forward", "via_bot", "sender_business_bot"}
-"""Fields of a message whose text its sender did not write; older Bot API servers send `forward_date`."""
+PASSED_ON: Final = re.compile("forward_|via_|guest_|is_automatic_forward|sender_business_bot")
+"""Beginnings of the names of fields of a message whose text its sender did not write, in any version of the Bot API."""
 
 MAX_DATE = 1 << 32
 """End of the dates that are read without the SDK, in seconds."""
@@ -179,7 +180,8 @@ class UpdateReader:
         Quoted lines begin with `> `: they are no command, and neither call the bot nor are the sender's own words.
         """
         is_named, start, entities = False, 0, message.entities or message.caption_entities
-        quotes = [one for one in entities if one.type.endswith("blockquote")]
+        quotes = [one for one in entities if "quot" in one.type]
+        marks = [*quotes, *(one for one in entities if one.url)]
         for entity in entities:
             if any(quote.offset <= entity.offset < quote.offset + quote.length for quote in quotes):
                 continue
@@ -187,11 +189,11 @@ class UpdateReader:
                 command, _, addressee = text[: entity.length].partition("@")  # ASCII: units are characters
                 if addressee and addressee.lower() != self.username.lower():
                     return None
-                rest = _marked(text, entity.length, quotes)
+                rest = _marked(text, entity.length, marks)
                 return _AddressedText(command + rest, is_named=bool(addressee), is_bare_command=not addressee)
             if self._is_our_name(entity, text):
                 is_named, start = True, start or (entity.length if entity.offset == 0 else 0)
-        marked = _marked(text, start, quotes) if start or quotes else text
+        marked = _marked(text, start, marks) if start or marks else text
         return _AddressedText((marked.lstrip(" \n\t,:") or marked.strip()) if start else marked, is_named=is_named)
 
     def _is_our_name(self, entity: MessageEntity, text: str) -> bool:
@@ -311,15 +313,18 @@ def _words(quoted: Message | telegram.ExternalReplyInfo) -> str:
     return getattr(quoted, "text", None) or getattr(quoted, "caption", None) or describe(quoted) or ""
 
 
-def _marked(text: str, start: int, quotes: list[MessageEntity]) -> str:
-    """The text from a position on, in UTF-16 units, with `> ` before each quoted line."""
-    units = text.encode("utf-16-le")
-    for quote in sorted(quotes, key=lambda one: one.offset, reverse=True):
-        first, last = quote.offset * 2, (quote.offset + quote.length) * 2
-        lines = units[first:last].decode("utf-16-le").replace("\n", "\n> ")
-        units = units[:first] + f"\n> {lines}\n".encode("utf-16-le") + units[last:]
+def _marked(text: str, start: int, marks: list[MessageEntity]) -> str:
+    """The text from a position on, in UTF-16 units, with `> ` before quoted lines and addresses after their words."""
+    units, added = text.encode("utf-16-le"), list[tuple[int, int, str]]()
+    for one in marks:
+        end = one.offset + one.length
+        ends = [at + 1 for at in range(one.offset, end) if units[2 * at : 2 * at + 2] == b"\n\0"]
+        quote = [(one.offset, 1, "\n> "), *((at, 1, "> ") for at in ends), (end, 1, "\n")]
+        added += [(end, 0, f" ({one.url})")] if one.url else quote
+    for at, _, words in sorted(added, reverse=True):
+        units = units[: 2 * at] + words.encode("utf-16-le") + units[2 * at :]
     marked = units[start * 2 :].decode("utf-16-le")
-    return marked.strip("\n") if quotes else marked
+    return marked.strip("\n") if marks else marked
 
 
 def _millis(message: Message) -> Millis:

@@ -85,7 +85,7 @@ class UpdateHandler:
                 )
                 written = raw.get("message") or raw.get("edited_message") or {}
                 # Told by the raw fields: one that the SDK does not read must not make the words the sender's own.
-                if isinstance(content, InboundMessage | EditEvent) and not PASSED_ON.isdisjoint(written):
+                if isinstance(content, InboundMessage | EditEvent) and any(map(PASSED_ON.match, written)):
                     content = replace(content, words_by=content.words_by or "")
                 if isinstance(content, InboundMessage):
                     content = self._with_its_album(update, content)
@@ -175,8 +175,10 @@ def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
     if isinstance(answered := known.get("reply_to_message"), dict):
         known = {**known, "reply_to_message": _marked(answered, raw["reply_to_message"], bot)}
     lost = {f"{name}_": part for name, part in raw.items() if name not in known}
-    origin = {"forward_origin": _UNKNOWN_ORIGIN} if lost.keys() & {"forward_origin_", "via_bot_"} else {}
-    return with_words({**known, **lost, **origin}, bot)
+    instead: dict[str, Any] = {"forward_origin": _UNKNOWN_ORIGIN} if any(map(PASSED_ON.match, lost)) else {}
+    if "from_" in lost:  # who wrote it is known by the number
+        instead["from"] = {"is_bot": False, **raw["from"], "first_name": "unknown"}
+    return with_words({**known, **lost, **instead}, bot)
 
 
 def _log_skipped(update: UpdateEvent, error: Exception) -> None:

@@ -39,8 +39,8 @@ def unknown_content(message: Mapping[str, Any]) -> list[str]:
     """Return the names of fields with what somebody sent, in a message of a kind that the SDK does not know."""
     if any(message.get(kind) for kind in _KINDS):
         return []
-    unknown = (name for name, part in message.items() if name not in _KNOWN and part and isinstance(part, dict | list))
-    return [name for name in unknown if not _NOT_SAID.search(name)]
+    said = (name for name, part in message.items() if part and isinstance(part, dict | list | str))
+    return [name for name in said if name not in _KNOWN and not _NOT_SAID.search(name)]
 
 
 def with_words(message: Any, bot: str) -> Any:
