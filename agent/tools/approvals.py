@@ -131,7 +131,7 @@ _HIDDEN = frozenset({"Cf", "Zl", "Zp", "Co", "Cn"})
 """Categories of characters that format, or mean nothing; white space is seen as such."""
 _JOINERS = "\u200c\u200d\ufe0f"
 """Characters that scripts other than Latin, and emoji, are written with."""
-_SELECTORS = frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x034F, 0x2800)))
+_SELECTORS = frozenset(map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x034F, 0x17B4, 0x17B5, 0x2800)))
 
 _WORD, _LATIN = re.compile(r"(?<!\\)\w+"), re.compile("[A-Za-z]")  # the first letter behind a backslash is an escape's
 _LOOK_ALIKE = re.compile(

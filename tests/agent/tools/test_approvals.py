@@ -27,7 +27,20 @@ from hermes_state.values import SystemClock, ToolCall, ToolEffect
 
 @pytest.mark.parametrize(
     "character",
-    ["\u200b", "\u200f", "\u061c", "\u2028", "\u2063", "\u00ad", "\ufeff", "\u3164", "\u2800", "\U000e0041", "\ue000"],
+    [
+        "\u200b",
+        "\u200f",
+        "\u061c",
+        "\u2028",
+        "\u2063",
+        "\u00ad",
+        "\ufeff",
+        "\u3164",
+        "\u2800",
+        "\u17b4",
+        "\U000e0041",
+        "\ue000",
+    ],
 )
 def test_what_is_not_seen_stands_as_its_code(character: str) -> None:
     code = f"\\u{ord(character):04x}"
