@@ -217,6 +217,10 @@ class UpdateReader:
         is_ours = getattr(getattr(quoted, "from_user", None), "id", None) == self.bot_id
         # A person may select the part they mean; that says more than the whole.
         text = message.quote.text if message.quote is not None else _words(quoted)
+        chosen = message.reply_to_checklist_task_id or message.reply_to_poll_option_id
+        for one in quoted.checklist.tasks if quoted.checklist else quoted.poll.options if quoted.poll else ():
+            is_chosen = chosen and getattr(one, "id", getattr(one, "persistent_id", None)) == chosen
+            text += f"\nAnswered: {one.text}" if is_chosen else ""
         quote = Quote(
             message_ref=str(quoted.message_id) if is_here else "",
             author=" in ".join(dict.fromkeys(filter(None, (_name_of(quoted), place)))),
