@@ -5,7 +5,6 @@ or drops is shown: cells beyond those of a table's head, definitions that no lin
 told apart. A pipe in code parts no cells. Marks inside words, sums, paths and patterns are text.
 """
 
-import builtins
 import html
 import re
 import unicodedata
@@ -37,10 +36,13 @@ _TOO_MANY_BRACKETS = re.compile(rf"(?:\[[^\[\]]*+){{{MAX_OPEN_BRACKETS + 1}}}")
 _MARKS = re.compile(r"[*_`\\&~]")
 _BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
 
-TEXT_LINE = re.compile(r">=|>>> |\*(?: [\d*/,-]+){3} [\w*/,-]+$")
-"""Line that is no quote, list or rule: a comparison, Python's prompt, a schedule of cron."""
-ESCAPED = re.compile(r"\\(?=[\"',/:;?@%^&\\])")
-"""Backslash that is a character, because no markup follows it."""
+TEXT_LINE = re.compile(r">=|>>> |>[._-][<>]|\*(?: [\d*/,-]+){3} [\w*/,-]+$")
+"""Line that is no quote, list or rule: a comparison, Python's prompt, a face `>_<`, a schedule of cron."""
+ESCAPE = re.compile(r"\\(?=[!-/:-@\[-`{-~])")
+"""Backslash before punctuation, which may be markup."""
+_BARE_ESCAPE = re.compile(r"\\[\"',/:;?@%^&\\]")
+_HAS_BACKSLASH = re.compile(r"\\[^\W_]|(?<!\w)[A-Za-z]:(?:\\|\Z)|\u00af\Z")
+"""Word before a backslash that is a character, as in `C:\\Users\\_x` and a pattern."""
 BREAK = re.compile(r"<br\s*/?>[ \t]*\n?", re.I)
 _DETAILS = re.compile(r"(?m)^[ \t]*<details\b[^<>]*>\s*(?=<summary|$)|</details>\s*$", re.I)
 _SUMMARY = re.compile(r"(?m)^[ \t]*<summary\b[^<>]*>\s*((?:[^<]|<(?!/?summary))*+)</summary>\s*", re.I)
@@ -56,8 +58,9 @@ _IS_WIDE = re.compile(rf"(?<=[{_WIDE}])[*~]{{2}}|[*~]{{2,}}(?=[{_WIDE}])")
 """Beside a word of a script without spaces, or its punctuation, two marks begin and end what they stand at."""
 _IS_TEXT = re.compile(
     rf"(?<=\w)\*(?=\w)|(?<=[^\W{_WIDE}])[*~]{{2,}}(?=[^\W{_WIDE}])|(?<=(\S))[*_~]++(?=\1)|(?<=/)[*_]++(?=[./\\])"
+    r"|(?<=[\^\\])[*_~]++"
 )
-"""`2*3`, `a**2`, `"*"`, `a/*.b`"""
+"""`2*3`, `a**2`, `"*"`, `a/*.b`, `x^*`, `a\\_b`"""
 _NO_BEGIN = re.compile(r"[*_~]++(?=[,;)\]}=])|(?<=[)\]}])(?:\*(?!\*)|\*+(?=[(\[{]))|(?<=\.)\*(?!\*)|\*(?=[./])")
 """`f(*, a)`, `x *= 2`, `(a)*(b)`, `.*x`, `*.py`"""
 _NO_END = re.compile(r"(?<=[(\[{])|(?<=/)\*(?!\*)|(?<=[)\]}])\*(?=[(\[{])|(?<=\.)\*(?=\$)")
@@ -65,11 +68,6 @@ _NO_END = re.compile(r"(?<=[(\[{])|(?<=/)\*(?!\*)|(?<=[)\]}])\*(?=[(\[{])|(?<=\.
 _IS_END = re.compile(r"(?<=[.:!?,;])\*{2,}(?=[^\W\d_])")
 """`**Note:**text`"""
 _IN_ADDRESS = re.compile(r"://\S*\Z")
-_NAMES = {name.strip("_") for value in vars(builtins).values() for name in dir(value)} | {
-    *("aenter", "aexit", "aiter", "all", "anext", "await", "delattr", "delete", "dirname", "get", "getattr", "main"),
-    *("missing", "path", "proto", "set", "setattr", "slots", "version"),
-}
-"""Names between double underscores, such as `__init__`."""
 
 
 def parser() -> MarkdownIt:
@@ -104,10 +102,22 @@ def unfolded(text: str) -> str:
     return _SUMMARY.sub(lambda found: f"**{_STYLES.sub('', found[1]).strip()}**\n", _DETAILS.sub("", text))
 
 
+def is_backslash(text: str, at: int) -> bool:
+    """True for a backslash that is a character: no markup follows it, or it stands in a path, a pattern or a face."""
+    if _BARE_ESCAPE.match(text, at):
+        return True
+    word = text[max(0, at - 300) : at].rpartition(" ")[2]
+    return not word.endswith("\\") and _HAS_BACKSLASH.search(word) is not None
+
+
+def _escape(state: StateInline, silent: bool) -> bool:
+    return state.src[state.pos] == "\\" and not is_backslash(state.src, state.pos) and escape(state, silent)
+
+
 def _strict(markdown: MarkdownIt) -> MarkdownIt:
     """Let fewer characters be markup. Delimiters say where they stand in the source: `meta["at"]`."""
     rules = markdown.inline.ruler
-    rules.at("escape", lambda state, silent: not ESCAPED.match(state.src, state.pos) and escape(state, silent))
+    rules.at("escape", _escape)
     rules.at("emphasis", _delimiters(emphasis.tokenize))
     rules.at("strikethrough", _delimiters(strikethrough.tokenize))
     rules.at("autolink", lambda state, silent: bool(_AUTOLINK.match(state.src, state.pos)) and autolink(state, silent))
@@ -314,14 +324,14 @@ def _unpair(state: StateInline) -> None:
             start, opened = state.tokens[one.token].meta["run"]
             closed, end = state.tokens[delimiters[one.end].token].meta["run"]
             before, after = state.src[max(0, start - 1) : start], state.src[end : end + 2]
-            if _is_text(before, state.src[opened : min(closed, opened + 200)], after, state.src[start]):
+            if _is_text(before, state.src[opened : min(closed, opened + 200)], after, state.src[start:opened]):
                 one.end = -1
 
 
 def _is_text(before: str, content: str, after: str, mark: str) -> bool:
-    if mark == "_" and content.isascii() and content.isidentifier():
+    if "_" in mark and content.isascii() and content.isidentifier():  # `__init__`, `self._id_(x)`, `_A_`
         is_code = before == "." or re.match(r"[(\[=]|\.\w", after) is not None
-        return is_code or "_" in content or content.isupper() or content in _NAMES
+        return is_code or mark == "__" or "_" in content or content.isupper()
     if before and before == after[:1] and (before == "/" or (before in "\"'" and before in content)):
         return True  # `/*x*/`, `"*a" and "b*"`
     is_cut = content.rfind("(") > content.rfind(")") or content.count('"') % 2  # `*p = (int*)q`, `*a and "b*"`

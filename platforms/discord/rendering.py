@@ -16,7 +16,7 @@ from markdown_it.token import Token
 
 from hermes_state.text import well_formed
 from hermes_state.values import OutboundPart
-from platforms.markdown import BREAK, ESCAPED, TEXT_LINE, code_of, parser, table_lines, unfolded
+from platforms.markdown import BREAK, ESCAPE, TEXT_LINE, code_of, is_backslash, parser, table_lines, unfolded
 from platforms.parts import PartWriter
 from platforms.text import utf16_units, with_newlines
 
@@ -32,12 +32,14 @@ _INVISIBLE = re.compile(r"[\s\u200b-\u200f\u2060-\u2064\ufeff\u00ad\x00-\x1f\x7f
 _THIRD_BACKTICK = re.compile(r"(?<=``)(?=`)")
 _BACKTICK_RUN = re.compile(r"`{3,}")
 _ADDRESS = re.compile(r"https?://\S+")
-_SPOILER = r"(?<![\w\\|])\|\|(?![\s|])[^|\n]*(?<!\s)\|\|(?![\w|])"
+_SPOILER = r"(?<![\w\\|])\|\|(?![\s|])[^|\n]{2,}(?<!\s)\|\|(?![\w|])"
 _HIDDEN = re.compile(
-    rf"(`+)(?!`)[^`]++\1(?!`)|{_SPOILER}|(?P<pipes>(?<!\\)\|\|+)|(?P<br>{BREAK.pattern})|(?P<slash>{ESCAPED.pattern})",
+    rf"(`+)(?!`)[^`]++\1(?!`)|{_SPOILER}|(?P<pipes>(?<!\\)\|\|+)|(?P<br>{BREAK.pattern})|(?P<slash>{ESCAPE.pattern})",
     re.I,
 )
 """Pipes that are no spoiler, line breaks, and backslashes that are characters, none of them in code."""
+_MARK_ESCAPE = "\x00"
+"""Stands for a backslash that is put before a mark, until those of the text are looked at."""
 _PARSER = parser().disable(["lheading", "reference", "details", "fragments_join", "text_join"])
 
 
@@ -93,7 +95,7 @@ def _escape(inline: Token, lines: list[str]) -> None:
         is_harmless = (before + after).isspace() or (content[start] == "_" and (before + after).isalnum())
         if content[start] == inline.content[start] and not (end - start == 1 and is_harmless):
             for at in range(token.meta["at"], token.meta["at"] + len(token.content)):
-                escaped[at] = "\\" + escaped[at]
+                escaped[at] = _MARK_ESCAPE + escaped[at]
     texts = zip(inline.content.split("\n"), "".join(escaped).split("\n"), strict=True)
     for number, (text, shown) in enumerate(texts, inline.map[0] if inline.map else 0):
         if text != shown and (at := lines[number].rfind(text)) >= 0:
@@ -105,7 +107,8 @@ def _prose_lines(lines: Iterable[str], limit: int) -> Iterator[str]:
         indent = line[: len(line) - len(line.lstrip(" \t>"))]
 
         def shown(found: re.Match[str], indent: str = indent) -> str:
-            pipes = re.sub(r"[|\\]", r"\\\g<0>", found[0]) if found["pipes"] or found["slash"] else found[0]
+            is_text = found["pipes"] or (found["slash"] and is_backslash(found.string, found.start()))
+            pipes = re.sub(r"[|\\]", r"\\\g<0>", found[0]) if is_text else found[0]
             return "\n" + indent if found["br"] else pipes
 
         for piece in _HIDDEN.sub(shown, unfolded(line)).split("\n"):
@@ -118,4 +121,4 @@ def _prose_line(line: str, limit: int) -> str:
     line = _DEEP_HEADING.sub("###", line, count=1) if line.startswith("####") else line
     if line.count(FENCE) % 2 or utf16_units(line) > limit:
         line = _BACKTICK_RUN.sub(lambda run: r"\`" * len(run[0]), line)
-    return line
+    return line.replace(_MARK_ESCAPE, "\\")

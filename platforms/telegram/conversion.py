@@ -157,14 +157,20 @@ class _EntityWriter:
             self._write("\n" * (1 + is_apart - self._newlines))
 
     def _begin_link(self, token: Token) -> None:
-        self._begin("text_link", url=str(token.attrs.get("href") or token.attrs.get("src") or ""))
+        url, is_in_word = (
+            str(token.attrs.get("href") or token.attrs.get("src") or ""),
+            "".join(self.pieces[-1:])[-1:].isalnum(),
+        )
+        self._begin("text_link", url=url)
         self._titles.append((len(self.pieces), str(token.attrs.get("title", ""))))
+        self._write("[" if is_in_word and not _URL.match(url) else "")  # `handlers[name](event)`
 
     def _end_link(self) -> None:
         """End a link, and write what is not seen of it: its title, and an address that is no link or has no text."""
         url, (start, title) = unquote(self._begun[-1].url or ""), self._titles.pop()
         text = "".join(self.pieces[start:])
-        self._write(url if not text.strip() else f" ({url})" if url != text and not _URL.match(url) else "")
+        shown = f"]({url})" if text.startswith("[") else f" ({url})" if url != text else ""
+        self._write(url if not text.strip() else "" if _URL.match(url) else shown)
         self._end()
         self._write(f" ({title})" if title else "")
 
