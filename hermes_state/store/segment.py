@@ -13,7 +13,7 @@ together. Before that, `folded` makes one text of the forms in which people type
 import re
 import unicodedata
 
-SEGMENT_VERSION = 3
+SEGMENT_VERSION = 4
 """Raise it when `segment` or what `store.searched` gives to it is other for any row: the index is then made anew in the
 background."""
 
@@ -34,19 +34,25 @@ _REWRITTEN = re.compile(f"(?P<run>[{CJK}]+)|[{EMOJI}]")
 _LONE_CJK_AT_END = re.compile(f"(?:^|[^{CJK}])[{CJK}]$")
 _CYRILLIC = re.compile("[\u0438\u0443]\u0306|\u0456\u0308")
 """Letters of their own, whose marks are no accents."""
-_SAME = str.maketrans("\u0131\u00f8\u0142\u0111\u0643\u064a\u0649\u0629", "iold\u06a9\u06cc\u06cc\u0647", "\u0640")
-"""Letters that people type for one another in Turkish, Danish, Polish, Arabic and Persian; nothing for the tatweel."""
+_NASAL = re.compile("[\u0919\u091e\u0923\u0928\u092e]\u094d(?=[\u0915-\u0939])")
+"""Consonants of Hindi that people also write as a dot above the letter before."""
+_SAME = str.maketrans(
+    "\u0131\u00f8\u0142\u0111\u00f0\u0127\u0643\u064a\u0649\u0629\u06c1\u02bb\u02bc",
+    "iolddh\u06a9\u06cc\u06cc\u0647\u0647''",
+    "\u0640\u02be\u02bf\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff",
+) | {ord(letter): letters for letter, letters in (("\u00e6", "ae"), ("\u0153", "oe"), ("\u00fe", "th"))}
+"""Letters that people type for one another in many languages; nothing for the tatweel, hamza signs and skin tones."""
 
 
 class _Folding(dict[int, str | int | None]):
     """Nothing of an accent or vowel point, a letter for a vowel sign, the ASCII digit for any other."""
 
     def __missing__(self, code: int) -> str | int | None:
-        category = unicodedata.category(chr(code))
+        category, is_kept = unicodedata.category(chr(code)), 0x0900 <= code < 0x1AB0 or 0x3000 <= code < 0xFE00
         same: str | int | None = _SAME.get(code, code)
         if category == "Nd":
             same = str(unicodedata.decimal(chr(code)))
-        elif category == "Cf" or (category == "Mn" and not 0x0900 <= code < 0x1AB0 and not 0x3000 <= code < 0xFE00):
+        elif category == "Cf" or unicodedata.combining(chr(code)) == 7 or (category == "Mn" and not is_kept):
             same = None
         elif category in ("Mn", "Mc") and not 0x3000 <= code < 0x3100:  # those of kana are composed
             is_paired = re.match(f"[{CJK}]", chr(code)) is not None
@@ -63,6 +69,7 @@ def folded(text: str) -> str:
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFKD", text).casefold()
+    decomposed = _NASAL.sub("\u0902", decomposed.replace("\u0e40\u0e40", "\u0e41"))  # two signs typed for Thai's one
     decomposed = _CYRILLIC.sub(lambda letter: unicodedata.normalize("NFC", letter[0]), decomposed)
     return unicodedata.normalize("NFC", decomposed.translate(_folding))
 
