@@ -17,21 +17,24 @@ _REWRITES = (
     (re.compile(r"^[ \t]*\|(?: *\d{1,2} *\|)?([^|\n]{1,80})\|(.*[^|\s])[| \t]*$", re.MULTILINE), r"**\1:** \2"),
 )
 """Tags and rows of tables as headings."""
+_JSON_START = re.compile(r"(?:^|>)[ \t]*[\[{]", re.MULTILINE)
+_JSON_END = re.compile(r"[\]}](?=[ \t]*(?:$|<))", re.MULTILINE)
 _HEADING = re.compile(
-    r"^[ \t]*(?P<mark>[^\w\s(\"'|][^\w\n(\"'|]*)?"
-    r"(?:(?P<number>\d{1,2})[.):\u3001\uff0e\ufe0f\u20e3]+[ *_]*|[一二三四五六七八九十]{1,3}\u3001)?"
-    r"(?P<title>\w(?:[^:\uff1a*_`\u3011#|\n]|(?<=\w)_(?=\w)){0,80})(?P<close>[:\uff1a*_`\u3011# \t]*)(?P<rest>.*)$",
+    r"^[ \t]*(?P<mark>[^\w\s|][^\w\n|]*)?(?:Section )?"
+    r"(?:(?P<number>\d{1,2})[.):\u3001\uff0e\ufe0f\u20e3]+(?P<inner>[ *_]*)|[一二三四五六七八九十]{1,3}\u3001)?"
+    r"(?P<title>\w(?:[^:\uff1a*_`\"'\u3011#|\n]|(?<=\w)[_'](?=\w)){0,80})"
+    r"(?P<close>[:\uff1a*_`\"'\u3011# \t]*)(?P<rest>.*)$",
     re.MULTILINE,
 )
 
 
 def reformed(text: str, titles: Sequence[str]) -> str | None:
     """The record under the given titles, recognised by their names, numbers or order; None for a text that is none."""
-    start, end = re.search(r"[\[{]", text), max(text.rfind("]"), text.rfind("}")) + 1
+    start, ends = _JSON_START.search(text), [*_JSON_END.finditer(text)]
     with suppress(ValueError, RecursionError):
-        text = (
-            _flat(json.loads(re.sub(r",(\s*[}\]])", r"\1", text[start.start() : end]), strict=False)) if start else text
-        )
+        if start and ends:
+            given = re.sub(r",(\s*[}\]])", r"\1", text[start.end() - 1 : ends[-1].end()])
+            text = _flat(json.loads(given, strict=False))
     for pattern, put in _REWRITES:
         text = pattern.sub(put, text)
     lines, names = list(_HEADING.finditer(text)), {_key(title): title for title in titles}
@@ -59,16 +62,17 @@ def _flat(value: Any) -> str:
 
 def _key(title: str) -> str:
     """A title without what differs between its spellings."""
-    return re.sub(r"^[\W\d_]+|[\W_]|amp;", "", title.lower().replace("&", "and"))
+    return re.sub(r"^[\W\d_]+|[\W_]|amp;|and", "", title.lower())
 
 
 def _style(line: re.Match[str]) -> str:
     """Marks of a line that looks like a heading; empty for any other line."""
     mark = re.sub(r"[^#*_`\u3010]+", "^", re.sub(r"(?<![*\w])[-*+]\s|\s", "", line["mark"] or ""))
+    mark += (line["inner"] or "").strip() + "1" * bool(line["number"])
     ends = re.sub(r"[^:\uff1a]", "", line["close"])[:1]
     if line["rest"] and not (mark and line["close"].strip()):
         return ""
-    return f"{mark}{ends}{'…' if line['rest'] else ''}{'1' if line['number'] else ''}" if mark or ends else ""
+    return f"{mark}{ends}{'…' if line['rest'] else ''}" if mark.strip("1") or ends else ""
 
 
 def _written(text: str, sections: Sequence[tuple[str, re.Match[str]]]) -> str:

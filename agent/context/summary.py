@@ -183,7 +183,7 @@ def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], 
     titles = HEADINGS if job.template is None else tuple(_TEMPLATE_HEADING.findall(job.template))
     text = _unwrapped(reply.text, titles)
     if len(_headings_in(text, titles)) < _wanted(titles):
-        text = reformed(text, titles) or text
+        text = reformed(without_thoughts(reply.text), titles) or text
     if len(text) < MIN_CHARACTERS:
         raise SummaryError(*(_REFUSED if _REFUSAL.search(text) else _EMPTY))
     _require_headings(text, titles)
