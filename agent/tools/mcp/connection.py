@@ -95,8 +95,8 @@ class Connection:
 
 
 def _is_end(error: MCPError) -> bool:
-    """True for the end of the connection, not of the stream of one answer."""
-    return error.code == types.CONNECTION_CLOSED and not error.message.startswith("SSE stream")
+    """True for the end of the connection. Servers use the SDK's code for any error of theirs, too."""
+    return error.code == types.CONNECTION_CLOSED and error.message == "Connection closed"
 
 
 async def _pages(
@@ -136,9 +136,9 @@ class _LenientDispatcher(JSONRPCDispatcher):
         try:
             result = await super().send_raw_request(method, *args, **more)
         except MCPError as error:
-            if method != "initialize" or error.code != types.METHOD_NOT_FOUND:
+            if method != "initialize" or (error.code != types.METHOD_NOT_FOUND and error.message != INVALID_ANSWER):
                 raise
-            result = {}  # a server that needs no greeting
+            result = {}  # a server that needs no greeting, or has sent something else
         if method == "initialize":
             return _mended_greeting(result)
         if method == "tools/call":

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeAlias
@@ -167,6 +168,7 @@ async def _read(
 
 def _parsed(line: bytes) -> JSONRPCMessage | None:
     """Return the message of a line. An answer that cannot be read becomes an error of its request alone."""
+    line = line.removeprefix(BOM_UTF8)
     with suppress(ValueError, RecursionError):
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     if _ANSWER.search(line) is None:
