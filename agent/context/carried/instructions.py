@@ -13,10 +13,11 @@ MAX_NAMED = 8
 """Most that are named; those read last stay."""
 MAX_CHARACTERS = 1_000
 """Longest arguments of a call that only reads."""
-_READING = re.compile(r"read|view|open|cat|terminal|more_tools|skill")
+_READING = re.compile(r"read|view|open|cat|get_|terminal|shell|bash|command|more_tools|skill")
 _NAME = re.compile(
-    r"(?<![\w.-])(?:(?:AGENTS|CLAUDE|GEMINI|SKILL|CONVENTIONS|CONTRIBUTING|RULES|(?:[\w-]{1,40}-)?INSTRUCTIONS)(?:\.\w+)?\.md"
-    r"|[\w-]{1,60}\.mdc|\.(?:cursor|windsurf|cline|roo)rules)(?![\w.-])",
+    r"(?<![\w.-])(?:(?:AGENTS?|CLAUDE|GEMINI|QWEN|CRUSH|WARP|HERMES|SOUL|SKILL|CONVENTIONS|CONTRIBUTING|RULES|GUIDELINES"
+    r"|(?:[\w-]{1,40}[-.])?INSTRUCTIONS)(?:\.\w+)?\.md|[\w-]{1,60}\.mdc"
+    r"|(?:\.?\w{0,20}rules|skills|steering|instructions)/[\w./-]{1,100}\.md|\.\w{0,20}(?:rules|hints))(?![\w.-])",
     re.IGNORECASE,
 )
 _BEFORE_PATH = re.compile(r"[\s\"'<>|;&=()]")
