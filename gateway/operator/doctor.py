@@ -156,9 +156,13 @@ def _engine() -> Iterator[CheckResult]:
 
 
 def _home(home: Path) -> Iterator[CheckResult]:
-    if not home.is_dir():
-        if home.exists():
-            return  # the configuration's finding has said that it is no directory
+    try:
+        is_directory, exists = home.is_dir(), home.exists()
+    except OSError:
+        return  # the finding about the configuration has said so
+    if not is_directory:
+        if exists:
+            return  # that finding has said that it is no directory
         yield fine("home", f"{home} does not exist yet; the first start makes it.")
         return
     if not os.access(home, os.W_OK | os.X_OK):

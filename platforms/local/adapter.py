@@ -140,7 +140,7 @@ class LocalAdapter:
     async def _serve(self, routes: RouteHandler, port: int) -> None:
         routes.hosts = host_names(self._settings.host, port)
         if self._public is not None:
-            routes.hosts += (self._public.authority, self._public.host or "")  # proxies may leave out the port
+            routes.hosts += (self._public.raw_authority, self._public.raw_host or "")  # proxies may leave out the port
             routes.public_origin = str(self._public)
         routes.cookie_name = f"hermes_local_{port}"
         log.info("local.served", host=self._settings.host, port=port)

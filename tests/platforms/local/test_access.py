@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import re
 import secrets
+import socket
 import sqlite3
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -298,6 +299,26 @@ async def test_bound_to_every_address_it_is_found_by_number_and_not_by_a_foreign
             assert answer.status == 200
         assert (await fetch(local, "/chat/main", Host=f"127.0.0.3:{port}"))[0] == 403
         assert (await fetch(local, "/chat/main", Host=f"rebound.example:{port}"))[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("public_url", "host"),
+    [
+        ("https://bücher.example", "xn--bcher-kva.example"),
+        ("https://bücher.example:8443", "xn--bcher-kva.example:8443"),
+        ("https://[2001:db8::1]:8443", "[2001:db8::1]:8443"),
+        ("https://CHAT.example", "chat.example"),
+    ],
+)
+async def test_a_public_address_is_known_by_the_name_that_browsers_send(
+    tmp_path: Path, intake: RecordingIntake, public_url: str, host: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with LocalHarness(tmp_path, port=port, public_url=public_url) as local, running(local.adapter, intake):
+        for name, status in ((host, 200), ("rebound.example", 403)):
+            async with local.browser.get(f"http://127.0.0.1:{port}/chat/main", headers={"Host": name}) as answer:
+                assert answer.status == status
 
 
 def test_the_names_of_a_page_hold_the_port() -> None:
