@@ -81,13 +81,9 @@ def _commands() -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 
 @cache
-def _others_behind() -> frozenset[str]:
-    return frozenset(stored()["names"]["others_behind"].split())
-
-
-@cache
-def _words() -> frozenset[str]:
-    return frozenset(stored()["names"]["words"].split())
+def listed(key: str) -> frozenset[str]:
+    """Words that are no secrets (`words`), or follow a label without being names (`others_behind`)."""
+    return frozenset(stored()["names"][key].split())
 
 
 @lru_cache(maxsize=1_000)
@@ -119,7 +115,9 @@ def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span
     yield from _headers(text, lower, words)
     for word, command in _commands():
         found = command.finditer(text) if word in words else ()
-        yield from (match.span(1) for match in found if match[1].lower() not in _words() and MARK not in match[1])
+        yield from (
+            match.span(1) for match in found if match[1].lower() not in listed("words") and MARK not in match[1]
+        )
     for word, scheme in _SCHEMES:
         if word in words:
             yield from (match.span(1) for match in scheme.finditer(lower))
@@ -155,7 +153,7 @@ def _labelled(text: str, label: str, start: int) -> Iterator[Span]:
         name, lead = inner[inner.lastindex or 0], text[start : inner.start(inner.lastindex or 0)]
         value, is_list = _VALUE.match(text, inner.end()), "\n" in lead or lead.strip() != ""
         indents |= {re.sub(r"\d+", "", lead.rpartition("\n")[2])} if "\n" in lead else set()
-        if value is None or len(indents) > 1 or (not name.isupper() and name.lower() in _others_behind()):
+        if value is None or len(indents) > 1 or (not name.isupper() and name.lower() in listed("others_behind")):
             return
         span = value.span(value.lastindex or 0)
         if not text[slice(*span)].isdigit() and _is_secret(text, label, ":", span):
@@ -168,7 +166,7 @@ def _labelled(text: str, label: str, start: int) -> Iterator[Span]:
 def _is_secret(text: str, name: str, given: str, span: Span) -> bool:
     """Tell a secret from prose (`password: required`) and code (`token: string`, `password=password)`)."""
     value, behind = text[slice(*span)], text[span[1] : span[1] + 1]
-    if value.startswith(MARK[:-1]) or value.lower() in _words() or is_reference(value):
+    if value.startswith(MARK[:-1]) or value.lower() in listed("words") or is_reference(value):
         return False
     if ("==" in given or "!=" in given) and given[-1] not in "\"'":  # a comparison with something else
         return False

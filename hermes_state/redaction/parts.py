@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from urllib.parse import parse_qsl, unquote
 
-from hermes_state.redaction.named import is_reference, is_secret_name
-from hermes_state.redaction.patterns import stored
+from hermes_state.redaction.named import is_reference, is_secret_name, listed
 
 MIN_SECRET_CHARS = 8
 """Shorter configured values (`ollama`, `none`) are ordinary words; taking them out would shred the text."""
@@ -44,15 +43,8 @@ def secret_parts(value: str, *, is_secret: bool = True) -> tuple[str, ...]:
         found += _in_login(value) if re.fullmatch(r"[^\s:]+:(?!//)\S+", value) is not None else ()
         found += (run for run in re.findall(r"(?!eyJ)\b[A-Za-z0-9]{16,}", value) if _is_random(run))
     meant = dict.fromkeys(form for part in found for form in (part, unquote(part)))
-    return tuple(part for part in meant if part != value and _is_worth_it(part))
-
-
-def _is_worth_it(part: str) -> bool:
-    return (
-        len(part) >= MIN_SECRET_CHARS
-        and part.lower() not in stored()["names"]["words"].split()
-        and not is_reference(part)
-    )
+    long = (part for part in meant if part != value and len(part) >= MIN_SECRET_CHARS)
+    return tuple(part for part in long if part.lower() not in listed("words") and not is_reference(part))
 
 
 def _names_secret(name: str) -> bool:
