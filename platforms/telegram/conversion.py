@@ -157,10 +157,8 @@ class _EntityWriter:
             self._write("\n" * (1 + is_apart - self._newlines))
 
     def _begin_link(self, token: Token) -> None:
-        url, is_in_word = (
-            str(token.attrs.get("href") or token.attrs.get("src") or ""),
-            "".join(self.pieces[-1:])[-1:].isalnum(),
-        )
+        url = str(token.attrs.get("href") or token.attrs.get("src") or "")
+        is_in_word = bool(self.pieces) and self.pieces[-1][-1].isalnum()
         self._begin("text_link", url=url)
         self._titles.append((len(self.pieces), str(token.attrs.get("title", ""))))
         self._write("[" if is_in_word and not _URL.match(url) else "")  # `handlers[name](event)`

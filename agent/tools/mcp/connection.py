@@ -61,8 +61,8 @@ class Connection:
         lists, faults = dict[str, Any](), tuple[str, ...]()
         for field, ask, most, kept, seconds in (
             ("tools", session.list_tools, MAX_TOOLS, _remote_tool, START_SECONDS),
-            ("resources", session.list_resources, MAX_LISTED, _uri, NAMES_SECONDS),
-            ("prompts", session.list_prompts, MAX_LISTED, _name, NAMES_SECONDS),
+            ("resources", session.list_resources, MAX_LISTED, lambda one: clean_text(one.uri, 200), NAMES_SECONDS),
+            ("prompts", session.list_prompts, MAX_LISTED, lambda one: clean_text(one.name, 64), NAMES_SECONDS),
         ):
             if getattr(has, field) is not None:
                 lists[field], more = await _pages(ask, field, most, kept, seconds)
@@ -198,14 +198,6 @@ def _remote_tool(tool: types.Tool) -> RemoteTool:
         parameters=tool.input_schema,
         claims_to_read=bool(tool.annotations and tool.annotations.read_only_hint),
     )
-
-
-def _uri(resource: types.Resource) -> str:
-    return clean_text(str(resource.uri), 200)
-
-
-def _name(prompt: types.Prompt) -> str:
-    return clean_text(prompt.name, 64)
 
 
 @asynccontextmanager

@@ -149,7 +149,7 @@ async def _read(
     try:
         while data := await process.stdout.read(_PIECE_BYTES):
             for line, is_whole in lines.feed(data):
-                message = _parsed(line) if is_whole else _error_for(line, TOO_LARGE)
+                message = _parsed(line.removeprefix(BOM_UTF8)) if is_whole else _error_for(line, TOO_LARGE)
                 if message is not None:
                     await to_us.send(SessionMessage(message))
                     continue
@@ -168,7 +168,6 @@ async def _read(
 
 def _parsed(line: bytes) -> JSONRPCMessage | None:
     """Return the message of a line. An answer that cannot be read becomes an error of its request alone."""
-    line = line.removeprefix(BOM_UTF8)
     with suppress(ValueError, RecursionError):
         return jsonrpc_message_adapter.validate_json(line, by_name=False)
     if _ANSWER.search(line) is None:
