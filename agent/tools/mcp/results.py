@@ -23,7 +23,7 @@ MAX_IMAGES: Final = 4
 """Most images of one result that the model is shown."""
 MAX_TEXT: Final = 900_000
 """Longest text of a result, in characters."""
-_MIMES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_MIMES = [f"image/{kind}" for kind in ("png", "jpeg", "jpg", "gif", "webp", "bmp", "tiff", "avif")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,11 @@ class RemoteResult:
         """Kind and bytes of the images that can be shown."""
         found: list[tuple[str, bytes]] = []
         for block in self.content:
-            if block.get("type") == "image" and block.get("mimeType") in _MIMES and len(found) < MAX_IMAGES:
+            mime = str(block.get("mimeType")).lower()
+            if block.get("type") == "image" and mime in _MIMES and len(found) < MAX_IMAGES:
+                data = "".join(block["data"].rpartition(",")[2].split())  # some write an address, or lines
                 with suppress(binascii.Error):
-                    found.append((block["mimeType"], base64.b64decode(block["data"], validate=True)))
+                    found.append((mime, base64.b64decode(data, validate=True)))
         return found
 
 

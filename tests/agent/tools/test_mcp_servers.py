@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 import sys
 import time
 import tracemalloc
@@ -457,7 +458,10 @@ async def test_images_of_a_result_that_cannot_be_shown_are_counted(
     def image(data: bytes, mime: str = "image/png") -> dict[str, Any]:
         return {"type": "image", "data": base64.b64encode(data).decode(), "mimeType": mime}
 
-    good = [image(picture((width, 9))) for width in range(1, 6)]  # the fifth is one too many
+    odd = image(picture((2, 9)), "image/jpg"), image(picture((3, 9)), "IMAGE/PNG"), image(picture((4, 9)))
+    odd[0]["data"] = "data:image/jpg;base64," + odd[0]["data"]
+    odd[2]["data"] = "\n".join(re.findall(".{1,20}", odd[2]["data"]))
+    good = [image(picture()), *odd, image(picture())]  # the fifth is one too many
     bad = [image(picture()[:40]), image(b"<svg/>", "image/svg+xml"), {**image(b""), "data": "no base64!"}]
     store = ImageStore(files=AttachmentFolder(tmp_path / "files"), clock=SystemClock())
     context = replace(ToolContext.of(await chat.start("hello"), chat.store), sees_images=sees_images)
