@@ -31,7 +31,7 @@ def load() -> None:
     for name in IMPORTED_LATE:
         importlib.import_module(name)
     from agent.model.catalog import known_model
-    from agent.model.http import ssl_context
+    from agent.model.connections import ssl_context
     from agent.model.prices import price_of
 
     ssl_context()

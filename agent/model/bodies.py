@@ -57,6 +57,8 @@ async def _bound(response: httpx2.Response) -> None:
     response.stream = _BoundedStream(packed, sys.maxsize if response.is_success else MAX_ERROR_BYTES * is_readable)
     response.headers.pop("content-encoding", None)
     response.encoding = "utf-8"  # some of the names that it may give itself unpack once more
+    if response.is_error:
+        await response.aread()  # here, because the SDKs would leave it open if this was cancelled
 
 
 class _BoundedStream(httpx2.AsyncByteStream):

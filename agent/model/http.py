@@ -1,14 +1,11 @@
-"""HTTP calls to model providers: where a model is, pooled connections, and requests put in the way that is taken.
+"""HTTP calls to model providers, through the public clients of their SDKs.
 
-The providers' SDKs bring the HTTP client, the headers and the error classes. Their request layer, typed transform and
-typed chunks are passed by: plain JSON costs a hundredth of it. Answers are read by `bodies`.
-See docs/decisions/0017-model-calls-over-aiohttp.md.
+A request is JSON that we encode once and hand to `client.post`, which returns the open response. The SDK adds address,
+headers, timeouts and proxies, and raises its errors. Its typed requests and chunks are not used, because plain JSON
+costs a hundredth of them. `bodies` reads the answers. See docs/decisions/0026-model-calls-through-the-sdks-clients.md.
 """
 
 import asyncio
-import functools
-import json
-import ssl
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +18,8 @@ import httpx2
 import structlog
 
 from agent.model.base import CallSettings, ModelReply, ModelRequest, made_by
-from agent.model.bodies import MAX_REDIRECTS, SLICE_SECONDS, checkpoint, guards, read_events, read_json
+from agent.model.bodies import SLICE_SECONDS, checkpoint, read_events, read_json
+from agent.model.connections import new_http_client
 from agent.model.errors import with_usage
 from agent.model.errors.classifier import status_error
 from agent.model.kept_prompts import KeptPromptCache
@@ -40,9 +38,6 @@ from hermes_state.errors import (
 from hermes_state.values import ReasoningEffort
 
 log = structlog.get_logger()
-
-KEEPALIVE_SECONDS: Final = 5.0
-"""Longest rest of a connection that is used again, in seconds; some servers close theirs soon after."""
 
 DRAIN_SECONDS: Final = 1.0
 """Longest wait for the end of a stream whose reply is whole, in seconds."""
@@ -90,8 +85,14 @@ class Sdk:
 
     client: Callable[..., Any]  # knows the headers; the SDKs' clients have no class in common
     http_client: type[httpx2.AsyncClient]
-    refusal: Callable[..., Exception]
+    refusal: type[Exception]
     """Error for an answer with a status that is none of success."""
+    connection_error: type[Exception]
+    """Error for an answer that did not come; what the HTTP client raised is its cause."""
+
+
+OPEN_RESPONSE: Final[Mapping[str, Any]] = {"cast_to": httpx2.Response, "stream": True}
+"""Arguments that make an SDK's `get` and `post` return an answer whose body is still to be read."""
 
 
 class HttpModel:
@@ -100,157 +101,48 @@ class HttpModel:
     def __init__(self, endpoint: EndpointSettings, protocol: str, sdk: Sdk, base_url: str) -> None:
         self.name = endpoint.model
         self._endpoint = endpoint
-        self._refusal = sdk.refusal
-        self._http = sdk.http_client(
-            timeout=endpoint.timeout,
-            verify=ssl_context(),
-            max_redirects=MAX_REDIRECTS,
-            event_hooks=guards(base_url),
-        )
-        _set_sessions(self._http)
-        self._sdk_client = sdk.client(
-            api_key=endpoint.api_key or "none",  # else the SDK looks for one of whoever runs us, or insists on it
+        self._sdk = sdk
+        self._client = sdk.client(
+            api_key=endpoint.api_key or "none",  # else the SDK looks for a key in the environment, or insists on one
             base_url=base_url,
             timeout=endpoint.timeout,
             max_retries=0,
             default_headers=dict(endpoint.extra_headers),
-            http_client=self._http,
+            http_client=new_http_client(sdk.http_client, base_url, endpoint.timeout),
         )
-        self.base_url = str(self._sdk_client.base_url)
+        self.base_url = str(self._client.base_url)
         self.host = httpx2.URL(self.base_url).host
         self.route = f"{protocol}:{self.host}"
 
-    @functools.cached_property
-    def _headers(self) -> httpx2.Headers:
-        headers = httpx2.Headers(self._sdk_client.auth_headers)
-        given = self._sdk_client.default_headers.items()
-        headers.update({name: value for name, value in given if isinstance(value, str)})  # others are left out
-        return headers
+    async def fetch_json(self, address: str) -> object:
+        """Return the JSON at an address of the provider's host. Raises the kinds of `ModelError`."""
+        with self._translated():
+            return await read_json(await self._client.get(address, **OPEN_RESPONSE))
 
-    async def fetch_json(self, address: str, **form: Any) -> object:
-        """The JSON at an address of the provider's host. Raises the kinds of `ModelError`.
-
-        `form`: the `data` and `files` that are posted there, as the HTTP library takes them.
-        """
-        with _translated():
-            return await read_json(await self._send("POST" if form else "GET", address, None, **form))
-
-    async def _send(self, method: str, address: str, asked: ModelRequest | None, **body: Any) -> httpx2.Response:
-        """An answer, its body still to be read and closed. Raises `ModelError` for a refusal of what is `asked`."""
-        await make_way()
-        headers = self._headers.copy()
-        if "content" not in body:
-            headers.pop("Content-Type")
-        url, timeout = _joined(self.base_url, address), self._endpoint.timeout.as_dict()
-        request = httpx2.Request(method, url, headers=headers, extensions={"timeout": timeout}, **body)
-        response = await self._http.send(request, stream=True)
-        if not response.is_success:
-            async with aclosing(response):
-                error = _error_object(await response.aread())
-            refusal = self._refusal(f"HTTP {response.status_code}", response=response, body=error)
-            raise status_error(response.status_code, response.headers, response.text, asked) from refusal
-        return response
-
-    async def _ask(self, path: str, payload: bytes, reply: ReplyBuilder) -> ModelReply:
-        """Send a request and read its reply, whatever the protocol. Cancelling it closes the connection.
-
-        Raises the kinds of `ModelError`, with the usage that was reported before.
-        """
+    @contextmanager
+    def _translated(self, asked: ModelRequest | None = None) -> Iterator[None]:
+        """Raise the kinds of `ModelError` for whatever goes wrong in one call, in which `asked` was asked."""
         try:
-            try:
-                async with asyncio.timeout(self._endpoint.first_piece_seconds) as bound:
-                    await self._read(path, payload, reply, bound)
-            except TimeoutError as error:
-                with suppress(ReplyMalformed):
-                    return reply.finished()  # nothing but the end of the stream is missing
-                raise ModelStallTimeout("the provider keeps the line open and does not go on") from error
-            return reply.finished()
-        except ModelError as error:
-            with_usage(error, reply.usage, reply.cost)
-            raise
-
-    async def _read(self, path: str, payload: bytes, reply: ReplyBuilder, bound: asyncio.Timeout) -> None:
-        """Read a reply to its end; every piece of it moves the bound on."""
-        loop = asyncio.get_running_loop()
-        advanced = 0.0
-
-        def advance() -> None:
-            nonlocal advanced
-            if (now := loop.time()) > advanced + _ADVANCE_SECONDS:
-                advanced = now
-                bound.reschedule(now + self._endpoint.read_seconds + _SILENCE_FIRST_SECONDS)
-
-        def begin_whole() -> None:
-            reply.is_stream = False
-            advance()
-
-        with _translated():
-            async with aclosing(await self._send("POST", path, reply.request, content=payload)) as response:
-                pieces = response.aiter_raw()  # it is unpacked already
-                slice_end = time.perf_counter() + SLICE_SECONDS
-                async for event in read_events(pieces, begin_whole):
-                    before = reply.length
-                    reply.add(event)
-                    if reply.length > before:
-                        advance()
-                    slice_end = await checkpoint(slice_end)
-                bound.reschedule(loop.time() + DRAIN_SECONDS)
-                with suppress(httpx2.HTTPError, aiohttp.ClientError):
-                    async for _ in pieces:  # to the end, so that the connection can be used again
-                        pass
+            yield
+        except self._sdk.refusal as refusal:
+            response = refusal.response  # type: ignore[attr-defined]  # the SDKs' errors have no class in common
+            raise status_error(response.status_code, response.headers, response.text, asked) from refusal
+        except (httpx2.HTTPError, aiohttp.ClientError, self._sdk.connection_error) as error:
+            lost = error.__cause__ if isinstance(error, self._sdk.connection_error) else error
+            if isinstance(lost, ModelError):
+                raise lost from None  # of our own hooks; one of the SDKs wraps whatever they raise
+            if isinstance(lost, httpx2.TooManyRedirects):
+                raise ModelNotFound("the provider's address redirects again and again") from error
+            # What aiohttp raised tells more: the SDK calls each lost connection a timeout.
+            if isinstance(lost, TimeoutError) or (lost is not None and isinstance(lost.__cause__, TimeoutError)):
+                raise ModelTimeout("the provider stopped answering") from error
+            raise ModelUnavailable("the connection to the provider failed") from error
+        except RecursionError as error:
+            raise ReplyMalformed("the provider's answer is nested too deeply") from error
 
     async def close(self) -> None:
         """Let go of connections."""
-        await self._http.aclose()
-
-
-def _set_sessions(client: Any) -> None:  # of what the SDK's client is made of, it has no types for
-    """Make an SDK's client use sessions of ours: the system's own name look-up, and no limit on connections.
-
-    `sessions.max_turns` is that limit; another one here would be hidden. aiohttp's look-up knows no names of a local
-    network, nor does it keep cookies for each call of each chat.
-    """
-    for transport in (client._transport, *client._mounts.values()):
-        if transport is not None:
-            transport.client = _new_session
-
-
-def _new_session() -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(
-        limit=0, keepalive_timeout=KEEPALIVE_SECONDS, resolver=aiohttp.ThreadedResolver(), ssl=ssl_context()
-    )
-    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Raises the kinds of `ModelError` for whatever goes wrong in one call."""
-    try:
-        yield
-    except httpx2.TooManyRedirects as error:
-        raise ModelNotFound("the provider's address redirects again and again") from error
-    except (httpx2.HTTPError, aiohttp.ClientError) as error:
-        # What aiohttp raised tells more: the SDK calls each lost connection a timeout.
-        if isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError):
-            raise ModelTimeout("the provider stopped answering") from error
-        raise ModelUnavailable("the connection to the provider failed") from error
-    except RecursionError as error:
-        raise ReplyMalformed("the provider's answer is nested too deeply") from error
-
-
-@functools.lru_cache(maxsize=64)
-def _joined(base_url: str, address: str) -> httpx2.URL:
-    """A path below the root of the API, or a whole address."""
-    root, url = httpx2.URL(base_url), httpx2.URL(address)
-    return root.copy_with(raw_path=root.raw_path + url.raw_path.lstrip(b"/")) if url.is_relative_url else url
-
-
-def _error_object(body: bytes) -> object:
-    """The error in the answer to a request that was refused, where it is JSON."""
-    with suppress(ValueError, RecursionError):
-        answer = json.loads(body)
-        return answer.get("error", answer) if isinstance(answer, dict) else answer
-    return None
+        await self._client.close()
 
 
 MAX_WAYS: Final = 16
@@ -289,7 +181,7 @@ class HttpChatModel(HttpModel, ABC):
         while True:
             builder.request = request
             try:
-                reply = await self._ask(self._path, payload, builder)
+                reply = await self._ask(payload, builder)
             except ModelError as error:
                 before = payload
                 while payload == before:
@@ -309,6 +201,55 @@ class HttpChatModel(HttpModel, ABC):
                 self._learn(form)
                 self._shape = max(self._shape, request.style.shape)
                 return replace(reply, refused=refused)
+
+    async def _ask(self, payload: bytes, reply: ReplyBuilder) -> ModelReply:
+        """Send a request and read its reply, whatever the protocol. Cancelling it closes the connection.
+
+        Raises the kinds of `ModelError`, with the usage that was reported before.
+        """
+        try:
+            try:
+                async with asyncio.timeout(self._endpoint.first_piece_seconds) as bound:
+                    await self._read(payload, reply, bound)
+            except TimeoutError as error:
+                with suppress(ReplyMalformed):
+                    return reply.finished()  # nothing but the end of the stream is missing
+                raise ModelStallTimeout("the provider keeps the line open and does not go on") from error
+            return reply.finished()
+        except ModelError as error:
+            with_usage(error, reply.usage, reply.cost)
+            raise
+
+    async def _read(self, payload: bytes, reply: ReplyBuilder, bound: asyncio.Timeout) -> None:
+        """Read a reply to its end; every piece of it moves the bound on."""
+        loop = asyncio.get_running_loop()
+        advanced = 0.0
+
+        def advance() -> None:
+            nonlocal advanced
+            if (now := loop.time()) > advanced + _ADVANCE_SECONDS:
+                advanced = now
+                bound.reschedule(now + self._endpoint.read_seconds + _SILENCE_FIRST_SECONDS)
+
+        def begin_whole() -> None:
+            reply.is_stream = False
+            advance()
+
+        await make_way()
+        with self._translated(reply.request):
+            async with aclosing(await self._client.post(self._path, content=payload, **OPEN_RESPONSE)) as response:
+                pieces = response.aiter_raw()  # it is unpacked already
+                slice_end = time.perf_counter() + SLICE_SECONDS
+                async for event in read_events(pieces, begin_whole):
+                    before = reply.length
+                    reply.add(event)
+                    if reply.length > before:
+                        advance()
+                    slice_end = await checkpoint(slice_end)
+                bound.reschedule(loop.time() + DRAIN_SECONDS)
+                with suppress(httpx2.HTTPError, aiohttp.ClientError):
+                    async for _ in pieces:  # to the end, so that the connection can be used again
+                        pass
 
     @abstractmethod
     def _begun(
@@ -344,9 +285,3 @@ class HttpChatModel(HttpModel, ABC):
             log.warning("settings.refused", model=self.name, effort=form.wanted[0], sent=form.fields)
         self._taken[form.wanted], self._sampling = form.index, dict(form.sampling)
         self._faults |= form.faults
-
-
-@functools.cache
-def ssl_context() -> ssl.SSLContext:
-    """One for all connections to models: another one takes some 20 ms of the event loop, and a megabyte."""
-    return ssl.create_default_context()  # as for the platforms; the one of httpx2 imports another transport

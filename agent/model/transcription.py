@@ -1,14 +1,18 @@
 """Speech to text, over the transcription endpoint of OpenAI and whatever is compatible."""
 
+import asyncio
+import importlib
 from collections.abc import Mapping
 from typing import Final
 
 from agent.model.base import Payer
+from agent.model.bodies import read_json
 from agent.model.client import BaseClient
 from agent.model.errors import OUTCOME_OK
 from agent.model.errors.classifier import stream_error
 from agent.model.http import EndpointSettings, HttpModel
-from agent.model.protocols.openai import BASE_URL, OPENAI_SDK
+from agent.model.protocols.openai import BASE_URL
+from agent.model.protocols.openai_sdk import OPENAI_SDK
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ReplyMalformed
 from hermes_state.text import well_formed
@@ -32,11 +36,11 @@ class TranscriptionModel(HttpModel):
 
         Raises the kinds of `ModelError`.
         """
-        answer = await self.fetch_json(
-            "/audio/transcriptions",
-            data={"model": self.name, "response_format": "json"},
-            files={"file": (name, recording)},
-        )
+        await asyncio.to_thread(importlib.import_module, "openai.resources.audio.transcriptions")  # it takes 0.2 s
+        with self._translated():
+            create = self._client.audio.transcriptions.with_streaming_response.create
+            async with create(model=self.name, file=(name, recording), response_format="json") as opened:
+                answer = await read_json(opened.http_response)
         if isinstance(answer, Mapping) and (error := answer.get("error")):
             raise stream_error(error)
         if not isinstance(answer, Mapping) or not isinstance(text := answer.get("text"), str):

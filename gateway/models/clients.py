@@ -90,7 +90,7 @@ def preload(config: Config) -> None:
     if protocols:
         for name in sorted(protocols):
             importlib.import_module(f"agent.model.protocols.{name}")
-        importlib.import_module("agent.model.http").ssl_context()
+        importlib.import_module("agent.model.connections").ssl_context()
     load_features()
     if config.transcription.model is not None:
         importlib.import_module("agent.model.transcription")

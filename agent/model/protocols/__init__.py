@@ -1,7 +1,7 @@
 """Protocols that models are spoken to in: one `ChatModel` each.
 
 - `chat_completions`: OpenAI and everything compatible with it
-- `responses`: OpenAI's newer API; `openai` holds what these two share
+- `responses`: OpenAI's newer API; `openai` holds what these two share, `openai_sdk` the SDK's client
 - `anthropic`: Claude at Anthropic's own API; `anthropic_wire` is its JSON. Its SDK is an extra
 - `offline`: the built-in model, which needs no provider
 
@@ -15,8 +15,6 @@ from typing import Final
 
 from hermes_state.imports import defer
 
-for package in ("openai", "openai.types", "openai.lib"):  # 11 MB, and half a second: typed objects of all requests
-    defer(package)
 defer("httpcore2")  # another transport, which httpx2 imports for certificates
 
 EXTRAS: Final[Mapping[str, str]] = {"anthropic": "anthropic"}

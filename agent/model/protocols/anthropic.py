@@ -28,7 +28,10 @@ from hermes_state.values import ReasoningEffort, Transcript
 
 BASE_URL: Final = "https://api.anthropic.com"
 ANTHROPIC_SDK: Final = Sdk(
-    client=anthropic.AsyncAnthropic, http_client=anthropic.DefaultAioHttpClient, refusal=anthropic.APIStatusError
+    client=anthropic.AsyncAnthropic,
+    http_client=anthropic.DefaultAioHttpClient,
+    refusal=anthropic.APIStatusError,
+    connection_error=anthropic.APIConnectionError,
 )
 DEFAULT_MAX_TOKENS: Final = 32_000
 """Output limit where a reply must not be cut off and nothing is known of the model: every current one allows it."""

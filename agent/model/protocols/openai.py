@@ -11,13 +11,10 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
-from openai._base_client import DefaultAioHttpClient  # see `defer`: of the public module all the rest comes along
-from openai._client import AsyncOpenAI
-from openai._exceptions import APIStatusError
-
 from agent.model.base import CallSettings, ModelLimits, ModelRequest, refusal_text, with_fields
-from agent.model.http import EndpointSettings, HttpChatModel, Sdk
+from agent.model.http import EndpointSettings, HttpChatModel
 from agent.model.protocols.limits import fetch_model_limits
+from agent.model.protocols.openai_sdk import OPENAI_SDK, APIStatusError
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError
 from hermes_state.values import ReasoningEffort
@@ -25,7 +22,6 @@ from hermes_state.values import ReasoningEffort
 OPENAI_HOST: Final = "api.openai.com"
 BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
 """Address where none is given; the SDK would look for one of whoever runs us."""
-OPENAI_SDK: Final = Sdk(client=AsyncOpenAI, http_client=DefaultAioHttpClient, refusal=APIStatusError)
 MAX_CACHE_KEY_CHARACTERS: Final = 64
 """Longest cache key, in characters; OpenAI refuses longer ones."""
 

@@ -16,7 +16,7 @@ from mcp_types.methods import parse_server_result
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from agent.model.http import ssl_context
+from agent.model.connections import ssl_context
 from agent.tools.mcp.bounds import MAX_WEIGHT, BoundedTransport
 from agent.tools.mcp.requests import GatedReadStream, GatedWriteStream, RequestGate
 from agent.tools.mcp.results import RemoteResult

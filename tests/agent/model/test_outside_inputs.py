@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from openai._exceptions import APIStatusError
+from openai import APIStatusError
 
 from agent.model import shapes
 from agent.model.base import ModelRequest
