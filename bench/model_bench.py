@@ -23,13 +23,12 @@ import aiohttp
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
-from agent.model.base import ChatModel, ModelRequest, Payer
+from agent.model.base import ChatModel, EndpointSettings, ModelRequest, Payer
 from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, day_start
 from agent.model.catalog import Price
 from agent.model.client import ModelClient
-from agent.model.http import EndpointSettings
-from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
-from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.anthropic import AnthropicModel
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.responses import ResponsesModel
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.recall import recall_tools
@@ -294,7 +293,7 @@ PROTOCOLS: Final = (
         name="chat_completions",
         path="/v1/chat/completions",
         model="lab-8000k",
-        make=lambda **endpoint: ChatCompletionsModel(ChatCompletionsSettings(**endpoint)),
+        make=lambda **endpoint: ChatCompletionsModel(EndpointSettings(**endpoint)),
         bare=_openai,
         say=_say_chat,
     ),
@@ -310,7 +309,7 @@ PROTOCOLS: Final = (
         name="anthropic",
         path="/v1/messages",
         model="claude-lab-8000k",
-        make=lambda **endpoint: AnthropicModel(AnthropicSettings(**endpoint)),
+        make=lambda **endpoint: AnthropicModel(EndpointSettings(**endpoint)),
         bare=_anthropic,
         say=_say_message,
     ),

@@ -3,8 +3,8 @@
 import asyncio
 import time
 
-from agent.model.base import ModelRequest
-from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.base import EndpointSettings, ModelRequest
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from bench.corpus import Corpus
 from bench.measure import Measure
 from hermes_state.transcripts import EMPTY_BODY
@@ -45,7 +45,7 @@ async def hand_over(messages: int) -> Measure:
     server = await asyncio.start_server(sink.serve, "127.0.0.1", 0, limit=2**24)
     port = server.sockets[0].getsockname()[1]
     model = ChatCompletionsModel(
-        ChatCompletionsSettings(model="bench", api_key="none", base_url=f"http://127.0.0.1:{port}/v1")
+        EndpointSettings(model="bench", api_key="none", base_url=f"http://127.0.0.1:{port}/v1")
     )
     try:
         long = await _median(model, sink, _transcript(messages))

@@ -1,10 +1,10 @@
-"""Model requests, replies and the `ChatModel` protocol, whatever protocol the model speaks."""
+"""Model settings, requests, replies and the `ChatModel` protocol, whatever protocol the model speaks."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import Any, Final, Literal, Protocol, Self, TypeAlias
 
 from agent.model.wire import WireSettings
 from hermes_state.errors import ModelError, ModelNotFound, ShapeRejected
@@ -31,6 +31,46 @@ class FinishReason(StrEnum):
     STOP = "stop"
     TOOL_CALLS = "tool_calls"
     LENGTH = "length"
+
+
+DEFAULT_MAX_TOKENS: Final = 32_000
+"""Output limit where a reply must not be cut off and nothing is known of the model: every current one allows it."""
+CacheTtl: TypeAlias = Literal["5m", "1h"]
+"""Time to live of a cached prompt since it was last read. An hour costs more to write: 2 times the input, not 1.25."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointSettings:
+    """Address of a model, how long to wait for it, and what its requests say; times in seconds."""
+
+    model: str
+    api_key: str
+    base_url: str | None = None
+    """Root of the API; None: that of the protocol's inventor."""
+    connect_seconds: float = 5.0
+    read_seconds: float = 120.0
+    """Longest silence, before the first byte and between two chunks; without streaming, until the reply is whole.
+
+    Once the reply has begun, what brings nothing of it (comments, empty chunks) is silence, too.
+    """
+    first_piece_seconds: float = 300.0
+    """Longest wait for the first piece of text, reasoning or call, while something else comes: models think."""
+    streams: bool = True
+    """Streaming; False for servers that cannot: a reply then comes as a whole."""
+    max_output_tokens: int | None = None
+    """Highest output limit that a request may set; what sets none keeps none."""
+    temperature: float | None = None
+    top_p: float | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    """Effort where a request asks for none of its own; None: the provider's."""
+    extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    extra_body: Mapping[str, Any] = field(default_factory=dict)  # the provider's JSON
+    cache_ttl: CacheTtl = "5m"
+    """Time to live of cached prompts of Claude models, see `protocols.caching`."""
+    sends_cache_key: bool | None = None
+    """Chat completions say which of them begin alike. None: to OpenAI itself only; not all others accept the field."""
+    default_max_tokens: int = DEFAULT_MAX_TOKENS
+    """Output limit at Anthropic's API where a request sets none; best the model's whole output limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

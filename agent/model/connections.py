@@ -12,17 +12,18 @@ from typing import Any, Final
 import aiohttp
 import httpx2
 
+from agent.model.base import EndpointSettings
 from agent.model.bodies import MAX_REDIRECTS, guards
 
 KEEPALIVE_SECONDS: Final = 5.0
 """Seconds after which an idle connection is closed; some servers close theirs soon after."""
 
 
-def new_http_client(kind: type[httpx2.AsyncClient], base_url: str, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
+def new_http_client(kind: type[httpx2.AsyncClient], base_url: str, endpoint: EndpointSettings) -> httpx2.AsyncClient:
     """Return an HTTP client of an SDK that calls one provider, uses the environment's proxies and our sessions."""
     client: Any = kind(
         verify=ssl_context(),
-        timeout=timeout,
+        timeout=httpx2.Timeout(connect=endpoint.connect_seconds, read=endpoint.read_seconds, write=30.0, pool=10.0),
         max_redirects=MAX_REDIRECTS,
         event_hooks=guards(base_url),
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # keeps none: all chats share this client

@@ -10,14 +10,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import aiohttp
 import httpx2
 import structlog
 
-from agent.model.base import CallSettings, ModelReply, ModelRequest, made_by
+from agent.model.base import CallSettings, EndpointSettings, ModelReply, ModelRequest, made_by
 from agent.model.bodies import SLICE_SECONDS, checkpoint, read_events, read_json
 from agent.model.connections import new_http_client
 from agent.model.errors import with_usage
@@ -48,38 +48,6 @@ _SILENCE_FIRST_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointSettings:
-    """Address of a model, and how long to wait for it; times in seconds."""
-
-    model: str
-    api_key: str
-    base_url: str | None = None
-    """Root of the API; None: that of the protocol's inventor."""
-    connect_seconds: float = 5.0
-    read_seconds: float = 120.0
-    """Longest silence, before the first byte and between two chunks; without streaming, until the reply is whole.
-
-    Once the reply has begun, what brings nothing of it (comments, empty chunks) is silence, too.
-    """
-    first_piece_seconds: float = 300.0
-    """Longest wait for the first piece of text, reasoning or call, while something else comes: models think."""
-    streams: bool = True
-    """Streaming; False for servers that cannot: a reply then comes as a whole."""
-    max_output_tokens: int | None = None
-    """Highest output limit that a request may set; what sets none keeps none."""
-    temperature: float | None = None
-    top_p: float | None = None
-    reasoning_effort: ReasoningEffort | None = None
-    """Effort where a request asks for none of its own; None: the provider's."""
-    extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    extra_body: Mapping[str, Any] = field(default_factory=dict)  # the provider's JSON
-
-    @property
-    def timeout(self) -> httpx2.Timeout:
-        return httpx2.Timeout(connect=self.connect_seconds, read=self.read_seconds, write=30.0, pool=10.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sdk:
     """Classes of a provider's SDK that a call is made with."""
 
@@ -105,10 +73,9 @@ class HttpModel:
         self._client = sdk.client(
             api_key=endpoint.api_key or "none",  # else the SDK looks for a key in the environment, or insists on one
             base_url=base_url,
-            timeout=endpoint.timeout,
             max_retries=0,
             default_headers=dict(endpoint.extra_headers),
-            http_client=new_http_client(sdk.http_client, base_url, endpoint.timeout),
+            http_client=new_http_client(sdk.http_client, base_url, endpoint),
         )
         self.base_url = str(self._client.base_url)
         self.host = httpx2.URL(self.base_url).host
@@ -179,7 +146,6 @@ class HttpChatModel(HttpModel, ABC):
         payload, builder = self._begun(request, form, on_text)
         refused: tuple[ModelError, ...] = ()
         while True:
-            builder.request = request
             try:
                 reply = await self._ask(payload, builder)
             except ModelError as error:

@@ -91,11 +91,13 @@ class ReplyBuilder(ABC):
     """Cost that the provider reported itself."""
     is_stream = True
     """It comes in pieces, which may break off."""
-    request: ModelRequest | None = None
-    """Request that is replied to, where that is known: it tells what an error is about."""
 
-    def __init__(self, on_text: Callable[[str], None], made_by: str) -> None:
-        """`on_text` receives the whole text so far, each time it has grown. `made_by`: see `Reasoning`."""
+    def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
+        """`on_text` receives the whole text so far, each time it has grown. `made_by`: see `Reasoning`.
+
+        `request`: the one that is replied to, where that is known: it tells what an error is about.
+        """
+        self.request = request
         self._on_text = on_text
         self._made_by = made_by
         self._is_begun = False

@@ -5,12 +5,12 @@ import importlib
 from collections.abc import Mapping
 from typing import Final
 
-from agent.model.base import Payer
+from agent.model.base import EndpointSettings, Payer
 from agent.model.bodies import read_json
 from agent.model.client import BaseClient
 from agent.model.errors import OUTCOME_OK
 from agent.model.errors.classifier import stream_error
-from agent.model.http import EndpointSettings, HttpModel
+from agent.model.http import HttpModel
 from agent.model.protocols.openai import BASE_URL
 from agent.model.protocols.openai_sdk import OPENAI_SDK
 from agent.model.usage import normalize_usage

@@ -8,15 +8,14 @@ import asyncio
 import importlib
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
 
-from agent.model.base import ChatModel, ModelLimits, ModelReply, ModelRequest
+from agent.model.base import DEFAULT_MAX_TOKENS, ChatModel, EndpointSettings, ModelLimits, ModelReply, ModelRequest
 from agent.model.catalog import known_model
 from agent.model.client import ModelClient
 from agent.model.errors.answer import load_features
 from agent.model.protocols import missing_extra
 from agent.model.protocols.offline import OfflineModel
-from gateway.config.routes import CALL_KEYS, RouteConfig
+from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config, ModelConfig
 from gateway.models.auxiliary import all_routes
 from gateway.models.capacity import capacity_in
@@ -100,41 +99,41 @@ def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
     """The model at the end of a route, ready to be called. Raises `ConfigError` where its SDK is not installed."""
     if route.protocol == "offline":
         return OfflineModel()
-    assert route.name is not None, "the settings require a name for this protocol"
-    endpoint: dict[str, Any] = {  # Any: what the settings of every protocol begin with
-        "model": route.name,
-        "api_key": route.plain_key,
-        "connect_seconds": settings.connect_seconds,
-        "read_seconds": settings.read_seconds,
-        "first_piece_seconds": settings.first_piece_seconds,
-        "streams": route.streaming,
-        **{key: getattr(route, key) for key in ("base_url", "max_output_tokens", *CALL_KEYS)},
-        "extra_headers": route.plain_headers,
-    }
-    match route.protocol:
-        case "chat_completions":
-            from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
-
-            return ChatCompletionsModel(ChatCompletionsSettings(**endpoint, cache_ttl=settings.cache_ttl))
-        case "responses":
-            from agent.model.http import EndpointSettings
-            from agent.model.protocols.responses import ResponsesModel
-
-            return ResponsesModel(EndpointSettings(**endpoint))
-        case "anthropic":
-            return _anthropic_model({**endpoint, "cache_ttl": settings.cache_ttl}, route)
-
-
-def _anthropic_model(settings: dict[str, Any], route: RouteConfig) -> ChatModel:
-    """Claude model; its module imports an SDK that not everybody has."""
-    if (missing := missing_extra("anthropic")) is not None:
+    if (missing := missing_extra(route.protocol)) is not None:
         raise ConfigError(missing)
-    module = importlib.import_module("agent.model.protocols.anthropic")
-    # Prompt and limit have to fit the window together, and every request names a limit: where a call sets none, such
-    # as for a summary, half of a small window leaves room for a prompt. What is too much all the same is lowered once
-    # the provider has refused it.
+    assert route.name is not None, "the settings require a name for this protocol"
+    # Prompt and limit have to fit the window together, and every request to Anthropic names a limit: where a call sets
+    # none, such as for a summary, half of a small window leaves room for a prompt. What is too much all the same is
+    # lowered once the provider has refused it.
     known = known_model(route.label)
     written = route.max_output_tokens or (known.max_output_tokens if known is not None else None)
-    limit = min(filter(None, (module.DEFAULT_MAX_TOKENS, capacity_in(route).context_length // 2, written)))
-    model: ChatModel = module.AnthropicModel(module.AnthropicSettings(**settings, default_max_tokens=limit))
-    return model
+    endpoint = EndpointSettings(
+        model=route.name,
+        api_key=route.plain_key,
+        base_url=route.base_url,
+        connect_seconds=settings.connect_seconds,
+        read_seconds=settings.read_seconds,
+        first_piece_seconds=settings.first_piece_seconds,
+        streams=route.streaming,
+        max_output_tokens=route.max_output_tokens,
+        temperature=route.temperature,
+        top_p=route.top_p,
+        reasoning_effort=route.reasoning_effort,
+        extra_headers=route.plain_headers,
+        extra_body=route.extra_body,
+        cache_ttl=settings.cache_ttl,
+        default_max_tokens=min(filter(None, (DEFAULT_MAX_TOKENS, capacity_in(route).context_length // 2, written))),
+    )
+    match route.protocol:
+        case "chat_completions":
+            from agent.model.protocols.chat_completions import ChatCompletionsModel
+
+            return ChatCompletionsModel(endpoint)
+        case "responses":
+            from agent.model.protocols.responses import ResponsesModel
+
+            return ResponsesModel(endpoint)
+        case "anthropic":
+            from agent.model.protocols.anthropic import AnthropicModel
+
+            return AnthropicModel(endpoint)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from agent.model.base import Payer
+from agent.model.base import EndpointSettings, Payer
 from agent.model.errors import sentence_for
 from gateway.config.routes import PartialRouteConfig, completed
 from gateway.config.settings import Config
@@ -35,8 +35,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, IncomingAttachment, Millis, ModelCall
 
-if TYPE_CHECKING:  # both bring an SDK, which `gateway.models.clients` loads late
-    from agent.model.http import EndpointSettings
+if TYPE_CHECKING:  # it brings an SDK, which `gateway.models.clients` loads late
     from agent.model.transcription import TranscriptionClient
 
 log = structlog.get_logger()
@@ -157,10 +156,8 @@ def transcription_client(config: Config, spending: SpendingControl) -> "Transcri
     )
 
 
-def endpoint_of(config: Config) -> "EndpointSettings":
+def endpoint_of(config: Config) -> EndpointSettings:
     """Endpoint settings for recordings. The key of `model` goes along only to the API that it is for."""
-    from agent.model.http import EndpointSettings
-
     settings, model = config.transcription, config.model
     assert settings.model is not None, "asked only while a model is configured"
     written = PartialRouteConfig(

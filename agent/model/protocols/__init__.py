@@ -5,7 +5,7 @@
 - `anthropic`: Claude at Anthropic's own API; `anthropic_wire` is its JSON. Its SDK is an extra
 - `offline`: the built-in model, which needs no provider
 
-A model is made of its settings, `ChatCompletionsModel(ChatCompletionsSettings(model=…, api_key=…))`, used through a
+A model is made of its settings, `ChatCompletionsModel(EndpointSettings(model=…, api_key=…))`, used through a
 `ModelClient`, and closed.
 """
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -10,8 +10,17 @@ import anthropic
 import orjson
 
 from agent.model import shapes
-from agent.model.base import CallSettings, ModelLimits, ModelReply, ModelRequest, refusal_text, with_fields
-from agent.model.http import EndpointSettings, HttpChatModel, Sdk
+from agent.model.base import (
+    CacheTtl,
+    CallSettings,
+    EndpointSettings,
+    ModelLimits,
+    ModelReply,
+    ModelRequest,
+    refusal_text,
+    with_fields,
+)
+from agent.model.http import HttpChatModel, Sdk
 from agent.model.kept_prompts import NOTHING, KeptPrompt, KeptPromptCache
 from agent.model.protocols.anthropic_wire import (
     AnthropicReplyBuilder,
@@ -20,7 +29,7 @@ from agent.model.protocols.anthropic_wire import (
     sampling_fields,
     settled_messages,
 )
-from agent.model.protocols.caching import CacheTtl, apply_anthropic_cache_control, marks_prompts
+from agent.model.protocols.caching import apply_anthropic_cache_control, marks_prompts
 from agent.model.protocols.limits import bounded_limits, limits_in
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError, OutputCapExceeded
@@ -33,29 +42,17 @@ ANTHROPIC_SDK: Final = Sdk(
     refusal=anthropic.APIStatusError,
     connection_error=anthropic.APIConnectionError,
 )
-DEFAULT_MAX_TOKENS: Final = 32_000
-"""Output limit where a reply must not be cut off and nothing is known of the model: every current one allows it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnthropicSettings(EndpointSettings):
-    """Address of the model, and what this API has to be told of it."""
-
-    default_max_tokens: int = DEFAULT_MAX_TOKENS
-    """Output limit where a request sets none; best the model's whole output limit."""
-    cache_ttl: CacheTtl = "5m"
-    """Time to live of cached prompts of Claude models, see `caching`."""
 
 
 class AnthropicModel(HttpChatModel):
     """A model behind `POST /v1/messages`. Close it when done."""
 
-    def __init__(self, settings: AnthropicSettings) -> None:
+    def __init__(self, endpoint: EndpointSettings) -> None:
         # The SDK's paths begin with the version; people who are used to other SDKs have it in the address.
-        base_url = re.sub(r"/v1/?$", "", settings.base_url or BASE_URL)
-        super().__init__(settings, "anthropic", ANTHROPIC_SDK, base_url, "/v1/messages")
-        self._default_max_tokens = settings.default_max_tokens
-        self._cache_ttl = settings.cache_ttl if marks_prompts(self.name, self.route) else None
+        base_url = re.sub(r"/v1/?$", "", endpoint.base_url or BASE_URL)
+        super().__init__(endpoint, "anthropic", ANTHROPIC_SDK, base_url, "/v1/messages")
+        self._default_max_tokens = endpoint.default_max_tokens
+        self._cache_ttl = endpoint.cache_ttl if marks_prompts(self.name, self.route) else None
 
     async def fetch_limits(self) -> ModelLimits | None:
         return await bounded_limits(self.name, self._fetched_limits)
@@ -93,8 +90,7 @@ class AnthropicModel(HttpChatModel):
             "stream": self._streams,
         }
         whole = with_fields(body, sampling_fields(form.sampling, effort), effort, self._endpoint.extra_body)
-        builder = AnthropicReplyBuilder(on_text, self._made_by, parts=lambda: _parts_behind(NOTHING, request))
-        return orjson.dumps(whole), builder
+        return orjson.dumps(whole), AnthropicReplyBuilder(on_text, self._made_by, request)
 
     def _put_otherwise(
         self, error: ModelError, request: ModelRequest, form: CallSettings

@@ -18,10 +18,10 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
+from agent.model import shapes
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.replies import MAX_CALLS, ReplyBuilder
-from agent.model.shapes import GO_ON
 from agent.model.usage import normalize_usage
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentRejected, ContextOverflow, ReplyMalformed
@@ -54,7 +54,7 @@ def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[s
             parts["tool_choice"] = {"type": "none"}
     sent = parts["messages"] = _messages(messages, _prompt_digest(parts))
     if sent and sent[-1]["role"] == "assistant":
-        sent.append({"role": "user", "content": [{"type": "text", "text": GO_ON}]})
+        sent.append({"role": "user", "content": [{"type": "text", "text": shapes.GO_ON}]})
     return parts
 
 
@@ -196,10 +196,8 @@ _CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded", "pause_turn
 class AnthropicReplyBuilder(ReplyBuilder):
     """A reply made of the events of one stream, or of the message that is whole."""
 
-    def __init__(self, on_text: Callable[[str], None], made_by: str, *, parts: Callable[[], Mapping[str, Any]]) -> None:
-        """`parts`: those of the request's body, see `body_parts`; seldom asked for."""
-        super().__init__(on_text, made_by)
-        self._parts = parts
+    def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
+        super().__init__(on_text, made_by, request)
         self._stop: str | None = None
         self._is_whole = False
         self._has_content = False
@@ -307,9 +305,11 @@ class AnthropicReplyBuilder(ReplyBuilder):
         """
         thoughts = [self._thoughts[index] for index in sorted(self._thoughts)]
         blocks = [{"type": kind} | {key: text.getvalue() for key, text in texts.items()} for kind, texts in thoughts]
-        if not blocks or self._is_interleaved or not all(map(_can_go_back, blocks)):
+        request = self.request
+        if request is None or not blocks or self._is_interleaved or not all(map(_can_go_back, blocks)):
             return None
-        return stored_reasoning(blocks, self._parts(), self._made_by)
+        messages = shapes.chat_messages(request.system, request.transcript, request.style)
+        return stored_reasoning(blocks, body_parts(messages, request), self._made_by)
 
 
 def _can_go_back(block: Mapping[str, str]) -> bool:

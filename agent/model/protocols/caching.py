@@ -6,10 +6,9 @@ call finds what the one before it left, and the new rows stand behind that.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
-CacheTtl: TypeAlias = Literal["5m", "1h"]
-"""Time to live of a cached prompt since it was last read. An hour costs more to write: 2 times the input, not 1.25."""
+from agent.model.base import CacheTtl
 
 MAX_BREAKPOINTS = 4
 """Most breakpoints that the API allows in one request."""

@@ -7,7 +7,7 @@ in front of the calls it led to; a block that is stored is the fields of one mes
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import StringIO
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -15,28 +15,16 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from agent.model import shapes
-from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with_fields
+from agent.model.base import CacheTtl, EndpointSettings, ModelReply, ModelRequest, ToolSchema, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error
-from agent.model.http import EndpointSettings
 from agent.model.kept_prompts import NOTHING, KeptPromptCache
-from agent.model.protocols.caching import CacheTtl, apply_anthropic_cache_control, marks_prompts
+from agent.model.protocols.caching import apply_anthropic_cache_control, marks_prompts
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
 from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
 from agent.model.wire import REASONING, WireMessage
 from hermes_state.errors import ContentRejected, ModelUnavailable, ReplyMalformed
 from hermes_state.values import Reasoning, Transcript
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatCompletionsSettings(EndpointSettings):
-    """Address of the model, and what the server there can do."""
-
-    sends_cache_key: bool | None = None
-    """Requests say which of them begin alike. None: to OpenAI itself only; not all others take what is new."""
-    cache_ttl: CacheTtl = "5m"
-    """Time to live of cached prompts of Claude models, where breakpoints are passed on, see `caching`."""
-
 
 _HAS_SWITCH = re.compile(r"(?:^|\.)(?:deepseek\.com|z\.ai|bigmodel\.cn|moonshot\.(?:ai|cn)|volces\.com)$")
 """Hosts where thinking is turned on and off by a field of its own."""
@@ -45,11 +33,11 @@ _HAS_SWITCH = re.compile(r"(?:^|\.)(?:deepseek\.com|z\.ai|bigmodel\.cn|moonshot\
 class ChatCompletionsModel(OpenAIModel):
     """A model behind `POST /chat/completions`. Close it when done."""
 
-    def __init__(self, settings: ChatCompletionsSettings) -> None:
-        super().__init__(settings, protocol="chat_completions", path="/chat/completions", new_reply=ChatReplyBuilder)
+    def __init__(self, endpoint: EndpointSettings) -> None:
+        super().__init__(endpoint, "chat_completions", "/chat/completions", ChatReplyBuilder)
         is_openai = self.host == OPENAI_HOST
-        self.sends_cache_key = is_openai if settings.sends_cache_key is None else settings.sends_cache_key
-        self._cache_ttl = settings.cache_ttl if marks_prompts(self.name, self.route) else None
+        self.sends_cache_key = is_openai if endpoint.sends_cache_key is None else endpoint.sends_cache_key
+        self._cache_ttl = endpoint.cache_ttl if marks_prompts(self.name, self.route) else None
 
     def _effort_fields(self, word: str) -> dict[str, Any]:
         host, is_on = self.host, word != "none"
@@ -112,8 +100,8 @@ def _wire_tool(tool: ToolSchema) -> dict[str, Any]:
 class ChatReplyBuilder(ReplyBuilder):
     """A reply made of the chunks of one stream, or of the completion that is whole."""
 
-    def __init__(self, on_text: Callable[[str], None], made_by: str) -> None:
-        super().__init__(on_text, made_by)
+    def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
+        super().__init__(on_text, made_by, request)
         self._reasoning = ReasoningBuilder()
         self._extras: dict[str, dict[str, Any]] = {}
         self._finish: str | None = None

@@ -11,8 +11,8 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final
 
-from agent.model.base import CallSettings, ModelLimits, ModelRequest, refusal_text, with_fields
-from agent.model.http import EndpointSettings, HttpChatModel
+from agent.model.base import CallSettings, EndpointSettings, ModelLimits, ModelRequest, refusal_text, with_fields
+from agent.model.http import HttpChatModel
 from agent.model.protocols.limits import fetch_model_limits
 from agent.model.protocols.openai_sdk import OPENAI_SDK, APIStatusError
 from agent.model.replies import ReplyBuilder
@@ -46,15 +46,7 @@ class RequestFault(StrEnum):
 class OpenAIModel(HttpChatModel, ABC):
     """A model behind one path of a server. Close it when done."""
 
-    def __init__(
-        self,
-        endpoint: EndpointSettings,
-        *,
-        protocol: str,
-        path: str,
-        new_reply: Callable[[Callable[[str], None], str], ReplyBuilder],
-    ) -> None:
-        """`new_reply`: a reply of which nothing has come yet."""
+    def __init__(self, endpoint: EndpointSettings, protocol: str, path: str, new_reply: type[ReplyBuilder]) -> None:
         super().__init__(endpoint, protocol, OPENAI_SDK, endpoint.base_url or BASE_URL, path)
         self._new_reply = new_reply
 
@@ -65,7 +57,7 @@ class OpenAIModel(HttpChatModel, ABC):
         self, request: ModelRequest, form: CallSettings, on_text: Callable[[str], None]
     ) -> tuple[bytes, ReplyBuilder]:
         payload = self._encoded(request, form.faults, with_fields(form.fields, self._endpoint.extra_body))
-        return payload, self._new_reply(on_text, self._made_by)
+        return payload, self._new_reply(on_text, self._made_by, request)
 
     def _put_otherwise(
         self, error: ModelError, request: ModelRequest, form: CallSettings

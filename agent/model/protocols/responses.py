@@ -13,9 +13,8 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from agent.model import shapes
-from agent.model.base import ModelReply, ModelRequest, ToolSchema, made_by, with_fields
+from agent.model.base import EndpointSettings, ModelReply, ModelRequest, ToolSchema, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error
-from agent.model.http import EndpointSettings
 from agent.model.kept_prompts import NOTHING, KeptPromptCache
 from agent.model.protocols.openai import OpenAIModel, RequestFault, add_options
 from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
@@ -31,7 +30,7 @@ class ResponsesModel(OpenAIModel):
     """A model behind `POST /responses`. Close it when done."""
 
     def __init__(self, endpoint: EndpointSettings) -> None:
-        super().__init__(endpoint, protocol="responses", path="/responses", new_reply=ResponsesReplyBuilder)
+        super().__init__(endpoint, "responses", "/responses", ResponsesReplyBuilder)
 
     def _effort_fields(self, word: str) -> dict[str, Any]:
         return {"reasoning": {"effort": word}}
@@ -138,8 +137,8 @@ def _call_id(call_id: str) -> str:
 class ResponsesReplyBuilder(ReplyBuilder):
     """A reply made of the events of one stream, or of the response that is whole; only the latter is of no type."""
 
-    def __init__(self, on_text: Callable[[str], None], made_by: str) -> None:
-        super().__init__(on_text, made_by)
+    def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
+        super().__init__(on_text, made_by, request)
         self._streamed: list[object] = []
         """Indexes of messages whose text came in pieces."""
         self._done: set[object] = set()

@@ -11,7 +11,8 @@ from agent.context.commit import CompressionRegistry
 from agent.context.job import BeforeSplit, ContextEvent, Listener, OnWait
 from agent.context.model_handle import ContextSettings, SummaryRoute
 from agent.context.state import ContextState, state_of
-from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.base import EndpointSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.prompt import DEFAULT_PERSONA
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from agent.turn import Answer
@@ -75,7 +76,7 @@ async def dialled(
 ) -> AsyncIterator[ChatCompletionsModel]:
     """A model of the fake server."""
     made = ChatCompletionsModel(
-        ChatCompletionsSettings(
+        EndpointSettings(
             model=name,
             api_key="lab-key",
             base_url=f"{server.url}/v1",

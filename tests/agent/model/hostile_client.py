@@ -16,8 +16,8 @@ from typing import TextIO
 
 import structlog
 
+from agent.model.base import EndpointSettings
 from agent.model.errors import sentence_for
-from agent.model.http import EndpointSettings
 from agent.model.transcription import TranscriptionModel
 from hermes_state.errors import ModelError, ModelStallTimeout
 from tests.agent.model.asking import request

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import pytest
 
-from agent.model.base import ModelRequest, ToolSchema
+from agent.model.base import EndpointSettings, ModelRequest, ToolSchema
 from agent.model.errors import remedy_for, sentence_for
 from agent.model.errors.answer import retry_after_seconds
 from agent.model.errors.classifier import MIN_OUTPUT_ROOM, status_error, stream_error
-from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.wire import WireSettings
 from hermes_state.errors import (
     AuthRejected,
@@ -40,7 +40,7 @@ async def ask(server: labkit.Server) -> AsyncIterator[Ask]:
     made: list[ChatCompletionsModel] = []
 
     async def one(style: str, text: str, wanted: int, *, has_tools: bool = False) -> ModelError | None:
-        settings = ChatCompletionsSettings(model=f"lab-4k@{style}", api_key="lab-key", base_url=f"{server.url}/v1")
+        settings = EndpointSettings(model=f"lab-4k@{style}", api_key="lab-key", base_url=f"{server.url}/v1")
         made.append(ChatCompletionsModel(settings))
         tools = (TOOL,) if has_tools else ()
         request = ModelRequest(

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.base import ChatModel
-from agent.model.http import EndpointSettings
+from agent.model.base import ChatModel, EndpointSettings
 from hermes_state.errors import ModelTimeout
 from tests.agent.model.asking import ask, request, script
 from tests.agent.model.ways import MIXED_WAYS, WAYS, Way

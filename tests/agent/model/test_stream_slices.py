@@ -5,11 +5,10 @@ import time
 
 import pytest
 
-from agent.model.base import ChatModel
+from agent.model.base import ChatModel, EndpointSettings
 from agent.model.bodies import SLICE_SECONDS, checkpoint
-from agent.model.http import EndpointSettings
-from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
-from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.anthropic import AnthropicModel
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.responses import ResponsesModel
 from tests.agent.model.asking import request, script
 from tests.fakes import labkit
@@ -20,13 +19,11 @@ from tests.fakes.fake_llm import LLM
 def model(request: pytest.FixtureRequest, server: labkit.Server) -> ChatModel:
     match request.param:
         case "chat_completions":
-            return ChatCompletionsModel(
-                ChatCompletionsSettings(model="lab-128k", api_key="key", base_url=f"{server.url}/v1")
-            )
+            return ChatCompletionsModel(EndpointSettings(model="lab-128k", api_key="key", base_url=f"{server.url}/v1"))
         case "responses":
             return ResponsesModel(EndpointSettings(model="lab-128k", api_key="key", base_url=f"{server.url}/v1"))
         case _:
-            return AnthropicModel(AnthropicSettings(model="lab-128k", api_key="key", base_url=server.url))
+            return AnthropicModel(EndpointSettings(model="lab-128k", api_key="key", base_url=server.url))
 
 
 async def test_others_have_their_turn_while_a_stream_has_more_to_read(model: ChatModel, llm: LLM) -> None:

@@ -4,9 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.model.base import NO_PAYER
+from agent.model.base import NO_PAYER, EndpointSettings
 from agent.model.bodies import MAX_BODY_BYTES
-from agent.model.http import EndpointSettings
 from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from hermes_state.errors import (
     AuthRejected,

@@ -7,12 +7,11 @@ from sqlite3 import Connection
 from typing import Any
 
 from agent.context.model_handle import ContextSettings
-from agent.model.base import ChatModel
+from agent.model.base import ChatModel, EndpointSettings
 from agent.model.client import RetryPolicy
 from agent.model.errors import sentence_for
-from agent.model.http import EndpointSettings
-from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
-from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.anthropic import AnthropicModel
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.responses import ResponsesModel
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from hermes_state import journal
@@ -55,7 +54,7 @@ class Way:
 
 
 def _chat_completions(**values: Any) -> ChatModel:
-    return ChatCompletionsModel(ChatCompletionsSettings(**values))
+    return ChatCompletionsModel(EndpointSettings(**values))
 
 
 def _responses(**values: Any) -> ChatModel:
@@ -63,7 +62,7 @@ def _responses(**values: Any) -> ChatModel:
 
 
 def _anthropic(**values: Any) -> ChatModel:
-    return AnthropicModel(AnthropicSettings(**values))
+    return AnthropicModel(EndpointSettings(**values))
 
 
 CHAT_COMPLETIONS = {"protocol": "chat_completions", "make": _chat_completions, "root": "/v1"}

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from agent.model import wire
 from agent.model.base import ModelRequest, ToolSchema
 from agent.model.protocols.anthropic_wire import (
-    GO_ON,
     body_parts,
     stored_reasoning,
 )
+from agent.model.shapes import GO_ON
 from agent.model.wire import NOTHING_RETURNED, WireSettings
 from hermes_state.values import Image, Message, MessageBody, ToolCall
 from tests.agent.context.histories import histories

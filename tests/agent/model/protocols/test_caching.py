@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model import wire
-from agent.model.base import ModelRequest, ToolSchema
-from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings, with_cache_control
+from agent.model.base import EndpointSettings, ModelRequest, ToolSchema
+from agent.model.protocols.anthropic import AnthropicModel, with_cache_control
 from agent.model.protocols.anthropic_wire import body_parts
 from agent.model.protocols.caching import apply_anthropic_cache_control, marks_prompts
 from agent.model.protocols.chat_completions import encoded_request
@@ -170,7 +170,7 @@ def request(*rows: Message, **changes: Any) -> ModelRequest:
 
 @pytest.fixture
 async def claude(server: labkit.Server) -> AsyncIterator[AnthropicModel]:
-    model = AnthropicModel(AnthropicSettings(model="claude-lab-200k", api_key="lab-key", base_url=server.url))
+    model = AnthropicModel(EndpointSettings(model="claude-lab-200k", api_key="lab-key", base_url=server.url))
     yield model
     await model.close()
 
@@ -240,7 +240,7 @@ def test_chat_completions_mark_nothing_unless_told_to() -> None:
 
 
 async def test_other_models_get_no_marks(server: labkit.Server, llm: LLM) -> None:
-    model = AnthropicModel(AnthropicSettings(model="lab-200k", api_key="lab-key", base_url=server.url))
+    model = AnthropicModel(EndpointSettings(model="lab-200k", api_key="lab-key", base_url=server.url))
     await model.complete(request(human("hi")), lambda _: None)
     await model.close()
     assert "cache_control" not in json.dumps(llm.requests.rows[-1]["body"])

@@ -8,11 +8,10 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from agent.model.base import ModelLimits
-from agent.model.http import EndpointSettings
+from agent.model.base import EndpointSettings, ModelLimits
 from agent.model.protocols import limits
-from agent.model.protocols.anthropic import AnthropicModel, AnthropicSettings
-from agent.model.protocols.chat_completions import ChatCompletionsModel, ChatCompletionsSettings
+from agent.model.protocols.anthropic import AnthropicModel
+from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.offline import OfflineModel
 from agent.model.protocols.responses import ResponsesModel
 from hermes_state.errors import ModelNotFound
@@ -149,9 +148,9 @@ async def test_servers_of_ones_own_are_asked_what_they_hold_of_the_model(
 async def test_every_protocol_asks_the_provider(server: labkit.Server) -> None:
     url = f"{server.url}/v1"
     for model in (
-        ChatCompletionsModel(ChatCompletionsSettings(model="lab-32k", api_key="k", base_url=url)),
+        ChatCompletionsModel(EndpointSettings(model="lab-32k", api_key="k", base_url=url)),
         ResponsesModel(EndpointSettings(model="lab-32k", api_key="k", base_url=url)),
-        AnthropicModel(AnthropicSettings(model="lab-32k", api_key="k", base_url=server.url)),
+        AnthropicModel(EndpointSettings(model="lab-32k", api_key="k", base_url=server.url)),
     ):
         assert await model.fetch_limits() == said(32_768, 8_192)
         await model.close()
@@ -199,6 +198,6 @@ async def test_a_body_that_is_too_long_or_no_json_says_nothing(body: bytes) -> N
 
 
 async def test_nobody_at_the_address_is_no_answer() -> None:
-    model = ChatCompletionsModel(ChatCompletionsSettings(model="m", api_key="", base_url="http://127.0.0.1:9/v1"))
+    model = ChatCompletionsModel(EndpointSettings(model="m", api_key="", base_url="http://127.0.0.1:9/v1"))
     assert await model.fetch_limits() is None
     await model.close()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from agent.model.base import EndpointSettings
 from agent.model.bodies import MAX_BODY_BYTES
-from agent.model.http import EndpointSettings
 from agent.model.protocols.responses import ResponsesModel
 from agent.model.replies import MAX_CALLS, MAX_CHARACTERS
 from agent.tools.recall import recall_tools
