@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from agent.model.connections import ssl_context
 from agent.tools.mcp.bounds import MAX_WEIGHT, BoundedTransport
-from agent.tools.mcp.requests import GatedReadStream, GatedWriteStream, RequestGate
 from agent.tools.mcp.results import RemoteResult
 from agent.tools.mcp.schemas import MAX_TOOL_TEXT, clean_schema, clean_text
 from agent.tools.mcp.settings import RemoteTool, ServerCatalog, ServerSettings
@@ -129,6 +128,13 @@ async def _pages(
     return tuple(found), ()
 
 
+class _EveryMethod(frozenset[str]):
+    """All methods that a server may ask for: its requests are answered one by one, or a flood would take memory."""
+
+    def __contains__(self, method: object) -> bool:
+        return True
+
+
 class _LenientDispatcher(JSONRPCDispatcher):
     """Dispatcher that mends answers which do not follow the protocol: the SDK refuses a whole answer for one part."""
 
@@ -210,11 +216,10 @@ async def connected(settings: ServerSettings, changed: asyncio.Event) -> AsyncIt
 
     ended = asyncio.Event()
     streams = stdio_streams(settings, ended) if settings.command else _http_streams(settings, ended)
-    gate = RequestGate()
     async with streams as (reading, writing):
         info = types.Implementation(name="hermes-gateway", version="1")
         async with ClientSession(
-            dispatcher=_LenientDispatcher(GatedReadStream(reading, gate), GatedWriteStream(writing, gate)),
+            dispatcher=_LenientDispatcher(reading, writing, inline_methods=_EveryMethod()),
             read_timeout_seconds=START_SECONDS,
             message_handler=on_message,
             client_info=info,
