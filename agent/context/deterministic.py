@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 import orjson
 
 from agent.context.carried.facts import identifiers
+from agent.context.carried.lines import one_line
 from agent.context.carried.phrases import QUESTION, any_of, sentences
 from agent.context.excerpt import SECRET_MARK, Redact, bounded_record, clean, without_thoughts
 from agent.handoff import escape_markers
@@ -166,7 +167,7 @@ def _find(rows: Transcript, redact: Redact, *, max_lines: int) -> _Findings:
         if row.role is MessageRole.ASSISTANT and row.text and not row.body.calls:
             is_answered = True
         elif row.origin is Origin.HUMAN and row.body.words_by is None and not is_answered and QUESTION.search(text):
-            lines.append(("Pending User Asks", _one_line(text)))
+            lines.append(("Pending User Asks", one_line(text, LINE_CHARACTERS)))
         for title, line in lines:
             if len(found[title]) < max_lines:
                 found[title].setdefault(line, f"- {line} ({recall_id(row.id)})")
@@ -176,9 +177,9 @@ def _find(rows: Transcript, redact: Redact, *, max_lines: int) -> _Findings:
 def _find_in_text(text: str) -> Iterator[tuple[str, str]]:
     for sentence in (text[start:end] for start, end in sentences(text)):
         if any_of("error").search(sentence):
-            yield "Blocked", _one_line(sentence)
+            yield "Blocked", one_line(sentence, LINE_CHARACTERS)
         if any_of("decision").search(sentence):
-            yield "Key Decisions", _one_line(sentence)
+            yield "Key Decisions", one_line(sentence, LINE_CHARACTERS)
     for match in _FILE.finditer(text):
         yield "Relevant Files", match[0].rstrip(".")
     for name in identifiers(_FILE.sub(" ", text)):
@@ -191,10 +192,10 @@ def _action(call: ToolCall, result: Message | None, redact: Redact) -> str:
         parsed = orjson.loads(arguments)
         if isinstance(parsed, dict):
             arguments = ", ".join(f"{name}={value}" for name, value in parsed.items())
-    arguments = _one_line(clean(arguments, redact), LINE_CHARACTERS // 2)
+    arguments = one_line(clean(arguments, redact), LINE_CHARACTERS // 2)
     outcome = "no result is known"
     if result is not None:
-        outcome = _one_line(clean(result.text or "", redact), LINE_CHARACTERS // 2)
+        outcome = one_line(clean(result.text or "", redact), LINE_CHARACTERS // 2)
     return f"{call.name} {arguments}: {outcome}"
 
 
@@ -203,8 +204,3 @@ def _all_text(row: Message) -> str:
     texts += [call.arguments for call in row.body.calls]
     texts += [document.text for document in row.body.documents]
     return "\n".join(texts)
-
-
-def _one_line(text: str, limit: int = LINE_CHARACTERS) -> str:
-    flat = " ".join(text[: limit * 4].split())
-    return flat if len(flat) <= limit and len(text) <= limit * 4 else f"{flat[: limit - 1]}…"

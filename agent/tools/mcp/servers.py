@@ -179,9 +179,7 @@ class ServerHandle:
             state=self._state,
             since=self._since,
             tools={name: tool.effect for name, tool in self.tools.items()},
-            resources=self._catalog.resources,
-            prompts=self._catalog.prompts,
-            faults=tuple(map(self._redact, self._catalog.faults)),
+            catalog=replace(self._catalog, faults=tuple(map(self._redact, self._catalog.faults))),
             error=self._error,
             next_try_at=self._next_try_at,
         )

@@ -79,10 +79,7 @@ class ServerStatus:
     since: Millis
     tools: Mapping[str, ToolEffect]
     """Effects of its tools, by the names that the agent calls."""
-    resources: tuple[str, ...]
-    prompts: tuple[str, ...]
-    faults: tuple[str, ...]
-    """Sentences about lists that could not be read."""
+    catalog: ServerCatalog
     error: str | None
     """Last failure."""
     next_try_at: Millis | None

@@ -28,11 +28,11 @@ def _lines(status: ServerStatus, now: Millis, zone: tzinfo | None) -> Iterator[s
     yield f"- **{status.name}**: {state_words(status, now, zone)}"
     if status.tools:
         yield f"  - tools: {', '.join(f'`{name}` {_EFFECTS[effect]}' for name, effect in status.tools.items())}"
-    for what, names in (("resource", status.resources), ("prompt", status.prompts)):
+    for what, names in (("resource", status.catalog.resources), ("prompt", status.catalog.prompts)):
         if names:
             more = ", …" if len(names) > MAX_NAMES else ""
             yield f"  - {counted(len(names), what)}: {', '.join(map(inline, names[:MAX_NAMES]))}{more}"
-    yield from (f"  - {inline(fault)}" for fault in status.faults)
+    yield from (f"  - {inline(fault)}" for fault in status.catalog.faults)
     if status.error is not None and status.state is ServerState.CONNECTED:
         yield f"  - last error: {inline(status.error)}"
 

@@ -52,7 +52,8 @@ async def test_a_bad_answer_costs_no_more_than_itself(tmp_path: Path, answer: di
             await _call(registry, answer)
         else:
             assert set(status.tools) == {f"odd__{name}" for name in answer["tools"]}
-            assert [fault.partition("/")[0] for fault in status.faults] == [answer["fault"]] * bool(answer["fault"])
+            faults = [fault.partition("/")[0] for fault in status.catalog.faults]
+            assert faults == [answer["fault"]] * bool(answer["fault"])
         if answer.get("tools") != []:
             assert await ask(registry, "look") == "fine"
         assert registry.statuses()[0].state is ServerState.CONNECTED

@@ -244,7 +244,7 @@ hear()
             status = await becomes(registry, ServerState.CONNECTED, 40)
             assert tracemalloc.get_traced_memory()[1] < 80 << 20  # all of it at a time: 280 MB
             assert len(status.tools) == 40
-            assert len(status.resources) == 20
+            assert len(status.catalog.resources) == 20
     finally:
         tracemalloc.stop()
 
