@@ -121,7 +121,7 @@ class HttpChatModel(HttpModel, ABC):
 
     def __init__(self, endpoint: EndpointSettings, protocol: str, sdk: Sdk, base_url: str, path: str) -> None:
         super().__init__(endpoint, protocol, sdk, base_url)
-        self._path = path
+        self._address = self.base_url.rstrip("/") + path  # whole, because the SDK takes longer to join them
         self._made_by = made_by(self.route, self.name)
         self._streams = endpoint.streams
         self._kept = KeptPromptCache()
@@ -203,7 +203,7 @@ class HttpChatModel(HttpModel, ABC):
 
         await make_way()
         with self._translated(reply.request):
-            async with aclosing(await self._client.post(self._path, content=payload, **OPEN_RESPONSE)) as response:
+            async with aclosing(await self._client.post(self._address, content=payload, **OPEN_RESPONSE)) as response:
                 pieces = response.aiter_raw()  # it is unpacked already
                 slice_end = time.perf_counter() + SLICE_SECONDS
                 async for event in read_events(pieces, begin_whole):
