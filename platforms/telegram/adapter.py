@@ -80,7 +80,7 @@ class TelegramAdapter:
             async with _BotClient(self._settings) as client:
                 self._client = client
                 reader = await client.sign_in()
-                self._sender = TelegramSender(client.request, client.sdk.base_url, self._buttons)
+                self._sender = TelegramSender(client.sdk, self._buttons)
                 log.info("telegram.signed_in", bot=reader.username)
                 client.spawn(keep_menus(client.sdk, self._menu, intake, self._store), "telegram.menu")
                 updates = UpdateHandler(

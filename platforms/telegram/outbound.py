@@ -3,11 +3,21 @@
 import asyncio
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable
+from typing import Any
 
-import orjson
 import structlog
 from msgspec.structs import replace
+from telegram import (
+    Bot,
+    InlineKeyboardButton,
+    InlineKeyboardMarkup,
+    InputFile,
+    LinkPreviewOptions,
+    Message,
+    ReplyParameters,
+)
+from telegram.constants import ChatAction
 from telegram.error import BadRequest, InvalidToken, TelegramError
 
 from hermes_state.errors import MessageRejected, PlatformError, SendAmbiguous
@@ -17,8 +27,7 @@ from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
 from platforms.telegram.errors import NOT_EDITABLE, NOT_MODIFIED, TOPIC_GONE, is_refused, translated
 from platforms.telegram.rendering import marked_as_repeat, render
-from platforms.telegram.transport import NO_FILES, BotApiRequest
-from platforms.text import unfinished
+from platforms.text import UNREADABLE, unfinished
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +41,7 @@ PHOTO_MIMES = ("image/jpeg", "image/png", "image/webp")
 MAX_PHOTO_BYTES = 10_000_000
 """Largest picture that Telegram shows as a photo, in bytes; as a document it takes larger ones."""
 
-_NO_LINK_PREVIEW = '{"is_disabled":true}'  # an answer with ten sources is not about the first of them
+_NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer with ten sources is not about the first of them
 
 
 def button_commands(store: Store) -> ButtonCommandStore:
@@ -49,9 +58,8 @@ def button_commands(store: Store) -> ButtonCommandStore:
 class TelegramSender:
     """Sender of one running bot. Every method raises what `PlatformAdapter.send` lists."""
 
-    def __init__(self, request: BotApiRequest, address: str, buttons: ButtonCommandStore) -> None:
-        self._request = request
-        self._address = address
+    def __init__(self, bot: Bot, buttons: ButtonCommandStore) -> None:
+        self._bot = bot
         self._buttons = buttons
         self._has_drafts = True
         self._lost_placeholders: set[int] = set()
@@ -79,13 +87,15 @@ class TelegramSender:
                 return None
             log.debug("telegram.draft_refused")  # a placeholder does; it serves the rest of this turn
         part = unfinished(part)
-        if preview.ref is not None and await self._edit(preview.chat, preview.ref, part, ""):
+        if preview.ref is not None and await self._edit(preview.chat, preview.ref, part):
             return preview.ref
         return await self._placeholder(preview, part)
 
     async def show_typing(self, chat: ChatKey) -> None:
         """Show for five seconds that something is being written."""
-        await self._ask("sendChatAction", chat, {"action": "typing", "message_thread_id": chat.thread_ref})
+        await _answered(
+            self._bot.send_chat_action(chat.chat_ref, ChatAction.TYPING, message_thread_id=_thread_id(chat))
+        )
 
     async def _placeholder(self, preview: Preview, part: OutboundPart) -> str | None:
         """Make the turn's placeholder, unless one may stand there already: nobody could take a second copy away."""
@@ -93,7 +103,7 @@ class TelegramSender:
             return None
         self._lost_placeholders.add(preview.number)  # until the opposite is known: this can be cancelled, too
         try:
-            ref = await self._send(preview.chat, part, "", preview.reply_to)
+            ref = await self._send(preview.chat, part, None, preview.reply_to)
         except SendAmbiguous:
             raise
         except PlatformError:
@@ -104,9 +114,14 @@ class TelegramSender:
 
     async def _draft(self, preview: Preview, part: OutboundPart) -> bool:
         """Show a draft; False where the Bot API server has none, or none for this chat."""
-        draft = {"draft_id": str(preview.number), "text": part.text, "entities": part.markup}
         try:
-            await self._call("sendMessageDraft", preview.chat, {**draft, "message_thread_id": preview.chat.thread_ref})
+            await self._bot.send_message_draft(
+                int(preview.chat.chat_ref),
+                preview.number,
+                part.text,
+                message_thread_id=_thread_id(preview.chat),
+                api_kwargs=_stored_entities(part),
+            )
         except InvalidToken:  # also what the SDK makes of "no such method": an older Bot API server
             self._has_drafts = False
             return False
@@ -117,71 +132,97 @@ class TelegramSender:
         return True
 
     async def _send(
-        self, chat: ChatKey, part: OutboundPart, keyboard: str, reply_to: str | None, file: OutboundFile | None = None
+        self,
+        chat: ChatKey,
+        part: OutboundPart,
+        keyboard: InlineKeyboardMarkup | None,
+        reply_to: str | None,
+        file: OutboundFile | None = None,
     ) -> str:
-        reply = f'{{"message_id":{int(reply_to)},"allow_sending_without_reply":true}}' if reply_to is not None else ""
-        shown = _shown(part) if file is None else {"caption": part.text}
-        message = {**shown, "reply_parameters": reply, "reply_markup": keyboard, "message_thread_id": chat.thread_ref}
-        made = await self._post(chat, message, file)
+        reply = ReplyParameters(int(reply_to), allow_sending_without_reply=True) if reply_to is not None else None
+        about = {"reply_parameters": reply, "reply_markup": keyboard}
+        made = await self._post(chat, part, file, {**about, "message_thread_id": _thread_id(chat)})
         if made is None:
             # The same people read the group's general topic; an answer that nobody gets helps nobody.
             log.info("telegram.topic_gone")
-            made = await self._post(chat, {**message, "message_thread_id": ""}, file)
+            made = await self._post(chat, part, file, about)
         if not made:
             raise SendAmbiguous("Telegram's answer names no message")
         return made
 
-    async def _post(self, chat: ChatKey, message: Mapping[str, str], file: OutboundFile | None) -> str | None:
+    async def _post(
+        self,
+        chat: ChatKey,
+        part: OutboundPart,
+        file: OutboundFile | None,
+        about: dict[str, Any],  # Any: arguments that all methods that send take
+    ) -> str | None:
         """Send a message, with a file as what it is best shown as; None where the topic is gone."""
+        bot, chat_id = self._bot, chat.chat_ref
         if file is None:
-            return await self._ask("sendMessage", chat, message, unless=TOPIC_GONE)
+            entities = _stored_entities(part)
+            sending = bot.send_message(
+                chat_id, part.text, link_preview_options=_NO_LINK_PREVIEW, api_kwargs=entities, **about
+            )
+            return await _answered(sending, unless=TOPIC_GONE)
+        upload = InputFile(await file.read(), file.name)
+        upload.mimetype = file.mime
+        about = {**about, "caption": part.text or None}
         if file.mime in PHOTO_MIMES and file.size_bytes <= MAX_PHOTO_BYTES:
             try:
-                return await self._ask("sendPhoto", chat, message, unless=TOPIC_GONE, files={"photo": file})
+                return await _answered(bot.send_photo(chat_id, upload, **about), unless=TOPIC_GONE)
             except MessageRejected as error:  # too long a strip, or no image after all
                 log.info("telegram.sent_as_document", reason=str(error))
-        return await self._ask("sendDocument", chat, message, unless=TOPIC_GONE, files={"document": file})
+        return await _answered(bot.send_document(chat_id, upload, **about), unless=TOPIC_GONE)
 
-    async def _edit(self, chat: ChatKey, message_ref: str, part: OutboundPart, keyboard: str) -> bool:
+    async def _edit(
+        self, chat: ChatKey, message_ref: str, part: OutboundPart, keyboard: InlineKeyboardMarkup | None = None
+    ) -> bool:
         """Edit a message of ours; False when it is not there any more."""
-        changed = {"message_id": message_ref, **_shown(part), "reply_markup": keyboard}
-        return await self._ask("editMessageText", chat, changed, unless=NOT_EDITABLE) is not None
+        editing = self._bot.edit_message_text(
+            part.text,
+            chat.chat_ref,
+            int(message_ref),
+            link_preview_options=_NO_LINK_PREVIEW,
+            reply_markup=keyboard,
+            api_kwargs=_stored_entities(part),
+        )
+        return await _answered(editing, unless=NOT_EDITABLE) is not None
 
-    async def _keyboard(self, buttons: tuple[Button, ...]) -> str:
+    async def _keyboard(self, buttons: tuple[Button, ...]) -> InlineKeyboardMarkup | None:
         row = [
-            {"text": button.label[:LABEL_CHARACTERS], "callback_data": await self._buttons.data_for(button.command)}
+            InlineKeyboardButton(
+                button.label[:LABEL_CHARACTERS], callback_data=await self._buttons.data_for(button.command)
+            )
             for button in buttons
         ]
         # Two to a row: on a phone a third would cut the labels.
-        rows = [row[first : first + 2] for first in range(0, len(row), 2)]
-        return orjson.dumps({"inline_keyboard": rows}).decode() if rows else ""
-
-    async def _ask(
-        self,
-        method: str,
-        chat: ChatKey,
-        parameters: Mapping[str, str],
-        *,
-        unless: tuple[str, ...] = (),
-        files: Mapping[str, OutboundFile] = NO_FILES,
-    ) -> str | None:
-        """Call a method, None where it is refused with one of `unless`; what is as it should be already is no error."""
-        try:
-            return await self._call(method, chat, parameters, files)
-        except TelegramError as error:
-            if is_refused(error, NOT_MODIFIED):
-                return ""
-            if is_refused(error, unless):
-                return None
-            raise translated(error) from error
-
-    async def _call(
-        self, method: str, chat: ChatKey, parameters: Mapping[str, str], files: Mapping[str, OutboundFile] = NO_FILES
-    ) -> str:
-        """Call a method of the Bot API for a chat; returns the id of the message it made, empty where it made none."""
-        made = await self._request.call(f"{self._address}/{method}", {"chat_id": chat.chat_ref, **parameters}, files)
-        return str(made.get("message_id", "")) if isinstance(made, dict) else ""
+        return InlineKeyboardMarkup([row[first : first + 2] for first in range(0, len(row), 2)]) if row else None
 
 
-def _shown(part: OutboundPart) -> dict[str, str]:
-    return {"text": part.text, "entities": part.markup, "link_preview_options": _NO_LINK_PREVIEW}
+async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] = ()) -> str | None:
+    """Await a call of the Bot API and return the id of its message, or an empty text if the answer names none.
+
+    Returns None if the Bot API refuses the call with one of `unless`. A message that already is as it should be is not
+    an error.
+    """
+    try:
+        made = await call
+    except TelegramError as error:
+        if is_refused(error, NOT_MODIFIED):
+            return ""
+        if is_refused(error, unless):
+            return None
+        raise translated(error) from error
+    except UNREADABLE:  # accepted, with an answer that the SDK cannot parse
+        return ""
+    return str(made.message_id) if isinstance(made, Message) else ""
+
+
+def _thread_id(chat: ChatKey) -> int | None:
+    return int(chat.thread_ref) if chat.thread_ref else None
+
+
+def _stored_entities(part: OutboundPart) -> dict[str, str] | None:
+    """Entities as the JSON that is stored: the SDK passes a text of `api_kwargs` on as it is."""
+    return {"entities": part.markup} if part.markup else None

@@ -6,11 +6,10 @@ every address, out of the logs that HTTP libraries write.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlencode
 from urllib.request import getproxies
 
 import aiohttp
@@ -18,7 +17,6 @@ import orjson
 from telegram.error import NetworkError, TelegramError
 from telegram.request import BaseRequest, RequestData
 
-from platforms.base import OutboundFile
 from platforms.text import UNREADABLE, parsed_json
 
 RETRY_AFTER_SECONDS = 5.0
@@ -28,8 +26,6 @@ MAX_BODY_BYTES = 16_000_000
 """Longest answer, in bytes; a batch of updates has a tenth of it."""
 
 _FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-
-NO_FILES: Mapping[str, OutboundFile] = {}
 
 CLOSE_SECONDS = 5
 """Longest closing of connections, in seconds: a black-holed peer never answers the goodbye."""
@@ -93,28 +89,11 @@ class BotApiRequest(BaseRequest):
         await self.shutdown()
         await self.initialize()
 
-    async def call(
-        self, address: str, parameters: Mapping[str, str], files: Mapping[str, OutboundFile] = NO_FILES
-    ) -> object:
-        """Call a method with parameters that are texts, or JSON as text, and with files; empty texts are left out.
-
-        Returns its result. Raises what the SDK's methods raise, but makes none of the SDK's objects: they cost more
-        than the request.
-        """
-        given = {name: value for name, value in parameters.items() if value}
-        form: aiohttp.FormData | str
-        form = urlencode(given)
-        if files:
-            form = aiohttp.FormData(given, quote_fields=False)  # quoted, people would see names with %20
-            for name, file in files.items():
-                form.add_field(name, await file.read(), filename=file.name, content_type=file.mime)
-        return await self.post(address, form)  # type: ignore[arg-type]  # only handed on, to `do_request`
-
     async def do_request(
         self,
         url: str,
         method: str,
-        request_data: RequestData | aiohttp.FormData | str | None = None,
+        request_data: RequestData | None = None,
         read_timeout: object = BaseRequest.DEFAULT_NONE,
         write_timeout: object = BaseRequest.DEFAULT_NONE,
         connect_timeout: object = BaseRequest.DEFAULT_NONE,
@@ -124,7 +103,7 @@ class BotApiRequest(BaseRequest):
 
         Of the timeouts only `read_timeout` is heeded, and only as a number: the others are fixed for the pool.
         """
-        data = urlencode(request_data.json_parameters) if isinstance(request_data, RequestData) else request_data
+        data = _encoded(request_data) if request_data is not None else None
         silent_seconds = read_timeout if isinstance(read_timeout, int | float) else self._request_seconds
         async with self._open(method, url, silent_seconds, data=data) as response:
             body = bytearray()
@@ -152,13 +131,21 @@ class BotApiRequest(BaseRequest):
 
     @staticmethod
     def parse_json_payload(payload: bytes) -> dict[str, Any]:  # Any: the SDK's own type of an answer
-        """The answer as the SDK wants it; the body is not logged, it may be somebody's message."""
+        """Parse an answer for the SDK. The body is not logged, because it may hold a message.
+
+        A message that was sent or edited is reduced to its id, date and chat. The SDK reads every field of a message,
+        and an unknown shape in one of them would make a message that was sent look like a failure.
+        """
         try:
             answer = parsed_json(payload)
         except UNREADABLE:
             raise TelegramError("the server's answer is not JSON") from None
         if not isinstance(answer, dict):
             raise TelegramError("the server's answer is not an object")
+        match answer.get("result"):
+            case {"message_id": message_id, "date": date, "chat": {"id": chat_id, "type": kind}}:
+                sent = {"message_id": message_id, "date": date, "chat": {"id": chat_id, "type": kind}}
+                return {"ok": True, "result": sent}
         return answer
 
     @asynccontextmanager
@@ -182,6 +169,16 @@ class BotApiRequest(BaseRequest):
             raise NotSentError(f"no connection to the Bot API ({type(error).__name__})") from None
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise AmbiguousRequestError(f"the connection to the Bot API broke ({type(error).__name__})") from None
+
+
+def _encoded(request_data: RequestData) -> aiohttp.FormData | str:
+    """Parameters as a form, of several parts if there are files."""
+    if not request_data.contains_files:
+        return request_data.url_encoded_parameters()
+    form = aiohttp.FormData(request_data.json_parameters, quote_fields=False)  # quoted, people would see names with %20
+    for name, (filename, content, mime) in request_data.multipart_data.items():
+        form.add_field(name, content, filename=filename, content_type=mime)
+    return form
 
 
 def _is_from_bot_api(body: bytearray) -> bool:

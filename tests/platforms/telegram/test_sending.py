@@ -368,6 +368,38 @@ class TestRefusals:
             with pytest.raises(SendAmbiguous):
                 await telegram.adapter.send(request(telegram.direct_chat, "hello"))
 
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"reply_to_message": {"kind": "of a later Bot API"}},
+            {"entities": [{"type": "bold"}], "photo": 7},
+            {"chat": {"id": PERSON, "type": "private", "photo": "of a later Bot API"}},
+        ],
+        ids=["reply", "entities", "chat"],
+    )
+    async def test_what_was_sent_is_sent_though_its_answer_holds_unknown_shapes(
+        self, telegram: TelegramHarness, intake: RecordingIntake, fields: dict[str, object]
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            await telegram.fault(match="sendMessage|editMessageText", kind="altered", times=2, fields=fields)
+            ref = await telegram.adapter.send(request(telegram.direct_chat, "hello"))
+            edit = replace(request(telegram.direct_chat, "changed"), replaces=ref)
+            assert await telegram.adapter.send(edit) == ref
+        assert await telegram.visible(telegram.direct_chat) == ["changed"]
+        assert len((await telegram.get("faults"))["fired"]) == 2
+
+    @pytest.mark.parametrize("lost", ["message_id", "date"])
+    async def test_an_answer_that_lacks_the_message_is_ambiguous_after_a_send_and_enough_after_an_edit(
+        self, telegram: TelegramHarness, intake: RecordingIntake, lost: str
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            ref = await telegram.adapter.send(request(telegram.direct_chat, "hello"))
+            await telegram.fault(match="sendMessage|editMessageText", kind="altered", times=2, fields={lost: None})
+            edit = replace(request(telegram.direct_chat, "changed"), replaces=ref)
+            assert await telegram.adapter.send(edit) == ref
+            with pytest.raises(SendAmbiguous, match="names no message"):
+                await telegram.adapter.send(request(telegram.direct_chat, "more"))
+
     async def test_silence_after_sending_is_ambiguous(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
         adapter = telegram.another_adapter(request_seconds=1.0)
         async with running(adapter, intake):

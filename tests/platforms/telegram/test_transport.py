@@ -6,10 +6,12 @@ from contextlib import asynccontextmanager
 
 import aiohttp.client
 import pytest
+import telegram
 
 from platforms.telegram.transport import BotApiRequest
 
-ADDRESS = "http://api.example.test/bot1:LABTOKEN/sendMessage"
+TOKEN = "1:LABTOKEN"
+ROOT = "http://api.example.test"
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
@@ -51,14 +53,20 @@ async def opened() -> AsyncIterator[BotApiRequest]:
         await request.shutdown()
 
 
+async def type_in(request: BotApiRequest, root: str = ROOT) -> bool:
+    """Show the typing signal in a chat: a call of the SDK with two parameters."""
+    bot = telegram.Bot(TOKEN, base_url=f"{root}/bot", request=request, get_updates_request=request)
+    return await bot.send_chat_action(1, "a & b")
+
+
 @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY"])
 async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     asked: list[str] = []
     async with listening(asked) as proxy:
         monkeypatch.setenv(name, proxy)
         async with opened() as request:
-            assert await request.call(ADDRESS, {"chat_id": "1", "text": "a & b"}) is True
-    assert asked == [f"POST {ADDRESS} HTTP/1.1 chat_id=1&text=a+%26+b"]
+            assert await type_in(request) is True
+    assert asked == [f"POST {ROOT}/bot{TOKEN}/sendChatAction HTTP/1.1 chat_id=1&action=a+%26+b"]
 
 
 async def test_a_proxy_set_meanwhile_is_used_by_the_next_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +74,7 @@ async def test_a_proxy_set_meanwhile_is_used_by_the_next_connections(monkeypatch
     async with listening(asked) as proxy, opened() as request:
         monkeypatch.setenv("http_proxy", proxy)
         await request.renew()
-        assert await request.call(ADDRESS, {"chat_id": "1"}) is True
+        assert await type_in(request) is True
     assert len(asked) == 1
 
 
@@ -77,5 +85,5 @@ async def test_without_a_proxy_none_is_looked_for(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(aiohttp.client, "get_env_proxy_for_url", look_up)
     asked: list[str] = []
     async with listening(asked) as server, opened() as request:
-        assert await request.call(f"{server}/bot1:LABTOKEN/x", {"chat_id": "1", "text": "", "reply_markup": ""}) is True
-    assert asked == ["POST /bot1:LABTOKEN/x HTTP/1.1 chat_id=1"]
+        assert await type_in(request, server) is True
+    assert asked == [f"POST /bot{TOKEN}/sendChatAction HTTP/1.1 chat_id=1&action=a+%26+b"]
