@@ -10,8 +10,6 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any, TypeVar
 
-import aiosqlite
-
 from agent.context.job import Compressed
 from agent.context.model_handle import ContextSettings, SummaryRoute
 from agent.handoff import END_MARKER
@@ -25,6 +23,7 @@ from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from bench.policies import Meter, StandIn, StandInKind, Turn, piece_of, tokens
 from hermes_state import journal
+from hermes_state.engines.sqlite.connections import StoreConnection
 from hermes_state.journal import PreparedMessage
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_view
@@ -81,19 +80,24 @@ class VirtualLoop(asyncio.SelectorEventLoop, FixedClock):
 
 def virtual(work: Coroutine[Any, Any, T]) -> T:
     """Result of `work`, by a clock of its own."""
-    execute: Any = aiosqlite.Connection._execute  # untyped there
+    methods = {name: getattr(StoreConnection, name) for name in ("run", "close")}  # the ways to its threads
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, VirtualLoop)
 
-        async def counted(self: Any, *args: Any, **options: Any) -> Any:
-            return await loop.counted(asyncio.ensure_future(execute(self, *args, **options)))
+        def counted(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+            async def call(*args: Any, **options: Any) -> Any:
+                return await loop.counted(asyncio.ensure_future(method(*args, **options)))
 
-        aiosqlite.Connection._execute = counted  # type: ignore[method-assign]  # the way to its threads
+            return call
+
+        for name, method in methods.items():
+            setattr(StoreConnection, name, counted(method))
         try:
             return runner.run(work)
         finally:
-            aiosqlite.Connection._execute = execute  # type: ignore[method-assign]
+            for name, method in methods.items():
+                setattr(StoreConnection, name, method)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -148,39 +149,40 @@ def ensure_private(path: Path) -> None:
         raise StoreUnavailable(f"cannot create {path}: {error.strerror or error}") from error
 
 
-async def connect(path: Path) -> aiosqlite.Connection:
-    """An open connection on its own thread, in autocommit mode, knowing `fts_text` and its like.
+class StoreConnection(aiosqlite.Connection):
+    """Connection on a thread of its own, in autocommit mode, that runs whole functions there.
 
-    Its owner must close it. Should the owner die first, the thread does not keep the process alive: losing what was
+    aiosqlite has no public call for that, so `run` calls the inherited `_execute`: no other code uses private names of
+    aiosqlite. `tests/hermes_state/engines/sqlite/test_store.py` fails if `_execute` or `_thread` goes.
+
+    The thread does not keep the process alive if the owner of the connection dies without closing it. Losing what was
     never acknowledged is better than a process that systemd has to kill.
     """
-    connection = aiosqlite.connect(path, isolation_level=None, cached_statements=_STATEMENTS_CACHED)
-    connection._thread.daemon = True
+
+    def __init__(self, path: Path) -> None:
+        connector = partial(sqlite3.connect, path, isolation_level=None, cached_statements=_STATEMENTS_CACHED)
+        super().__init__(connector, iter_chunk_size=64)
+        self._thread.daemon = True
+
+    async def run(self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `fn(db, ...)` as one job on the connection's thread: the only way from our code to that thread."""
+        job = self._execute(fn, self._conn, *args, **kwargs)  # type: ignore[no-untyped-call]  # untyped there
+        return cast("T", await job)
+
+
+async def connect(path: Path) -> StoreConnection:
+    """Open a connection that knows `fts_text` and its like; its owner must close it."""
+    connection = StoreConnection(path)
     try:
         await connection
     except sqlite3.Error as error:
         raise unavailable(path, error) from error
     try:
-        await on_thread(connection, register_functions)
+        await connection.run(register_functions)
     except BaseException:
         await connection.close()
         raise
     return connection
-
-
-async def on_thread(
-    connection: aiosqlite.Connection,
-    fn: Callable[Concatenate[sqlite3.Connection, P], T],
-    *args: P.args,
-    **kwargs: P.kwargs,
-) -> T:
-    """Run `fn(db, ...)` as one job on the connection's thread: the only way from our code to that thread.
-
-    aiosqlite has no public call for a function of one's own; `tests/hermes_state/engines/sqlite/test_store.py` fails if
-    this one goes.
-    """
-    job = connection._execute(fn, connection._conn, *args, **kwargs)  # type: ignore[no-untyped-call]  # untyped there
-    return cast("T", await job)
 
 
 def register_functions(db: sqlite3.Connection) -> None:

@@ -8,10 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Self, TypeVar
 
-import aiosqlite
-
 from hermes_state.engines.sqlite import connections
 from hermes_state.engines.sqlite.backup import copy_into
+from hermes_state.engines.sqlite.connections import StoreConnection
 from hermes_state.engines.sqlite.filesystem import refuse_network_disk
 from hermes_state.engines.sqlite.index import detach_index, is_index_trouble
 from hermes_state.engines.sqlite.migrate import migrate
@@ -57,7 +56,7 @@ _DEADLINE_CHECK_STEPS = 20_000
 class _Reader:
     """A connection for reading and the deadline of what it runs now."""
 
-    def __init__(self, connection: aiosqlite.Connection) -> None:
+    def __init__(self, connection: StoreConnection) -> None:
         self.connection = connection
         self.pending = 0
         self._deadline = 0.0
@@ -92,7 +91,7 @@ class SqliteStore(Store):
     """
 
     def __init__(
-        self, path: Path, lock: FileLock, writer: aiosqlite.Connection, readers: list[_Reader], busy_seconds: float
+        self, path: Path, lock: FileLock, writer: StoreConnection, readers: list[_Reader], busy_seconds: float
     ) -> None:
         self.path = path
         self._short_reader = ShortReader(path)
@@ -131,19 +130,19 @@ class SqliteStore(Store):
             refuse_loss(path)
         connections.ensure_private(path)
         lock = FileLock.acquire(lock_file, what=what)
-        opened: list[aiosqlite.Connection] = []
+        opened: list[StoreConnection] = []
         try:
             opened.append(writer := await connections.connect(path))
             if not is_fresh:
-                await connections.on_thread(writer, refuse_empty, path)
-            await connections.on_thread(writer, connections.prepare_writer, path, synchronous, busy_seconds)
-            await connections.on_thread(writer, migrate, path)
-            await connections.on_thread(writer, connections.limit_busy_wait, busy_seconds)
+                await writer.run(refuse_empty, path)
+            await writer.run(connections.prepare_writer, path, synchronous, busy_seconds)
+            await writer.run(migrate, path)
+            await writer.run(connections.limit_busy_wait, busy_seconds)
             reading = []
             for _ in range(readers):
                 opened.append(connection := await connections.connect(path))
                 reading.append(reader := _Reader(connection))
-                await connections.on_thread(connection, reader.prepare, busy_seconds)
+                await connection.run(reader.prepare, busy_seconds)
             leave_marker(path)
             return cls(path, lock, writer, reading, busy_seconds)
         except BaseException as error:
@@ -173,9 +172,7 @@ class SqliteStore(Store):
         reader = min(self._readers, key=lambda one: one.pending)
         reader.pending += 1
         try:
-            return await connections.on_thread(
-                reader.connection, reader.run, seconds, lambda db: fn(db, *args, **kwargs)
-            )
+            return await reader.connection.run(reader.run, seconds, lambda db: fn(db, *args, **kwargs))
         except sqlite3.Error as error:
             if is_index_trouble(error):
                 self.index_failed.set()
@@ -213,9 +210,9 @@ class SqliteStore(Store):
         started = time.monotonic()
         while True:
             try:
-                await connections.on_thread(self._writer, run_batch, batch, RULES)
+                await self._writer.run(run_batch, batch, RULES)
             except sqlite3.Error as error:
-                if is_index_trouble(error) and await connections.on_thread(self._writer, detach_index):
+                if is_index_trouble(error) and await self._writer.run(detach_index):
                     self.index_failed.set()
                     continue  # the index is derived: what people say is stored without it
                 begun = started if self._is_open else min(started, self._closed_at)

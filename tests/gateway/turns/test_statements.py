@@ -9,7 +9,6 @@ from sqlite3 import Connection
 from typing import Any
 
 from hermes_state.engines.postgres.connection import PostgresConnection
-from hermes_state.engines.sqlite import connections
 from hermes_state.store.writer import Store
 from tests.databases import IS_POSTGRES, sqlite_only
 from tests.gateway.helpers import DIRECT, MemoryAdapter, eventually, serving
@@ -75,14 +74,14 @@ async def counting(store: Store) -> AsyncIterator[StatementLog]:
             await session.run(_noted, log.reads)
         yield log
         return
-    await connections.on_thread(store._writer, _traced, log.writer())
+    await store._writer.run(_traced, log.writer())
     for reader in store._readers:
-        await connections.on_thread(reader.connection, _traced, log.reads)
+        await reader.connection.run(_traced, log.reads)
     _traced(store._short_reader._db, log.short_reads)
     yield log
     store._short_reader._db.set_trace_callback(None)
     for connection in (store._writer, *(reader.connection for reader in store._readers)):
-        await connections.on_thread(connection, lambda db: db.set_trace_callback(None))
+        await connection.run(lambda db: db.set_trace_callback(None))
 
 
 async def a_plain_turn(store: Store, folder: Path) -> StatementLog:

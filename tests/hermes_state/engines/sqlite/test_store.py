@@ -6,11 +6,10 @@ import threading
 import time
 from pathlib import Path
 
-import aiosqlite
 import pytest
 
 import hermes_state
-from hermes_state.engines.sqlite.connections import on_thread
+from hermes_state.engines.sqlite.connections import connect
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
@@ -508,13 +507,11 @@ class TestClosing:
 
 class TestTheDoor:
     async def test_aiosqlite_still_lets_us_run_a_function_on_its_thread(self, tmp_path: Path) -> None:
-        connection = aiosqlite.connect(tmp_path / "any.db")
-        connection._thread.daemon = True
-        await connection
+        connection = await connect(tmp_path / "any.db")
         try:
-            thread, kind = await on_thread(connection, lambda db: (threading.current_thread(), type(db)))
+            thread, kind = await connection.run(lambda db: (threading.current_thread(), type(db)))
             assert kind is sqlite3.Connection
-            assert thread is connection._thread
+            assert thread is not threading.current_thread()
             assert thread.daemon
         finally:
             await connection.close()
