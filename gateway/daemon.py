@@ -47,10 +47,10 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
 from gateway.schedules.jobs import JobRunner
-from gateway.schedules.runner import ScheduleRunner, schedule_zone
+from gateway.schedules.runner import ScheduleRunner, schedule_timer, schedule_zone
 from gateway.signals import SignalHandler
 from gateway.tools import ToolBuilder
-from gateway.turns.approvals import ApprovalRunner
+from gateway.turns.approvals import ApprovalRunner, approval_timer
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.fetching import AttachmentFetcher
 from gateway.turns.lanes import LaneRegistry
@@ -150,7 +150,7 @@ class _Daemon:
             clock=clock,
             is_admin=self._tools.is_admin,
         )
-        self._asked = asyncio.Event()
+        self._asked = approval_timer()
         agent, models = self._assemble(loaded)
         self._runtime = Runtime(config=loaded.config, agent=agent, models=models)
         self._access: AccessControl = AccessControl(store, self._runtime)
@@ -166,14 +166,14 @@ class _Daemon:
         self._previews = RemotePreviews(store=store, adapters=self._adapters, make=make_preview)
         if self._adapters.has_other_nodes:
             self._delivery.close_remote = self._previews.close
-        self._delivery.on_unreachable = self._asked.set
+        self._delivery.on_unreachable = self._asked.wake
         self._approvals = ApprovalRunner(
             store=store,
             lanes=self._lanes,
             role_of=self._access.role_of,
             load_admin_chats=lambda db: find_admin_chats(self._loaded.config, db),
             clock=clock,
-            asked=self._asked,
+            timer=self._asked,
         )
         self._access.on_loaded = self._end_revoked
         self._schedules = self._make_schedules()
@@ -211,7 +211,7 @@ class _Daemon:
                 delivery=self._delivery,
                 titles=self._titles,
                 clock=clock,
-                on_question=self._asked.set,
+                on_question=self._asked.wake,
                 preview_elsewhere=partial(StoredPreview, store=store, clock=clock)
                 if self._adapters.has_other_nodes
                 else None,
@@ -242,7 +242,7 @@ class _Daemon:
             scaler=self._scaler,
             deliver=self._delivery.wake,
             clock=self._clock,
-            rescheduled=asyncio.Event(),
+            rescheduled=schedule_timer(),
         )
 
     def _make_schedules(self) -> ScheduleRunner:
@@ -253,7 +253,7 @@ class _Daemon:
             lanes=self._lanes,
             deliver=self._delivery.wake,
             clock=self._clock,
-            changed=self._tools.rescheduled,
+            timer=self._tools.rescheduled,
         )
 
     def _make_commands(self) -> CommandRunner:
@@ -267,7 +267,7 @@ class _Daemon:
             registry=REGISTRY,
             deliver=self._delivery.wake,
             servers=self._tools.servers,
-            reschedule=self._tools.rescheduled.set,
+            reschedule=self._tools.rescheduled.wake,
             node=lambda: self._node.health(self._membership.node),
         )
         return CommandRunner(context, self._delivery, self._group)
@@ -389,7 +389,7 @@ class _Daemon:
 
     async def _end_revoked(self) -> None:
         """End what people without access have left open: questions and background commands."""
-        self._asked.set()
+        self._asked.wake()
         await self._tools.end_revoked()
 
     async def _drain(self) -> None:

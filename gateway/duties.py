@@ -11,13 +11,11 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.schedules.jobs import JobRunner
 from gateway.schedules.runner import ScheduleRunner
+from gateway.timers import run_timers
 from gateway.turns.approvals import ApprovalRunner
 from hermes_state.store.seats import KEEPER, HintKind, account_lock
 from hermes_state.values import ChatId, InboxId, TurnId
 from platforms.base import Intake
-
-JOBS_SECONDS = 60.0
-"""Seconds after the start before the scheduler is loaded: the first of its jobs is due minutes later."""
 
 
 @dataclass(frozen=True, repr=False, slots=True, kw_only=True)
@@ -48,8 +46,8 @@ class DutyRoster:
             HintKind.PREVIEW: lambda turn_id: self.previews.note(TurnId(turn_id)),
             HintKind.DROPPED: lambda inbox_id: self.commands.note_dropped(InboxId(inbox_id)),
             HintKind.ACCESS: lambda _: self.access_changed.set(),
-            HintKind.ASKED: lambda _: self.approvals.asked.set(),
-            HintKind.SCHEDULED: lambda _: self.schedules.changed.set(),
+            HintKind.ASKED: lambda _: self.approvals.timer.wake(),
+            HintKind.SCHEDULED: lambda _: self.schedules.timer.wake(),
             HintKind.LEARNED: lambda _: self.expire_learned(),
         }
 
@@ -67,7 +65,10 @@ class DutyRoster:
         return Duty(name=account, lock=account_lock(account), take_up=take_up, run=lambda: one.run(self.intake))
 
     async def _keep(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.approvals.run(), name="approvals")
-            group.create_task(self.schedules.run(), name="schedules")
-            group.create_task(self.jobs.run(JOBS_SECONDS), name="jobs")
+        await run_timers(
+            {
+                self.approvals.timer: self.approvals.expire,
+                self.schedules.timer: self.schedules.fire,
+                **self.jobs.works,
+            }
+        )

@@ -21,6 +21,7 @@ from gateway.assembly import make_workspaces, workspace_tools
 from gateway.config import LoadedConfig
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.schedules.runner import schedule_zone
+from gateway.timers import Timer
 from gateway.turns.servers import server_settings
 from gateway.turns.terminal import tell_background_end
 from gateway.turns.web import web_tools
@@ -46,8 +47,8 @@ class ToolBuilder:
     scaler: ImageScaler
     deliver: Callable[[ChatId], None]
     clock: Clock
-    rescheduled: asyncio.Event
-    """Set when a tool has changed schedules."""
+    rescheduled: Timer
+    """Woken when a tool has changed schedules."""
     workspaces: WorkspaceStore = field(init=False)
     background: BackgroundRegistry = field(init=False)
     servers: ServerRegistry = field(init=False)
@@ -83,7 +84,7 @@ class ToolBuilder:
         schedule = schedule_tool(
             lambda: schedule_zone(self.loaded().config),
             lambda person: self.access().may_moderate(person),
-            self.rescheduled.set,
+            self.rescheduled.wake,
             self.clock,
         )
         return (*workspace_tools(self.workspaces, files, images), terminal, *web_tools(self.loaded), schedule)

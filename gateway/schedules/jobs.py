@@ -1,13 +1,12 @@
 """Scheduled jobs: idle conversations end, and the database and the stored files are kept small."""
 
 import asyncio
-import importlib
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import structlog
 
 from gateway.models.selection import Runtime
+from gateway.timers import Timer, TimerWork
 from hermes_state import attachments, sessions
 from hermes_state.admin import retention
 from hermes_state.engines.postgres.nodes import forget_gone
@@ -16,9 +15,6 @@ from hermes_state.errors import StateError
 from hermes_state.files.folder import LEFTOVER_MILLIS, AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Millis
-
-if TYPE_CHECKING:
-    from apscheduler.schedulers.asyncio import AsyncIOScheduler
 
 log = structlog.get_logger()
 
@@ -30,49 +26,17 @@ SLICE_ROWS = 500
 
 
 class JobRunner:
-    """Runner of the gateway's own jobs, with APScheduler as a timer; nothing of them is stored."""
+    """Work that the gateway does from time to time; nothing of it is stored."""
 
     def __init__(self, *, store: Store, runtime: Runtime, clock: Clock, files: AttachmentFolder) -> None:
         self._store = store
         self._runtime = runtime
         self._clock = clock
         self._files = files
-        self._scheduler: AsyncIOScheduler | None = None
-
-    async def start(self) -> None:
-        """Import the scheduler, away from the event loop, and begin to wait for the first time."""
-        scheduling = await asyncio.to_thread(importlib.import_module, "apscheduler.schedulers.asyncio")
-        # A late job runs once instead of being dropped: the default lets it go after a second.
-        self._scheduler = scheduling.AsyncIOScheduler(job_defaults={"misfire_grace_time": None, "coalesce": True})
-        jobs = ((IDLE_CHECK_MINUTES, self.expire_idle), (HOUSEKEEPING_MINUTES, self.run_housekeeping))
-        for minutes, job in jobs:
-            self._scheduler.add_job(job, "interval", minutes=minutes, name=job.__name__)
-        self._scheduler.start()
-        self._look_at_clock()
-
-    async def run(self, pause: float) -> None:
-        """Run the jobs until cancelled; the scheduler is loaded after so many seconds."""
-        await asyncio.sleep(pause)
-        await self.start()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Start nothing more; what runs is a matter of milliseconds."""
-        if self._scheduler is not None:
-            self._look.cancel()
-            self._scheduler.shutdown(wait=False)
-
-    def _look_at_clock(self) -> None:
-        """Make jobs due whose next run is further away than it can be: the clock was set back."""
-        self._look = asyncio.get_running_loop().call_later(IDLE_CHECK_MINUTES * 60, self._look_at_clock)
-        now = datetime.now(UTC)
-        assert self._scheduler is not None, "called by `start`"
-        for job in self._scheduler.get_jobs():
-            if job.next_run_time - now > job.trigger.interval:
-                job.modify(next_run_time=now)
+        self.works: Mapping[Timer, TimerWork] = {
+            Timer("expire_idle", IDLE_CHECK_MINUTES * 60, runs_at_once=False): self.expire_idle,
+            Timer("housekeeping", HOUSEKEEPING_MINUTES * 60, runs_at_once=False): self.run_housekeeping,
+        }
 
     async def expire_idle(self) -> None:
         """End conversations that nobody has written in for `sessions.idle_reset_hours`; off by default."""

@@ -1,6 +1,5 @@
 """Runner of schedules: messages that come back into chats at their time."""
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,9 +11,9 @@ from agent.tools.schedules.times import is_local, last_occurrence, next_occurren
 from gateway.access.permissions import AccessControl
 from gateway.config.settings import Config
 from gateway.models.selection import Runtime
+from gateway.timers import LOOK_SECONDS, Timer
 from gateway.turns.lanes import LaneRegistry
-from hermes_state.aio import Backoff, wait_until
-from hermes_state.errors import StoreUnavailable, ToolError
+from hermes_state.errors import ToolError
 from hermes_state.store.writer import Store
 from hermes_state.tools import schedules
 from hermes_state.tools.schedules import FiringPlan, ScheduleRow
@@ -22,8 +21,6 @@ from hermes_state.values import ChatId, Clock, Millis
 
 log = structlog.get_logger()
 
-LOOK_SECONDS = 10.0
-"""Longest time between two looks at the clock: it may be set, and a machine that slept says nothing of it."""
 LATE_MILLIS = 120_000
 """Milliseconds from which on a message comes late: a restart takes less."""
 
@@ -36,9 +33,14 @@ LATE_NOTE = "it was due at {key} ({zone}) and comes late, for the gateway or its
 MISSED_NOTE = "the times before that one passed while the gateway or its machine was not running, and are left out"
 
 
+def schedule_timer() -> Timer:
+    """Timer of a `ScheduleRunner`, which others may wake before the runner is made."""
+    return Timer("schedules", LOOK_SECONDS)
+
+
 @dataclass(slots=True, kw_only=True)
 class ScheduleRunner:
-    """Timer of the schedule that is due next, however many there are."""
+    """Fires the schedules that are due, however many there are."""
 
     store: Store
     runtime: Runtime
@@ -46,28 +48,16 @@ class ScheduleRunner:
     lanes: LaneRegistry
     deliver: Callable[[ChatId], None]
     clock: Clock
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a schedule was stored or changed."""
+    timer: Timer = field(default_factory=schedule_timer)
+    """Timer of `fire`. It is woken when a schedule was stored or changed."""
 
-    async def run(self) -> None:
-        """Let schedules come when they are due; until cancelled."""
-        delays = iter(Backoff())
-        while True:
-            self.changed.clear()
-            try:
-                due = await self.store.read(schedules.next_due, self.clock.now())
-                if due is not None and due <= self.clock.now():
-                    await self._fire()
-                    delays = iter(Backoff())
-                    continue
-            except StoreUnavailable as error:
-                pause = next(delays)
-                log.warning("schedules.delayed", error=str(error), retry_seconds=pause)
-                await wait_until(self.changed, pause)
-                continue
-            # Also where nothing is due: who changes something may be stopped before they say so.
-            seconds = LOOK_SECONDS if due is None else max(0.0, (due - self.clock.now()) / 1_000)
-            await wait_until(self.changed, min(seconds, LOOK_SECONDS))
+    async def fire(self) -> float | None:
+        """Fire the schedules that are due; returns the seconds until the next one is, None if there is none."""
+        due = await self.store.read(schedules.next_due, self.clock.now())
+        if due is not None and due <= self.clock.now():
+            await self._fire()
+            return 0
+        return None if due is None else (due - self.clock.now()) / 1_000
 
     async def _fire(self) -> None:
         now = self.clock.now()

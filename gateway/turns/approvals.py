@@ -1,16 +1,14 @@
 """Expiry of questions: a turn that waits too long, or for an answer that cannot come any more, goes on with a no."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
+from gateway.timers import Timer
 from gateway.turns.lanes import LaneRegistry
 from hermes_state import outbox
 from hermes_state.admin.pairings import UserRole
-from hermes_state.aio import Backoff, wait_until
-from hermes_state.errors import StoreUnavailable
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.tools import approvals
@@ -26,37 +24,29 @@ NO_ACCESS = "Withdrawn, because the person has no access any more,"
 NO_ADMIN = "Refused, because no admin can be reached any more,"
 
 
+def approval_timer() -> Timer:
+    """Timer of an `ApprovalRunner`, which others may wake before the runner is made."""
+    return Timer("approvals", MAX_SLEEP_SECONDS)
+
+
 @dataclass(slots=True, kw_only=True)
 class ApprovalRunner:
-    """Timer of the question that expires next."""
+    """Expires questions when their time is over."""
 
     store: Store
     lanes: LaneRegistry
     role_of: Callable[[UserRef], UserRole | None]
     load_admin_chats: Callable[[Connection], Sequence[ChatId]]
     clock: Clock
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a question was stored or closed, and when access or the reach of a chat has changed."""
+    timer: Timer = field(default_factory=approval_timer)
+    """Timer of `expire`. It is woken when a question was stored or closed, and when access or the reach of a chat has
+    changed."""
 
-    async def run(self) -> None:
-        """Expire questions when they are due; until cancelled."""
-        delays = iter(Backoff())
-        while True:
-            self.asked.clear()
-            try:
-                await self._expire()
-                due = await self.store.read(approvals.next_expiry)
-                delays = iter(Backoff())
-            except StoreUnavailable as error:
-                pause = next(delays)
-                log.warning("approvals.delayed", error=str(error), retry_seconds=pause)
-                await wait_until(self.asked, pause)
-                continue
-            if due is None:
-                await self.asked.wait()
-            else:
-                seconds = max(0.0, (due - self.clock.now()) / 1_000)
-                await wait_until(self.asked, min(seconds, MAX_SLEEP_SECONDS))
+    async def expire(self) -> float | None:
+        """Expire the questions that are due; returns the seconds until the next one is, None if none is open."""
+        await self._expire()
+        due = await self.store.read(approvals.next_expiry)
+        return None if due is None else (due - self.clock.now()) / 1_000
 
     async def _expire(self) -> None:
         for chat_id in await self.store.write(approvals.expire_pending, self._why_closed, self.clock.now()):

@@ -38,7 +38,8 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
 from gateway.schedules.runner import ScheduleRunner
-from gateway.turns.approvals import ApprovalRunner
+from gateway.timers import run_timers
+from gateway.turns.approvals import ApprovalRunner, approval_timer
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.fetching import AttachmentFetcher
 from gateway.turns.lanes import LaneRegistry
@@ -358,7 +359,7 @@ class TestGateway:
             clock=self.clock,
             pending=CompressionRegistry(),
         )
-        self.asked = asyncio.Event()
+        self.asked = approval_timer()
         """Set when a question waits for its answer, or the clock was put forward."""
         self.live = Runtime(config=config, agent=agent, models=ModelRegistry(config.model.route, make))
         self._folder = folder
@@ -389,7 +390,7 @@ class TestGateway:
             delivery=self.delivery,
             titles=self.titles,
             clock=clock,
-            on_question=self.asked.set,
+            on_question=self.asked.wake,
         )
         self.files = AttachmentHandler(
             store=store,
@@ -436,7 +437,7 @@ class TestGateway:
             registry=self._registry,
             deliver=self.delivery.wake,
             servers=self.servers,
-            reschedule=self.schedules.changed.set,
+            reschedule=self.schedules.timer.wake,
         )
         self.commands = CommandRunner(context, self.delivery, group)
         self.intake = GatewayIntake(
@@ -456,9 +457,9 @@ class TestGateway:
             role_of=self.access.role_of,
             load_admin_chats=lambda db: (),
             clock=clock,
-            asked=self.asked,
+            timer=self.asked,
         )
-        group.create_task(approvals.run(), name="approvals")
+        group.create_task(run_timers({self.asked: approvals.expire}), name="approvals")
 
     async def start(self) -> None:
         """In the order of the daemon."""
@@ -466,7 +467,7 @@ class TestGateway:
         await self.commands.start(self.adapter.name)
         await self.delivery.start(self.adapter.name)
         await self.lanes.start(self.commands.run_queued, AllChats(store=self.store, open=self.lanes.open))
-        self._group.create_task(self.schedules.run(), name="schedules")
+        self._group.create_task(run_timers({self.schedules.timer: self.schedules.fire}), name="schedules")
 
     # ---- people
 

@@ -139,7 +139,7 @@ async def node_of(gateway: TestGateway, seats: Seats, *work: Work) -> AsyncItera
         duties=[account, *(one.duty for one in work)],
         lanes=gateway.lanes,
         run_command=gateway.commands.run_queued,
-        on_hint={HintKind.ASKED: lambda _: gateway.asked.set()},
+        on_hint={HintKind.ASKED: lambda _: gateway.asked.wake()},
         abandon=abandon,
     )
     gateway.adapters.is_certain = lambda: node.is_certain

@@ -1,5 +1,4 @@
 import asyncio
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from structlog.testing import capture_logs
@@ -125,25 +124,3 @@ async def test_files_make_room_also_while_the_database_is_full(store: Store, tmp
         await jobs(gateway, tmp_path, 25 * HOUR).run_housekeeping()
         await store.write(set_max_pages, None)
         assert list(folder.iterdir()) == []
-
-
-async def test_the_timer_starts_and_ends_with_the_daemon(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        made = jobs(gateway, tmp_path)
-        await made.start()
-        assert {job.name for job in made._scheduler.get_jobs()} == {"expire_idle", "run_housekeeping"}
-        made.close()
-
-
-async def test_a_clock_that_is_set_back_holds_up_no_job(store: Store, tmp_path: Path) -> None:
-    async with serving(store, tmp_path) as gateway:
-        made = jobs(gateway, tmp_path)
-        await made.start()
-        as_planned = [job.next_run_time for job in made._scheduler.get_jobs()]
-        made._look_at_clock()
-        assert [job.next_run_time for job in made._scheduler.get_jobs()] == as_planned
-        for job in made._scheduler.get_jobs():
-            job.modify(next_run_time=job.next_run_time + timedelta(days=1))
-        made._look_at_clock()
-        assert all(job.next_run_time <= datetime.now(UTC) for job in made._scheduler.get_jobs())
-        made.close()

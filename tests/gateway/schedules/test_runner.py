@@ -57,7 +57,7 @@ async def looked(gateway: TestGateway, clock: SetClock, local: str, *, hours: in
     """Set the clock, let the timer look, and return the local times that have come so far, in order."""
     clock.set(local)
     clock.millis = Millis(clock.millis + hours * HOUR)
-    gateway.schedules.changed.set()
+    gateway.schedules.timer.wake()
     async with asyncio.timeout(5):
         while await store_is_due(gateway, clock):  # noqa: ASYNC110 - rows have no event
             await asyncio.sleep(0.002)
@@ -69,7 +69,7 @@ async def looked(gateway: TestGateway, clock: SetClock, local: str, *, hours: in
 async def all_waiting(gateway: TestGateway, clock: SetClock, local: str) -> int:
     """Set the clock, let the timer look behind a turn that hangs, and return how many rows wait then."""
     clock.set(local)
-    gateway.schedules.changed.set()
+    gateway.schedules.timer.wake()
     done = f"SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM schedules WHERE next_at <= {clock.now()})"
     await gateway.until_rows(done)
     return len(await gateway.rows("SELECT id FROM inbox WHERE state = 'new'"))

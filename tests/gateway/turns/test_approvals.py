@@ -54,7 +54,7 @@ async def test_a_question_expires_and_its_turn_goes_on_with_a_no(store: Store, t
         await gateway.say("write it down")
         await eventually(lambda: any("May I use" in text for text in gateway.adapter.texts()), "it asks")
         clock.ahead_ms = 61 * 60_000
-        gateway.asked.set()
+        gateway.asked.wake()
         await eventually(lambda: "then not" in gateway.adapter.texts(), "the turn goes on")
         assert ran == []
         assert await gateway.rows("SELECT state, decided_by FROM approvals") == [("expired", "")]
