@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 LOOK_SECONDS = 10.0
-"""Seconds between two looks at the clock. It may be set back, and then a job is due later than it should be."""
+"""Seconds between two looks at the clock. If it was set back, a job is due later than it should be."""
 CRASH_SECONDS = 60.0
 """Seconds after which a job runs again that ended with an unexpected error."""
 
@@ -67,7 +67,8 @@ class Timer:
 
     def look_at_clock(self) -> None:
         """Run the job if it is due later than it can be: the clock was set back."""
-        if self._job is not None and self._job.next_run_time > _after(max(self._longest_seconds, CRASH_SECONDS)):
+        is_running = self._task is not None
+        if self._job is not None and not is_running and self._job.next_run_time > _after(self._longest_seconds):
             self._job.modify(next_run_time=_after(0))
 
     async def _run(self, work: TimerWork) -> None:
