@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
+from functools import partial
 from weakref import WeakValueDictionary
 
 import structlog
@@ -25,7 +26,7 @@ from agent.tools.offers import OfferRegistry, OpenAccess, Policy, ToolAccess
 from agent.tools.registry import DelegateRequest, Tool, ToolRegistry
 from agent.turn import Agent, Answer
 from hermes_state import journal
-from hermes_state.aio import Backoff
+from hermes_state.aio import retried
 from hermes_state.errors import ModelError, SpendingCapExceeded, StoreBroken, StoreUnavailable, ToolError
 from hermes_state.journal import ModelAnswer
 from hermes_state.redaction import redact
@@ -99,17 +100,12 @@ class SubagentRunner:
         slot = self._slots.get(parent.id) or asyncio.Semaphore(self.settings.max_parallel)
         self._slots[parent.id] = slot
         async with slot:
-            for pause in Backoff():
-                try:
-                    return await self._take_up(parent, model, request, access)
-                except TurnMoved as error:
-                    raise ToolError("the turn has ended") from error
-                except StoreBroken:
-                    raise  # no waiting mends that: its turn goes on, or the next write tells the chat
-                except StoreUnavailable as error:
-                    log.warning("subagent.delayed", error=str(error), retry_seconds=pause)
-                    await asyncio.sleep(pause)
-        raise AssertionError("a backoff never ends")
+            try:
+                # No waiting mends a broken store: the turn goes on, or the next write tells the chat.
+                call = partial(self._take_up, parent, model, request, access)
+                return await retried(call, StoreUnavailable, "subagent.delayed", unless=(StoreBroken,))
+            except TurnMoved as error:
+                raise ToolError("the turn has ended") from error
 
     async def _take_up(
         self, parent: RunningTurn, model: ModelHandle, request: DelegateRequest, access: SubagentAccess

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count, islice
@@ -47,6 +47,33 @@ class Backoff:
     def __iter__(self) -> Iterator[float]:
         """Seconds to wait after the first failure, the second and so on, without end."""
         return map(self.after, count(1))
+
+
+async def retried(
+    work: Callable[[], Awaitable[T]],
+    failure: type[Exception],
+    event: str,
+    *,
+    unless: tuple[type[Exception], ...] = (),
+    backoff: Iterable[float] = Backoff(),
+    **facts: object,
+) -> T:
+    """Return the result of `work`, which runs again after each `failure` except `unless`; cancellation ends it.
+
+    Each failure is logged as a warning: `event` with `facts`, the error and the seconds until the next attempt.
+    """
+    pauses = iter(backoff)
+    while True:
+        try:
+            return await work()
+        except unless:
+            raise
+        except failure as error:
+            import structlog  # takes its time, and the command line imports this module at every start
+
+            pause = next(pauses)
+            structlog.get_logger().warning(event, retry_seconds=pause, error=str(error), **facts)
+        await asyncio.sleep(pause)  # nothing tells when the next attempt would succeed
 
 
 async def wait_until(event: asyncio.Event, seconds: float | None) -> bool:

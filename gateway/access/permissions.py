@@ -11,7 +11,7 @@ import structlog
 
 from gateway.models.selection import Runtime
 from hermes_state.admin.pairings import UserRole, load_roles
-from hermes_state.aio import Backoff
+from hermes_state.aio import retried
 from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import queue_steers
 from hermes_state.store.writer import Store
@@ -54,19 +54,17 @@ class AccessControl:
         Called at the start and after every change of access. Tries until it could.
         """
         async with self._loading:  # one at a time: a look taken earlier must not have the last word
-            for pause in Backoff():
-                try:
-                    self._paired = await self._store.read(load_roles)
-                    await self._store.write(queue_steers, self.has_access)
-                    self._changed.set()
-                    self._changed = asyncio.Event()
-                    log.debug("access.loaded", paired=len(self._paired))
-                    break
-                except StoreUnavailable as error:
-                    log.warning("access.stale", retry_seconds=pause, error=str(error))
-                await asyncio.sleep(pause)  # a revocation that is stored must hold: nothing else would bring it here
+            # A stored revocation must take effect, and nothing else would bring it here.
+            await retried(self._load, StoreUnavailable, "access.stale")
         if self.on_loaded is not None:
             await self.on_loaded()
+
+    async def _load(self) -> None:
+        self._paired = await self._store.read(load_roles)
+        await self._store.write(queue_steers, self.has_access)
+        self._changed.set()
+        self._changed = asyncio.Event()
+        log.debug("access.loaded", paired=len(self._paired))
 
     async def follow(self, changed: asyncio.Event) -> None:
         """Load again each time the configuration has changed; until cancelled."""

@@ -13,7 +13,7 @@ import structlog
 from gateway.cluster.lanes import LockedChats, end_stopped, load_of
 from gateway.turns.lanes import LaneRegistry, RunCommand
 from gateway.turns.ownership import AllChats, Ownership
-from hermes_state.aio import Backoff, cancel_all, run_until
+from hermes_state.aio import Backoff, cancel_all, retried, run_until
 from hermes_state.errors import StateError
 from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, SeatLock, SeatLost
 from hermes_state.values import ChatId, TurnId
@@ -223,16 +223,12 @@ class Node:
         await seat.close()
 
     async def _start_again(self) -> None:
-        for pause in Backoff(0.2, 2.0):
-            try:
-                await self._lanes.let_go(*self._lanes.own.values())
-                await self.start()
-            except StateError as error:
-                log.warning("seat.missing", error=str(error), retry_seconds=pause)
-            else:
-                log.info("seat.taken")
-                return
-            await asyncio.sleep(pause)  # the database gives no sign when it answers again
+        async def start() -> None:
+            await self._lanes.let_go(*self._lanes.own.values())
+            await self.start()
+
+        await retried(start, StateError, "seat.missing", backoff=Backoff(0.2, 2.0))
+        log.info("seat.taken")
 
     def _take_hint(self, hint: Hint) -> None:
         self._hints_received += 1

@@ -21,7 +21,7 @@ from gateway.commands.registry import (
 )
 from gateway.outbound.delivery import Delivery
 from hermes_state import inbox, outbox
-from hermes_state.aio import Backoff, cancel_all, track
+from hermes_state.aio import Backoff, cancel_all, retried, track
 from hermes_state.chats import Chat, load_chat
 from hermes_state.errors import CommandError, StateError, StoreUnavailable
 from hermes_state.inbox import InboxRow, InboxState
@@ -129,19 +129,16 @@ class CommandRunner:
 
     async def _run_stored(self, inbox_id: InboxId) -> None:
         """Carry out a stored command, with patience: in the queue it could wait behind the turn that it is about."""
-        for pause in RETRY_BACKOFF:
-            try:
-                row = await self._context.store.read(inbox.load, inbox_id)
-                if row is not None:
-                    await self.run_queued(row)
-            except StateError as error:
-                log.warning("command.delayed", inbox_id=inbox_id, retry_seconds=pause, error=str(error))
-            except Exception:  # the chat boundary: one command must not end the daemon
-                log.exception("command.crashed", inbox_id=inbox_id)
-                return
-            else:
-                return
-            await asyncio.sleep(pause)  # the database gives no sign when it answers again
+
+        async def run() -> None:
+            row = await self._context.store.read(inbox.load, inbox_id)
+            if row is not None:
+                await self.run_queued(row)
+
+        try:
+            await retried(run, StateError, "command.delayed", backoff=RETRY_BACKOFF, inbox_id=inbox_id)
+        except Exception:  # the chat boundary: one command must not end the daemon
+            log.exception("command.crashed", inbox_id=inbox_id)
 
     async def _decide(self, row: InboxRow, chat: Chat) -> CommandResult:
         """Decide what the command does; every refusal is an answer."""

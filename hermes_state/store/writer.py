@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
-from hermes_state.aio import Backoff
+from hermes_state.aio import retried
 from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.store.batch import WriteRequest
 from hermes_state.store.sql import Connection
@@ -121,16 +122,8 @@ class Store(ABC):
 
         For functions whose effect must not be lost (an answer that cost a model call) and whose second run is harmless.
         """
-        for pause in Backoff():
-            try:
-                return await self.write(fn, *args, **kwargs)
-            except StoreUnavailable as error:
-                import structlog  # takes its time, and the command line imports this module at every start
-
-                log = structlog.get_logger()
-                log.warning("store.write_delayed", function=fn.__name__, retry_seconds=pause, error=str(error))
-            await asyncio.sleep(pause)  # the database gives no sign when it has room again
-        raise AssertionError("a backoff never ends")
+        call = partial(self.write, fn, *args, **kwargs)
+        return await retried(call, StoreUnavailable, "store.write_delayed", function=fn.__name__)
 
     async def read(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `fn(db, *args)` on one consistent snapshot and return its result; `READ_SECONDS` bound it.

@@ -4,6 +4,7 @@ import asyncio
 from itertools import islice
 
 import pytest
+from structlog.testing import capture_logs
 
 from hermes_state import aio
 from hermes_state.aio import (
@@ -13,6 +14,7 @@ from hermes_state.aio import (
     cancel_all,
     make_way,
     own_cancellation,
+    retried,
     run_until,
     track,
     wait_until,
@@ -139,3 +141,25 @@ async def test_a_slot_is_free_again_after_an_error() -> None:
         with pytest.raises(ValueError, match="broken"):
             async with slots.taken_by("one"):
                 raise ValueError("broken")
+
+
+async def test_work_is_retried_after_its_failure_alone() -> None:
+    outcomes: list[Exception | int] = [KeyError("one"), KeyError("two"), 7, ValueError("three"), FileNotFoundError()]
+
+    async def work() -> int:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    with capture_logs() as logs:
+        assert await retried(work, KeyError, "work.delayed", backoff=Backoff(0.001, 0.002), task=1) == 7
+    told = {"event": "work.delayed", "log_level": "warning", "task": 1}
+    assert logs == [
+        {**told, "error": "'one'", "retry_seconds": 0.001},
+        {**told, "error": "'two'", "retry_seconds": 0.002},
+    ]
+    with pytest.raises(ValueError, match="three"):
+        await retried(work, KeyError, "work.delayed")
+    with pytest.raises(FileNotFoundError):
+        await retried(work, OSError, "work.delayed", unless=(FileNotFoundError,))
