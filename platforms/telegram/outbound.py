@@ -129,6 +129,8 @@ class TelegramSender:
             return is_refused(error, NOT_MODIFIED)
         except TelegramError as error:
             raise translated(error) from error
+        except UNREADABLE:  # accepted, with an answer that the SDK cannot parse
+            return True
         return True
 
     async def _send(

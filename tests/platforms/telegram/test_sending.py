@@ -400,6 +400,15 @@ class TestRefusals:
             with pytest.raises(SendAmbiguous, match="names no message"):
                 await telegram.adapter.send(request(telegram.direct_chat, "more"))
 
+    async def test_a_draft_is_shown_though_its_answer_has_an_unknown_shape(
+        self, telegram: TelegramHarness, intake: RecordingIntake
+    ) -> None:
+        async with running(telegram.adapter, intake):
+            await telegram.fault(match="sendMessageDraft", kind="altered", fields={"kind": "of a later Bot API"})
+            assert await telegram.adapter.show(preview(telegram.direct_chat, "half an ans")) is None
+        assert len((await telegram.get("faults"))["fired"]) == 1
+        assert await telegram.sent("sendMessage$") == []
+
     async def test_silence_after_sending_is_ambiguous(self, telegram: TelegramHarness, intake: RecordingIntake) -> None:
         adapter = telegram.another_adapter(request_seconds=1.0)
         async with running(adapter, intake):
