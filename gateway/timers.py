@@ -96,8 +96,12 @@ class Timer:
         return None if seconds is None else min(max(0.0, seconds), self._longest_seconds)
 
 
-async def run_timers(works: Mapping[Timer, TimerWork]) -> None:
-    """Run the jobs of timers until cancelled; returns after the jobs that are running have ended."""
+async def run_timers(works: Mapping[Timer, TimerWork], pause: float = 0.0) -> None:
+    """Run the jobs of timers until cancelled; returns after the jobs that are running have ended.
+
+    APScheduler is imported after `pause` seconds.
+    """
+    await asyncio.sleep(pause)
     scheduling = await asyncio.to_thread(importlib.import_module, "apscheduler.schedulers.asyncio")
     # A late job runs once instead of being dropped: the default drops it after a second.
     defaults = {"misfire_grace_time": None, "coalesce": True}
