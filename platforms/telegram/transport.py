@@ -25,8 +25,6 @@ RETRY_AFTER_SECONDS = 5.0
 MAX_BODY_BYTES = 16_000_000
 """Longest answer, in bytes; a batch of updates has a tenth of it."""
 
-_FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-
 CLOSE_SECONDS = 5
 """Longest closing of connections, in seconds: a black-holed peer never answers the goodbye."""
 
@@ -150,19 +148,18 @@ class BotApiRequest(BaseRequest):
 
     @asynccontextmanager
     async def _open(
-        self, method: str, url: str, silent_seconds: float, data: aiohttp.FormData | str | None = None
+        self, method: str, url: str, silent_seconds: float, data: aiohttp.FormData | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
             raise NotSentError("the adapter is shutting down")
         timeout = aiohttp.ClientTimeout(
             total=None, connect=self._connect_seconds, sock_connect=self._connect_seconds, sock_read=silent_seconds
         )
-        headers = _FORM if isinstance(data, str) else None
         # Only the kind of a failure is told: the texts of aiohttp's errors may hold the address, and so the token.
         try:
             # The Bot API redirects nobody: another server would be told what was said, and the token.
             async with self._session.request(
-                method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+                method, url, data=data, timeout=timeout, allow_redirects=False
             ) as response:
                 yield response
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL) as error:
@@ -171,10 +168,8 @@ class BotApiRequest(BaseRequest):
             raise AmbiguousRequestError(f"the connection to the Bot API broke ({type(error).__name__})") from None
 
 
-def _encoded(request_data: RequestData) -> aiohttp.FormData | str:
+def _encoded(request_data: RequestData) -> aiohttp.FormData:
     """Parameters as a form, of several parts if there are files."""
-    if not request_data.contains_files:
-        return request_data.url_encoded_parameters()
     form = aiohttp.FormData(request_data.json_parameters, quote_fields=False)  # quoted, people would see names with %20
     for name, (filename, content, mime) in request_data.multipart_data.items():
         form.add_field(name, content, filename=filename, content_type=mime)
