@@ -47,10 +47,11 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
 from gateway.schedules.jobs import JobRunner
-from gateway.schedules.runner import ScheduleRunner, schedule_timer, schedule_zone
+from gateway.schedules.runner import ScheduleRunner, schedule_zone
 from gateway.signals import SignalHandler
+from gateway.timers import LOOK_SECONDS, Timer
 from gateway.tools import ToolBuilder
-from gateway.turns.approvals import ApprovalRunner, approval_timer
+from gateway.turns.approvals import MAX_SLEEP_SECONDS, ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.fetching import AttachmentFetcher
 from gateway.turns.lanes import LaneRegistry
@@ -150,7 +151,7 @@ class _Daemon:
             clock=clock,
             is_admin=self._tools.is_admin,
         )
-        self._asked = approval_timer()
+        self._asked = Timer("approvals", MAX_SLEEP_SECONDS)
         agent, models = self._assemble(loaded)
         self._runtime = Runtime(config=loaded.config, agent=agent, models=models)
         self._access: AccessControl = AccessControl(store, self._runtime)
@@ -242,7 +243,7 @@ class _Daemon:
             scaler=self._scaler,
             deliver=self._delivery.wake,
             clock=self._clock,
-            rescheduled=schedule_timer(),
+            rescheduled=Timer("schedules", LOOK_SECONDS),
         )
 
     def _make_schedules(self) -> ScheduleRunner:

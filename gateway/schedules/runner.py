@@ -1,7 +1,7 @@
 """Runner of schedules: messages that come back into chats at their time."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from zoneinfo import ZoneInfoNotFoundError
 
@@ -11,7 +11,7 @@ from agent.tools.schedules.times import is_local, last_occurrence, next_occurren
 from gateway.access.permissions import AccessControl
 from gateway.config.settings import Config
 from gateway.models.selection import Runtime
-from gateway.timers import LOOK_SECONDS, Timer
+from gateway.timers import Timer
 from gateway.turns.lanes import LaneRegistry
 from hermes_state.errors import ToolError
 from hermes_state.store.writer import Store
@@ -33,11 +33,6 @@ LATE_NOTE = "it was due at {key} ({zone}) and comes late, for the gateway or its
 MISSED_NOTE = "the times before that one passed while the gateway or its machine was not running, and are left out"
 
 
-def schedule_timer() -> Timer:
-    """Timer of a `ScheduleRunner`, which others may wake before the runner is made."""
-    return Timer("schedules", LOOK_SECONDS)
-
-
 @dataclass(slots=True, kw_only=True)
 class ScheduleRunner:
     """Fires the schedules that are due, however many there are."""
@@ -48,7 +43,7 @@ class ScheduleRunner:
     lanes: LaneRegistry
     deliver: Callable[[ChatId], None]
     clock: Clock
-    timer: Timer = field(default_factory=schedule_timer)
+    timer: Timer
     """Timer of `fire`. It is woken when a schedule was stored or changed."""
 
     async def fire(self) -> float | None:

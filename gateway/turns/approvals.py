@@ -1,7 +1,7 @@
 """Expiry of questions: a turn that waits too long, or for an answer that cannot come any more, goes on with a no."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
@@ -24,11 +24,6 @@ NO_ACCESS = "Withdrawn, because the person has no access any more,"
 NO_ADMIN = "Refused, because no admin can be reached any more,"
 
 
-def approval_timer() -> Timer:
-    """Timer of an `ApprovalRunner`, which others may wake before the runner is made."""
-    return Timer("approvals", MAX_SLEEP_SECONDS)
-
-
 @dataclass(slots=True, kw_only=True)
 class ApprovalRunner:
     """Expires questions when their time is over."""
@@ -38,7 +33,7 @@ class ApprovalRunner:
     role_of: Callable[[UserRef], UserRole | None]
     load_admin_chats: Callable[[Connection], Sequence[ChatId]]
     clock: Clock
-    timer: Timer = field(default_factory=approval_timer)
+    timer: Timer
     """Timer of `expire`. It is woken when a question was stored or closed, and when access or the reach of a chat has
     changed."""
 

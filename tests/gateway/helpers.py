@@ -38,8 +38,8 @@ from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
 from gateway.schedules.runner import ScheduleRunner
-from gateway.timers import run_timers
-from gateway.turns.approvals import ApprovalRunner, approval_timer
+from gateway.timers import LOOK_SECONDS, Timer, run_timers
+from gateway.turns.approvals import MAX_SLEEP_SECONDS, ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.fetching import AttachmentFetcher
 from gateway.turns.lanes import LaneRegistry
@@ -359,7 +359,7 @@ class TestGateway:
             clock=self.clock,
             pending=CompressionRegistry(),
         )
-        self.asked = approval_timer()
+        self.asked = Timer("approvals", MAX_SLEEP_SECONDS)
         """Set when a question waits for its answer, or the clock was put forward."""
         self.live = Runtime(config=config, agent=agent, models=ModelRegistry(config.model.route, make))
         self._folder = folder
@@ -426,6 +426,7 @@ class TestGateway:
             lanes=self.lanes,
             deliver=self.delivery.wake,
             clock=clock,
+            timer=Timer("schedules", LOOK_SECONDS),
         )
         context = CommandContext(
             store=store,

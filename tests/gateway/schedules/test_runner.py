@@ -348,7 +348,7 @@ async def test_what_schedules_bring_takes_no_room_from_their_creators_messages(s
 async def test_a_change_that_nobody_told_the_timer_of_comes_all_the_same(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.schedules.runner.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("tests.gateway.helpers.LOOK_SECONDS", 0.02)
     clock = SetClock("2026-11-23T07:30")
     async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
         await gateway.ask("hello")
