@@ -18,13 +18,14 @@ ALLOWED = {
         *("_connection", "_from_json", "_get_guild_channel", "_handlers", "_hooks", "_last_ack"),
     },
     # The public module imports the types of all resources: 11 to 17 MB and 0.2 to 0.4 s.
-    "agent/model/protocols/openai.py": {
+    "agent/model/protocols/openai_sdk.py": {
         "openai._base_client.DefaultAioHttpClient",
         "openai._client.AsyncOpenAI",
+        "openai._exceptions.APIConnectionError",
         "openai._exceptions.APIStatusError",
     },
     # httpx2 does not tell which transports a client has made, and they must use sessions of ours.
-    "agent/model/http.py": {"_mounts", "_transport"},
+    "agent/model/connections.py": {"_mounts", "_transport"},
     # asyncio has no public method that closes the pipes of a process that has ended.
     "agent/tools/mcp/stdio.py": {"_transport"},
 }
@@ -76,12 +77,25 @@ def defined_names(tree: ast.Module) -> set[str]:
     return names
 
 
+@cache
+def _imported_by(path: Path) -> set[Path]:
+    return _imported_modules(_parsed(path))
+
+
+@cache
+def _defined_in(path: Path) -> set[str]:
+    return defined_names(_parsed(path))
+
+
 def private_names(tree: ast.Module) -> set[str]:
     """Private modules and attributes of other packages that a module uses.
 
-    An attribute belongs to another package if neither the module nor one of ours that it imports from defines its name.
+    An attribute belongs to another package if neither the module, nor one of ours that it imports from, nor one that
+    those import from defines its name: a class may inherit over two modules.
     """
-    own = defined_names(tree).union(*(defined_names(_parsed(path)) for path in _imported_modules(tree)))
+    near = _imported_modules(tree)
+    modules = near.union(*map(_imported_by, near))
+    own = defined_names(tree).union(*map(_defined_in, modules))
     found = {f"{module}.{name}" for module, name in _imports_from(tree)}
     for node in ast.walk(tree):
         match node:
