@@ -84,7 +84,7 @@ def known_parts(value: Any, read: Callable[[Any], object], dropped: list[str], p
         parts = [known_parts(one, lambda part: read([part]), dropped, path) for one in value]
         return [part for part in parts if part is not None] or None
     items = value.items() if isinstance(value, dict) else ()
-    nested = {key: part for key, part in items if isinstance(part, dict | list)}
+    nested = {key: part for key, part in items if isinstance(part, dict) or (part and isinstance(part, list))}
     plain = {key: part for key, part in items if key not in nested}
     # An object may need one of the objects in it: a message needs its chat.
     for base in (plain, *({**plain, key: part} for key, part in nested.items())) if items else ():
