@@ -103,6 +103,7 @@ async def run_timers(works: Mapping[Timer, TimerWork], pause: float = 0.0) -> No
     """
     await asyncio.sleep(pause)
     scheduling = await asyncio.to_thread(importlib.import_module, "apscheduler.schedulers.asyncio")
+    await asyncio.to_thread(importlib.import_module, "apscheduler.executors.asyncio")  # else its start imports it
     # A late job runs once instead of being dropped: the default drops it after a second.
     defaults = {"misfire_grace_time": None, "coalesce": True}
     scheduler: AsyncIOScheduler = scheduling.AsyncIOScheduler(timezone=UTC, job_defaults=defaults)

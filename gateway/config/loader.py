@@ -15,6 +15,7 @@ An empty value counts as not set.
 import difflib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,6 +23,7 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.config.context_settings import SummaryModelConfig
 from gateway.config.errors import ConfigRejected, details_of, did_you_mean, problem
 from gateway.config.fields import (
     BLOCKS,
@@ -46,7 +48,7 @@ from gateway.config.files import (
     read_env_file,
     read_yaml,
 )
-from gateway.config.old_keys import OLD_KEYS, Chosen, carried, notice, old_overrides, parted
+from gateway.config.old_keys import OLD_BLOCKS, OLD_KEYS, Chosen, carried, notice, old_overrides, parted
 from gateway.config.settings import Config
 from gateway.config.types import field_choices, is_secret
 from hermes_state.errors import ConfigError
@@ -130,8 +132,16 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
         home=state.home,
         warnings=warnings,
         sources={dotted(key): chosen[key][1] if key in chosen else DEFAULT_SOURCE for key in FIELDS},
-        old_secrets=tuple(str(value) for key, (value, _) in old.items() if key[-1] == "api_key" and value),
+        old_secrets=tuple(_secrets_of_old(old)),
     )
+
+
+def _secrets_of_old(old: Chosen) -> Iterator[str]:
+    """The secrets in old blocks of tasks, whose keys were those that `auxiliary.compression` has."""
+    for key, (value, _) in old.items():
+        if len(key) == 3:
+            with suppress(ValidationError):
+                yield from secrets_of(SummaryModelConfig.model_validate({key[-1]: value}))
 
 
 def find_store_url(environ: Mapping[str, str]) -> str | None:
@@ -310,6 +320,9 @@ def _unknown_keys(file: YamlFile, values: Mapping[str, Any], above: KeyPath = ()
             elif value is not None:
                 inner = ", ".join(dotted(known) for known in FIELDS if known[: len(key)] == key)
                 yield key, f"{file.position(key)}: {dotted(key)} is a block of keys ({inner}), not a value"
+        elif key in OLD_BLOCKS and isinstance(value, Mapping):
+            for part in ((*key, str(inner)) for inner in value):
+                yield part, f"{file.position(part)}: unknown key {dotted(part)}"
         elif key not in FIELDS:
             yield key, f"{file.position(key)}: unknown key {dotted(key)}{_suggestion(key)}"
 

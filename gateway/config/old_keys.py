@@ -66,7 +66,7 @@ REPLACED: Final[Mapping[str, str]] = {
 """Keys that other keys replace."""
 
 OLD_KEYS: Final = frozenset(tuple(key.split(".")) for key in (*FIXED, *REPLACED))
-_OLD_BLOCKS: Final = frozenset(key[:end] for key in OLD_KEYS for end in range(1, len(key)))
+OLD_BLOCKS: Final = frozenset(key[:end] for key in OLD_KEYS for end in range(1, len(key)))
 
 
 def parted(values: Mapping[str, Any], above: KeyPath = ()) -> tuple[dict[str, Any], dict[KeyPath, Any]]:
@@ -81,7 +81,7 @@ def parted(values: Mapping[str, Any], above: KeyPath = ()) -> tuple[dict[str, An
         key = (*above, str(name))
         if key in OLD_KEYS:
             old[key] = value
-        elif key in _OLD_BLOCKS and isinstance(value, Mapping | None):
+        elif key in OLD_BLOCKS and isinstance(value, Mapping | None):
             inner, found = parted(value or {}, key)
             old |= found
             kept |= {name: inner} if inner else {}
@@ -108,7 +108,7 @@ def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
             found["auxiliary", task] = "off", old[chooser][1]
         elif model in old:  # which was asked whatever the mode
             is_elsewhere = any(("auxiliary", task, key) in old for key in ("protocol", "base_url", "api_key"))
-            if _word(old, model) in names and not is_elsewhere:
+            if _word(old, model) in names - {"auto", "main", "off"} and not is_elsewhere:
                 found["auxiliary", task] = old[model]
         elif _word(old, chooser) == "same-as-main":
             found["auxiliary", task] = "main", old[chooser][1]
@@ -129,7 +129,8 @@ def notice(key: KeyPath, where: str, chosen: Chosen) -> str:
     if key == _MODE:
         words = " and, for each other task, by a word such as auxiliary.title: main"
     value, _ = chosen.get(tuple(new.split(".")), ("auto" if words else "not set", ""))
-    return f"{where}: {name} is an old key, replaced by {new}{words}; {new} is now {value}"
+    state = "cannot be used" if isinstance(value, Mapping | list) else f"is now {value}"
+    return f"{where}: {name} is an old key, replaced by {new}{words}; {new} {state}"
 
 
 def old_overrides(models: object) -> Iterator[KeyPath]:

@@ -100,7 +100,7 @@ def _value(text: str, redact: Redact) -> object:
     try:
         value = json.loads(text)  # which keeps long numbers
         return orjson.loads(redact(orjson.dumps(value).decode()))  # escapes would hide a secret
-    except (ValueError, RecursionError):  # no JSON, or numbers that no encoder accepts
+    except (TypeError, ValueError, RecursionError):  # no JSON, or numbers that no encoder accepts
         return redact(text)
 
 

@@ -8,6 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from gateway.cli import app
+from gateway.config.errors import ConfigRejected
 from gateway.config.fields import FIELDS, dotted, variable_name
 from gateway.config.old_keys import FIXED, OLD_KEYS, REPLACED
 from gateway.config.settings import Config
@@ -57,6 +58,17 @@ def test_a_secret_of_an_old_key_is_still_redacted(load: Load) -> None:
     assert "sk-of-old" in load("", HERMES_AUXILIARY__TITLE__API_KEY="sk-of-old").secrets()
     file = "auxiliary: {flush: {api_key: sk-in-a-file}}"
     assert "sk-in-a-file" in load(file).secrets()
+    file = """auxiliary: {title: {base_url: "https://u:hunter2pw@h.example/v1", extra_body: {api_key: abcdef123456},
+      extra_headers: {Authorization: "Bearer 9f8e7d6c5b4a"}}}"""
+    assert {"hunter2pw", "abcdef123456", "Bearer 9f8e7d6c5b4a"} <= set(load(file).secrets())
+    assert load("", HERMES_AUXILIARY__TITLE__API_KEY=b"ab\xffcdef".decode(errors="surrogateescape")).secrets() == ()
+
+
+def test_a_misspelt_key_beside_an_old_one_is_named_without_its_value(load: Load) -> None:
+    with pytest.raises(ConfigRejected) as refused:
+        load("auxiliary: {title: {mode: custom, model: x, apikey: abcdef-live-1234}}")
+    assert "unknown key auxiliary.title.apikey" in str(refused.value)
+    assert "abcdef-live-1234" not in f"{refused.value} {refused.value.warnings}"
 
 
 def test_an_old_key_for_one_model_is_named_and_the_others_hold(load: Load) -> None:
