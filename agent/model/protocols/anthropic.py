@@ -50,6 +50,11 @@ class AnthropicModel(HttpChatModel):
     def __init__(self, endpoint: EndpointSettings) -> None:
         # The SDK's paths begin with the version; people who are used to other SDKs have it in the address.
         base_url = re.sub(r"/v1/?$", "", endpoint.base_url or BASE_URL)
+        headers: dict[str, Any] = dict(endpoint.extra_headers)
+        for name in headers:
+            if name.lower() == "authorization" and not headers[name]:
+                headers[name] = anthropic.omit  # the SDK refuses to send an empty one
+        endpoint = replace(endpoint, extra_headers=headers)
         super().__init__(endpoint, "anthropic", ANTHROPIC_SDK, base_url, "/v1/messages")
         self._default_max_tokens = endpoint.default_max_tokens
         self._cache_ttl = endpoint.cache_ttl if marks_prompts(self.name, self.route) else None

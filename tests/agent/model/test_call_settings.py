@@ -64,6 +64,15 @@ async def test_nothing_is_said_that_nobody_has_set(way: Way, server: labkit.Serv
         assert key not in body
 
 
+async def test_an_empty_authorization_is_no_error(way: Way, server: labkit.Server, llm: LLM) -> None:
+    """For proxies that want another header in its place."""
+    async with way.dialled(server.url, extra_headers={"Authorization": "", "x-proxy-key": "sesame"}) as model:
+        await ask(model)
+    [row] = llm.requests.rows
+    assert row["headers"]["x-proxy-key"] == "sesame"
+    assert "lab-key" not in row["headers"].get("authorization", "")
+
+
 async def test_settings_are_said_in_the_words_of_each_protocol(way: Way, server: labkit.Server, llm: LLM) -> None:
     async with way.dialled(
         server.url, "claude-opus-4-6" if way.protocol == "anthropic" else "lab-128k", **SETTINGS
