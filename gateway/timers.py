@@ -48,7 +48,7 @@ class Timer:
             self._run,
             "interval",
             (work,),
-            seconds=CRASH_SECONDS,
+            days=365,  # after each run the next time is set; a short interval is walked through if the clock jumps
             name=self.name,
             max_instances=2,  # the second one sees that the first one runs, and leaves the work to it
             next_run_time=_after(self._first_seconds),
@@ -61,7 +61,7 @@ class Timer:
 
     def wake(self) -> None:
         """Run the job now, or once more if it is running."""
-        if self._job is not None and self._task is None and not self._is_woken:
+        if self._job is not None and self._task is None:
             self._job.modify(next_run_time=_after(0))
         self._is_woken = True
 
@@ -75,15 +75,20 @@ class Timer:
         if self._task is not None:
             return
         self._task = asyncio.current_task()
+        pause = CRASH_SECONDS
         try:
             seconds: float | None = 0.0
             while self._is_woken or seconds == 0:
                 self._is_woken = False
                 seconds = await self._try(work)
+            pause = self._longest_seconds if seconds is None else seconds
+        except asyncio.CancelledError:
             if self._job is not None:
-                self._job.modify(next_run_time=_after(self._longest_seconds if seconds is None else seconds))
+                raise  # else `stop` came first, and APScheduler would log an error
         finally:
             self._task = None
+            if self._job is not None:
+                self._job.modify(next_run_time=_after(pause))
 
     async def _try(self, work: TimerWork) -> float | None:
         try:

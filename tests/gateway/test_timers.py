@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from structlog.testing import capture_logs
 
@@ -99,6 +99,36 @@ async def test_a_job_runs_at_once_where_the_clock_was_set_back() -> None:
         timer._job.modify(next_run_time=timer._job.next_run_time + timedelta(hours=2))
         timer.look_at_clock()
         await work.next()
+
+
+async def test_a_job_runs_once_after_the_clock_was_set_forward_by_years() -> None:
+    timer, work = Timer("test", HOUR), Work()
+    async with started(timer, work):
+        await work.next()
+        await _rounds()
+        assert timer._job is not None
+        now = datetime.now(UTC)
+        timer._job.modify(next_run_time=now - timedelta(days=10_000))
+        assert len(timer._job._get_run_times(now)) < 100, "APScheduler walks through them on the event loop"
+        await work.next()
+        assert work.begun.empty()
+
+
+async def test_a_job_that_crashed_while_it_was_woken_can_be_woken_again() -> None:
+    timer, reached, crashed = Timer("test", HOUR), asyncio.Semaphore(0), asyncio.Event()
+
+    async def work() -> None:
+        reached.release()
+        if not crashed.is_set():
+            timer.wake()
+            crashed.set()
+            raise RuntimeError("a bug")
+
+    async with started(timer, work), asyncio.timeout(5):
+        await reached.acquire()
+        await _rounds()
+        timer.wake()
+        await reached.acquire()
 
 
 async def test_the_end_waits_for_the_job_that_runs() -> None:
