@@ -322,7 +322,7 @@ def _marked(text: str, start: int, marks: list[MessageEntity]) -> str:
     units, added = text.encode("utf-16-le"), list[tuple[int, int, str]]()
     for one in marks:
         end = one.offset + one.length
-        ends = [at + 1 for at in range(one.offset, end) if units[2 * at : 2 * at + 2] == b"\n\0"]
+        ends = [at + 1 for at in range(one.offset, end - 1) if units[2 * at : 2 * at + 2] == b"\n\0"]
         quote = [(one.offset, 1, "\n> "), *((at, 1, "> ") for at in ends), (end, 1, "\n")]
         added += [(end, 0, f" ({one.url})")] if one.url else quote
     for at, _, words in sorted(added, reverse=True):

@@ -101,6 +101,13 @@ def test_a_mention_by_account_addresses_us_without_our_name() -> None:
     assert (received.is_addressed, received.text) == (True, "what now?")
 
 
+def test_the_line_after_a_quotation_that_ends_with_its_newline_is_the_senders_own() -> None:
+    quoted = {"type": "blockquote", "offset": 0, "length": 13}
+    received = read_one(text="quoted words\n/stop please", entities=[quoted])
+    assert received.text.splitlines()[-1] == "/stop please"
+    assert received.text.startswith("> quoted words")
+
+
 def test_a_reply_to_us_addresses_us_and_quotes_what_it_answers() -> None:
     original = {**message("x" * 600, chat=GROUP), "message_id": 5, "from": US}
     received = read_one(text="why?", chat=GROUP, reply_to_message=original)
