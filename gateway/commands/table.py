@@ -40,7 +40,7 @@ _NAME = Option("name", "the model to choose", has_suggestions=True)
 _LEVEL = Option("level", "how much to think", models.LEVELS)
 _QUESTION = Option("id", "the number of the question, or all")
 _SCOPE = Option("scope", "how long it is allowed", ("once", "session", "always"))
-_REASON = Option("reason", "the reason, for the agent")
+_ANSWER = Option("answer", "the number of the question, or all; then the reason, for the agent")
 _ALL = Option("scope", "all: also drop the waiting messages", ("all",))
 _EXCHANGES = Option("n", "how many exchanges to take back", is_number=True)
 _QUEUED = Option("message", "the message")
@@ -128,7 +128,7 @@ COMMANDS = (
     Command("model", CHANGE, models.model, _MODEL, (_NAME,), suggest=models.names, moderated=".+"),
     Command("think", CHANGE, models.think, _THINK, (_LEVEL,)),
     Command("approve", CONTROL, tools.approve, _APPROVE, (_QUESTION, _SCOPE)),
-    Command("deny", CONTROL, tools.deny, "say no to what the agent asks about", (_QUESTION, _REASON)),
+    Command("deny", CONTROL, tools.deny, "say no to what the agent asks about", (_ANSWER,)),
     Command("tools", READ, tools.tools, "what the agent may use here, and why", actions=_TOOLS_ACTIONS),
     Command("stop", CONTROL, stop.stop, "end the running turn; `all` also drops what waits", (_ALL,)),
     Command(
