@@ -1,4 +1,4 @@
-"""The lanes of a node in a cluster: it works in the chats whose locks it has, and queues for the others."""
+"""Ownership of chats in a cluster: a node works in a chat while it has the lock of that chat."""
 
 import asyncio
 import time
@@ -17,35 +17,35 @@ from hermes_state.values import ChatId, TurnId
 STOPPED_ELSEWHERE = "stopped at another node"
 
 MAX_ASKED = 500
-"""Most chats whose locks are asked for at one time."""
+"""Largest number of locks in one request."""
 BUSY_LOAD = 0.1
-"""Share of the turns that may run from which on a node leaves new messages to idler ones."""
+"""Load from which on a node leaves new messages to other nodes; see `load_of`."""
 MIN_TURN_SECONDS = 0.1
-"""Seconds in which no other node takes a turn up and ends it. One that did has its answer: ours is refused then."""
+"""Seconds after which another node may have finished a turn that was stored here."""
 
 
 def load_of(lanes: LaneRegistry) -> float:
-    """Share of the turns that may run which run now."""
+    """Running turns as a share of `sessions.max_turns`."""
     return len(lanes.active) / lanes.runtime.config.sessions.max_turns
 
 
 def end_stopped(lanes: LaneRegistry, turn_id: TurnId) -> None:
-    """End the work on a turn whose stop another node has stored."""
+    """Stop a running turn after another node has stored its stop."""
     for active in lanes.active.values():
         if active.turn.id == turn_id and active.stop_reason is None:
             active.begin_stop(STOPPED_ELSEWHERE).settle_stop()
 
 
 class LockedChats:
-    """Ownership of a node: a chat is its own while it has the chat's lock."""
+    """Ownership of a node that shares its database with other nodes."""
 
     def __init__(self, lanes: LaneRegistry, seat: Seat) -> None:
         self._lanes = lanes
         self._seat = seat
         self._queue = ChatQueue()
-        """Chats of which it has to be found out whether another node works in them."""
+        """Chats with work whose locks this node does not have yet."""
         self._stored_at: dict[ChatId, float] = {}
-        """Times from which on turns may be stored that wait for their lane here, by the monotonic clock."""
+        """Earliest time at which the turn of a waiting chat was stored, by the monotonic clock."""
         self._taking: asyncio.Task[None] | None = None
 
     @property
@@ -61,7 +61,7 @@ class LockedChats:
         return load_of(self._lanes) >= BUSY_LOAD
 
     async def sweep(self) -> None:
-        """Look for work that nobody does, as far as this node knows; what has waited for longest comes first."""
+        """Queue the chats that have work and no lane here, the one that has waited longest first."""
         self._queue.begin_look()
         found = await self._lanes.store.read(inbox.load_chats_with_waiting)
         self._queue.end_look(found, served=self._lanes.served)
@@ -81,7 +81,7 @@ class LockedChats:
         self._take_soon()
 
     async def serve(self, chat_id: ChatId, work: Work, started: RunningTurn | None) -> None:
-        """Work in a chat whose lock this node has, and give that back."""
+        """Run the work of a chat whose lock this node has, then release the lock."""
         with suppress(StateError):  # a sweep finds what is left
             try:
                 await work(await self._still_open(chat_id))
@@ -94,7 +94,7 @@ class LockedChats:
         self._take_soon()
 
     async def can_fetch(self, chat_id: ChatId) -> bool:
-        """True where this node serves the chat's account."""
+        """Return True if this node serves the account of the chat."""
         chat = await self._lanes.store.read_short(load_chat, chat_id)
         return self._lanes.turns.adapters.claim_of(chat.key) is not None
 
@@ -109,13 +109,13 @@ class LockedChats:
         return await self._lanes.store.read_short(find_unended, own)
 
     def _take_soon(self) -> None:
-        """Take chats of the queue, if there are any and there is room."""
+        """Start a task that takes locks for the queue, if it can take any."""
         is_taking = self._taking is not None and not self._taking.done()
         if self._queue and self._lanes.room > 0 and self._lanes.works_by(self) and not is_taking:
             self._taking = self._lanes.begin(self._take_chats(), "lanes")
 
     async def _take_chats(self) -> None:
-        """Begin to work in the chats that wait, the first of those that no other node has, while there is room."""
+        """Take the locks of waiting chats in their order, and open their lanes, while there is room."""
         lanes, queue, seat = self._lanes, self._queue, self._seat
         with suppress(StateError):  # a sweep finds what is left
             while queue and (room := lanes.room) > 0 and lanes.works_by(self):

@@ -1,4 +1,4 @@
-"""What look-ups share: the base of their requests, and chats, sessions and messages by the names that people write."""
+"""Base of look-up requests, and the names by which people refer to chats, sessions and messages."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Replies as the parts that a platform is sent."""
+"""Rendering of replies into the parts that are sent to a platform."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ FILE_NAME = "reply.md"
 async def render_reply(
     adapter: PlatformAdapter, written: WrittenReply, max_parts: int, zone: tzinfo
 ) -> Sequence[OutboundPart]:
-    """Render a reply into at least one part. Its footer stands in the last one: with all of the reply, or alone.
+    """Render a reply into at least one part. The last part holds the footer, with the whole reply or alone.
 
     `zone` is the time zone of the times that people read.
     """
@@ -68,7 +68,7 @@ async def _rendered(adapter: PlatformAdapter, written: WrittenReply, max_parts: 
 
 
 def file_of(part: OutboundPart, files: AttachmentFolder) -> OutboundFile | None:
-    """The file that a part is sent with."""
+    """Return the file of a part, None if it has none."""
     if (kept := part.attached) is not None:
         return OutboundFile(
             name=kept.name,

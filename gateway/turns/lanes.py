@@ -253,7 +253,7 @@ class LaneRegistry:
         await self.sweep()
 
     async def sweep(self) -> None:
-        """Look in the database for work that nobody does. Raises `StateError`."""
+        """Find chats in the database that have work and no lane. Raises `StateError`."""
         if self._ownership is not None:
             await self._ownership.sweep()
 
@@ -274,18 +274,18 @@ class LaneRegistry:
 
     @property
     def room(self) -> int:
-        """Lanes that may be opened now: in one more, a turn would wait for its slot."""
+        """Number of lanes that can be opened now without a turn that waits for a slot."""
         return self.runtime.config.sessions.max_turns - len(self._lanes)
 
     def has_room(self, ahead: int = 0) -> bool:
-        """A turn that is started now, behind so many, runs at once, and no other has waited for its place."""
+        """Return True if a turn that starts now, behind `ahead` others, runs at once and overtakes no chat."""
         ownership = self._ownership
         is_open = ownership is not None and self.works_by(ownership) and not ownership.leaves_new
         return is_open and self.room > ahead and not self.slots.locked()
 
     @property
     def has_queue(self) -> bool:
-        """Chats wait for the place of one that is worked in."""
+        """True if a lane should end after its turn, because other chats wait for its place."""
         return self._ownership is not None and self._ownership.has_queue
 
     def wake(
@@ -315,7 +315,7 @@ class LaneRegistry:
             del self.own[turn.chat_id]
 
     async def can_fetch(self, chat_id: ChatId) -> bool:
-        """This process can fetch the files of a chat, or nobody can."""
+        """Return False if another process must fetch the files of a chat."""
         return self._ownership is None or await self._ownership.can_fetch(chat_id)
 
     async def tell_broken(self, chat_id: ChatId) -> None:

@@ -1,4 +1,4 @@
-"""Which chats this process works in: all of them for one daemon, those whose lock it has in a cluster."""
+"""Ownership of chats: a single daemon works in every chat, a node of a cluster in those whose lock it has."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,34 +10,34 @@ from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId
 
 Work: TypeAlias = Callable[[RunningTurn | None], Awaitable[None]]
-"""Works in a chat until nothing waits there; begins with a turn that was stored for it, if there is one."""
+"""Works in a chat until no work is left. It begins with the given turn, if there is one."""
 
 
 class Ownership(Protocol):
-    """Says when a lane may open. It lasts until the registry of lanes abandons it."""
+    """Decides when a lane may open. It ends when the registry of lanes abandons it."""
 
     @property
     def leaves_new(self) -> bool:
-        """New messages are left to others, or have to wait for their turn here."""
+        """True if this process should not start a turn for a new message at once."""
 
     @property
     def has_queue(self) -> bool:
-        """Chats wait for the place of one that is worked in."""
+        """True if a lane should end after its turn, because other chats wait for its place."""
 
     async def sweep(self) -> None:
-        """Look in the database for work that nobody does. Raises `StateError`."""
+        """Find chats in the database that have work and no lane. Raises `StateError`."""
 
     def want(self, chat_id: ChatId, started: RunningTurn | None, asked_at: float, *, is_new: bool) -> None:
-        """Open a lane for a chat in which work waits, now or later; the values are those of `LaneRegistry.wake`."""
+        """Open a lane for a chat that has work, now or later. The arguments are those of `LaneRegistry.wake`."""
 
     async def serve(self, chat_id: ChatId, work: Work, started: RunningTurn | None) -> None:
-        """Do the work of a lane that was opened."""
+        """Run the work of an open lane."""
 
     def note_end(self, chat_id: ChatId, is_woken: bool) -> None:
-        """A lane has gone; `is_woken`: more work came while it went."""
+        """Note that a lane has ended. `is_woken`: more work came while it ended."""
 
     async def can_fetch(self, chat_id: ChatId) -> bool:
-        """This process can fetch the files of a chat, or nobody can."""
+        """Return False if another process must fetch the files of a chat."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class AllChats:
         await work(started)
 
     def note_end(self, chat_id: ChatId, is_woken: bool) -> None:
-        """Nothing: nobody else waits for the chat."""
+        """Do nothing: no other process waits for the chat."""
 
     async def can_fetch(self, chat_id: ChatId) -> bool:
         return True
