@@ -3,10 +3,16 @@
 A field with a `Setting` is a key of the configuration. The others are bounds that only code sets.
 """
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal, TypeAlias
 
+from pydantic import BeforeValidator
+
+from hermes_state.errors import ToolError
+from hermes_state.kinds import AnyCase, Hosts, Off, Secret, SecretHeaders, Url, Variables, keyed, listed
 from hermes_state.settings import Setting
+from hermes_state.values import ToolEffect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,3 +72,78 @@ class MemorySettings:
     """Longest `MEMORY.md`, of facts about the work."""
     user_size: Annotated[int, Setting(ge=200, le=50_000, unit="characters")] = 1_400
     """Longest `USER.md`, about the person; in a group the longest part of one person in it."""
+
+
+_Patterns: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(listed), Setting()]
+_EFFECTS = {"reads": ToolEffect.READ_ONLY, "writes": ToolEffect.WRITES, "executes": ToolEffect.EXECUTES}
+_EffectWords: TypeAlias = dict[str, Literal["reads", "writes", "executes"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Server that is started (`command`) or reached over HTTP (`url`), and what of it may be used."""
+
+    name: str
+    command: Annotated[str | None, Setting()] = None
+    args: Annotated[tuple[str, ...], Setting()] = ()
+    env: Annotated[Variables, Setting()] = field(default_factory=dict, repr=False)
+    cwd: Annotated[str | None, Setting()] = None
+    url: Annotated[Url | None, Setting()] = None
+    headers: Annotated[SecretHeaders, Setting()] = field(default_factory=dict, repr=False)
+    allow: _Patterns = ("*",)
+    deny: _Patterns = ()
+    effects: Annotated[_EffectWords, BeforeValidator(keyed), Setting()] = field(default_factory=dict)
+    """Effect of tools by name or pattern; the first that fits holds."""
+    trust_hints: Annotated[bool, Setting()] = False
+    seconds: Annotated[float, Setting(ge=1, le=3_600, unit="seconds")] = 60
+    enabled: Annotated[bool, Setting()] = True
+
+    @property
+    def complaint(self) -> str | None:
+        """Fault of the keys together."""
+        if (self.command is None) == (self.url is None):
+            return "command: name either the program to start (command) or an address (url)"
+        other, wrong = ("url", ("headers",)) if self.url is None else ("command", ("args", "env", "cwd"))
+        given = next((key for key in wrong if getattr(self, key)), None)
+        return f"{given}: belongs to a server with {other}" if given is not None else None
+
+    def offers(self, tool: str) -> bool:
+        """Return True for a tool that the agent may know of."""
+        allowed, denied = (any(fnmatchcase(tool, one) for one in names) for names in (self.allow, self.deny))
+        return allowed and not denied
+
+    def effect_of(self, tool: str, *, claims_to_read: bool) -> ToolEffect:
+        """Return a tool's effect: by the operator, and by the server's own word only where that is trusted."""
+        for pattern, word in self.effects.items():
+            if fnmatchcase(tool, pattern):
+                return _EFFECTS[word]
+        return ToolEffect.READ_ONLY if self.trust_hints and claims_to_read else ToolEffect.WRITES
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebSettings:
+    """Pages that the agent reads, and searches of the web (`docs/tools.md`)."""
+
+    enabled: Annotated[bool, Setting()] = True
+    """Offer `web_fetch`, and `web_search` where there is a service for it."""
+    allow_hosts: Annotated[Hosts, Setting(default_text="all")] = ()
+    """The only hosts whose pages may be read; each stands for what is below it, too."""
+    deny_hosts: Annotated[Hosts, Setting(default_text="none")] = ()
+    """Hosts whose pages are not read, and what is below them."""
+    private_hosts: Annotated[Hosts, Setting(default_text="none")] = ()
+    """Hosts that may have a private address, by exactly the name or number in the address; no others may."""
+    search: Annotated[Literal["searxng", "brave", "tavily"] | None, Off, AnyCase, Setting(default_text="off")] = None
+    """Service that `web_search` asks."""
+    search_url: Annotated[Url | None, Setting(default_text="the service's own")] = None
+    """Root of that service; SearXNG needs it, as in `http://127.0.0.1:8080`."""
+    search_key: Annotated[Secret | None, Setting()] = None
+    """Key for that service; Brave and Tavily need one."""
+
+    def check(self, host: str) -> None:
+        """Raise `ToolError` for a host that must not be asked."""
+        allowed, denied = (
+            any(host == name or host.endswith(f".{name}") for name in names)
+            for names in (self.allow_hosts, self.deny_hosts)
+        )
+        if denied or (self.allow_hosts and not allowed):
+            raise ToolError(f"the operator does not allow {host} (web.allow_hosts, web.deny_hosts)")

@@ -22,7 +22,6 @@ from gateway.config import LoadedConfig
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.schedules.runner import schedule_zone
 from gateway.timers import Timer
-from gateway.turns.servers import server_settings
 from gateway.turns.terminal import tell_background_end
 from gateway.turns.web import web_tools
 from hermes_state.admin.pairings import UserRole
@@ -103,7 +102,7 @@ class ToolBuilder:
 
     def connect(self, group: asyncio.TaskGroup) -> None:
         """Start the servers that are configured, and end those that are not any more."""
-        self.servers.configure(server_settings(self.loaded().config.mcp), group)
+        self.servers.configure(self.loaded().config.mcp.enabled_servers, group)
 
     def _has_no_terminal(self, terminal: Tool, context: ToolContext) -> bool:
         """True for a turn that could not start a command now."""

@@ -1,5 +1,6 @@
 """`hermes-gateway config check | show | keys`."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -11,10 +12,9 @@ from agent.model.protocols import missing_extra
 from agent.model.sizes import SizeSource
 from gateway.cli.output import Json, echo, print_json, show, table
 from gateway.config import ConfigRejected, LoadedConfig, load_config, process_environment
+from gateway.config.blocks import fields_of, is_block
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
-from gateway.config.routes import PartialRouteConfig
-from gateway.config.types import BaseConfig, masked
 from gateway.models.auxiliary import all_routes
 from gateway.models.call_settings import missing_keys
 from gateway.models.capacity import capacity_in, window_from
@@ -122,11 +122,9 @@ def _shown(value: Any) -> Any:
     if isinstance(value, SecretStr):
         return MARK
     if isinstance(value, str):
-        return redact(masked(value))
-    if isinstance(value, PartialRouteConfig):
-        return _shown(value.written)
-    if isinstance(value, BaseConfig):
-        return _shown({key: getattr(value, key) for key in type(value).model_fields if key in value.model_fields_set})
+        return redact(re.sub(r"(://[^\s/?#@:]*:)[^\s/?#@]+(?=@)|(?<=password=)[^\s&#]+", rf"\1{MARK}", value))
+    if is_block(type(value)):
+        return {key: _shown(getattr(value, key)) for key in fields_of(type(value))}
     if isinstance(value, Mapping):
         return {name: _shown(inner) for name, inner in value.items()}
     return [_shown(inner) for inner in value] if isinstance(value, (tuple, list)) else value

@@ -3,15 +3,16 @@
 import os
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
 from gateway.cli.answers import configured_database
 from gateway.cli.output import Json, echo, show, table
-from gateway.config.types import checked_store_url, passwords_in
 from hermes_state.admin.copy import CopiedTable, copy_database
 from hermes_state.engines.opening import name_of, open_ends
 from hermes_state.errors import CommandError
+from hermes_state.kinds import checked_store_url
 from hermes_state.text import counted
 
 _REPORT_ROWS = 50_000
@@ -47,7 +48,7 @@ def _target(text: str) -> Path | str:
         url = checked_store_url(text)
     except ValueError as error:
         raise CommandError(f"--to {error}") from None
-    if any(passwords_in(url)):
+    if urlsplit(url).password is not None or "password=" in url:
         raise CommandError(
             "leave the password out of --to, where process lists show it: set PGPASSWORD, or write it into ~/.pgpass"
         )

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, TypeAdapter, model_validator
 
 from agent.context.limits import CompressorSettings, LimitSettings
-from gateway.config.errors import checked_block
+from gateway.config.blocks import BaseConfig, checked_block, fields_of, setting
 from gateway.config.old_keys import OLD_KEYS
 from gateway.config.routes import CALL_KEYS, CallConfig, Protocol
-from gateway.config.types import AnyCase, BaseConfig, Secret, Trimmed, Url, fields_of, setting
+from hermes_state.kinds import AnyCase, Secret, Trimmed, Url
 from hermes_state.settings import Setting
 
 GLOBAL_KEYS = ("models", "enabled", "mode")

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from gateway.config.errors import unknown_key
-from gateway.config.types import BaseConfig, OffOrNumber, keyed, setting
+from gateway.config.blocks import BaseConfig, setting, unknown_key
+from hermes_state.kinds import OffOrNumber, keyed
 
 MAX_DOLLARS = 1_000_000
 REQUIRED_KEYS = ("input", "output")

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from gateway.config.blocks import field_choices, field_notes, field_range, is_secret
 from gateway.config.fields import BLOCKS, FIELDS, dotted, needs_restart, variable_name
-from gateway.config.types import field_choices, field_notes, field_range, is_secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, SecretStr, TypeAdapter
 from pydantic.fields import FieldInfo
 
+from gateway.config.blocks import field_notes, fields_of, is_block
 from gateway.config.files import KeyPath
 from gateway.config.settings import Config
-from gateway.config.types import field_notes, fields_of, is_block
 from hermes_state.redaction import is_secret_name, secret_parts
 
 Block = TypeVar("Block")
@@ -53,7 +53,7 @@ def _secrets_in(value: object) -> Iterator[str]:
         yield value.get_secret_value()
     elif isinstance(value, str):
         yield from secret_parts(value, is_secret=False)
-    elif isinstance(value, BaseModel):
+    elif is_block(type(value)):
         yield from secrets_of(value)
     elif isinstance(value, Mapping):
         for name, inner in value.items():

@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.config.blocks import ConfigRejected, details_of, did_you_mean, field_choices, is_secret, problem
 from gateway.config.context_settings import SummaryModelConfig
-from gateway.config.errors import ConfigRejected, details_of, did_you_mean, problem
 from gateway.config.fields import (
     BLOCKS,
     DEFAULT_SOURCE,
@@ -50,7 +50,6 @@ from gateway.config.files import (
 )
 from gateway.config.old_keys import OLD_BLOCKS, OLD_KEYS, Chosen, carried, notice, old_overrides, parted
 from gateway.config.settings import Config
-from gateway.config.types import field_choices, is_secret
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import redact
 

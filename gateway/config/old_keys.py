@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from gateway.config.files import KeyPath
-from gateway.config.types import keyed
+from hermes_state.kinds import keyed
 
 Chosen: TypeAlias = Mapping[KeyPath, tuple[Any, str]]
 """Values by key, each with its source in words."""

@@ -11,23 +11,11 @@ from functools import cached_property
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, PlainSerializer, ValidationError
 
 from agent.model.catalog import sees_images
-from gateway.config.errors import checked_block, first_problem
-from gateway.config.types import (
-    AnyCase,
-    BaseConfig,
-    Body,
-    Effort,
-    FrozenConfig,
-    Headers,
-    Secret,
-    Url,
-    keyed,
-    listed,
-    setting,
-)
+from gateway.config.blocks import BaseConfig, checked_block, first_problem, setting
+from hermes_state.kinds import AnyCase, Body, Effort, FrozenBlock, Headers, Secret, Url, keyed, listed, plain_texts
 
 MIN_INPUT_WINDOW = 2_048
 """Smallest input window, in tokens: in less a system prompt and one exchange do not fit."""
@@ -109,9 +97,9 @@ class CallConfig(BaseConfig):
     """Share of the likeliest words that each next one is drawn from. Set this or the temperature, not both."""
     reasoning_effort: Effort = setting(None, default_text=_UNSET)
     """Effort of thinking, where the model can; `/think` overrides it for the answers of a conversation."""
-    extra_headers: Headers = setting(FrozenConfig(), default_text="none; for a task, the route's")
+    extra_headers: Headers = setting(FrozenBlock(), default_text="none; for a task, the route's")
     """Further HTTP headers of every request, by name."""
-    extra_body: Body = setting(FrozenConfig(), default_text="none; for a task, the route's")
+    extra_body: Body = setting(FrozenBlock(), default_text="none; for a task, the route's")
     """Further fields of every request, as the provider's documentation has them; they win over the gateway's own."""
 
 
@@ -150,8 +138,7 @@ class RouteConfig(CallConfig, ApiConfig):
     @property
     def plain_headers(self) -> dict[str, str]:
         """The further headers, with their secrets, for the API's client alone."""
-        headers = self.extra_headers.items()
-        return {name: value if isinstance(value, str) else value.get_secret_value() for name, value in headers}
+        return plain_texts(self.extra_headers)
 
     @cached_property
     def route(self) -> "RouteConfig":
@@ -175,26 +162,18 @@ class RouteConfig(CallConfig, ApiConfig):
         return None
 
 
-class PartialRouteConfig(RouteConfig):
-    """Route as people write it beside `model`: what is left out, or null, comes from there or has its default."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, row: object) -> object:
-        return {key: value for key, value in row.items() if value is not None} if isinstance(row, Mapping) else row
-
-    @property
-    def written(self) -> dict[str, Any]:
-        """Keys that people have set, with their values."""
-        return {key: getattr(self, key) for key in type(self).model_fields if key in self.model_fields_set}
-
-    def __eq__(self, other: object) -> bool:
-        """Equal are routes that are written the same: a default that is written down follows `model` no more."""
-        return isinstance(other, PartialRouteConfig) and self.written == other.written
+WrittenRoute: TypeAlias = str | Annotated[dict[str, Any], AfterValidator(FrozenBlock), PlainSerializer(str)]
+"""Name of an alias or of a model, or a block with the keys that are written: a written default stops following `model`.
+"""
 
 
-WrittenRoute: TypeAlias = str | PartialRouteConfig
-"""Name of an alias or of a model, or a block."""
+def written_route(row: Mapping[str, Any], name: str) -> FrozenBlock:
+    """Return the keys of a route that are written, checked; a null counts as left out. Raises `ValueError`."""
+    known = RouteConfig.model_fields
+    given = {key: value for key, value in row.items() if value is not None or key not in known}
+    block = checked_block(RouteConfig, given, name, known)
+    return FrozenBlock({key: getattr(block, key) for key in known if key in given})
+
 
 _ALIAS = re.compile(r"[a-z0-9][a-z0-9._:/@+-]{0,63}")
 _SIZES = ("context_length", "max_output_tokens", "images")
@@ -206,7 +185,7 @@ def completed(written: WrittenRoute, main: RouteConfig) -> RouteConfig:
 
     Raises `ValueError` with words that follow the block's key.
     """
-    values: dict[str, Any] = {"name": written} if isinstance(written, str) else written.written
+    values: dict[str, Any] = {"name": written} if isinstance(written, str) else dict(written)
     if "protocol" not in values:
         values["protocol"] = main.protocol
         is_elsewhere = "base_url" in values or main.protocol == "offline"
@@ -241,7 +220,7 @@ def _origin(address: str | None) -> tuple[str, str | None, int | None] | None:
 def _fallbacks(value: object) -> object:
     """A list of names and blocks, as YAML or JSON, or names with commas between them."""
     rows = listed(value)
-    if isinstance(rows, (dict, PartialRouteConfig)):
+    if isinstance(rows, dict):
         rows = [rows]
     if not isinstance(rows, (list, tuple)):
         raise ValueError("must be a list of models: names, aliases, or blocks with name, base_url and api_key")
@@ -264,14 +243,12 @@ def _aliases(value: object) -> object:
 
 
 def _written(row: object, name: str) -> WrittenRoute:
-    if isinstance(row, PartialRouteConfig):
-        return row
     if isinstance(row, str) and row.strip():
         return row.strip()
     if not isinstance(row, Mapping):
         raise ValueError(f"{name} must be the name of a model, or a block with name, base_url and api_key")
-    block = checked_block(PartialRouteConfig, row, name, PartialRouteConfig.model_fields)
-    if "name" not in block.written and block.protocol != "offline":
+    block = written_route(row, name)
+    if "name" not in block and block.get("protocol") != "offline":
         raise ValueError(f"{name}.name is missing: name the model to use")
     return block
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, model_validator
 
-from agent.settings import MemorySettings, SubagentSettings, TerminalSettings, WorkspaceSettings
+from agent.settings import MemorySettings, SubagentSettings, TerminalSettings, WebSettings, WorkspaceSettings
+from gateway.config.blocks import BaseConfig, did_you_mean, setting
 from gateway.config.context_settings import (
     ROUTE_WORDS,
     AuxiliaryConfig,
@@ -25,17 +26,11 @@ from gateway.config.context_settings import (
     NoticeConfig,
 )
 from gateway.config.cost_settings import CostConfig
-from gateway.config.errors import did_you_mean
-from gateway.config.mcp_settings import McpConfig
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
-from gateway.config.tool_settings import (
-    ScheduleConfig,
-    ToolsConfig,
-    WebConfig,
-)
-from gateway.config.types import (
+from gateway.config.tool_settings import McpConfig, ScheduleConfig, ToolsConfig
+from hermes_state.engines.opening import StoreSettings
+from hermes_state.kinds import (
     AnyCase,
-    BaseConfig,
     FilesUrl,
     OffOrNumber,
     Options,
@@ -47,9 +42,8 @@ from gateway.config.types import (
     TimeZone,
     Url,
     WebhookSecret,
-    setting,
+    plain_texts,
 )
-from hermes_state.engines.opening import StoreSettings
 from hermes_state.settings import Setting
 
 
@@ -243,8 +237,7 @@ class AttachmentConfig(BaseConfig):
     @property
     def plain_options(self) -> dict[str, str]:
         """The options as the client of the object store is given them."""
-        given = self.options.items()
-        return {name: value.get_secret_value() if isinstance(value, SecretStr) else value for name, value in given}
+        return plain_texts(self.options)
 
 
 class TranscriptionConfig(BaseConfig):
@@ -326,7 +319,7 @@ class Config(BaseConfig):
     workspace: WorkspaceSettings = Field(default_factory=WorkspaceSettings)
     transcription: TranscriptionConfig = Field(default_factory=TranscriptionConfig)
     terminal: TerminalSettings = Field(default_factory=TerminalSettings)
-    web: WebConfig = Field(default_factory=WebConfig)
+    web: WebSettings = Field(default_factory=WebSettings)
     mcp: McpConfig = Field(default_factory=McpConfig)
     store: StoreConfig = Field(default_factory=StoreConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)

@@ -1,11 +1,14 @@
-"""Blocks of settings for tools: where each may be used, approvals, schedules and the web."""
+"""Blocks of settings for tools: where each may be used, approvals, schedules and MCP servers."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
-from gateway.config.types import AnyCase, BaseConfig, Hosts, Off, Secret, Url, keyed, setting
+from agent.settings import ServerSettings
+from gateway.config.blocks import BaseConfig, checked_block, fields_of, setting
+from hermes_state.kinds import AnyCase, keyed
 from hermes_state.values import ChatKey, ToolEffect
 
 EVERY_TOOL = "*"
@@ -103,20 +106,31 @@ def places_of(chat: ChatKey) -> Iterator[str]:
     yield chat.platform
 
 
-class WebConfig(BaseConfig):
-    """Pages that the agent reads, and searches of the web (`docs/tools.md`)."""
+def _servers(value: object) -> Mapping[str, ServerSettings]:
+    """Return a block of names, each with a block under it; as JSON in a variable."""
+    found: dict[str, ServerSettings] = {}
+    for name, row in keyed(value).items():
+        if re.fullmatch(r"(?=.{1,24}$)[a-z0-9]+([_-][a-z0-9]+)*", str(name)) is None:
+            raise ValueError(
+                f"{name!r} cannot be the name of a server: write at most 24 of the characters a-z 0-9, "
+                "with single - or _ between"
+            )
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{name} must be a block with command or url")
+        found[name] = checked_block(ServerSettings, {**row, "name": name}, name, (*fields_of(ServerSettings), "name"))
+        if (complaint := found[name].complaint) is not None:
+            raise ValueError(f"{name}.{complaint}")
+    return found
 
-    enabled: bool = True
-    """Offer `web_fetch`, and `web_search` where there is a service for it."""
-    allow_hosts: Hosts = setting((), default_text="all")
-    """The only hosts whose pages may be read; each stands for what is below it, too."""
-    deny_hosts: Hosts = setting((), default_text="none")
-    """Hosts whose pages are not read, and what is below them."""
-    private_hosts: Hosts = setting((), default_text="none")
-    """Hosts that may have a private address, by exactly the name or number in the address; no others may."""
-    search: Annotated[Literal["searxng", "brave", "tavily"] | None, Off, AnyCase] = setting(None, default_text="off")
-    """Service that `web_search` asks."""
-    search_url: Url | None = setting(None, default_text="the service's own")
-    """Root of that service; SearXNG needs it, as in `http://127.0.0.1:8080`."""
-    search_key: Secret | None = None
-    """Key for that service; Brave and Tavily need one."""
+
+class McpConfig(BaseConfig):
+    """MCP servers, whose tools the agent has beside its own (`docs/tools.md`)."""
+
+    servers: Annotated[dict[str, ServerSettings], BeforeValidator(_servers)] = setting({}, default_text="none")
+    """Servers by name, each a block: `command` with `args`, `env` and `cwd`, or `url` with `headers`; `allow` and
+    `deny` (names or patterns of tools), `effects` (by tool `reads`, `writes` or `executes`; else `writes`),
+    `trust_hints` (take the server's word for tools that only read), `seconds` (longest call, 60), `enabled`."""
+
+    @property
+    def enabled_servers(self) -> list[ServerSettings]:
+        return [server for server in self.servers.values() if server.enabled]

@@ -5,7 +5,7 @@ alias, or none. The offline model does none of it: it cannot.
 """
 
 from gateway.config.context_settings import AuxiliaryTask
-from gateway.config.routes import PartialRouteConfig, RouteConfig, completed
+from gateway.config.routes import RouteConfig, completed, written_route
 from gateway.config.settings import Config
 
 
@@ -39,8 +39,9 @@ def _summary_model(config: Config) -> RouteConfig | None:
     if not name:
         return None
     keys = ("protocol", "base_url", "api_key", "context_length")
-    block = PartialRouteConfig.model_validate({"name": name} | {key: getattr(settings, key) for key in keys})
-    if name.lower() in main.aliases and set(block.written) <= {"name", "context_length"}:
+    values = {"name": name} | {key: getattr(settings, key) for key in keys}
+    block = written_route(values, "auxiliary.compression")
+    if name.lower() in main.aliases and set(block) <= {"name", "context_length"}:
         route = main.alias_route(name.lower())
         size = settings.context_length
         return route if size is None else route.model_copy(update={"context_length": size})

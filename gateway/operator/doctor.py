@@ -55,6 +55,7 @@ from hermes_state.engines.opening import open_resting
 from hermes_state.engines.postgres.nodes import find_faults, load_nodes
 from hermes_state.engines.sqlite.connections import check_engine
 from hermes_state.errors import CommandError, ConfigError, HermesError, StateError, ToolError
+from hermes_state.kinds import plain_texts
 from hermes_state.search.index import find_fault, load_progress
 from hermes_state.store.lock import holder
 from hermes_state.store.sql import Connection
@@ -394,7 +395,7 @@ def _servers(loaded: LoadedConfig) -> Iterator[CheckResult]:
     if servers and (missing := missing_sdk()) is not None:
         yield failed("mcp", f"{missing}.")
     for name, one in servers.items():
-        if one.command is not None and shutil.which(one.command, path=one.plain_env.get("PATH")) is None:
+        if one.command is not None and shutil.which(one.command, path=plain_texts(one.env).get("PATH")) is None:
             yield failed("mcp", f"The program of the MCP server {name} is not there: {one.command}.")
 
 

@@ -14,7 +14,7 @@ import structlog
 
 from agent.model.base import EndpointSettings, Payer
 from agent.model.errors import sentence_for
-from gateway.config.routes import PartialRouteConfig, completed
+from gateway.config.routes import completed, written_route
 from gateway.config.settings import Config
 from gateway.models.pricing import SpendingControl, price_in
 from gateway.models.selection import Runtime
@@ -160,13 +160,13 @@ def endpoint_of(config: Config) -> EndpointSettings:
     """Endpoint settings for recordings. The key of `model` goes along only to the API that it is for."""
     settings, model = config.transcription, config.model
     assert settings.model is not None, "asked only while a model is configured"
-    written = PartialRouteConfig(
-        name=settings.model,
-        protocol="chat_completions",
-        base_url=settings.base_url or model.base_url,
-        api_key=settings.api_key,
-    )
-    route = completed(written, model)
+    values = {
+        "name": settings.model,
+        "protocol": "chat_completions",
+        "base_url": settings.base_url or model.base_url,
+        "api_key": settings.api_key,
+    }
+    route = completed(written_route(values, "transcription"), model)
     return EndpointSettings(
         model=settings.model,
         api_key=route.plain_key,

@@ -17,12 +17,14 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from agent.model.connections import ssl_context
+from agent.settings import ServerSettings
 from agent.tools.mcp.bounds import MAX_WEIGHT, BoundedTransport
 from agent.tools.mcp.results import RemoteResult
 from agent.tools.mcp.schemas import MAX_TOOL_TEXT, clean_schema, clean_text
-from agent.tools.mcp.settings import RemoteTool, ServerCatalog, ServerSettings
+from agent.tools.mcp.settings import RemoteTool, ServerCatalog
 from agent.tools.mcp.stdio import INVALID_ANSWER, stdio_streams
 from hermes_state.errors import ToolError
+from hermes_state.kinds import plain_texts
 
 T = TypeVar("T")
 
@@ -239,7 +241,7 @@ async def _http_streams(settings: ServerSettings, ended: asyncio.Event) -> Async
     timeout = httpx2.Timeout(connect=10.0, read=max(300.0, settings.seconds), write=30.0, pool=10.0)
     transport = BoundedTransport(httpx2.AsyncHTTPTransport(verify=ssl_context(), trust_env=False), ended)
     async with httpx2.AsyncClient(
-        transport=transport, timeout=timeout, headers=dict(settings.headers), trust_env=False
+        transport=transport, timeout=timeout, headers=plain_texts(settings.headers), trust_env=False
     ) as client:
         opened: AbstractAsyncContextManager[Any] = streamable_http_client(
             settings.url or "", http_client=client, max_sse_event_size=MAX_WEIGHT // 4

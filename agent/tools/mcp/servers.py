@@ -15,10 +15,11 @@ from typing import Any, Final
 
 import structlog
 
+from agent.settings import ServerSettings
 from agent.tools.approvals import inline, json_block
 from agent.tools.mcp.results import ImageStore
 from agent.tools.mcp.schemas import MAX_NAME, clean_text, tool_names
-from agent.tools.mcp.settings import RemoteTool, ServerCatalog, ServerSettings, ServerState, ServerStatus
+from agent.tools.mcp.settings import RemoteTool, ServerCatalog, ServerState, ServerStatus
 from agent.tools.registry import Tool, ToolContext, ToolOutput
 from hermes_state.aio import Backoff, cancel_all, wait_until
 from hermes_state.errors import HermesError, ToolError
@@ -135,7 +136,7 @@ class ServerHandle:
 
     def _tool(self, name: str, remote: RemoteTool) -> Tool:
         server, has_changed = self.settings.name, len(self._hints.get(remote.name, ())) > 1
-        shape = f"{name} (its hint has changed)" if has_changed and self.settings.trusts_hints else name
+        shape = f"{name} (its hint has changed)" if has_changed and self.settings.trust_hints else name
 
         def shown(arguments: Mapping[str, Any]) -> str:
             return f"{inline(remote.name)} of the MCP server {inline(server)}, with\n{json_block(arguments)}"
@@ -144,7 +145,7 @@ class ServerHandle:
             name=name,
             description=remote.description or f"{clean_text(remote.name, MAX_NAME)} of {server}.",
             parameters=remote.parameters,
-            effect=self.settings.effect_of(remote),
+            effect=self.settings.effect_of(remote.name, claims_to_read=remote.claims_to_read),
             run=partial(self.call, remote.name),
             why_unavailable=lambda: None if self._connection is not None else self._why_down(),
             timeout_seconds=self.settings.seconds + 5,

@@ -1,46 +1,11 @@
-"""Settings of one MCP server, and what it has said of itself: values without the SDK."""
+"""What an MCP server has said of itself: values without the SDK."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from typing import Any
 
 from hermes_state.values import Millis, ToolEffect
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """Server that is started (`command`) or reached over HTTP (`url`), and what of it may be used."""
-
-    name: str
-    command: str | None = None
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    cwd: str | None = None
-    url: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    allow: tuple[str, ...] = ("*",)
-    deny: tuple[str, ...] = ()
-    effects: Mapping[str, ToolEffect] = field(default_factory=dict)
-    """Effect of tools by name or pattern; the first that fits holds."""
-    trusts_hints: bool = False
-    seconds: float = 60.0
-
-    def offers(self, tool: str) -> bool:
-        """True for a tool that the agent may know of."""
-        return _fits(tool, self.allow) and not _fits(tool, self.deny)
-
-    def effect_of(self, tool: "RemoteTool") -> ToolEffect:
-        """Effect of a tool on the world: by the operator, and by the server's own word only where that is trusted."""
-        for pattern, effect in self.effects.items():
-            if fnmatchcase(tool.name, pattern):
-                return effect
-        return ToolEffect.READ_ONLY if self.trusts_hints and tool.claims_to_read else ToolEffect.WRITES
-
-
-def _fits(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

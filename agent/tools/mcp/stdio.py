@@ -23,10 +23,11 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, jsonrpc_message_adapter
 
+from agent.settings import ServerSettings
 from agent.tools.mcp.bounds import TOO_LARGE, LineReader, find_id
-from agent.tools.mcp.settings import ServerSettings
 from hermes_state.aio import cancel_all
 from hermes_state.errors import ToolError
+from hermes_state.kinds import plain_texts
 
 log = structlog.get_logger()
 
@@ -94,7 +95,7 @@ def _how_ended(process: Process, errors: "_ErrorLog") -> str:
 
 
 async def _start(settings: ServerSettings) -> Process:
-    environ = server_environ(os.environ, settings.env)
+    environ = server_environ(os.environ, plain_texts(settings.env))
     words = _words(settings, environ.get("PATH"))
     try:
         return await asyncio.create_subprocess_exec(

@@ -7,10 +7,10 @@ spelling leads nowhere that the URL itself might not.
 import re
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from ipaddress import IPv4Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Any
 
+from agent.settings import WebSettings
 from hermes_state.errors import ToolError
 
 if TYPE_CHECKING:
@@ -61,26 +61,6 @@ def open_socket(info: tuple[Any, ...], *, is_allowed: Callable[[str], bool]) -> 
     return socket.socket(family, kind, protocol)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSettings:
-    """The operator's rules for hosts. A name in `allow` and `deny` stands for what is below it, too."""
-
-    allow: tuple[str, ...] = ()
-    """Hosts that may be asked; empty: all."""
-    deny: tuple[str, ...] = ()
-    private: tuple[str, ...] = ()
-    """Hosts, by exactly this name, that may have a private address."""
-
-    def check(self, host: str) -> None:
-        """Raises `ToolError` for a host that must not be asked."""
-        if _is_among(host, self.deny) or (self.allow and not _is_among(host, self.allow)):
-            raise ToolError(f"the operator does not allow {host} (web.allow_hosts, web.deny_hosts)")
-
-
-def _is_among(host: str, names: tuple[str, ...]) -> bool:
-    return any(host == name or host.endswith(f".{name}") for name in names)
-
-
 MAX_URL_CHARACTERS = 4_000
 _WEB_PORTS = (80, 443)
 """Ports below 1024 that web servers have."""
@@ -92,7 +72,7 @@ def host_of(url: "URL") -> str:
     return (url.raw_host or "").rstrip(".").lower()
 
 
-def checked_url(text: str, hosts: HostSettings) -> "URL":
+def checked_url(text: str, hosts: WebSettings) -> "URL":
     """The URL that a text is. Raises `ToolError` for one that must not be asked, whatever its host's address is."""
     from yarl import URL
 

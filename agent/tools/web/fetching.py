@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from agent.tools.web.addresses import AddressRejected, HostSettings, checked_url, host_of, is_public, open_socket
+from agent.settings import WebSettings
+from agent.tools.web.addresses import AddressRejected, checked_url, host_of, is_public, open_socket
 from hermes_state.errors import ToolError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ _HEADERS = {
 class FetchSettings:
     """Bounds of a fetch."""
 
-    hosts: HostSettings = field(default_factory=HostSettings)
+    hosts: WebSettings = field(default_factory=WebSettings)
     seconds: float = 30.0
     """Longest time for all of it, redirects included."""
     max_bytes: int = 5_000_000
@@ -86,7 +87,7 @@ async def fetch_page(url: str, settings: FetchSettings, is_readable: Callable[[s
 async def _asked(url: "URL", settings: FetchSettings, cookies: "CookieJar") -> "AsyncIterator[ClientResponse]":
     import aiohttp
 
-    is_allowed = (lambda address: True) if host_of(url) in settings.hosts.private else settings.is_public
+    is_allowed = (lambda address: True) if host_of(url) in settings.hosts.private_hosts else settings.is_public
     connector = aiohttp.TCPConnector(
         socket_factory=partial(open_socket, is_allowed=is_allowed),
         resolver=settings.resolver,
@@ -103,7 +104,7 @@ async def _asked(url: "URL", settings: FetchSettings, cookies: "CookieJar") -> "
         yield response
 
 
-def _next(response: "ClientResponse", hosts: HostSettings) -> "URL":
+def _next(response: "ClientResponse", hosts: WebSettings) -> "URL":
     from yarl import URL
 
     place = response.headers.get("Location", "")

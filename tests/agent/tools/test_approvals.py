@@ -9,12 +9,12 @@ import orjson
 import pytest
 
 from agent.memory.files import MemoryDirectory
-from agent.settings import TerminalSettings, WorkspaceSettings
+from agent.settings import ServerSettings, TerminalSettings, WorkspaceSettings
 from agent.tools.approvals import fenced, inline, question_about
 from agent.tools.files.file_tools import file_tools
 from agent.tools.files.workspace import WorkspaceStore
 from agent.tools.mcp.servers import ServerHandle
-from agent.tools.mcp.settings import RemoteTool, ServerSettings
+from agent.tools.mcp.settings import RemoteTool
 from agent.tools.memory import memory_tool
 from agent.tools.offers import ReadyCall
 from agent.tools.registry import Tool

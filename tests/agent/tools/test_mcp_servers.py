@@ -19,10 +19,11 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.settings import ServerSettings
 from agent.tools.mcp.bounds import GOODBYE_SECONDS, LineReader, find_id, weight
 from agent.tools.mcp.results import ImageStore, RemoteResult
 from agent.tools.mcp.servers import RETRIES, ServerRegistry
-from agent.tools.mcp.settings import RemoteTool, ServerSettings, ServerState, ServerStatus
+from agent.tools.mcp.settings import ServerState, ServerStatus
 from agent.tools.mcp.stdio import server_environ
 from agent.tools.registry import ToolContext, ToolOutput
 from hermes_state.aio import Backoff
@@ -117,7 +118,7 @@ for reads in (True, False, True):
     say(method="notifications/tools/list_changed")
 hear()
 """
-    async with serving(tmp_path, script, trusts_hints=True) as registry:
+    async with serving(tmp_path, script, trust_hints=True) as registry:
         await becomes(registry, ServerState.CONNECTED)
         found, shapes = [registry.by_name["odd__look"].effect], []
         for _ in range(2):
@@ -207,7 +208,7 @@ told = "Reads\\u202e this\\u0007."
 tools("look_far", "drop", "a tool/with: signs", description=told, annotations={"readOnlyHint": True})
 hear()
 """
-    async with serving(tmp_path, script, deny=("drop*",), effects={"look_*": ToolEffect.EXECUTES}) as registry:
+    async with serving(tmp_path, script, deny=("drop*",), effects={"look_*": "executes"}) as registry:
         await becomes(registry, ServerState.CONNECTED)
         tools = registry.by_name
         assert set(tools) == {"odd__look", "odd__look_far", "odd__a_tool_with__signs"}
@@ -396,11 +397,10 @@ def test_secrets_of_a_server_are_in_none_of_its_texts() -> None:
 
 
 def test_the_operators_word_goes_before_the_servers() -> None:
-    tool = RemoteTool(name="drop_all", description="", parameters={}, claims_to_read=True)
-    assert ServerSettings(name="a").effect_of(tool) is ToolEffect.WRITES
-    assert ServerSettings(name="a", trusts_hints=True).effect_of(tool) is ToolEffect.READ_ONLY
-    effects = {"drop_*": ToolEffect.EXECUTES, "*": ToolEffect.READ_ONLY}
-    assert ServerSettings(name="a", trusts_hints=True, effects=effects).effect_of(tool) is ToolEffect.EXECUTES
+    assert ServerSettings(name="a").effect_of("drop_all", claims_to_read=True) is ToolEffect.WRITES
+    assert ServerSettings(name="a", trust_hints=True).effect_of("drop_all", claims_to_read=True) is ToolEffect.READ_ONLY
+    server = ServerSettings(name="a", trust_hints=True, effects={"drop_*": "executes", "*": "reads"})
+    assert server.effect_of("drop_all", claims_to_read=True) is ToolEffect.EXECUTES
 
 
 @given(pieces=st.lists(st.binary(max_size=30), max_size=20))

@@ -22,10 +22,10 @@ from gateway.config import (
     merge_for_reload,
     reload_differences,
 )
+from gateway.config.blocks import field_range
 from gateway.config.fields import FIELDS, values_of, variable_name
 from gateway.config.routes import DEFAULT_MODEL
 from gateway.config.settings import Config
-from gateway.config.types import field_range
 from gateway.models.capacity import capacity_in
 from hermes_state.errors import ConfigError
 from tests.sampling import examples

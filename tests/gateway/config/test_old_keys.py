@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.config.errors import ConfigRejected
+from gateway.config.blocks import ConfigRejected
 from gateway.config.fields import FIELDS, dotted, variable_name
 from gateway.config.old_keys import FIXED, OLD_KEYS, REPLACED
 from gateway.config.settings import Config

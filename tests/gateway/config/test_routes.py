@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from gateway.config import reload_differences
 from gateway.config.fields import secrets_of
-from gateway.config.routes import CALL_KEYS, PartialRouteConfig, RouteConfig, completed
+from gateway.config.routes import CALL_KEYS, RouteConfig, WrittenRoute, completed, written_route
 from gateway.config.settings import ModelConfig
+from hermes_state.kinds import FrozenBlock
 from tests.gateway.config.test_config import Load, home, load, refusal
 
 __all__ = ["home", "load"]
@@ -22,13 +23,13 @@ def main(**changes: object) -> ModelConfig:
     return ModelConfig.model_validate({"name": "big", "api_key": KEY, **changes})
 
 
-def key_of(written: str | PartialRouteConfig, model: ModelConfig) -> str | None:
+def key_of(written: WrittenRoute, model: ModelConfig) -> str | None:
     key = completed(written, model).api_key
     return key.get_secret_value() if key is not None else None
 
 
-def block(**values: object) -> PartialRouteConfig:
-    return PartialRouteConfig.model_validate({"name": "small", **values})
+def block(**values: object) -> FrozenBlock:
+    return written_route({"name": "small", **values}, "a")
 
 
 def test_a_name_alone_is_another_model_at_the_same_api() -> None:
@@ -223,7 +224,7 @@ def calls_of(route: RouteConfig) -> dict[str, object]:
     ],
 )
 def test_what_calls_say_is_taken_over_at_the_same_api_alone(written: str | dict[str, object], kept: set[str]) -> None:
-    block = written if isinstance(written, str) else PartialRouteConfig.model_validate(written)
+    block = written if isinstance(written, str) else written_route(written, "a")
     assert set(calls_of(completed(block, main(**CALLS)))) == kept
 
 

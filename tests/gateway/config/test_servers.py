@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.config import ConfigRejected, load_config, merge_for_reload, reload_differences
-from gateway.turns.servers import server_settings
+from hermes_state.kinds import plain_texts
 from hermes_state.redaction import Redactor
 from hermes_state.values import ToolEffect
 
@@ -27,12 +27,12 @@ def test_a_server_as_the_agent_takes_it(tmp_path: Path) -> None:
     }
     servers = {"files": block, "off": {"url": "https://example.org/mcp", "enabled": False}}
     loaded = load_config(environ(tmp_path, servers))
-    [settings] = server_settings(loaded.config.mcp)
+    [settings] = loaded.config.mcp.enabled_servers
     assert (settings.name, settings.command, settings.args) == ("files", "npx", ("-y", "server"))
     words = {"TOKEN": "sec-ret-1", "PORT": "7", "ON": "true", "ROOT": "/srv/shared/files", "A_KEY": "harmless"}
-    assert settings.env == words
+    assert plain_texts(settings.env) == words
     assert settings.allow == ("read_*", "look")
-    assert settings.effects == {"read_*": ToolEffect.READ_ONLY, "run": ToolEffect.EXECUTES}
+    assert settings.effect_of("run", claims_to_read=True) is ToolEffect.EXECUTES
     assert set(loaded.secrets()) == {"sec-ret-1", "harmless"}
     assert "sec-ret-1" not in repr(loaded.config)
 
@@ -64,7 +64,7 @@ def test_a_changed_secret_is_a_change_that_a_reload_takes_over(tmp_path: Path) -
         for key in ("one", "two")
     )
     assert reload_differences(old, new).applied == ("mcp.servers",)
-    assert server_settings(merge_for_reload(old, new).config.mcp)[0].headers == {"X-Key": "two"}
+    assert plain_texts(merge_for_reload(old, new).config.mcp.servers["a"].headers) == {"X-Key": "two"}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_changed_secret_is_a_change_that_a_reload_takes_over(tmp_path: Path) -
         ({"a__b": {"command": "x"}}, "cannot be the name of a server"),
         ({"a": "npx"}, "a must be a block"),
         ({"a": {"command": "x", "env": {"A B": "sec-ret-1"}}}, "a.env: 'A B' is no name of a variable"),
-        ({"a": {"command": "x", "env": {"A": ["sec-ret-1"]}}}, "a.env: must be a text"),
+        ({"a": {"command": "x", "env": {"A": ["sec-ret-1"]}}}, "a.env: 'A' must have a text behind it"),
         ({"a": {"command": "x", "effects": {"t": "sec-ret-1"}}}, "a.effects: must be one of reads, writes, executes"),
         ({"a": {"command": "x", "seconds": 0}}, "a.seconds: must be"),
         ({"a": {"url": "https://example.org", "headers": {"A b": "sec-ret-1"}}}, "a.headers:"),

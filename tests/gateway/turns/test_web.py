@@ -3,13 +3,15 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from agent.settings import WebSettings
 from agent.tools.web.search_clients import BraveClient, SearxngClient, TavilyClient
 from gateway.config import load_config
 from gateway.config.fields import secrets_of
-from gateway.config.tool_settings import WebConfig
-from gateway.turns.web import fetch_settings, search_settings, web_tools
+from gateway.turns.web import search_settings, web_tools
+
+checked = TypeAdapter(WebSettings).validate_python
 
 
 @pytest.mark.parametrize(
@@ -25,14 +27,14 @@ from gateway.turns.web import fetch_settings, search_settings, web_tools
     ],
 )
 def test_a_search_that_lacks_something_names_the_key(given: dict[str, Any], fault: str) -> None:
-    settings = search_settings(WebConfig.model_validate(given))
+    settings = search_settings(checked(given))
     assert settings.service is None
     assert fault in (settings.fault or "")
 
 
 def test_each_service_is_made_with_its_key_and_address() -> None:
     def service(**given: str) -> object:
-        return search_settings(WebConfig.model_validate(given)).service
+        return search_settings(checked(given)).service
 
     assert service(search="searxng", search_url="http://10.0.0.2:8080/") == SearxngClient(url="http://10.0.0.2:8080")
     assert service(search="brave", search_key="key") == BraveClient(key="key", url="https://api.search.brave.com")
@@ -41,7 +43,7 @@ def test_each_service_is_made_with_its_key_and_address() -> None:
 
 
 def test_the_key_is_a_secret() -> None:
-    config = WebConfig.model_validate({"search": "brave", "search_key": "the-key-of-brave"})
+    config = checked({"search": "brave", "search_key": "the-key-of-brave"})
     assert secrets_of(config) == ("the-key-of-brave",)
     assert "the-key" not in repr(config)
     assert "the-key" not in repr(search_settings(config))
@@ -52,8 +54,7 @@ def test_the_key_is_a_secret() -> None:
     [("Example.ORG.", "example.org"), ("*.a.org", "a.org"), ("[fd00::1]", "fd00::1"), ("10.0.0.5", "10.0.0.5")],
 )
 def test_hosts_are_written_as_they_stand_in_addresses(written: str, name: str) -> None:
-    config = WebConfig.model_validate({"private_hosts": [written]})
-    assert fetch_settings(config).hosts.private == (name,)
+    assert checked({"private_hosts": [written]}).private_hosts == (name,)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_hosts_are_written_as_they_stand_in_addresses(written: str, name: str) -
 )
 def test_what_is_no_host_is_refused(written: str) -> None:
     with pytest.raises(ValidationError, match="is no host"):
-        WebConfig.model_validate({"allow_hosts": [written]})
+        checked({"allow_hosts": [written]})
 
 
 def test_the_tools_follow_the_configuration_in_force() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agent.tools.web.addresses import HostSettings
+from agent.settings import WebSettings
 from agent.tools.web.fetching import MAX_REDIRECTS, FetchResult, FetchSettings, fetch_page
 from hermes_state.errors import ToolError
 from tests.agent.tools.web.sites import Names, Site, serving
@@ -101,7 +101,7 @@ async def test_cookies_live_as_long_as_one_fetch(site: Site) -> None:
 async def test_a_private_host_is_asked_where_the_operator_names_it(site: Site) -> None:
     site.gives("/", text="hello")
     names: dict[str, str | list[str]] = {"wiki.test": INSIDE, "other.test": INSIDE}
-    given = settings(names, hosts=HostSettings(private=("wiki.test",)))
+    given = settings(names, hosts=WebSettings(private_hosts=("wiki.test",)))
     assert (await fetched(site.at("wiki.test", "/"), given)).data == b"hello"
     assert "private" in await fault(site.at("other.test", "/"), given)
     assert "private" in await fault(site.at("sub.wiki.test", "/"), settings({"sub.wiki.test": INSIDE}))
@@ -111,7 +111,7 @@ async def test_the_operators_lists_hold_for_redirects_too(site: Site) -> None:
     site.gives("/", text="hello")
     site.redirects("/away", site.at("other.test", "/"))
     names: dict[str, str | list[str]] = dict.fromkeys(("docs.wiki.test", "other.test", "no.wiki.test"), PUBLIC)
-    given = settings(names, hosts=HostSettings(allow=("wiki.test",), deny=("no.wiki.test",)))
+    given = settings(names, hosts=WebSettings(allow_hosts=("wiki.test",), deny_hosts=("no.wiki.test",)))
     assert (await fetched(site.at("docs.wiki.test", "/"), given)).data == b"hello"
     for url in (site.at("docs.wiki.test", "/away"), site.at("no.wiki.test", "/"), site.at("notwiki.test", "/")):
         assert "operator" in await fault(url, given)

@@ -1,0 +1,150 @@
+"""Blocks of settings, and what is wrong with a value or a key, in words."""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar, cast, get_args, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from hermes_state.errors import ConfigError
+from hermes_state.settings import Setting
+from hermes_state.text import closest
+
+Block = TypeVar("Block")
+
+
+class BaseConfig(BaseModel):
+    """Base of the blocks that no part owns; a misspelt key is an error, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+def setting(
+    default: Any = ...,
+    *,
+    ge: float | None = None,
+    le: float | None = None,
+    unit: str = "",
+    default_text: str = "",
+    default_factory: Callable[[dict[str, Any]], Any] | None = None,
+    restart: bool = False,
+) -> Any:
+    """Return a field with the range and notes of a `Setting`. The docstring below the field is what people read.
+
+    The type is Any, as for pydantic's `Field`: the annotation beside it is the type.
+    """
+    notes = Setting(ge=ge, le=le, unit=unit, default_text=default_text, restart=restart)
+    given: dict[str, Any] = {"default": default} if default_factory is None else {"default_factory": default_factory}
+    return Field(**given, json_schema_extra={"notes": cast(Any, notes)}, ge=ge, le=le)
+
+
+def is_block(kind: object) -> bool:
+    """Return True for a class whose fields are keys: one of `BaseConfig`, or the settings of a part."""
+    return isinstance(kind, type) and (issubclass(kind, BaseModel) or is_dataclass(kind))
+
+
+def fields_of(block: type[Any]) -> Mapping[str, FieldInfo]:
+    """Return the keys of a block. Of the settings of a part, only the fields marked with a `Setting` are keys."""
+    return block.model_fields if issubclass(block, BaseModel) else _marked_fields(cast(Hashable, block))
+
+
+@cache
+def _marked_fields(block: Any) -> Mapping[str, FieldInfo]:
+    kinds, defaults = get_type_hints(block, include_extras=True), {field.name: field.default for field in fields(block)}
+    found = {name: FieldInfo.from_annotated_attribute(kinds[name], default) for name, default in defaults.items()}
+    return {name: field for name, field in found.items() if any(isinstance(mark, Setting) for mark in field.metadata)}
+
+
+def field_notes(field: FieldInfo) -> Setting:
+    """Return the unit, the default in words and the reload of a key."""
+    extra = cast(dict[str, Any], field.json_schema_extra or {})
+    return next((mark for mark in field.metadata if isinstance(mark, Setting)), extra.get("notes", Setting()))
+
+
+def field_range(field: FieldInfo) -> tuple[float | None, float | None]:
+    """Return the smallest and largest value allowed, None where there is no bound."""
+    low = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
+    high = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
+    return low, high
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Return True for a value that is masked wherever it is shown."""
+    return "SecretStr" in str(field.annotation)
+
+
+def field_choices(field: FieldInfo) -> list[str]:
+    """Return the words that a setting may have; empty when it takes more than words."""
+    return list(_words_in(field.annotation))
+
+
+def _words_in(kind: object) -> Iterator[str]:
+    if kind is bool:
+        yield from ("true", "false")
+    for part in get_args(kind):
+        yield from (part,) if isinstance(part, str) else _words_in(part)
+
+
+class ConfigRejected(ConfigError):
+    """Settings that cannot be used: one line for each problem, and the warnings that there would have been."""
+
+    def __init__(self, problems: Iterable[str], warnings: Sequence[str]) -> None:
+        super().__init__("\n".join(dict.fromkeys(problems)))
+        self.warnings = tuple(warnings)
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the known name that was probably meant, as `; did you mean port?`; empty when none is alike."""
+    meant = closest(name, known, cutoff)
+    return f"; did you mean {meant}?" if meant is not None else ""
+
+
+def unknown_key(key: object, known: Iterable[str]) -> str:
+    """Return the sentence about a key that a block does not have, with the nearest one or all that there are."""
+    names = list(known)
+    return f"there is no key {key}{did_you_mean(str(key), names) or '; known here: ' + ', '.join(names)}"
+
+
+def details_of(error: ValidationError) -> list[ErrorDetails]:
+    """Return every problem that pydantic found, less those that only follow from another one."""
+    details = error.errors(include_url=False, include_context=False)
+    return [detail for detail in details if detail["type"] != "default_factory_not_called"]
+
+
+def problem(detail: ErrorDetails, field: FieldInfo) -> str:
+    """Return the sentence about a value that `field` cannot have; without the value, which may be a secret."""
+    kind = detail["type"]
+    low, high = field_range(field)
+    is_outside = kind in ("greater_than_equal", "less_than_equal", "finite_number") and low is not None
+    if is_outside or kind in ("int_parsing", "int_type", "int_from_float", "float_parsing", "float_type"):
+        is_whole = "int" in str(field.annotation)
+        words = ["a whole number"] if is_whole else [] if is_outside else ["a number"]
+        if low is not None and high is not None:
+            words.append(f"between {low:,} and {high:,}")
+        return f"must be {' '.join(words)}"
+    if kind in ("bool_parsing", "bool_type"):
+        return "must be true or false"
+    if kind == "literal_error":
+        return f"must be one of {', '.join(field_choices(field))}"
+    return detail["msg"].removeprefix("Value error, ")
+
+
+def checked_block(block: type[Block], values: Mapping[Any, Any], name: str, known: Iterable[str]) -> Block:
+    """Return the block that people wrote under `name`, in which they may use the keys `known`. Raises `ValueError`."""
+    for key in values:
+        if key not in known:
+            raise ValueError(f"{name}: {unknown_key(key, known)}")
+    try:
+        return TypeAdapter(block).validate_python(values)
+    except ValidationError as error:
+        raise ValueError(f"{name}.{first_problem(error, block)}") from None
+
+
+def first_problem(error: ValidationError, block: type[Any]) -> str:
+    """Return the first problem of a block that stands in a list or under a name, as `key: what is wrong with it`."""
+    detail = details_of(error)[0]
+    key = str(detail["loc"][0])
+    return f"{key}: {problem(detail, fields_of(block)[key])}"

@@ -1,0 +1,293 @@
+"""Kinds of settings: the lists, ids, addresses and secrets that operators write, each checked and in one form.
+
+pydantic applies them when `gateway/config` loads the block that has such a field.
+"""
+
+import json
+import re
+import zoneinfo
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, SecretStr
+
+from hermes_state.values import ReasoningEffort
+
+# ---- words, lists and blocks
+
+Trimmed = BeforeValidator(lambda value: value.strip() if isinstance(value, str) else value)
+"""Validator for text: without the line break that pasting often brings along."""
+
+AnyCase = BeforeValidator(lambda value: value.strip().lower() if isinstance(value, str) else value)
+"""Validator for words: `FULL` and ` full` mean `full`."""
+
+
+def listed(value: object) -> object:
+    """Split `a, b`, or read a JSON list, from a variable; a lone value in YAML stays."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError("is not a JSON list") from None
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def keyed(value: object) -> Mapping[Any, Any]:
+    """Return a block of names, from YAML or from JSON in a variable."""
+    try:
+        block = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("is not a JSON object") from None
+    if not isinstance(block, Mapping):
+        raise ValueError("must be a block of names, each with a value behind it")
+    return block
+
+
+class FrozenBlock(dict[str, Any]):
+    """Block of free keys that never changes, so that a route that has one can be looked up by itself."""
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none, because it may change
+        return hash(repr(sorted(self.items(), key=lambda item: item[0])))
+
+
+def _switched_off(value: object) -> object:
+    """YAML reads `off` as false; a variable brings the word itself. Both mean: no value."""
+    if isinstance(value, str):
+        return None if value.strip().lower() in ("off", "false", "none", "null", "0", "") else value
+    return None if value == 0 else value
+
+
+Off = BeforeValidator(_switched_off)
+"""Validator for what may be `off`, which is None."""
+OffOrNumber: TypeAlias = Annotated[float | None, Off]
+Effort: TypeAlias = Annotated[
+    ReasoningEffort | None,
+    BeforeValidator(lambda word: "off" if word is False or word in ("false", "none") else word),
+    AnyCase,
+]
+"""YAML reads `off` as false; OpenAI calls it `none`."""
+
+# ---- addresses, hosts, people and time zones
+
+
+def _address(shape: str, words: str) -> AfterValidator:
+    """Return a validator for addresses of a shape; `words` go on behind `must be an address`."""
+
+    def check(value: str) -> str:
+        if re.fullmatch(shape, value) is None or not _has_host(value):
+            raise ValueError(f"must be an address {words}")
+        return value.rstrip("/")
+
+    return AfterValidator(check)
+
+
+def _has_host(address: str) -> bool:
+    """Return True for an address whose host, and port if any, HTTP clients accept: some raise as soon as they are made.
+
+    The address of a folder has no host.
+    """
+    try:
+        parts = urlsplit(address)
+        return parts.scheme == "file" or (bool(parts.hostname) and parts.port != 0)
+    except ValueError:
+        return False
+
+
+_POSTGRES = re.compile(r"postgres(ql)?://([^\s/?#@:]*(:[^\s/?#@:]*)?@)?[^\s/?#@]*(/[^\s/?#@]*)?(\?[^\s#]*)?")
+
+
+def checked_store_url(value: str) -> str:
+    """Return the address of a PostgreSQL database as it is. Raises `ValueError` for any other."""
+    if _POSTGRES.fullmatch(value) is None or not value.isprintable():  # libpq reads up to a NUL
+        raise ValueError(
+            "must be an address such as postgresql://hermes@db.example.org/hermes, with %40 and so on for @ and other "
+            "signs in a password; not set, the database is the file state.db in the state directory"
+        )
+    return value
+
+
+def _host_name(value: str) -> str:
+    """Return the name or number of a host, as it stands in an address."""
+    name = value.strip().lower().removeprefix("*.").strip(".").removeprefix("[").removesuffix("]")
+    if re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9])?|[0-9a-f:.]+", name) is None:
+        raise ValueError(f"{value!r} is no host: write example.org, without https://, a port or a path")
+    return name
+
+
+_ID_SHAPES = {
+    "telegram": (re.compile(r"[1-9][0-9]{0,15}"), "the number from /whoami, such as telegram:42"),
+    "discord": (re.compile(r"[1-9][0-9]{0,19}"), "the number from /whoami, such as discord:80351110224678912"),
+    "local": (re.compile(r"[a-z0-9_-]{1,32}"), "the name of a local person, such as local:owner"),
+}
+
+
+def _user_ref(value: object) -> object:
+    """Return `platform:id`. Names are refused: they can change hands, ids cannot."""
+    if not isinstance(value, str):
+        raise ValueError("must be a list of ids such as telegram:42 (no space after the colon)")
+    platform, colon, ident = value.strip().partition(":")
+    platform = platform.lower()
+    if not colon or platform not in _ID_SHAPES:
+        known = ", ".join(_ID_SHAPES)
+        raise ValueError(f"{value!r} is not an id: write platform:id with one of {known}, such as telegram:42")
+    shape, example = _ID_SHAPES[platform]
+    if re.fullmatch(r"-[0-9]+", ident):
+        raise ValueError(f"{value!r} names a group; access is given to people: {example}")
+    if shape.fullmatch(ident) is None:
+        raise ValueError(f"{value!r} is a name, and names can change hands; write the stable id: {example}")
+    return f"{platform}:{ident}"
+
+
+def _time_zone(value: str) -> str:
+    try:
+        zoneinfo.ZoneInfo(value)
+    except (KeyError, ValueError, OSError):
+        raise ValueError(f"{value!r} is not a time zone; write one such as Europe/Berlin or UTC") from None
+    return value
+
+
+_WITHOUT_QUERY = r"://[^\s/?#]+[^\s?#]*"
+Url: TypeAlias = Annotated[
+    str, Trimmed, _address(f"https?{_WITHOUT_QUERY}", "such as https://example.org, without a query")
+]
+SocketUrl: TypeAlias = Annotated[
+    str, Trimmed, _address(f"wss?{_WITHOUT_QUERY}", "such as wss://gateway.example.org, without a query")
+]
+Origin: TypeAlias = Annotated[
+    str,
+    Trimmed,
+    _address(r"(?i:https?)://[^\s/?#@]+/?", "without a path, such as https://chat.example.org"),
+    AfterValidator(str.lower),
+]
+FilesUrl: TypeAlias = Annotated[
+    str,
+    Trimmed,
+    _address(
+        r"(s3|gs|az)://[^\s/?#@:]+(/[^\s?#@:]*)?|file:///[^\s?#]+",
+        "such as s3://bucket/folder, gs://bucket, az://container or file:///mnt/shared; keys, regions and endpoints "
+        "belong into attachments.options",
+    ),
+]
+StoreUrl: TypeAlias = Annotated[str, Trimmed, AfterValidator(checked_store_url)]
+Hosts: TypeAlias = Annotated[tuple[Annotated[str, AfterValidator(_host_name)], ...], BeforeValidator(listed)]
+People: TypeAlias = Annotated[tuple[Annotated[str, BeforeValidator(_user_ref)], ...], BeforeValidator(listed)]
+TimeZone: TypeAlias = Annotated[str, AfterValidator(_time_zone)]
+
+# ---- secrets, and blocks that may hold some
+
+
+def _secret_like(shape: str, complaint: str) -> AfterValidator:
+    def check(value: SecretStr) -> SecretStr:
+        if re.fullmatch(shape, value.get_secret_value()) is None:
+            raise ValueError(complaint)
+        return value
+
+    return AfterValidator(check)
+
+
+# A key that does not fit into an HTTP header makes the first request fail in a way that names no key.
+Secret: TypeAlias = Annotated[
+    SecretStr,
+    Trimmed,
+    _secret_like(r"[!-~]*", "has characters that no key has, such as spaces or …: copy it again"),
+]
+WebhookSecret: TypeAlias = Annotated[
+    Secret, _secret_like(r"[A-Za-z0-9_-]{16,256}", "must be 16 to 256 of the characters A-Z a-z 0-9 _ -")
+]
+"""Telegram's characters for webhook secrets, and no fewer than cannot be guessed."""
+
+_HARMLESS = re.compile(r"[a-z]{1,20}|[0-9]{1,9}|/[\w./-]{0,200}|https?://[\w.:/-]{1,200}", re.ASCII)
+"""Values that hold no key under a name that means none: words, numbers, paths, addresses without a password.
+
+As secrets, a path or a word would be taken out of everything that people and the agent say.
+"""
+
+
+def _names_key(name: str) -> bool:
+    return re.search(r"auth|key|token|secret|pass|pwd|cred|cookie|sign", name, re.IGNORECASE) is not None
+
+
+def _texts(name_shape: str, shape: str, complaint: str, is_secret: Callable[[str, str], bool]) -> BeforeValidator:
+    """Return a validator for a block of texts by name. A text is the group of `shape`; `is_secret` looks at both.
+
+    YAML reads numbers and booleans; their text is meant.
+    """
+
+    def check(value: object) -> Mapping[str, str | SecretStr]:
+        found: dict[str, str | SecretStr] = {}
+        for name, written in ((str(name), written) for name, written in keyed(value).items()):
+            word = plain(written)
+            text = str(word).lower() if isinstance(word, bool) else str(word)
+            if not isinstance(word, str | int | float) or "\0" in text:
+                raise ValueError(f"{name[:100]!r} must have a text behind it")
+            match = re.fullmatch(shape, text, re.DOTALL)
+            if match is None or re.fullmatch(name_shape, name, re.ASCII | re.DOTALL) is None:
+                raise ValueError(f"{name[:100]!r} {complaint}")
+            found[name] = SecretStr(match[1]) if is_secret(name, match[1]) else match[1]
+        return found
+
+    return BeforeValidator(check)
+
+
+def plain(value: Any) -> Any:
+    """Return a value without the wrapping that keeps secrets out of sight; for clients and programs alone."""
+    return value.get_secret_value() if isinstance(value, SecretStr) else value
+
+
+def plain_texts(block: Mapping[str, str | SecretStr]) -> dict[str, str]:
+    """Return a block of texts without that wrapping."""
+    return {name: plain(text) for name, text in block.items()}
+
+
+def _body(value: object) -> Mapping[str, object]:
+    """Return fields of a request; those that make up the conversation are the gateway's own."""
+    written = dict(keyed(value))
+    try:
+        block: dict[str, object] = json.loads(json.dumps(written, allow_nan=False))  # keys may be numbers in YAML
+    except (TypeError, ValueError):
+        raise ValueError("has a value that JSON cannot say, such as a date: put it into quotes") from None
+    own = ("model", "messages", "input", "instructions", "system", "tools", "stream")
+    if taken := [name for name in block if name in own]:
+        raise ValueError(f"{taken[0]} is what the gateway itself writes into a request")
+    return block
+
+
+_HEADER = (
+    r"[\w!#$%&'*+.^`|~-]{1,100}",
+    r"\s*([ -~]{0,8000}?)\s*",
+    "is no header that can be set, or has characters that no header has",
+)
+_Texts: TypeAlias = dict[str, str | SecretStr]
+
+Headers: TypeAlias = Annotated[
+    _Texts,
+    _texts(*_HEADER, lambda name, _: _names_key(name)),
+    AfterValidator(FrozenBlock),
+]
+"""HTTP headers by name; the value of one whose name says so is a secret."""
+SecretHeaders: TypeAlias = Annotated[_Texts, _texts(*_HEADER, lambda *_: True)]
+Options: TypeAlias = Annotated[
+    _Texts,
+    # `true` as a secret would be taken out of everything that people and the agent say
+    _texts(
+        ".*",
+        r"\s*(.*?)\s*",
+        "",
+        lambda name, text: text not in ("true", "false") and _names_key(name),
+    ),
+]
+"""Options of a client by name; the value of one whose name says so is a secret."""
+Variables: TypeAlias = Annotated[
+    _Texts,
+    _texts(
+        r"[A-Za-z_]\w*",
+        "(.*)",
+        "is no name of a variable",
+        lambda name, text: _HARMLESS.fullmatch(text) is None or _names_key(name),
+    ),
+]
+"""Environment variables of a program; values that may be keys are secrets."""
+Body: TypeAlias = Annotated[dict[str, Any], BeforeValidator(_body), AfterValidator(FrozenBlock)]
