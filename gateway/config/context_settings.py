@@ -63,15 +63,13 @@ class HygieneConfig(BaseConfig):
     """Size of the prompt from which on it compresses; at 90 % of the input window at the latest."""
 
 
-Mode: TypeAlias = Literal["auto", "same-as-main", "custom"]
-
 AuxiliaryTask: TypeAlias = Literal["compression", "flush", "title", "delegate", "trajectories"]
 
 
 class SummaryModelConfig(CallConfig):
     """Model that writes summaries, and settings of its calls, whichever model it is."""
 
-    mode: Annotated[Mode, AnyCase] = "auto"
+    mode: Annotated[Literal["auto", "same-as-main", "custom"], AnyCase] = "auto"
     """`auto`: the conversation's own model. `same-as-main`: the one of `model`, whatever `/model` chose. `custom`: the
     one named below. A model that is named here is used in any mode."""
     model: str | None = None
@@ -102,13 +100,10 @@ class SummaryModelConfig(CallConfig):
         return {key: value for key, value in values.items() if value not in (None, {})}
 
 
-def _route_word(value: object) -> object:
-    """YAML reads `off` as false."""
-    return "off" if value is False or value == "false" else value
-
-
-RouteWord: TypeAlias = Annotated[str, BeforeValidator(_route_word), AnyCase]
-ROUTE_WORDS = ("auto", "main", "off")
+RouteWord: TypeAlias = Annotated[
+    str, BeforeValidator(lambda word: "off" if word is False or word == "false" else word), AnyCase
+]
+"""`auto`, `main`, `off`, which YAML reads as false, or an alias."""
 
 
 class AuxiliaryConfig(BaseConfig):
@@ -125,14 +120,9 @@ class AuxiliaryConfig(BaseConfig):
     """Model that summarises for `hermes-gateway trajectories compress`."""
 
     @property
-    def routes(self) -> Mapping[AuxiliaryTask, str]:
+    def routes(self) -> Mapping[str, str]:
         """The word or alias of every task that has only a route."""
-        return {
-            "flush": self.flush,
-            "title": self.title,
-            "delegate": self.delegate,
-            "trajectories": self.trajectories,
-        }
+        return {task: word for task, word in self if isinstance(word, str)}
 
     @model_validator(mode="after")
     def _is_complete(self) -> "AuxiliaryConfig":

@@ -4,7 +4,9 @@ An old key is no mistake: `config check` and the start name it and go on. Where 
 old value is read as its value.
 """
 
+import tomllib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from gateway.config.files import KeyPath
@@ -13,43 +15,8 @@ from hermes_state.kinds import keyed
 Chosen: TypeAlias = Mapping[KeyPath, tuple[Any, str]]
 """Values by key, each with its source in words."""
 
-FIXED: Final[Mapping[str, str]] = {
-    "attachments.cache_bytes": "1 GiB",
-    "attachments.max_text_chars": "50,000 characters",
-    "compression.abort_on_summary_failure": "false",
-    "compression.facts_share": "0.2 of the threshold",
-    "compression.maximum_threshold_tokens": "no limit; lower compression.threshold instead",
-    "compression.pressure_levels": "off; notices.pressure tells once, at 85 % of the threshold",
-    "compression.protect_first": "always",
-    "compression.prune_style": "stub",
-    "compression.summary_budget": "proportional",
-    "compression.summary_max_tokens": "12,000 tokens",
-    "compression.tail_mode": "fraction; compression.target_ratio changes the kept end",
-    "delivery.max_parts": "20 messages",
-    "discord.catch_up_messages": "200 messages; discord.catch_up_hours bounds their age",
-    "hygiene.hard_message_limit": "5,000 messages",
-    "hygiene.hold_seconds": "10 seconds",
-    "pairing.code_minutes": "60 minutes",
-    "pairing.max_pending": "100 codes",
-    "schedules.max_per_chat": "20 schedules; tools.use can switch the tool `schedule` off",
-    "schedules.min_minutes": "5 minutes",
-    "sessions.max_waiting": "100 messages",
-    "sessions.paste_seconds": "1.5 seconds",
-    "store.readers": "2 connections",
-    "store.settled_days": "30 days",
-    "store.synchronous": "full",
-    "subagents.max_rounds": "20 rounds",
-    "subagents.seconds": "600 seconds",
-    "terminal.max_background": "4 commands",
-    "terminal.max_processes": "100 processes",
-    "terminal.output_chars": "20,000 characters",
-    "tools.preview_size": "1,500 characters",
-    "transcription.max_seconds": "600 seconds",
-    "web.max_bytes": "5,000,000 bytes",
-    "web.seconds": "30 seconds",
-    "workspace.max_file_bytes": "50 MiB",
-}
-"""Keys that became constants: the value of each, and what an operator can use instead."""
+FIXED: Final[Mapping[str, str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""Keys that became constants, and their values in words."""
 
 _TASKS: Final = ("flush", "title", "delegate", "trajectories")
 _TASK_KEYS: Final = (
@@ -57,7 +24,6 @@ _TASK_KEYS: Final = (
     *("temperature", "top_p", "reasoning_effort", "extra_headers", "extra_body"),
 )
 _MODE: Final = ("auxiliary", "mode")
-_SUMMARY_MODEL: Final = ("compression", "summary_model")
 
 REPLACED: Final[Mapping[str, str]] = {
     "auxiliary.mode": "auxiliary.compression.mode",
@@ -93,8 +59,8 @@ def parted(values: Mapping[str, Any], above: KeyPath = ()) -> tuple[dict[str, An
 def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
     """Values of new keys that old ones stand for. Only a model that is one of the `aliases` can be read as a route."""
     found: dict[KeyPath, tuple[Any, str]] = {}
-    if _SUMMARY_MODEL in old:
-        found["auxiliary", "compression", "model"] = old[_SUMMARY_MODEL]
+    if (summary_model := ("compression", "summary_model")) in old:
+        found["auxiliary", "compression", "model"] = old[summary_model]
     if _word(old, _MODE) == "same-as-main":
         found["auxiliary", "compression", "mode"] = old[_MODE]
     try:

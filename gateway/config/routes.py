@@ -36,16 +36,6 @@ OWN_ADDRESSES: Mapping[str, str] = {
 """Addresses of the APIs by protocol, where none is given."""
 
 
-def _model_name(data: dict[str, Any]) -> str | None:
-    is_set = any(data.get(name) is not None for name in ("base_url", "api_key"))
-    return DEFAULT_MODEL if is_set else None
-
-
-def _protocol(data: dict[str, Any]) -> str:
-    is_set = any(data.get(name) is not None for name in ("name", "base_url", "api_key"))
-    return "chat_completions" if is_set else "offline"
-
-
 _UNSET = "the provider's; for a task, the route's"
 
 
@@ -57,11 +47,14 @@ class ApiConfig(BaseConfig):
     api_key: Secret | None = None
     """Key for that API. Servers on your own machine usually need none."""
     name: str | None = setting(
-        default_factory=_model_name, default_text=f"`{DEFAULT_MODEL}` once a key or a base URL is set"
+        default_factory=lambda data: DEFAULT_MODEL if data.get("base_url") or data.get("api_key") else None,
+        default_text=f"`{DEFAULT_MODEL}` once a key or a base URL is set",
     )
     """Name of the model as its provider spells it."""
     protocol: Annotated[Protocol, AnyCase] = setting(
-        default_factory=_protocol,
+        default_factory=lambda data: (
+            "chat_completions" if any(map(data.get, ("name", "base_url", "api_key"))) else "offline"
+        ),
         default_text="`offline` while none of key, base URL and name is set, else `chat_completions`",
     )
     """Protocol of the API. `offline` is built in and says so in every answer."""

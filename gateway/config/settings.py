@@ -9,23 +9,21 @@ settings, adds the range and the unit, and tells whether a changed value needs a
 
 import ipaddress
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from agent.settings import MemorySettings, SubagentSettings, TerminalSettings, WebSettings, WorkspaceSettings
-from gateway.config.blocks import BaseConfig, did_you_mean, setting
+from gateway.config.blocks import BaseConfig, did_you_mean, setting, unknown_key
 from gateway.config.context_settings import (
-    ROUTE_WORDS,
     AuxiliaryConfig,
     CompressionConfig,
     ContextEngineConfig,
     HygieneConfig,
     NoticeConfig,
 )
-from gateway.config.cost_settings import CostConfig
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
 from gateway.config.tool_settings import McpConfig, ScheduleConfig, ToolsConfig
 from hermes_state.engines.opening import StoreSettings
@@ -38,13 +36,12 @@ from hermes_state.kinds import (
     People,
     Secret,
     SocketUrl,
-    StoreUrl,
     TimeZone,
     Url,
     WebhookSecret,
+    keyed,
     plain_texts,
 )
-from hermes_state.settings import Setting
 
 
 class WebhookConfig(BaseConfig):
@@ -251,15 +248,47 @@ class TranscriptionConfig(BaseConfig):
     """Key for that API."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreConfig(StoreSettings):
-    """The database."""
+MAX_DOLLARS = 1_000_000
 
-    url: Annotated[
-        StoreUrl | None, Setting(default_text="the file `state.db` in the state directory", restart=True)
-    ] = None
-    """Address of a PostgreSQL database, such as `postgresql://hermes@db.example.org/hermes`; its password counts as a
-    secret."""
+
+def _price_list(value: object) -> Mapping[str, Mapping[str, float]]:
+    """Return prices by pattern; from a variable as JSON."""
+    found = {}
+    for pattern, prices in keyed(value).items():
+        if not isinstance(prices, dict):
+            raise ValueError("must be a block of patterns, each with `input` and `output` below it")
+        for key in (*prices, "input", "output"):
+            price = prices.get(key)
+            known = ("input", "output", "cache_read", "cache_write")
+            if key not in known:
+                raise ValueError(f"{pattern}: {unknown_key(key, known)}")
+            if price is None and key in ("input", "output"):
+                raise ValueError(f"{pattern}.{key} is missing: write it in US dollars for a million tokens")
+            is_number = isinstance(price, int | float) and not isinstance(price, bool)
+            if price is not None and not (is_number and 0 <= price <= MAX_DOLLARS):
+                raise ValueError(f"{pattern}.{key} must be US dollars for a million tokens, such as 2.50")
+        found[str(pattern).strip()] = {key: float(price) for key, price in prices.items() if price is not None}
+    return found
+
+
+class CostConfig(BaseConfig):
+    """Prices of model calls, and caps on spending."""
+
+    prices: Annotated[dict[str, dict[str, float]], BeforeValidator(_price_list)] = setting(
+        {}, default_text="built in for well-known models"
+    )
+    """Price of models, in US dollars for a million tokens: a pattern such as `gpt-5*`, and below it `input`, `output`
+    and, where they differ, `cache_read` and `cache_write`. The longest pattern wins."""
+    daily_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
+    """Most that the whole gateway may spend in a day, which begins at midnight in `agent.time_zone`."""
+    chat_daily_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
+    """Most that one chat may spend in a day."""
+    conversation_cap: OffOrNumber = setting(None, ge=0.0001, le=MAX_DOLLARS, unit="US dollars", default_text="off")
+    """Most that one conversation may cost, from `/new` to `/new`."""
+
+    @property
+    def has_caps(self) -> bool:
+        return any(cap is not None for cap in (self.daily_cap, self.chat_daily_cap, self.conversation_cap))
 
 
 class ClusterConfig(BaseConfig):
@@ -321,7 +350,7 @@ class Config(BaseConfig):
     terminal: TerminalSettings = Field(default_factory=TerminalSettings)
     web: WebSettings = Field(default_factory=WebSettings)
     mcp: McpConfig = Field(default_factory=McpConfig)
-    store: StoreConfig = Field(default_factory=StoreConfig)
+    store: StoreSettings = Field(default_factory=StoreSettings)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
     lifecycle: LifecycleConfig = Field(default_factory=LifecycleConfig)
@@ -334,9 +363,8 @@ class Config(BaseConfig):
                 "set access.admins (or access.allow), or keep local.host at 127.0.0.1"
             )
         for task, word in self.auxiliary.routes.items():
-            if word not in (*ROUTE_WORDS, *self.model.aliases):
-                known = (*ROUTE_WORDS, *self.model.aliases)
-                meant = did_you_mean(word, known) or f"; write {', '.join(ROUTE_WORDS)}, or an alias"
+            if word not in (known := ("auto", "main", "off", *self.model.aliases)):
+                meant = did_you_mean(word, known) or "; write auto, main, off, or an alias"
                 raise ValueError(f"auxiliary.{task}: {word!r} is no alias of model.aliases{meant}")
         if self.cluster.role == "worker" and self.store.url is None:
             raise ValueError("cluster.role is worker, but store.url names no PostgreSQL database with other nodes")

@@ -17,6 +17,7 @@ from hermes_state.engines.sqlite.presence import has_content
 from hermes_state.engines.sqlite.resting import open_resting_file
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, DatabaseRejected
+from hermes_state.kinds import StoreUrl
 from hermes_state.settings import Setting
 from hermes_state.store.lock import FileLock, refuse_held
 from hermes_state.store.meta import load_note
@@ -33,6 +34,11 @@ COPY_NOTE = "copied_from"
 class StoreSettings:
     """The database."""
 
+    url: Annotated[
+        StoreUrl | None, Setting(default_text="the file `state.db` in the state directory", restart=True)
+    ] = None
+    """Address of a PostgreSQL database, such as `postgresql://hermes@db.example.org/hermes`; its password counts as a
+    secret."""
     writers: Annotated[int, Setting(ge=1, le=16, unit="connections", restart=True)] = 2
     """Connections for writing to PostgreSQL; a file has one."""
     busy_seconds: Annotated[float, Setting(ge=1, le=600, unit="seconds", restart=True)] = 30
