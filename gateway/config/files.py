@@ -144,14 +144,14 @@ def _problem(error: yaml.YAMLError) -> str:
     return ", ".join(part for part in parts if part) or type(error).__name__
 
 
-DEFAULT_HOME = ".hermes-gateway"
+class _Entry:
+    """File or folder in the state directory."""
 
-_FOREIGN_ALONE = frozenset({"_config_version", "toolsets", "platform_toolsets"})
-_FOREIGN_TOGETHER = frozenset(
-    {"browser", "checkpoints", "custom_providers", "delegation", "display"}
-    | {"fallback_providers", "personalities", "terminal", "tts"}
-)
-"""Top-level keys of hermes-agent's configuration. One of the first, or two of the second, are no slip of ours."""
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __get__(self, state: "StateDirectory", _: type["StateDirectory"]) -> Path:
+        return state.home.joinpath(*self._names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,43 +161,17 @@ class StateDirectory:
     home: Path
     """Absolute path; it may not exist yet."""
 
-    @property
-    def config_file(self) -> Path:
-        return self.home / "config.yaml"
-
-    @property
-    def env_file(self) -> Path:
-        return self.home / ".env"
-
-    @property
-    def database(self) -> Path:
-        return self.home / "state.db"
-
-    @property
-    def attachments(self) -> Path:
-        return self.home / "attachments"
-
-    @property
-    def attachments_cache(self) -> Path:
-        """Copies of attachments that lie in an object store."""
-        return self.home / "cache" / "attachments"
-
-    @property
-    def workspaces(self) -> Path:
-        return self.home / "workspaces"
-
-    @property
-    def logs(self) -> Path:
-        return self.home / "logs"
-
-    @property
-    def control_socket(self) -> Path:
-        return self.home / "control.sock"
-
-    @property
-    def lock_file(self) -> Path:
-        """Lock file, held by whoever has the database open for writing."""
-        return self.home / "state.db.lock"
+    config_file = _Entry("config.yaml")
+    env_file = _Entry(".env")
+    database = _Entry("state.db")
+    lock_file = _Entry("state.db.lock")
+    """Held by the process that has the database open for writing."""
+    attachments = _Entry("attachments")
+    attachments_cache = _Entry("cache", "attachments")
+    """Copies of attachments that lie in an object store."""
+    workspaces = _Entry("workspaces")
+    logs = _Entry("logs")
+    control_socket = _Entry("control.sock")
 
 
 def find_state(environ: Mapping[str, str]) -> StateDirectory:
@@ -214,7 +188,7 @@ def locate_home(environ: Mapping[str, str]) -> Path:
         return Path(os.path.abspath(named))
     if (user_home := find_user_home(environ)) is None:
         raise ConfigError("this user has no home directory: set HERMES_HOME to the path of the state directory")
-    return user_home / (named[2:] if named else DEFAULT_HOME)
+    return user_home / (named[2:] if named else ".hermes-gateway")
 
 
 def find_user_home(environ: Mapping[str, str]) -> Path | None:
@@ -258,9 +232,11 @@ def check_home(home: Path) -> None:
 def check_config_is_ours(file: YamlFile) -> None:
     """Check that the file is not hermes-agent's configuration. Raises `ConfigError`."""
     keys = {str(key) for key in file.values}
-    telling = sorted(keys & _FOREIGN_ALONE) or sorted(keys & _FOREIGN_TOGETHER)
-    if keys & _FOREIGN_ALONE or len(telling) >= 2:
+    alone = keys & {"_config_version", "toolsets", "platform_toolsets"}
+    together = keys & {"browser", "checkpoints", "custom_providers", "delegation", "display", "fallback_providers"}
+    together |= keys & {"personalities", "terminal", "tts"}
+    if alone or len(together) >= 2:  # two of these are no slip of ours, either
         raise ConfigError(
-            f"{file.path}: is hermes-agent's configuration (it has {', '.join(telling)}). "
+            f"{file.path}: is hermes-agent's configuration (it has {', '.join(sorted(alone or together))}). "
             "Set HERMES_HOME to a directory of its own; nothing was changed"
         )

@@ -72,12 +72,6 @@ NOTHING_SERVED = "nothing is served: set telegram.token or discord.token, or loc
 _Sources: TypeAlias = Sequence[tuple[str, Mapping[str, str]]]
 """Places with variables, the first wins: the words that tell people where a value came from, and the values."""
 
-_MIN_KEY_LIKENESS = 0.65
-"""Likeness of a key of the file to what may have been meant, 1 for the same name in another block and more."""
-
-_MIN_LIKENESS = 0.75
-"""Likeness of a variable to a setting's; variables that look less alike are other programs'."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedConfig(StateDirectory):
@@ -114,7 +108,7 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     sources, file, old_values, warnings = _read(environ, state)
     check_config_is_ours(file)
     chosen, old = _choose(sources, file), _set_in(sources, old_values, str(file.path), OLD_KEYS)
-    chosen = carried(old, chosen.get(_ALIASES, ({}, ""))[0]) | chosen
+    chosen = carried(old, chosen.get(("model", "aliases"), ({}, ""))[0]) | chosen
     warnings = (*warnings, *_warn_unknown_variables(sources), *_old_notices(old, chosen, file))
     config, problems = _checked(chosen, file)
     unknown = [line for _, line in _unknown_keys(file, file.values)]
@@ -217,11 +211,13 @@ def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], li
 
 
 def _choose(sources: _Sources, file: YamlFile) -> dict[KeyPath, tuple[Any, str]]:
-    """The winning value of each key that somebody set, with its source in words."""
-    in_file = dict(_leaves(file.values))
-    chosen = _set_in(sources, in_file, str(file.path), FIELDS)
-    for key, names in _customary(chosen.get(_PROTOCOL, ("", ""))).items():
-        if key not in chosen and (found := _first(sources, names)) is not None:
+    """Return the winning value of each key that is set, with its source in words."""
+    chosen = _set_in(sources, dict(_leaves(file.values)), str(file.path), FIELDS)
+    protocol, _ = chosen.get(("model", "protocol"), ("", ""))
+    is_anthropic = str(protocol).strip().lower() == "anthropic"
+    for name, key in CUSTOMARY.items():  # one provider's key is none for another's API
+        is_fitting = key[0] != "model" or name.startswith("ANTHROPIC_") == is_anthropic
+        if is_fitting and key not in chosen and (found := _first(sources, name)) is not None:
             chosen[key] = found
     return chosen
 
@@ -231,7 +227,7 @@ def _set_in(
 ) -> dict[KeyPath, tuple[Any, str]]:
     found: dict[KeyPath, tuple[Any, str]] = {}
     for key in keys:
-        if (value := _first(sources, [variable_name(key)])) is not None:
+        if (value := _first(sources, variable_name(key))) is not None:
             found[key] = value
         elif not _is_empty(in_file.get(key)):
             found[key] = in_file[key], path
@@ -242,31 +238,13 @@ def _old_notices(old: Chosen, chosen: Chosen, file: YamlFile) -> Iterator[str]:
     """Sentences about keys of earlier versions that are set."""
     for key, (_, source) in sorted(old.items()):
         yield notice(key, file.position(key) if source == str(file.path) else source, chosen)
-    models, source = chosen.get(_OVERRIDES, ({}, ""))
-    yield from (notice(key, f"{source}: {dotted(_OVERRIDES)}", chosen) for key in old_overrides(models))
+    models, source = chosen.get(("compression", "models"), ({}, ""))
+    yield from (notice(key, f"{source}: compression.models", chosen) for key in old_overrides(models))
 
 
-_ALIASES: KeyPath = ("model", "aliases")
-_OVERRIDES: KeyPath = ("compression", "models")
-_PROTOCOL: KeyPath = ("model", "protocol")
-
-
-def _customary(protocol: tuple[Any, str]) -> Mapping[KeyPath, list[str]]:
-    """The customary variables of each key. One provider's key is none for another's API."""
-    is_anthropic = str(protocol[0]).strip().lower() == "anthropic"
-    found: dict[KeyPath, list[str]] = {}
-    for name, key in CUSTOMARY.items():
-        if key[0] != "model" or name.startswith("ANTHROPIC_") == is_anthropic:
-            found.setdefault(key, []).append(name)
-    return found
-
-
-def _first(sources: _Sources, names: Iterable[str]) -> tuple[Any, str] | None:
-    for label, variables in sources:
-        for name in names:
-            if not _is_empty(variables.get(name)):
-                return variables[name], f"{label}{name}"
-    return None
+def _first(sources: _Sources, name: str) -> tuple[Any, str] | None:
+    found = (variables for variables in sources if not _is_empty(variables[1].get(name)))
+    return next(((variables[name], f"{label}{name}") for label, variables in found), None)
 
 
 def _is_empty(value: object) -> bool:
@@ -327,7 +305,7 @@ def _unknown_keys(file: YamlFile, values: Mapping[str, Any], above: KeyPath = ()
 
 
 def _suggestion(key: KeyPath) -> str:
-    """The most similar key, with a preference for the same block; failing that, what the block may hold."""
+    """Return the most similar key, the same block preferred; failing that, the keys of the block."""
     known = (*FIELDS, *sorted(BLOCKS))
     for other, field in FIELDS.items():
         if other[:-1] == key[:-1] and key[-1] in field_choices(field):
@@ -339,14 +317,14 @@ def _suggestion(key: KeyPath) -> str:
         return same_name + same_block + difflib.SequenceMatcher(a=dotted(other), b=dotted(key)).ratio()
 
     nearest = max(known, key=likeness)
-    if likeness(nearest) >= _MIN_KEY_LIKENESS:
+    if likeness(nearest) >= 0.65:
         return f"; did you mean {dotted(nearest)}?"
     siblings = ", ".join(dotted(other) for other in known if other[:-1] == key[:-1])
     return f"; known here: {siblings}" if siblings else ""
 
 
 def _warn_unknown_variables(sources: _Sources) -> Iterator[str]:
-    """`HERMES_…` variables that are no setting: other programs use the prefix too, so they only warn."""
+    """Yield warnings about `HERMES_…` variables that are no setting: other programs use the prefix, too."""
     for label, variables in sources:
         for name in sorted(variables):
             if name in NO_SETTINGS:
@@ -357,4 +335,6 @@ def _warn_unknown_variables(sources: _Sources) -> Iterator[str]:
 
 
 def _not_a_setting(variable: str) -> str:
-    return f"is not a setting and is ignored{did_you_mean(variable, VARIABLES, _MIN_LIKENESS)}"
+    return (
+        f"is not a setting and is ignored{did_you_mean(variable, VARIABLES, 0.75)}"  # less alike is another program's
+    )
