@@ -30,15 +30,15 @@ COMMANDS = {
     "search": ("lookups", "Find what was said, in whichever session and chat that was."),
     "history": ("lookups", "Show what was said, as it was said."),
     "sessions": ("lookups", "List conversations, the most recently used first."),
-    "usage": ("usage", "Show what was used, what it cost, and the caps."),
-    "insights": ("usage", "Show what was spent lately, by day, chat, model and purpose."),
+    "usage": ("lookups", "Show what was used, what it cost, and the caps."),
+    "insights": ("lookups", "Show what was spent lately, by day, chat, model and purpose."),
     "backup": ("database", "Copy the database to a file, also while the gateway runs."),
-    "store": ("store", "Copy the database to another file or to PostgreSQL, or back."),
+    "store": ("database", "Copy the database to another file or to PostgreSQL, or back."),
     "cluster": ("cluster", "Look at the nodes that share a database."),
     "config": ("config", "Check and show the configuration."),
     "pair": ("pair", "Let people in by code, and see them out."),
     "trajectories": ("trajectories", "Write conversations to files for training, shorten such files, look into them."),
-    "plugins": ("plugins", "Look at plugins."),
+    "plugins": ("config", "Look at plugins."),
 }
 """Module of each command, or group of commands, and what it is for. Only the module of one that is used is imported."""
 
@@ -66,11 +66,11 @@ for command, (_, purpose) in COMMANDS.items():
 
 def load_command(name: str) -> Any:  # Any: as above
     """The command, or group of commands, of this name, imported."""
-    module = importlib.import_module(f"gateway.cli.{COMMANDS[name][0]}")
-    if (group := getattr(module, "app", None)) is not None:
-        return typer.main.get_group(group)
+    found = getattr(importlib.import_module(f"gateway.cli.{COMMANDS[name][0]}"), name)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_group(found)
     alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    alone.command(name)(getattr(module, name))
+    alone.command(name)(found)
     return typer.main.get_command(alone)
 
 

@@ -14,10 +14,10 @@ from gateway.config.files import find_state
 from gateway.operator.socket import DaemonNotRunningError, ask
 from gateway.times import format_time
 from hermes_state.engines.opening import open_resting
-from hermes_state.engines.postgres.nodes import ClusterStatus, NodeStatus, ServerLoad, load_cluster
+from hermes_state.engines.postgres.nodes import ClusterStatus, NodeStatus, load_cluster
 from hermes_state.text import counted
 
-app = typer.Typer(no_args_is_help=True, help="Look at the nodes that share a database.", rich_markup_mode=None)
+cluster = typer.Typer(no_args_is_help=True, help="Look at the nodes that share a database.", rich_markup_mode=None)
 
 _ALONE = (
     "The database is a file, which one gateway has alone. Several nodes need PostgreSQL: set store.url, and see "
@@ -27,7 +27,7 @@ _HEAD = ("NODE", "ROLE", "VERSION", "SINCE", "STATE", "SEATS LOST", "CHATS", "SE
 _EMPTY = ClusterStatus(nodes=[], unserved=[], waiting=0, oldest_waiting_seconds=None, load=None)
 
 
-@app.command()
+@cluster.command()
 def status(as_json: Json = False) -> None:
     """Show which nodes there are, what each has of the work, and what waits. It needs no running gateway."""
     if (found := _load()) is None:
@@ -60,18 +60,14 @@ def _lines(found: ClusterStatus) -> Iterator[str]:
     if found.oldest_waiting_seconds is not None:
         waiting = counted(found.waiting, "message")
         yield f"No turn has taken up {waiting}, of which the oldest came {found.oldest_waiting_seconds:.1f} s ago."
-    if found.load is not None:
-        yield from _load_lines(found.load)
-
-
-def _load_lines(load: ServerLoad) -> Iterator[str]:
-    yield (
-        f"Gateways have {counted(load.connections, 'connection')}, {load.busy} in a transaction (the longest for "
-        f"{load.longest_seconds:.1f} s), {load.lock_waits} waiting for a lock; the server has "
-        f"{load.server_connections} of {load.max_connections}."
-    )
-    if load.hint_queue_percent >= 1:
-        yield f"The server's queue of hints is {load.hint_queue_percent:.0f} % full: a node does not read its own."
+    if (load := found.load) is not None:
+        yield (
+            f"Gateways have {counted(load.connections, 'connection')}, {load.busy} in a transaction (the longest for "
+            f"{load.longest_seconds:.1f} s), {load.lock_waits} waiting for a lock; the server has "
+            f"{load.server_connections} of {load.max_connections}."
+        )
+        if load.hint_queue_percent >= 1:
+            yield f"The server's queue of hints is {load.hint_queue_percent:.0f} % full: a node does not read its own."
 
 
 def _row(node: NodeStatus) -> tuple[str, ...]:

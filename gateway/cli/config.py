@@ -1,4 +1,4 @@
-"""`hermes-gateway config check | show | keys`."""
+"""`hermes-gateway config check | show | keys` and `plugins list`."""
 
 import re
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ from hermes_state.errors import ConfigError
 from hermes_state.files.opening import missing_client
 from hermes_state.redaction import MARK, redact
 
-app = typer.Typer(no_args_is_help=True, help="Check and show the configuration.", rich_markup_mode=None)
+config = typer.Typer(no_args_is_help=True, help="Check and show the configuration.", rich_markup_mode=None)
 
 
-@app.command()
+@config.command()
 def check(as_json: Json = False) -> None:
     """Check everything that `run` would check, with the same loader, and start nothing.
 
@@ -57,7 +57,7 @@ def check(as_json: Json = False) -> None:
     show(found, [*_warning_lines(loaded), *lines], as_json=as_json)
 
 
-@app.command("show")
+@config.command("show")
 def show_settings(as_json: Json = False) -> None:
     """Show every setting, its value and where it comes from. Secrets are masked."""
     loaded = load_config(process_environment())
@@ -71,7 +71,7 @@ def show_settings(as_json: Json = False) -> None:
     show(found, [*lines, f"\nState directory: {loaded.home}", *_warning_lines(loaded)], as_json=as_json)
 
 
-@app.command()
+@config.command()
 def keys(
     style: Annotated[
         Literal["text", "markdown", "json"], typer.Option("--format", help="How to print: text, markdown or json.")
@@ -141,3 +141,32 @@ def _text(value: Any) -> str:
         return ", ".join(names) or "-"
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+plugins = typer.Typer(no_args_is_help=True, help="Look at plugins.", rich_markup_mode=None)
+
+
+@plugins.command("list")
+def list_engines(as_json: Json = False) -> None:
+    """Show every context engine: found, active, or failed and why. The code of all of them is run for that.
+
+    Exit code 78 when the one that `context.engine` names cannot be used.
+    """
+    from agent.engines.loader import list_plugins, unknown_engine  # which take the agent with them
+
+    loaded = load_config(process_environment())
+    configured = loaded.config.context.engine
+    reports = list_plugins(loaded.home, configured)
+    active = next((report.name for report in reports if report.state == "active"), None)
+    problem = None
+    if active is None:
+        broken = next((report for report in reports if report.name == configured), None)
+        known = [report.name for report in reports]
+        problem = f"context.engine: {configured}: {broken.why}" if broken else unknown_engine(configured, known)
+    rows = [(report.name, report.state, report.source, report.why or report.about) for report in reports]
+    found = {"active": active, "problem": problem, "plugins": reports}
+    show(found, table(("ENGINE", "STATE", "FROM", "ABOUT"), rows), as_json=as_json)
+    if problem is not None:
+        if not as_json:
+            echo(f"\n{problem}", err=True)
+        raise typer.Exit(78)

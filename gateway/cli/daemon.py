@@ -1,7 +1,6 @@
 """`hermes-gateway run | status | url | doctor`: the daemon in the foreground, its state, its address, its checks."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -17,7 +16,6 @@ from hermes_state.admin.overview import load_overview
 from hermes_state.engines.opening import open_resting
 from hermes_state.errors import CommandError
 from hermes_state.imports import without
-from hermes_state.store.sql import Connection
 from hermes_state.text import counted
 from hermes_state.values import SystemClock
 
@@ -82,7 +80,14 @@ def url(
             raise CommandError(f"no browser {browser} is signed in; `hermes-gateway url --list` shows them")
         show({"signed_out": count}, [f"Signed out: {counted(count, 'browser')}."], as_json=as_json)
     elif is_list:
-        found = ask_or_read("local.browsers", {}, list[dict[str, str]], _read_browsers, empty=[], timeout_seconds=10.0)
+        found = ask_or_read(
+            "local.browsers",
+            {},
+            list[dict[str, str]],
+            lambda db, *_: browser_rows(db, SystemClock().now()),
+            empty=[],
+            timeout_seconds=10,
+        )
         rows = [(one["id"], one["since"], one["agent"]) for one in found]
         lines = table(("ID", "SIGNED IN", "BROWSER"), rows) if rows else ["No browser is signed in."]
         show(found, lines, as_json=as_json)
@@ -90,10 +95,6 @@ def url(
         raise CommandError("the web chat is not being served right now; `hermes-gateway status` says why")
     else:
         show({"url": address}, [address], as_json=as_json)
-
-
-def _read_browsers(db: Connection, _request: str, _args: Mapping[str, Any]) -> list[Mapping[str, str]]:
-    return browser_rows(db, SystemClock().now())
 
 
 def _mint_url() -> str | None:

@@ -77,8 +77,11 @@ def init(
     is_interactive = sys.stdin.isatty()
     _may_replace(home, is_interactive=is_interactive, is_forced=is_forced)
 
+    is_replaced = any((home / name).exists() for name in ("config.yaml", ".env"))
+    empty_home = {"HERMES_HOME": str(home / "not-written-yet")} if is_replaced else {}
+
     def load(answers: Mapping[str, str]) -> LoadedConfig:
-        return load_config(_overlaid(environ, home, answers))
+        return load_config({**environ, **answers, **empty_home})
 
     answers = _ask_all(given, load) if is_interactive else {name: value for name, value in given.items() if value}
     if not answers and not is_interactive:
@@ -159,13 +162,6 @@ def _complaint(variable: str, load: Callable[[Mapping[str, str]], object], answe
         begin = f"{variable}: "
         return "\n".join(line.removeprefix(begin) for line in str(error).splitlines() if line.startswith(begin))
     return ""
-
-
-def _overlaid(environ: Mapping[str, str], home: Path, answers: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment as if the answers were set in it and the files to be replaced were gone."""
-    if not any((home / name).exists() for name in ("config.yaml", ".env")):
-        return {**environ, **answers}
-    return {**environ, **answers, "HERMES_HOME": str(home / "not-written-yet")}
 
 
 def _probe_all(

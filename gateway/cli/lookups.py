@@ -1,12 +1,16 @@
-"""`hermes-gateway lineage | search | history | sessions`: look-ups in everything that was said."""
+"""`hermes-gateway lineage | search | history | sessions | usage | insights`: look-ups of words and costs."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
 from gateway.cli.answers import ask_or_read, configured_redactor
 from gateway.cli.output import Json, echo, show, table
+from gateway.config import load_config, process_environment
+from gateway.config.settings import Config
+from gateway.models.pricing import cap_limits
+from gateway.operator import spending
 from gateway.operator.lookups import (
     MAX_HITS,
     MAX_PAGE_ROWS,
@@ -17,23 +21,26 @@ from gateway.operator.lookups import (
     look_up_at_rest,
     speaker,
 )
+from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
+from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, InsightsReport, UsageReport
 from gateway.times import format_time, parse_time
 from hermes_state.admin.lineage_queries import LineageSession, short_key
+from hermes_state.errors import ConfigError
 from hermes_state.search.full_text import FoundMessage
 from hermes_state.sessions import Conversation
 from hermes_state.store.sql import Connection
 from hermes_state.text import shortened
-from hermes_state.values import MessageRole, SessionKind, parse_recall_id, recall_id
+from hermes_state.values import MessageRole, SessionKind, SystemClock, parse_recall_id, recall_id
 
 T = TypeVar("T")
 
-MAX_TOOL_CHARS = 300
+Place: TypeAlias = Annotated[
+    str | None, typer.Argument(metavar="CHAT|SESSION", help="A chat such as telegram:42, or a session's id.")
+]
 
 
 def lineage(
-    place: Annotated[
-        str | None, typer.Argument(metavar="CHAT|SESSION", help="A chat such as telegram:42, or a session's id.")
-    ] = None,
+    place: Place = None,
     limit: Annotated[int, typer.Option(min=1, max=MAX_SESSIONS, help="The newest so many sessions.")] = MAX_SESSIONS,
     as_json: Json = False,
 ) -> None:
@@ -135,8 +142,8 @@ def _load_history(place: str, limit: int, is_session_only: bool) -> list[History
 
 def _message_text(one: HistoryMessage) -> str:
     mark, text = ", taken back" if one.taken_back else "", one.text
-    if one.role is MessageRole.TOOL and len(text) > MAX_TOOL_CHARS:
-        text = f"{text[:MAX_TOOL_CHARS]}… ({len(text):,} characters; --json prints them)"
+    if one.role is MessageRole.TOOL and len(text) > 300:
+        text = f"{text[:300]}… ({len(text):,} characters; --json prints them)"
     if one.calls:
         text = f"{text}\n(called {', '.join(one.calls)})".strip()
     who = shortened(speaker(one.role, one.sender, one.tool))
@@ -166,6 +173,37 @@ def _conversation_cells(one: Conversation) -> tuple[str, ...]:
         state,
         shortened(one.title or one.first_words),
     )
+
+
+def usage(
+    place: Place = None,
+    as_json: Json = False,
+) -> None:
+    """Show what was used and what it cost: in SESSION's conversation, in a chat, or in all; and the caps."""
+    used = ask_or_read("usage", {"place": place}, UsageReport, _read_spending)
+    heading = "All chats" if used.chat is None else f"Chat {used.chat}"
+    if used.session is not None:
+        heading = f"Conversation {short_key(used.session)} of {used.chat}"
+    lines = [f"{heading}:", *usage_lines(used), "", "Today:", *today_lines(used, tells_all=True)]
+    show(spending.usage_row(used), lines, as_json=as_json)
+
+
+def insights(
+    days: Annotated[int, typer.Option(min=1, max=MAX_DAYS, help="So many days, today included.")] = DEFAULT_DAYS,
+    as_json: Json = False,
+) -> None:
+    """Show what was spent lately, by day, chat, model and purpose."""
+    found = ask_or_read("insights", {"days": days}, InsightsReport, _read_spending)
+    text = "\n".join([insights_block(found), "", *insights_notes(found.total)]).rstrip()
+    show(spending.insights_row(found), [text], as_json=as_json)
+
+
+def _read_spending(db: Connection, name: str, args: Mapping[str, Any]) -> object:
+    try:
+        config = load_config(process_environment()).config
+    except ConfigError:
+        config = Config()  # which leaves the figures the same
+    return spending.report(db, name, cap_limits(config), SystemClock().now(), args)
 
 
 def look_up(name: str, args: Mapping[str, Any], kind: type[T]) -> list[T]:

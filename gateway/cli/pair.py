@@ -1,7 +1,6 @@
 """`hermes-gateway pair list | approve | revoke`: access by code."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -9,27 +8,29 @@ from gateway.access.pairing import COMMAND_LINE, approve_pairing, load_pairing_r
 from gateway.cli.answers import ask_or_read, ask_or_write
 from gateway.cli.output import Json, show, table
 from hermes_state.admin.pairings import UserRole
-from hermes_state.store.sql import Connection
 from hermes_state.values import SystemClock, UserRef
 
-app = typer.Typer(no_args_is_help=True, help="Let people in by code, and see them out.", rich_markup_mode=None)
+pair = typer.Typer(no_args_is_help=True, help="Let people in by code, and see them out.", rich_markup_mode=None)
 
 
-@app.command("list")
+@pair.command("list")
 def list_people(as_json: Json = False) -> None:
     """Show who waits for approval and who was let in."""
-    rows = ask_or_read("pair.list", {}, list[dict[str, str]], _read_rows, empty=[], timeout_seconds=10.0)
+    rows = ask_or_read(
+        "pair.list",
+        {},
+        list[dict[str, str]],
+        lambda db, *_: load_pairing_rows(db, SystemClock().now()),
+        empty=[],
+        timeout_seconds=10,
+    )
     shown = ("user", "name", "state", "role", "asked")
     cells = [(*(row[name] for name in shown), row["expires"] if row["state"] == "pending" else "-") for row in rows]
     lines = table(("PERSON", "NAME", "STATE", "ROLE", "ASKED", "CODE EXPIRES"), cells)
     show(rows, lines if rows else ["Nobody waits and nobody was let in by code."], as_json=as_json)
 
 
-def _read_rows(db: Connection, _request: str, _args: Mapping[str, Any]) -> list[dict[str, str]]:
-    return load_pairing_rows(db, SystemClock().now())
-
-
-@app.command()
+@pair.command()
 def approve(
     code: Annotated[str, typer.Argument(help="The code that the person was shown, such as K7QM4XPA.")],
     as_admin: Annotated[bool, typer.Option("--admin", help="Give the role admin instead of user.")] = False,
@@ -45,7 +46,7 @@ def approve(
     show(answer, [f"{answer['name']} ({answer['user']}) may write now, as {answer['role']}."], as_json=as_json)
 
 
-@app.command()
+@pair.command()
 def revoke(
     person: Annotated[str, typer.Argument(help="The id that `pair list` shows, such as telegram:42.")],
     as_json: Json = False,

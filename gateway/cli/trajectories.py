@@ -27,7 +27,7 @@ from agent.trajectories.export import trajectory_line
 from agent.trajectories.files import read_lines
 from agent.trajectories.replay import replayed
 from gateway.cli.answers import ask_or_read
-from gateway.cli.lookups import look_up
+from gateway.cli.lookups import Place, look_up
 from gateway.cli.output import Json, echo, show
 from gateway.config import load_config, process_environment
 from gateway.config.settings import Config
@@ -46,7 +46,7 @@ from hermes_state.values import SystemClock
 EXIT_INTERRUPTED = 130
 _DEFAULTS = TrajectorySettings()
 
-app = typer.Typer(
+trajectories = typer.Typer(
     no_args_is_help=True,
     help="Write conversations to files for training, shorten such files, look into them.",
     rich_markup_mode=None,
@@ -61,7 +61,7 @@ _SummaryTokens = Annotated[int, typer.Option(min=50, help="Tokens of a summary."
 _Number = Annotated[int, typer.Argument(metavar="N", min=1, help="Number of the line.")]
 
 
-@app.command()
+@trajectories.command()
 def compress(
     source: _Source,
     target: _Target,
@@ -146,12 +146,10 @@ def _total_lines(total: TrajectoryTotals, target: Path) -> Iterator[str]:
         yield f"{counted(total.summary_errors, 'conversation')} stayed as they were, because there was no summary"
 
 
-@app.command()
+@trajectories.command()
 def export(
     target: _Target,
-    place: Annotated[
-        str | None, typer.Argument(metavar="CHAT|SESSION", help="A chat such as telegram:42, or a session's id.")
-    ] = None,
+    place: Place = None,
     since: Annotated[
         str | None, typer.Option(metavar="DATE", help="Only what was used from then on: 2026-03-31, UTC.")
     ] = None,
@@ -196,14 +194,14 @@ def _paged(request: str, args: Mapping[str, Any], kind: type[_Row], key: str) ->
         after = getattr(page[-1], key)
 
 
-@app.command("show")
+@trajectories.command("show")
 def show_one(source: _Source, number: _Number = 1) -> None:
     """Show the conversation in the N-th line of IN, the first one without N."""
     for index, turn in enumerate(_find(source, number).turns, start=1):
         echo(f"── {index} {turn.role}\n{turn.text}\n")
 
 
-@app.command()
+@trajectories.command()
 def replay(source: _Source, number: _Number = 1) -> None:
     """Print the conversation in the N-th line of IN as people and the agent had it, the first one without N."""
     for lines in replayed(_find(source, number)):

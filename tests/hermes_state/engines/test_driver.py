@@ -11,7 +11,7 @@ import pytest
 from hermes_state.engines.opening import missing_driver, open_resting, open_store
 from hermes_state.errors import ConfigError
 
-_COMMANDS = ("answers", "daemon", "database", "pair", "store")
+_COMMANDS = ("answers", "daemon", "database", "pair")
 
 
 @pytest.mark.parametrize(
