@@ -48,26 +48,22 @@ def secrets_of(config: object) -> tuple[str, ...]:
     return tuple(secret for _, value in values_of(config) for secret in _secrets_in(value) if secret)
 
 
-def _secrets_in(value: object) -> Iterator[str]:
+def _secrets_in(value: object, name: object = "") -> Iterator[str]:
+    """Yield the secrets in a value, and the value itself where its name says that it is one."""
     if isinstance(value, SecretStr):
         yield value.get_secret_value()
     elif isinstance(value, str):
+        if isinstance(name, str) and is_secret_name(name) and _MAY_BE_KEY.fullmatch(value):
+            yield value
         yield from secret_parts(value, is_secret=False)
     elif is_block(type(value)):
         yield from secrets_of(value)
     elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _secrets_named(name, inner)
+        for key, inner in value.items():
+            yield from _secrets_in(inner, key)
     elif isinstance(value, (tuple, list)):  # `--api-key` stands in front of its value
-        for name, inner in zip(("", *value), value, strict=False):
-            yield from _secrets_named(name, inner)
-
-
-def _secrets_named(name: object, value: object) -> Iterator[str]:
-    """Yield the secrets in a value, and the value itself when its name says that it is one."""
-    if isinstance(name, str) and isinstance(value, str) and is_secret_name(name) and _MAY_BE_KEY.fullmatch(value):
-        yield value
-    yield from _secrets_in(value)
+        for before, inner in zip(("", *value), value, strict=False):
+            yield from _secrets_in(inner, before)
 
 
 _MAY_BE_KEY = re.compile(r"(?!-)(?=.{0,100}[0-9]|.{12}).+", re.DOTALL)

@@ -14,7 +14,7 @@ An empty value counts as not set.
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,7 +48,7 @@ from gateway.config.files import (
     read_env_file,
     read_yaml,
 )
-from gateway.config.old_keys import OLD_BLOCKS, OLD_KEYS, Chosen, carried, notice, old_overrides, parted
+from gateway.config.old_keys import OLD_BLOCKS, OLD_KEYS, Chosen, carried, notice, old_overrides
 from gateway.config.settings import Config
 from hermes_state.errors import ConfigError
 from hermes_state.redaction import redact
@@ -105,13 +105,14 @@ def load_config(environ: Mapping[str, str]) -> LoadedConfig:
     `ConfigError` where a file cannot be read or is not ours.
     """
     state = find_state(environ)
-    sources, file, old_values, warnings = _read(environ, state)
+    sources, file, warnings = _read(environ, state)
     check_config_is_ours(file)
-    chosen, old = _choose(sources, file), _set_in(sources, old_values, str(file.path), OLD_KEYS)
+    chosen = _choose(sources, file)
+    old = {key: chosen.pop(key) for key in OLD_KEYS & chosen.keys()}
     chosen = carried(old, chosen.get(("model", "aliases"), ({}, ""))[0]) | chosen
     warnings = (*warnings, *_warn_unknown_variables(sources), *_old_notices(old, chosen, file))
     config, problems = _checked(chosen, file)
-    unknown = [line for _, line in _unknown_keys(file, file.values)]
+    unknown = [line for _, line in _unknown_keys(file)]
     if config is None or unknown:
         raise ConfigRejected([*unknown, *problems], warnings)
     try:
@@ -143,12 +144,12 @@ def find_store_url(environ: Mapping[str, str]) -> str | None:
     Raises `ConfigError` where it cannot be used or is misspelt, or the files cannot be read: nobody may take the file
     for the database then. The database itself is not looked at.
     """
-    sources, file, _, _ = _read(environ, StateDirectory(home=locate_home(environ)))
+    sources, file, _ = _read(environ, StateDirectory(home=locate_home(environ)))
     key: KeyPath = ("store", "url")
     found = _choose(sources, file).get(key)
     config, problems = _checked({key: found} if found is not None else {}, file)
     if found is None:
-        unknown = _unknown_keys(file, file.values)
+        unknown = _unknown_keys(file)
         problems += [line for key, line in unknown if key[0] == "store" or "did you mean store" in line]
     if config is None or problems:
         raise ConfigRejected(problems, ())
@@ -177,16 +178,13 @@ def merge_for_reload(old: LoadedConfig, new: LoadedConfig) -> LoadedConfig:
     return replace(new, config=with_values(new.config, kept), home=old.home, sources=sources)
 
 
-def _read(
-    environ: Mapping[str, str], state: StateDirectory
-) -> tuple[_Sources, YamlFile, dict[KeyPath, Any], tuple[str, ...]]:
-    """Every place with variables, the file without old keys, the values of those, and warnings."""
+def _read(environ: Mapping[str, str], state: StateDirectory) -> tuple[_Sources, YamlFile, tuple[str, ...]]:
+    """Return every place with variables, the file, and warnings."""
     file = read_yaml(state.config_file)
-    values, old_values = parted(file.values)
     env_file, warnings = read_env_file(state.env_file)
     credentials, unknown = _read_credentials(environ)
     sources = (("", environ), ("credential ", credentials), (f"{state.env_file}: ", env_file))
-    return sources, replace(file, values=values), old_values, (*warnings, *unknown)
+    return sources, file, (*warnings, *unknown)
 
 
 def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
@@ -211,8 +209,14 @@ def _read_credentials(environ: Mapping[str, str]) -> tuple[Mapping[str, str], li
 
 
 def _choose(sources: _Sources, file: YamlFile) -> dict[KeyPath, tuple[Any, str]]:
-    """Return the winning value of each key that is set, with its source in words."""
-    chosen = _set_in(sources, dict(_leaves(file.values)), str(file.path), FIELDS)
+    """Return the winning value of each key that is set, also of old ones, with its source in words."""
+    in_file = dict(_leaves(file.values))
+    chosen: dict[KeyPath, tuple[Any, str]] = {}
+    for key in (*FIELDS, *OLD_KEYS):
+        if (found := _first(sources, variable_name(key))) is not None:
+            chosen[key] = found
+        elif not _is_empty(in_file.get(key)):
+            chosen[key] = in_file[key], str(file.path)
     protocol, _ = chosen.get(("model", "protocol"), ("", ""))
     is_anthropic = str(protocol).strip().lower() == "anthropic"
     for name, key in CUSTOMARY.items():  # one provider's key is none for another's API
@@ -220,18 +224,6 @@ def _choose(sources: _Sources, file: YamlFile) -> dict[KeyPath, tuple[Any, str]]
         if is_fitting and key not in chosen and (found := _first(sources, name)) is not None:
             chosen[key] = found
     return chosen
-
-
-def _set_in(
-    sources: _Sources, in_file: Mapping[KeyPath, Any], path: str, keys: Iterable[KeyPath]
-) -> dict[KeyPath, tuple[Any, str]]:
-    found: dict[KeyPath, tuple[Any, str]] = {}
-    for key in keys:
-        if (value := _first(sources, variable_name(key))) is not None:
-            found[key] = value
-        elif not _is_empty(in_file.get(key)):
-            found[key] = in_file[key], path
-    return found
 
 
 def _old_notices(old: Chosen, chosen: Chosen, file: YamlFile) -> Iterator[str]:
@@ -254,7 +246,7 @@ def _is_empty(value: object) -> bool:
 def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     for name, value in values.items():
         key = (*above, str(name))
-        if key in BLOCKS and isinstance(value, Mapping):
+        if (key in BLOCKS or key in OLD_BLOCKS) and isinstance(value, Mapping):
             yield from _leaves(value, key)
         else:
             yield key, value
@@ -287,20 +279,14 @@ def _explained(detail: ErrorDetails, chosen: Mapping[KeyPath, tuple[Any, str]], 
     return f"{where}: {dotted(key)}: {problem(detail, field)}{shown}"
 
 
-def _unknown_keys(file: YamlFile, values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Every key in the file that is no setting, with a line that has the nearest one that is."""
-    for name, value in values.items():
-        key = (*above, str(name))
+def _unknown_keys(file: YamlFile) -> Iterator[tuple[KeyPath, str]]:
+    """Yield every key in the file that is no setting, with a line that has the nearest one that is."""
+    for key, value in _leaves(file.values):
         if key in BLOCKS:
-            if isinstance(value, Mapping):
-                yield from _unknown_keys(file, value, key)
-            elif value is not None:
+            if value is not None:
                 inner = ", ".join(dotted(known) for known in FIELDS if known[: len(key)] == key)
                 yield key, f"{file.position(key)}: {dotted(key)} is a block of keys ({inner}), not a value"
-        elif key in OLD_BLOCKS and isinstance(value, Mapping):
-            for part in ((*key, str(inner)) for inner in value):
-                yield part, f"{file.position(part)}: unknown key {dotted(part)}"
-        elif key not in FIELDS:
+        elif key not in FIELDS and key not in OLD_KEYS and not (key in OLD_BLOCKS and value is None):
             yield key, f"{file.position(key)}: unknown key {dotted(key)}{_suggestion(key)}"
 
 

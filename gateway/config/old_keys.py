@@ -35,27 +35,6 @@ OLD_KEYS: Final = frozenset(tuple(key.split(".")) for key in (*FIXED, *REPLACED)
 OLD_BLOCKS: Final = frozenset(key[:end] for key in OLD_KEYS for end in range(1, len(key)))
 
 
-def parted(values: Mapping[str, Any], above: KeyPath = ()) -> tuple[dict[str, Any], dict[KeyPath, Any]]:
-    """The values of a file without those of old keys, and the values of old keys.
-
-    >>> parted({"web": {"enabled": True, "seconds": 10}, "auxiliary": {"title": {"mode": False}}})
-    ({'web': {'enabled': True}}, {('web', 'seconds'): 10, ('auxiliary', 'title', 'mode'): False})
-    """
-    kept: dict[str, Any] = {}
-    old: dict[KeyPath, Any] = {}
-    for name, value in values.items():
-        key = (*above, str(name))
-        if key in OLD_KEYS:
-            old[key] = value
-        elif key in OLD_BLOCKS and isinstance(value, Mapping | None):
-            inner, found = parted(value or {}, key)
-            old |= found
-            kept |= {name: inner} if inner else {}
-        else:
-            kept[name] = value
-    return kept, old
-
-
 def carried(old: Chosen, aliases: object) -> dict[KeyPath, tuple[Any, str]]:
     """Values of new keys that old ones stand for. Only a model that is one of the `aliases` can be read as a route."""
     found: dict[KeyPath, tuple[Any, str]] = {}
