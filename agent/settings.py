@@ -1,4 +1,4 @@
-"""Settings of the agent's tools and memory that operators may set: the values that these parts work with.
+"""Settings of the agent, its tools and its memory that operators may set: the values that these parts work with.
 
 A field with a `Setting` is a key of the configuration. The others are bounds that only code sets.
 """
@@ -10,9 +10,33 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from hermes_state.errors import ToolError
-from hermes_state.kinds import AnyCase, Hosts, Off, Secret, SecretHeaders, Url, Variables, keyed, listed
+from hermes_state.kinds import AnyCase, Hosts, Off, Secret, SecretHeaders, TimeZone, Url, Variables, keyed, listed
 from hermes_state.settings import Setting
 from hermes_state.values import ToolEffect
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSettings:
+    """The agent's persona, and how far it goes in one turn."""
+
+    persona: Annotated[str | None, Setting(default_text="built in")] = None
+    """Persona of the agent, in the words that open its system prompt; not set: those of `SOUL.md`, if there is one."""
+    time_zone: Annotated[TimeZone | None, Setting(default_text="the server's")] = None
+    """Time zone for times in chats, message timestamps and new schedules, such as `Europe/Berlin`."""
+    max_tool_rounds: Annotated[int, Setting(ge=1, le=1_000, unit="rounds")] = 50
+    """After so many rounds of tool calls the turn has to answer with what it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptionSettings:
+    """Turning voice messages into words."""
+
+    model: Annotated[str | None, Setting(default_text="off")] = None
+    """Name of a speech-to-text model, such as `whisper-1`; set: recordings are heard."""
+    base_url: Annotated[Url | None, Setting(default_text="`model.base_url`")] = None
+    """Root of the OpenAI-compatible API that has it."""
+    api_key: Annotated[Secret | None, Setting(default_text="`model.api_key`")] = None
+    """Key for that API."""
 
 
 @dataclass(frozen=True, kw_only=True)

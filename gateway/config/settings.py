@@ -15,7 +15,15 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from agent.settings import MemorySettings, SubagentSettings, TerminalSettings, WebSettings, WorkspaceSettings
+from agent.settings import (
+    AgentSettings,
+    MemorySettings,
+    SubagentSettings,
+    TerminalSettings,
+    TranscriptionSettings,
+    WebSettings,
+    WorkspaceSettings,
+)
 from gateway.config.blocks import BaseConfig, did_you_mean, setting, unknown_key
 from gateway.config.context_settings import (
     AuxiliaryConfig,
@@ -27,20 +35,17 @@ from gateway.config.context_settings import (
 from gateway.config.routes import Aliases, Fallbacks, RouteConfig, WrittenRoute, completed
 from gateway.config.tool_settings import McpConfig, ScheduleConfig, ToolsConfig
 from hermes_state.engines.opening import StoreSettings
+from hermes_state.files.opening import AttachmentSettings
 from hermes_state.kinds import (
     AnyCase,
-    FilesUrl,
     OffOrNumber,
-    Options,
     Origin,
     People,
     Secret,
     SocketUrl,
-    TimeZone,
     Url,
     WebhookSecret,
     keyed,
-    plain_texts,
 )
 
 
@@ -163,17 +168,6 @@ class ModelConfig(RouteConfig):
         return self
 
 
-class AgentConfig(BaseConfig):
-    """The agent's persona, and how far it goes in one turn."""
-
-    persona: str | None = setting(None, default_text="built in")
-    """Persona of the agent, in the words that open its system prompt; not set: those of `SOUL.md`, if there is one."""
-    time_zone: TimeZone | None = setting(None, default_text="the server's")
-    """Time zone for times in chats, message timestamps and new schedules, such as `Europe/Berlin`."""
-    max_tool_rounds: int = setting(50, ge=1, le=1_000, unit="rounds")
-    """After so many rounds of tool calls the turn has to answer with what it has."""
-
-
 class AccessConfig(BaseConfig):
     """People who may write to the gateway. Nobody, unless named here or paired."""
 
@@ -215,37 +209,6 @@ class SessionConfig(BaseConfig):
     minute is over. 0: as many as come."""
     idle_reset_hours: OffOrNumber = setting(None, ge=0.1, le=8_760, unit="hours", default_text="off")
     """Silence after which a chat starts a new conversation."""
-
-
-class AttachmentConfig(BaseConfig):
-    """Files that people send and are given."""
-
-    url: FilesUrl | None = setting(None, default_text="`attachments/` in the state directory", restart=True)
-    """Place of the stored files: an object store, such as `s3://bucket/folder`, `gs://…` or `az://…`, or a folder that
-    several machines share, such as `file:///mnt/shared`."""
-    options: Options = setting(default_factory=dict, default_text="none", restart=True)
-    """Options of the object store by name, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`; they
-    count before its own variables. What looks like a key counts as a secret."""
-    max_bytes: int = setting(20_971_520, ge=1_024, le=2_147_483_648, unit="bytes", restart=True)
-    """Largest file that is fetched."""
-    total_bytes: int = setting(2_147_483_648, ge=1_048_576, le=10_995_116_277_760, unit="bytes")
-    """Room for stored files; beyond it the oldest go."""
-
-    @property
-    def plain_options(self) -> dict[str, str]:
-        """The options as the client of the object store is given them."""
-        return plain_texts(self.options)
-
-
-class TranscriptionConfig(BaseConfig):
-    """Turning voice messages into words."""
-
-    model: str | None = setting(None, default_text="off")
-    """Name of a speech-to-text model, such as `whisper-1`; set: recordings are heard."""
-    base_url: Url | None = setting(None, default_text="`model.base_url`")
-    """Root of the OpenAI-compatible API that has it."""
-    api_key: Secret | None = setting(None, default_text="`model.api_key`")
-    """Key for that API."""
 
 
 MAX_DOLLARS = 1_000_000
@@ -330,7 +293,7 @@ class Config(BaseConfig):
     discord: DiscordConfig = Field(default_factory=DiscordConfig)
     local: LocalConfig = Field(default_factory=LocalConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
-    agent: AgentConfig = Field(default_factory=AgentConfig)
+    agent: AgentSettings = Field(default_factory=AgentSettings)
     tools: ToolsConfig = Field(default_factory=ToolsConfig)
     access: AccessConfig = Field(default_factory=AccessConfig)
     pairing: PairingConfig = Field(default_factory=PairingConfig)
@@ -344,9 +307,9 @@ class Config(BaseConfig):
     schedules: ScheduleConfig = Field(default_factory=ScheduleConfig)
     notices: NoticeConfig = Field(default_factory=NoticeConfig)
     costs: CostConfig = Field(default_factory=CostConfig)
-    attachments: AttachmentConfig = Field(default_factory=AttachmentConfig)
+    attachments: AttachmentSettings = Field(default_factory=AttachmentSettings)
     workspace: WorkspaceSettings = Field(default_factory=WorkspaceSettings)
-    transcription: TranscriptionConfig = Field(default_factory=TranscriptionConfig)
+    transcription: TranscriptionSettings = Field(default_factory=TranscriptionSettings)
     terminal: TerminalSettings = Field(default_factory=TerminalSettings)
     web: WebSettings = Field(default_factory=WebSettings)
     mcp: McpConfig = Field(default_factory=McpConfig)

@@ -2,11 +2,36 @@
 
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
 from hermes_state.errors import ConfigError
 from hermes_state.files.folder import AttachmentFolder
+from hermes_state.kinds import FilesUrl, Options, plain_texts
+from hermes_state.settings import Setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachmentSettings:
+    """Files that people send and are given."""
+
+    url: Annotated[FilesUrl | None, Setting(default_text="`attachments/` in the state directory", restart=True)] = None
+    """Place of the stored files: an object store, such as `s3://bucket/folder`, `gs://…` or `az://…`, or a folder that
+    several machines share, such as `file:///mnt/shared`."""
+    options: Annotated[Options, Setting(default_text="none", restart=True)] = field(default_factory=dict, hash=False)
+    """Options of the object store by name, such as `endpoint`, `region`, `access_key_id` and `secret_access_key`; they
+    count before its own variables. What looks like a key counts as a secret."""
+    max_bytes: Annotated[int, Setting(ge=1 << 10, le=1 << 31, unit="bytes", restart=True)] = 20 << 20
+    """Largest file that is fetched."""
+    total_bytes: Annotated[int, Setting(ge=1 << 20, le=10 << 40, unit="bytes")] = 2 << 30
+    """Room for stored files; beyond it the oldest go."""
+
+    @property
+    def plain_options(self) -> dict[str, str]:
+        """The options as the client of the object store is given them."""
+        return plain_texts(self.options)
 
 
 def missing_client(url: str | None) -> str | None:
