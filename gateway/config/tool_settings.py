@@ -18,18 +18,12 @@ ToolSwitch: TypeAlias = Literal["on", "off", "admins"]
 PolicyWord: TypeAlias = Literal["ask", "ask_admin", "allow", "deny"]
 
 
-def _switches(value: object) -> Mapping[str, object]:
-    """YAML reads `on` and `off` as booleans."""
-    words = {True: "on", False: "off"}
-    return {str(name): words.get(word, word) for name, word in keyed(value).items()}
-
-
-def _switches_by_place(value: object) -> Mapping[str, object]:
-    return {str(place): _switches(block) for place, block in keyed(value).items()}
-
-
-Switches: TypeAlias = Annotated[dict[str, ToolSwitch], BeforeValidator(_switches)]
-SwitchesByPlace: TypeAlias = Annotated[dict[str, dict[str, ToolSwitch]], BeforeValidator(_switches_by_place)]
+# YAML reads `on` and `off` as booleans.
+_Switch: TypeAlias = Annotated[
+    ToolSwitch, BeforeValidator(lambda word: ("off", "on")[word] if isinstance(word, bool) else word)
+]
+Switches: TypeAlias = Annotated[dict[str, _Switch], BeforeValidator(keyed)]
+SwitchesByPlace: TypeAlias = Annotated[dict[str, Switches], BeforeValidator(keyed)]
 
 
 class ApprovalConfig(BaseConfig):
