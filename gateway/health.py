@@ -5,6 +5,8 @@ ready, but is no reason to kill it: its supervisor is on it.
 """
 
 import asyncio
+import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +14,6 @@ from pathlib import Path
 
 import structlog
 
-from gateway.notify import notify, watchdog_seconds
 from gateway.outbound.adapters import AdapterRegistry
 from hermes_state.disk import Room
 from hermes_state.store.writer import Store
@@ -95,3 +96,33 @@ class Heartbeat:
         log.error("store.broken", reason=self._trouble)
         if self.store.loss is not None:
             self.on_loss()
+
+
+# ---- systemd
+
+
+def notify(environ: Mapping[str, str], *lines: str) -> bool:
+    """Send `lines` such as `READY=1` or `STATUS=…`; False when nobody listens.
+
+    A socket that is gone or full is no reason to fail: systemd then acts on its own timeouts.
+    """
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return False
+    if address.startswith("@"):  # Linux's abstract namespace: a name without a file, written with a leading NUL
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as speaker:
+            speaker.setblocking(False)
+            speaker.sendto("\n".join(lines).encode(), address)
+    except OSError:
+        return False
+    return True
+
+
+def watchdog_seconds(environ: Mapping[str, str]) -> float | None:
+    """Watchdog interval: seconds in which systemd wants a `WATCHDOG=1`; None when it does not watch this process."""
+    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    micros = environ.get("WATCHDOG_USEC", "")
+    return int(micros) / 1_000_000 if micros.isdecimal() and int(micros) > 0 else None

@@ -4,18 +4,22 @@ People are known by stable ids. A revocation holds from the next event on.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 
 import structlog
 
-from gateway.models.selection import Runtime
-from hermes_state.admin.pairings import UserRole, load_roles
+from agent.tools.offers import Policy
+from agent.tools.registry import Tool
+from gateway.config import LiveConfig
+from gateway.config.settings import Config
+from hermes_state.admin.pairings import UserRole, load_admin_chats, load_roles
 from hermes_state.aio import retried
 from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import queue_steers
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.values import InboundMessage, UserRef
+from hermes_state.values import ChatId, ChatKey, ChatKind, InboundMessage, UserRef
 
 log = structlog.get_logger()
 
@@ -37,15 +41,20 @@ class AccessResult(StrEnum):
 class AccessControl:
     """Judges senders by configuration and pairings."""
 
-    def __init__(self, store: Store, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        store: Store,
+        live: LiveConfig,
+        on_loaded: Callable[[Callable[[UserRef], bool]], Awaitable[None]] | None = None,
+    ) -> None:
+        """`on_loaded` ends what people without access have left running; it receives `has_access`."""
         self._store = store
-        self._runtime = runtime
+        self._live = live
+        self._on_loaded = on_loaded
         self._paired: dict[UserRef, UserRole] = {}
         self._loading = asyncio.Lock()
         self._changed = asyncio.Event()
         """Set by the next load, and then replaced."""
-        self.on_loaded: Callable[[], Awaitable[None]] | None = None
-        """Ends what people without access have left running."""
         self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
@@ -56,8 +65,8 @@ class AccessControl:
         async with self._loading:  # one at a time: a look taken earlier must not have the last word
             # A stored revocation must take effect, and nothing else would bring it here.
             await retried(self._load, StoreUnavailable, "access.stale")
-        if self.on_loaded is not None:
-            await self.on_loaded()
+        if self._on_loaded is not None:
+            await self._on_loaded(self.has_access)
 
     async def _load(self) -> None:
         self._paired = await self._store.read(load_roles)
@@ -75,7 +84,7 @@ class AccessControl:
 
     def role_of(self, ref: UserRef) -> UserRole | None:
         """The role of a person, None without access."""
-        access = self._runtime.config.access
+        access = self._live.config.access
         if ref == LOCAL_OWNER or ref in access.admins:
             return UserRole.ADMIN
         if ref in self._paired:
@@ -85,6 +94,9 @@ class AccessControl:
     def has_access(self, ref: UserRef) -> bool:
         return self.role_of(ref) is not None
 
+    def is_admin(self, ref: UserRef) -> bool:
+        return self.role_of(ref) is UserRole.ADMIN
+
     async def load_role(self, ref: UserRef) -> UserRole | None:
         """The role of a person. Where none is known here the pairings are read: another node may have let them in."""
         if self.role_of(ref) is None:
@@ -93,14 +105,14 @@ class AccessControl:
 
     def may_moderate(self, ref: UserRef) -> bool:
         """True for people who may change the conversation of a chat that others share."""
-        return self.role_of(ref) is UserRole.ADMIN or ref in self._runtime.config.access.moderators
+        return self.is_admin(ref) or ref in self._live.config.access.moderators
 
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
         """Ids of a platform's admins; waits while they are `known`."""
         while True:
             changed = self._changed
             paired = (ref for ref, role in self._paired.items() if role is UserRole.ADMIN)
-            people = (ref.partition(":") for ref in (*self._runtime.config.access.admins, *paired))
+            people = (ref.partition(":") for ref in (*self._live.config.access.admins, *paired))
             admins = frozenset(ident for name, _, ident in people if name == platform)
             if admins != known:
                 return admins
@@ -121,3 +133,29 @@ class AccessControl:
         if self.role_of(message.sender.ref) is not None:
             return AccessResult.ADMITTED
         return AccessResult.DENIED if message.chat_kind.is_shared else AccessResult.STRANGER
+
+    # ---- tools
+
+    def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
+        """Return the reason why a tool may not be used in a chat, or in a turn of this person; None: it may."""
+        switch = self._live.config.tools.switch_of(tool.name, chat)
+        if switch == "off":
+            return "it is switched off here"
+        if switch == "admins" and person is not None and not self.is_admin(person):
+            return "it is for turns that an admin has started"
+        return None
+
+    def policy(self, tool: Tool, chat: ChatKey) -> Policy:
+        """Return the policy for a call of this tool that needs approval."""
+        return Policy(self._live.config.tools.approval_in(chat).policy_of(tool.effect, is_mcp=tool.is_remote))
+
+    def load_admin_chats(self, db: Connection) -> Sequence[ChatId]:
+        """Return the direct chats in which admins can be asked."""
+        return find_admin_chats(self._live.config, db)
+
+
+def find_admin_chats(config: Config, db: Connection) -> Sequence[ChatId]:
+    """Return the direct chats in which admins can be asked, on the platforms of a configuration."""
+    tokens = {"telegram": config.telegram.token, "discord": config.discord.token, "local": config.local.enabled or None}
+    platforms = [name for name, token in tokens.items() if token is not None]
+    return load_admin_chats(db, {*map(UserRef, config.access.admins), LOCAL_OWNER}, platforms)

@@ -10,6 +10,7 @@ from agent.model.catalog import load_catalog, spellings
 from agent.model.circuit_breaker import CircuitState
 from agent.model.client import ModelClient
 from agent.turn import Agent
+from gateway.config import LiveConfig
 from gateway.config.routes import CONFIGURED, RouteConfig, completed
 from gateway.config.settings import Config, ModelConfig
 from hermes_state.admin.pairings import UserRole
@@ -92,10 +93,14 @@ class FallbackState:
 class Runtime:
     """Configuration, agent and models in force. A reload replaces them; a running turn keeps what it started with."""
 
-    config: Config
+    live: LiveConfig
     agent: Agent
     models: ModelRegistry
     fallbacks: FallbackState = field(default_factory=FallbackState)
+
+    @property
+    def config(self) -> Config:
+        return self.live.config
 
     def model_of(self, choice: str | None) -> ModelHandle:
         """The model that a conversation has chosen; the configured one where that is gone."""

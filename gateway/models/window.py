@@ -1,7 +1,8 @@
 """Window that conversations have to fit into, by the configuration. Light: no SDK is loaded for it."""
 
 from dataclasses import replace
-from datetime import UTC, tzinfo
+from datetime import UTC, datetime, tzinfo
+from zoneinfo import ZoneInfo
 
 from agent.context.limits import Limits, limits_of
 from agent.context.model_handle import ContextSettings
@@ -15,6 +16,12 @@ from hermes_state.models.profiles import ModelProfile, load_profile
 from hermes_state.store.searched import RECALL_TOOLS
 from hermes_state.store.sql import Connection
 from hermes_state.values import ChatKey, ChatKind, EstimatedTokens
+
+
+def zone_of(config: Config) -> tzinfo:
+    """Return the zone of `agent.time_zone`, else the zone of this machine."""
+    name = config.agent.time_zone
+    return (ZoneInfo(name) if name is not None else datetime.now().astimezone().tzinfo) or UTC
 
 
 def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> ContextSettings:

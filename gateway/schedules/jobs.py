@@ -1,74 +1,84 @@
-"""Scheduled jobs: idle conversations end, and the database and the stored files are kept small."""
+"""Jobs of the gateway: expire questions and idle conversations, keep the database and the stored files small."""
 
 import asyncio
-from collections.abc import Mapping
 
 import structlog
 
-from gateway.models.selection import Runtime
-from gateway.timers import Timer, TimerWork
-from hermes_state import attachments, sessions
+from gateway.turns.lanes import LaneRegistry
+from hermes_state import attachments, outbox, sessions
 from hermes_state.admin import retention
+from hermes_state.admin.pairings import UserRole
 from hermes_state.engines.postgres.nodes import forget_gone
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StateError
 from hermes_state.files.folder import LEFTOVER_MILLIS, AttachmentFolder
-from hermes_state.store.writer import Store
-from hermes_state.values import Clock, Millis
+from hermes_state.store.sql import Connection
+from hermes_state.tools import approvals
+from hermes_state.tools.approvals import Answerer, PendingApproval
+from hermes_state.values import Millis
 
 log = structlog.get_logger()
 
-IDLE_CHECK_MINUTES = 5
-HOUSEKEEPING_MINUTES = 60
 SETTLED_MILLIS = 30 * 86_400_000
 """Time for which the keys of settled messages are kept. No platform repeats an event after a month."""
 SLICE_ROWS = 500
 
 
-class JobRunner:
-    """Work that the gateway does from time to time; nothing of it is stored."""
+async def expire_questions(lanes: LaneRegistry) -> float | None:
+    """Close the questions whose time is over or that no one can answer any more: their turns go on with a no.
 
-    def __init__(self, *, store: Store, runtime: Runtime, clock: Clock, files: AttachmentFolder) -> None:
-        self._store = store
-        self._runtime = runtime
-        self._clock = clock
-        self._files = files
-        self.works: Mapping[Timer, TimerWork] = {
-            Timer("expire_idle", IDLE_CHECK_MINUTES * 60, runs_at_once=False): self.expire_idle,
-            Timer("housekeeping", HOUSEKEEPING_MINUTES * 60, runs_at_once=False): self.run_housekeeping,
-        }
+    Returns the seconds until the next one is due, None if none is open.
+    """
 
-    async def expire_idle(self) -> None:
-        """End conversations that nobody has written in for `sessions.idle_reset_hours`; off by default."""
-        hours = self._runtime.config.sessions.idle_reset_hours
-        if hours is None:
-            return
-        now = self._clock.now()
-        before = Millis(now - int(hours * 3_600_000))
-        try:
-            while ended := await self._store.write(sessions.expire_idle, before, SLICE_ROWS, now):
-                log.info("sessions.expired", count=len(ended), idle_hours=hours)
-                for session_id in ended:
-                    await self._runtime.agent.context.ended(session_id, was_reset=False)
-        except StateError as error:
-            log.warning("sessions.expiry_delayed", error=str(error))
+    def why_closed(db: Connection, one: PendingApproval) -> str | None:
+        role = lanes.access.role_of(one.started_by)
+        if role is None:
+            return "Withdrawn, because the person has no access any more,"
+        is_for_admins = one.answerer is Answerer.ADMIN and role is not UserRole.ADMIN
+        if is_for_admins and not lanes.access.load_admin_chats(db):
+            return "Refused, because no admin can be reached any more,"
+        return None
 
-    async def run_housekeeping(self) -> None:
-        """Forget what is settled and old, make room for files, tidy the database."""
-        total_bytes = self._runtime.config.attachments.total_bytes
-        try:
-            # Files first: on a full disk they make the room that everything below needs.
-            await asyncio.to_thread(self._files.remove_leftovers, self._clock.now() - LEFTOVER_MILLIS)
-            surplus = await self._store.read(attachments.load_surplus, total_bytes)
-            if surplus:
-                await asyncio.to_thread(self._files.remove, surplus)
-                await self._store.write(attachments.forget, surplus)
-            removed = await retention.remove_expired(self._store, self._clock.now(), SETTLED_MILLIS)
-            if isinstance(self._store, SqliteStore):
-                await retention.maintain(self._store)
-            else:
-                await self._store.write(forget_gone, self._clock.now())
-        except (StateError, OSError) as error:
-            log.warning("housekeeping.delayed", error=str(error))
-            return
-        log.info("housekeeping.done", inbox=removed["inbox"], outbox=removed["outbox"], files=len(surplus))
+    for chat_id in await lanes.store.write(approvals.expire_pending, why_closed, lanes.clock.now()):
+        log.info("approval.expired", chat_id=chat_id)
+        lanes.wake(chat_id)
+    for chat_id in await lanes.store.read(outbox.load_chats_owed_questions):
+        lanes.turns.delivery.wake(chat_id)
+    due = await lanes.store.read(approvals.next_expiry)
+    return None if due is None else (due - lanes.clock.now()) / 1_000
+
+
+async def expire_idle(lanes: LaneRegistry) -> None:
+    """End conversations that were silent for `sessions.idle_reset_hours`; off by default."""
+    hours, now = lanes.runtime.config.sessions.idle_reset_hours, lanes.clock.now()
+    if hours is None:
+        return
+    before = Millis(now - int(hours * 3_600_000))
+    try:
+        while ended := await lanes.store.write(sessions.expire_idle, before, SLICE_ROWS, now):
+            log.info("sessions.expired", count=len(ended), idle_hours=hours)
+            for session_id in ended:
+                await lanes.runtime.agent.context.ended(session_id, was_reset=False)
+    except StateError as error:
+        log.warning("sessions.expiry_delayed", error=str(error))
+
+
+async def run_housekeeping(lanes: LaneRegistry, files: AttachmentFolder) -> None:
+    """Forget settled old rows, make room for files, tidy the database."""
+    store, now = lanes.store, lanes.clock.now()
+    try:
+        # Files first: on a full disk they make the room that everything below needs.
+        await asyncio.to_thread(files.remove_leftovers, now - LEFTOVER_MILLIS)
+        surplus = await store.read(attachments.load_surplus, lanes.runtime.config.attachments.total_bytes)
+        if surplus:
+            await asyncio.to_thread(files.remove, surplus)
+            await store.write(attachments.forget, surplus)
+        removed = await retention.remove_expired(store, now, SETTLED_MILLIS)
+        if isinstance(store, SqliteStore):
+            await retention.maintain(store)
+        else:
+            await store.write(forget_gone, now)
+    except (StateError, OSError) as error:
+        log.warning("housekeeping.delayed", error=str(error))
+        return
+    log.info("housekeeping.done", inbox=removed["inbox"], outbox=removed["outbox"], files=len(surplus))

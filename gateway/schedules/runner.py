@@ -1,23 +1,17 @@
 """Runner of schedules: messages that come back into chats at their time."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from zoneinfo import ZoneInfoNotFoundError
 
 import structlog
 
 from agent.tools.schedules.times import is_local, last_occurrence, next_occurrence
-from gateway.access.permissions import AccessControl
 from gateway.config.settings import Config
-from gateway.models.selection import Runtime
-from gateway.timers import Timer
 from gateway.turns.lanes import LaneRegistry
 from hermes_state.errors import ToolError
-from hermes_state.store.writer import Store
 from hermes_state.tools import schedules
 from hermes_state.tools.schedules import FiringPlan, ScheduleRow
-from hermes_state.values import ChatId, Clock, Millis
+from hermes_state.values import Millis
 
 log = structlog.get_logger()
 
@@ -33,42 +27,27 @@ LATE_NOTE = "it was due at {key} ({zone}) and comes late, for the gateway or its
 MISSED_NOTE = "the times before that one passed while the gateway or its machine was not running, and are left out"
 
 
-@dataclass(slots=True, kw_only=True)
-class ScheduleRunner:
-    """Fires the schedules that are due, however many there are."""
+async def fire_schedules(lanes: LaneRegistry) -> float | None:
+    """Fire the schedules that are due. Returns the seconds until the next one is due, None if there is none."""
+    now = lanes.clock.now()
+    due = await lanes.store.read(schedules.next_due, now)
+    if due is None or due > now:
+        return None if due is None else (due - now) / 1_000
 
-    store: Store
-    runtime: Runtime
-    access: AccessControl
-    lanes: LaneRegistry
-    deliver: Callable[[ChatId], None]
-    clock: Clock
-    timer: Timer
-    """Timer of `fire`. It is woken when a schedule was stored or changed."""
-
-    async def fire(self) -> float | None:
-        """Fire the schedules that are due; returns the seconds until the next one is, None if there is none."""
-        due = await self.store.read(schedules.next_due, self.clock.now())
-        if due is not None and due <= self.clock.now():
-            await self._fire()
-            return 0
-        return None if due is None else (due - self.clock.now()) / 1_000
-
-    async def _fire(self) -> None:
-        now = self.clock.now()
-        chats = await self.store.write(schedules.fire_due, lambda row: self._plan(row, now), now)
-        log.info("schedules.fired", chats=len(chats))
-        for chat_id in chats:
-            self.lanes.wake(chat_id)
-            self.deliver(chat_id)
-
-    def _plan(self, row: ScheduleRow, now: Millis) -> FiringPlan:
-        if self.access.role_of(row.creator_ref) is None:
+    def plan(row: ScheduleRow) -> FiringPlan:
+        if lanes.access.role_of(row.creator_ref) is None:
             return FiringPlan(refusal=NO_ACCESS.format(row=row))
         try:
-            return firing_plan(row, now, skips_missed=self.runtime.config.schedules.missed == "skip")
+            return firing_plan(row, now, skips_missed=lanes.runtime.config.schedules.missed == "skip")
         except ToolError as error:
             return FiringPlan(refusal=MEANS_NOTHING.format(row=row, error=error))
+
+    chats = await lanes.store.write(schedules.fire_due, plan, now)
+    log.info("schedules.fired", chats=len(chats))
+    for chat_id in chats:
+        lanes.wake(chat_id)
+        lanes.turns.delivery.wake(chat_id)
+    return 0
 
 
 def firing_plan(row: ScheduleRow, now: Millis, *, skips_missed: bool) -> FiringPlan:

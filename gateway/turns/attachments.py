@@ -5,26 +5,28 @@ configured, and everything else gets a friendly sentence. The bytes are kept by 
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
 from agent.images.scaling import ImageLimits, ImageScaler, mime_of
 from agent.tools.files.workspace import WorkspaceHandle, WorkspaceStore
+from gateway.config import LoadedConfig
 from gateway.models.selection import Runtime
 from gateway.outbound.delivery import Delivery
 from gateway.turns import file_kinds
-from gateway.turns.fetching import AttachmentFetcher
 from gateway.turns.file_kinds import RECORDINGS, AttachmentError
 from gateway.turns.transcription import TranscriptionHandler
 from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
-from hermes_state.errors import ToolError
+from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformError, ToolError
 from hermes_state.files.folder import AttachmentFolder
+from hermes_state.files.opening import open_files
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
@@ -36,6 +38,7 @@ from hermes_state.values import (
     AttachmentId,
     AttachmentKind,
     ChatId,
+    ChatKey,
     Clock,
     Document,
     Image,
@@ -44,6 +47,7 @@ from hermes_state.values import (
     MessageBody,
     Millis,
 )
+from platforms.base import PlatformAdapter
 
 log = structlog.get_logger()
 
@@ -52,7 +56,26 @@ MAX_TEXT_CHARS = 50_000
 READERS = ("read_file", "terminal")
 """Tools that read a workspace."""
 INBOX = "inbox"
-"""Folder of a workspace in which what people send lies."""
+"""Folder of a workspace with the files that people send."""
+FETCH_SECONDS = 120.0
+"""Longest fetch of one file, in seconds; its chat waits, others do not."""
+FETCH_ATTEMPTS = 3
+READY_SECONDS = 60.0
+"""Longest wait for a platform to come back after a failed fetch, in seconds: just after a start it is not there yet."""
+READY_PAUSE_SECONDS = 0.2
+
+T = TypeVar("T")
+
+
+def open_attachments(loaded: LoadedConfig) -> AttachmentFolder:
+    """Open the files of attachments: in the state directory unless `attachments.url` names another place.
+
+    Blocks. Raises `ConfigError` and `StoreUnavailable` for a place that cannot be written.
+    """
+    config = loaded.config.attachments
+    if config.url is None:
+        return AttachmentFolder(loaded.attachments)
+    return open_files(config.url, config.plain_options, loaded.attachments_cache)
 
 
 @dataclass(slots=True)
@@ -85,7 +108,6 @@ class AttachmentHandler:
     runtime: Runtime
     delivery: Delivery
     transcriber: TranscriptionHandler
-    fetcher: AttachmentFetcher
     scaler: ImageScaler
     clock: Clock
     files: AttachmentFolder
@@ -153,7 +175,7 @@ class AttachmentHandler:
             file_kinds.refuse_unusable(attachment, limit, sees_images=sees_images)
         file_kinds.refuse_large(attachment, limit)
         use = partial(self._use, chat=chat, attachment=attachment, sees_images=sees_images, gathered=gathered)
-        file, found = await self.fetcher.fetch(chat.key, attachment, limit, use)
+        file, found = await self._fetch(chat.key, attachment, limit, use)
         if file is None:
             return
         attachment_id = await self.store.write(attachments.insert, chat.id, file, self.clock.now())
@@ -179,10 +201,42 @@ class AttachmentHandler:
         """Transcript of a recording, whose bytes are not kept."""
         file_kinds.refuse_large(recording, limit)
         self.transcriber.refuse_long(recording)
-        data = await self.fetcher.fetch(
-            chat.key, recording, limit, lambda fetched: asyncio.to_thread(fetched.read_bytes)
-        )
+        data = await self._fetch(chat.key, recording, limit, lambda fetched: asyncio.to_thread(fetched.read_bytes))
         return await self.transcriber.transcribe(row, recording, data)
+
+    async def _fetch(
+        self, chat: ChatKey, attachment: IncomingAttachment, limit: int, use: Callable[[Path], Awaitable[T]]
+    ) -> T:
+        """Fetch a file and let `use` read it; unless moved away, the file is gone afterwards.
+
+        Raises `AttachmentError`, and what `use` raises beside `PlatformError` and `OSError`.
+        """
+        adapter, name = self.delivery.adapters.of(chat), file_kinds.quoted_name(attachment)
+        if adapter is None:
+            raise AttachmentError(f"I could not fetch “{name}” right now; please send it again later.")
+        try:
+            target = await asyncio.to_thread(self.files.new_file)
+        except OSError as error:
+            log.warning("attachment.not_stored", error=type(error).__name__)
+            raise AttachmentError(f"I cannot store “{name}” right now; please send it again later.") from error
+        try:
+            for attempt in range(1, FETCH_ATTEMPTS + 1):
+                try:
+                    async with asyncio.timeout(FETCH_SECONDS):
+                        await adapter.download(attachment, target, limit)
+                    return await use(target)
+                except FileSizeExceeded as error:
+                    raise AttachmentError(file_kinds.too_large(attachment, error.limit_bytes)) from error
+                except MessageRejected as error:
+                    sentence = f"“{name}” is not there to be fetched any more; please send it again."
+                    raise AttachmentError(sentence) from error
+                except (PlatformError, OSError) as error:  # a full disk, too, must not look like a harmful message
+                    log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
+                if attempt < FETCH_ATTEMPTS:
+                    await _wait_until_ready(adapter)
+            raise AttachmentError(f"I could not fetch “{name}”; please send it again.")
+        finally:
+            await asyncio.to_thread(target.unlink, missing_ok=True)
 
     async def _use(
         self, fetched: Path, *, chat: Chat, attachment: IncomingAttachment, sees_images: bool, gathered: _ReadResult
@@ -262,3 +316,11 @@ def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all:
         reply_to=row.message_ref,
     )
     outbox.enqueue(db, reply, now)
+
+
+async def _wait_until_ready(adapter: PlatformAdapter) -> None:
+    """Wait for a while until the adapter works."""
+    for _ in range(round(READY_SECONDS / READY_PAUSE_SECONDS)):
+        if adapter.health().is_ready:
+            return
+        await asyncio.sleep(READY_PAUSE_SECONDS)  # nothing tells when the service is back

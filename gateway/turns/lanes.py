@@ -202,7 +202,7 @@ class Lane:
     async def _execute(self, turn: RunningTurn) -> None:
         self._lanes.own[turn.chat_id] = turn
         turns = self._lanes.turns
-        preview = turns.preview_of(turn)
+        preview = turns.previews.of(turn)
         task = asyncio.create_task(turns.run(turn, preview), name=f"turn-{turn.id}")
         active = self._lanes.active[turn.chat] = ActiveTurn(turn=turn, preview=preview, task=task)
         try:

@@ -4,12 +4,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
-from gateway.outbound.gates import FloodControl, Gate
+from gateway.outbound.adapters import AdapterRegistry
+from gateway.outbound.gates import FloodControl, Gate, GateRegistry
+from hermes_state import journal
 from hermes_state.aio import cancel_all, make_way, own_cancellation, wait_until
 from hermes_state.errors import PlatformError, StateError
+from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnClaim
 from hermes_state.values import Millis
 from platforms.base import PlatformAdapter, Preview
@@ -239,3 +244,36 @@ class LivePreview(TurnPreview):
         typing = None if fades is None else fades - self._typing_overlap_seconds
         waits = [wait for wait in (typing, self._fades_in()) if wait is not None]
         return max(0.1, min(waits)) if waits else None
+
+
+LivePreviewT = TypeVar("LivePreviewT", bound=LivePreview)
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
+class PreviewMaker:
+    """Maker of the previews of turns."""
+
+    store: Store
+    adapters: AdapterRegistry
+    gates: GateRegistry
+    elsewhere: Callable[[RunningTurn], TurnPreview] | None = None
+    """Makes the preview of a turn whose chat another process may serve; None if this one serves all chats."""
+
+    def of(self, turn: RunningTurn) -> TurnPreview:
+        """Return the preview that shows a turn of this process."""
+        if self.elsewhere is not None and self.adapters.claim_of(turn.chat) is None:
+            return self.elsewhere(turn)
+        return TurnPreview(turn) if self.adapters.of(turn.chat) is None else self.live(turn, LivePreview)
+
+    def live(self, turn: RunningTurn, kind: type[LivePreviewT]) -> LivePreviewT:
+        """Return a preview for a chat whose account is configured here."""
+        adapter = self.adapters.of(turn.chat)
+        assert adapter is not None, "only what is configured is served"
+        return kind(
+            turn,
+            adapter,
+            gate=self.gates.of(turn.chat_id),
+            flood=self.gates.flood_of(turn.chat),
+            save_ref=lambda claim, ref: self.store.write(journal.note_preview, claim, ref),
+            is_certain=self.adapters.is_certain,
+        )

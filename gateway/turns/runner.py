@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import structlog
 from structlog.contextvars import bound_contextvars
@@ -19,12 +18,10 @@ from agent.tool_calls import ApprovalNeededError
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import ModelConfig
 from gateway.models.selection import Runtime, name_of, route_of
-from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
-from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import pressure_sentence
 from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answer_with_fallbacks, change_notice
-from gateway.turns.previews import LivePreview, TurnPreview
+from gateway.turns.previews import PreviewMaker, TurnPreview
 from gateway.turns.titles import TitleWriter
 from hermes_state import journal, outbox, previews, sessions
 from hermes_state.aio import make_way, own_cancellation
@@ -38,8 +35,6 @@ from hermes_state.turns import RunningTurn, TurnMoved
 from hermes_state.values import Clock, Millis
 
 log = structlog.get_logger()
-
-LivePreviewT = TypeVar("LivePreviewT", bound=LivePreview)
 
 MAX_RESTARTS = 3
 """A turn that has ended the process this often is more likely the cause than the victim."""
@@ -60,34 +55,12 @@ class TurnRunner:
 
     store: Store
     runtime: Runtime
-    adapters: AdapterRegistry
-    gates: GateRegistry
+    previews: PreviewMaker
     delivery: Delivery
     titles: TitleWriter
     clock: Clock
     on_question: Callable[[], None]
     """Called when a turn waits for a person's yes, or may not wait any more."""
-    preview_elsewhere: Callable[[RunningTurn], TurnPreview] | None = None
-    """Makes the preview of a turn whose chat another process may serve; None where this one serves all chats."""
-
-    def preview_of(self, turn: RunningTurn) -> TurnPreview:
-        """The preview that shows `turn`; its `text` is the partial answer."""
-        if self.preview_elsewhere is not None and self.adapters.claim_of(turn.chat) is None:
-            return self.preview_elsewhere(turn)
-        return TurnPreview(turn) if self.adapters.of(turn.chat) is None else self.live_preview(turn, LivePreview)
-
-    def live_preview(self, turn: RunningTurn, kind: type[LivePreviewT]) -> LivePreviewT:
-        """Make a preview for a chat whose account is configured here."""
-        adapter = self.adapters.of(turn.chat)
-        assert adapter is not None, "only what is configured is served"
-        return kind(
-            turn,
-            adapter,
-            gate=self.gates.of(turn.chat_id),
-            flood=self.gates.flood_of(turn.chat),
-            save_ref=lambda claim, ref: self.store.write(journal.note_preview, claim, ref),
-            is_certain=self.adapters.is_certain,
-        )
 
     async def run(self, turn: RunningTurn, preview: TurnPreview) -> bool:
         """Take the turn to its end; False where it was ended, or taken up, by somebody else meanwhile.
@@ -158,7 +131,7 @@ class TurnRunner:
         What is on its way then is waited for, unless the account may be another node's by now, whose answer comes last.
         """
         try:
-            await (preview.close() if self.adapters.is_certain() else preview.abandon())
+            await (preview.close() if self.previews.adapters.is_certain() else preview.abandon())
         except asyncio.CancelledError:
             if done is not None:
                 await record_cancelled(

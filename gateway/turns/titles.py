@@ -6,7 +6,6 @@ answer is looked at again. The calls that it has cost are in the ledger, which b
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -53,8 +52,6 @@ class TitleWriter:
     store: Store
     runtime: Runtime
     clock: Clock
-    redactor: Callable[[], Callable[[str], str]]
-    """Takes out the secrets of the configuration in force."""
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT), init=False)
     _tasks: dict[LineageId, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _settled: OrderedDict[LineageId, None] = field(default_factory=OrderedDict, init=False)
@@ -104,7 +101,7 @@ class TitleWriter:
         client = self.runtime.models.client_of(route)
         if client.breaker.open is not None or not any(row.origin is Origin.HUMAN for row in rows):
             return False
-        redact, payer = self.redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)
+        redact, payer = self.runtime.live.redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)
         request = await asyncio.to_thread(title_request, rows, redact, now=self.clock.now(), payer=payer)
 
         done = await client.with_policy(_ONCE).complete(request, purpose="title", within=TITLE_SECONDS)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.config import ConfigRejected, load_config, merge_for_reload, reload_differences
-from gateway.turns.servers import server_settings
+from gateway.daemon.tools import server_settings
 from hermes_state.redaction import Redactor
 from hermes_state.values import ToolEffect
 
