@@ -1,4 +1,4 @@
-"""Permissions: roles and access of people, for messages, commands and buttons. Nobody has any, unless named or paired.
+"""Permissions of people, for messages, commands, buttons and tools. Only named or paired people have access.
 
 People are known by stable ids. A revocation holds from the next event on.
 """
@@ -24,18 +24,18 @@ from hermes_state.values import ChatId, ChatKey, ChatKind, InboundMessage, UserR
 log = structlog.get_logger()
 
 LOCAL_OWNER = UserRef("local:owner")
-"""Person who holds the local web chat's cookie."""
+"""Person with the cookie of the local web chat."""
 
 
 class AccessResult(StrEnum):
     ADMITTED = "admitted"
     UNADDRESSED = "unaddressed"
-    """Message in a shared chat that is not meant for us."""
+    """Message in a shared chat that does not address the bot."""
     BOT = "bot"
     STRANGER = "stranger"
-    """Somebody without access, in a direct chat: they are told how to get it."""
+    """Person without access in a direct chat, who is told how to get it."""
     DENIED = "denied"
-    """Somebody without access, in a shared chat: no answer."""
+    """Person without access in a shared chat, who gets no answer."""
 
 
 class AccessControl:
@@ -58,12 +58,11 @@ class AccessControl:
         self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
-        """Read the pairings, and keep steers of people who have no access any more out of the turns that run.
+        """Read the pairings, and keep steers of people without access out of running turns. Retries until it worked.
 
-        Called at the start and after every change of access. Tries until it could.
+        Called at the start and after every change of access.
         """
-        async with self._loading:  # one at a time: a look taken earlier must not have the last word
-            # A stored revocation must take effect, and nothing else would bring it here.
+        async with self._loading:  # one at a time: an earlier read must not have the last word
             await retried(self._load, StoreUnavailable, "access.stale")
         if self._on_loaded is not None:
             await self._on_loaded(self.has_access)
@@ -83,7 +82,7 @@ class AccessControl:
             await self.load()
 
     def role_of(self, ref: UserRef) -> UserRole | None:
-        """The role of a person, None without access."""
+        """Return the role of a person, None without access."""
         access = self._live.config.access
         if ref == LOCAL_OWNER or ref in access.admins:
             return UserRole.ADMIN
@@ -98,17 +97,17 @@ class AccessControl:
         return self.role_of(ref) is UserRole.ADMIN
 
     async def load_role(self, ref: UserRef) -> UserRole | None:
-        """The role of a person. Where none is known here the pairings are read: another node may have let them in."""
+        """Return the role of a person. Reads the pairings if none is known: another node may have added one."""
         if self.role_of(ref) is None:
             await self.load()
         return self.role_of(ref)
 
     def may_moderate(self, ref: UserRef) -> bool:
-        """True for people who may change the conversation of a chat that others share."""
+        """Return True for people who may change the conversation of a shared chat."""
         return self.is_admin(ref) or ref in self._live.config.access.moderators
 
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
-        """Ids of a platform's admins; waits while they are `known`."""
+        """Return the ids of a platform's admins as soon as they differ from `known`."""
         while True:
             changed = self._changed
             paired = (ref for ref, role in self._paired.items() if role is UserRole.ADMIN)
@@ -119,13 +118,13 @@ class AccessControl:
             await changed.wait()
 
     def judge(self, message: InboundMessage) -> AccessResult:
-        """Judge a message, before anything is stored, and count the result."""
+        """Judge a message before it is stored, and count the result."""
         result = self.assess(message)
         self.counts[result] += 1
         return result
 
     def assess(self, message: InboundMessage) -> AccessResult:
-        """Judge a message without counting it: it comes again to be stored."""
+        """Judge a message without counting it, because it comes again."""
         if message.sender.is_bot:
             return AccessResult.BOT
         if message.chat_kind.is_shared and not message.is_addressed:

@@ -35,10 +35,9 @@ from gateway.config import LoadedConfig
 from gateway.config.fields import block_json, secrets_of
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
-from gateway.models.auxiliary import route_for
-from gateway.models.capacity import capacity_in, configured_limits
 from gateway.models.clients import ClientRegistry
 from gateway.models.pricing import SpendingControl
+from gateway.models.routes import capacity_in, configured_limits, route_for
 from gateway.models.selection import ModelRegistry
 from gateway.models.window import context_settings, zone_of
 from gateway.outbound.notices import NoticeWriter
@@ -113,6 +112,23 @@ class AgentMaker:
         registry = ToolRegistry((*tools, *self.tools(loaded)), self.tool_source)
         for plugin_tool in load_plugin_tools(registry.by_name):
             registry.add(plugin_tool)
+        plugin, mark = load_engine(config.context.engine, loaded.home), settings_mark(config)
+
+        def make_engine(built_in: Engine) -> Engine:
+            assert plugin is not None
+            return PluginEngine(
+                plugin.name,
+                plugin.make,
+                model=_model_info(config.model.route),
+                fallback=built_in,
+                redact=redactor,
+                clock=clock,
+                mark=mark,
+                schemas=plugin.schemas,
+                home=str(loaded.home),
+                store=store,
+            )
+
         budget = ResultBudget(result_size=config.tools.default_result_size, turn_budget=config.tools.turn_budget)
         subagents = SubagentRunner(
             store=store,
@@ -139,30 +155,11 @@ class AgentMaker:
             before_split=[writer.flush] if writer is not None else [],
             on_wait=self.notices.write_waiting,
             redact=redactor,
-            make_engine=self._engine_maker(loaded, redactor),
+            make_engine=None if plugin is None else make_engine,
             max_tool_rounds=config.agent.max_tool_rounds,
             budget=budget,
             approval_minutes=config.tools.approval_minutes,
             delegate=subagents.run,
-        )
-
-    def _engine_maker(self, loaded: LoadedConfig, redactor: Redactor) -> Callable[[Engine], Engine] | None:
-        """Return what puts the plugin of `context.engine` in front of the built-in engine. Raises `ConfigError`."""
-        engine = load_engine(loaded.config.context.engine, loaded.home)
-        if engine is None:
-            return None
-        model, mark = _model_info(loaded.config.model.route), settings_mark(loaded.config)
-        return lambda built_in: PluginEngine(
-            engine.name,
-            engine.make,
-            model=model,
-            fallback=built_in,
-            redact=redactor,
-            clock=self.clock,
-            mark=mark,
-            schemas=engine.schemas,
-            home=str(loaded.home),
-            store=self.store,
         )
 
     def _models(self, loaded: LoadedConfig, clients: ClientRegistry) -> ModelRegistry:

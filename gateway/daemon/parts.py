@@ -34,8 +34,7 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
-from gateway.schedules.jobs import expire_idle, expire_questions, run_housekeeping
-from gateway.schedules.runner import fire_schedules
+from gateway.schedules import expire_idle, expire_questions, fire_schedules, run_housekeeping
 from gateway.signals import SignalHandler
 from gateway.timers import LOOK_SECONDS, Timer, TimerWork, run_timers
 from gateway.turns.attachments import AttachmentHandler
@@ -49,20 +48,14 @@ from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.seats import KEEPER, HintKind, account_lock
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatId, Clock, InboxId, SystemClock, TurnId, UserRef
-from platforms.base import Intake, MenuCommand, PlatformAdapter
-
-TIMER_SECONDS = 1.0
-"""Seconds after the start before the timers run: importing APScheduler would delay the first answers by 22 ms."""
-
-APPROVAL_SECONDS = 300.0
-"""Longest time between two looks at open questions: the clock may be set while nothing happens."""
+from platforms.base import Intake, PlatformAdapter
 
 
 class Parts:
     """Every part of a daemon. Nothing runs yet after construction.
 
-    Some parts need each other. What breaks the circle is made first and given to both: the configuration in force, the
-    state of the node, and the timers, which a part wakes whose work another one does.
+    If two parts need each other, a small value made first breaks the circle: the configuration in force, the state of
+    the node, or a timer.
     """
 
     def __init__(
@@ -82,12 +75,12 @@ class Parts:
         self.is_shared = not isinstance(store, SqliteStore)
         """Other nodes may use the database."""
         clock, scaler, state, gates = SystemClock(), ImageScaler(files), NodeState(), GateRegistry()
-        approval_timer, schedule_timer = Timer("approvals", APPROVAL_SECONDS), Timer("schedules", LOOK_SECONDS)
+        approval_timer, schedule_timer = Timer("approvals", 300.0), Timer("schedules", LOOK_SECONDS)
         self.membership = membership = Membership(store, clock, lambda: live.config)
 
         # Replies.
         self.adapters = adapters = AdapterRegistry(
-            make_adapters(loaded, environ, store, REGISTRY.menu(), files, clock),
+            make_adapters(loaded, environ, store, files, clock),
             is_certain=state.is_certain,
             has_other_nodes=self.is_shared,
         )
@@ -143,8 +136,7 @@ class Parts:
                 is_admin=access.is_admin,
             ),
         )
-        agent, models = self.agents.make(loaded)
-        self.runtime = runtime = Runtime(live=live, agent=agent, models=models)
+        self.runtime = runtime = Runtime(live, *self.agents.make(loaded))
 
         # Turns.
         make_client = partial(transcription_client, spending=spending)
@@ -253,7 +245,8 @@ class Parts:
             return Duty(name=account, lock=account_lock(account), take_up=take_up, run=run)
 
         accounts = [] if self.live.config.cluster.role == "worker" else self.adapters.supervised
-        housekeeping = Duty(name="housekeeping", lock=KEEPER, run=partial(run_timers, timers, TIMER_SECONDS))
+        # Importing APScheduler at once would delay the first answers by 22 ms.
+        housekeeping = Duty(name="housekeeping", lock=KEEPER, run=partial(run_timers, timers, pause=1.0))
         return [*map(serving, accounts), housekeeping]
 
     def _on_hint(self, approval_timer: Timer, schedule_timer: Timer) -> Mapping[HintKind, OnHintOf]:
@@ -286,22 +279,12 @@ class Parts:
         await self.transcriber.close()
 
 
-# ---- adapters
-
-_PORT_TRIES = 20
-"""Ports to try for the web chat if none is configured."""
-
-
 def make_adapters(
-    loaded: LoadedConfig,
-    environ: Mapping[str, str],
-    store: Store,
-    menu: Sequence[MenuCommand],
-    files: AttachmentFolder,
-    clock: Clock,
+    loaded: LoadedConfig, environ: Mapping[str, str], store: Store, files: AttachmentFolder, clock: Clock
 ) -> dict[str, PlatformAdapter]:
     """Return every configured adapter by account name. A platform is on as soon as it has a token."""
     adapters: dict[str, PlatformAdapter] = {}
+    menu = REGISTRY.menu()
     telegram, discord, local = loaded.config.telegram, loaded.config.discord, loaded.config.local
     # Each platform brings some 10 MB, so only those that are on are imported.
     if telegram.token is not None:
@@ -317,21 +300,20 @@ def make_adapters(
     if discord.token is not None:
         from platforms.discord import DiscordAdapter, DiscordSettings
 
+        token, hours = discord.token.get_secret_value(), discord.catch_up_hours
         client = DiscordSettings(
-            token=discord.token.get_secret_value(),
-            api_url=discord.api_url,
-            gateway_url=discord.gateway_url,
-            catch_up_hours=discord.catch_up_hours,
+            token=token, api_url=discord.api_url, gateway_url=discord.gateway_url, catch_up_hours=hours
         )
         adapters["discord"] = DiscordAdapter(client, store=store, menu=menu, clock=clock)
     if local.enabled:
         from platforms.local import LocalAdapter, LocalSettings
 
+        is_any_port = loaded.sources["local.port"] == DEFAULT_SOURCE and not local.public_url
         page = LocalSettings(
             state_dir=loaded.home,
             host=local.host,
             port=local.port,
-            port_tries=_PORT_TRIES if loaded.sources["local.port"] == DEFAULT_SOURCE and not local.public_url else 1,
+            port_tries=20 if is_any_port else 1,
             public_url=local.public_url,
             max_file_bytes=loaded.config.attachments.max_bytes,
         )

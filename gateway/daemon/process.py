@@ -37,11 +37,11 @@ def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any)
     database cannot be used. Any other error is a bug: it is logged without secrets, and the exit code is 1.
     """
     loaded = load_config(environ)
-    is_alone = loaded.config.store.url is None
-    if loaded.config.store.url is not None:
+    url = loaded.config.store.url
+    if url is not None:
         from gateway.cluster.membership import refuse_early  # which a file needs as little as most errors do
 
-        refuse_early(loaded, loaded.config.store.url, is_fresh=is_fresh)
+        refuse_early(loaded, url, is_fresh=is_fresh)
     gc.disable()  # until all is made: nothing of it is garbage, and walking over it takes a tenth of a start
     # The SDKs take half a second to import; a configuration error needs none of them.
     from gateway.daemon.run import run_daemon
@@ -52,7 +52,7 @@ def serve(environ: Mapping[str, str], *, is_fresh: bool = False, **options: Any)
     try:
         with ExitStack() as held:
             # Nodes that share a database have the same tokens; one of them serves an account at a time.
-            for what, path in token_locks(loaded, lock_folder(environ)) if is_alone else ():
+            for what, path in token_locks(loaded, lock_folder(environ)) if url is None else ():
                 held.enter_context(FileLock.acquire(path, what=what, is_shared=True))
             runner = held.enter_context(asyncio.Runner(loop_factory=loop_factory(environ)))
             return runner.run(run_daemon(loaded, files, environ=environ, is_fresh=is_fresh, **options))

@@ -24,7 +24,7 @@ from gateway.logs import update_logging
 from gateway.models.clients import preload
 from gateway.models.pricing import unpriced_models, unpriced_sentence
 from gateway.operator.socket import serve_control
-from gateway.schedules.runner import schedule_zone
+from gateway.schedules import schedule_zone
 from hermes_state.aio import run_until
 from hermes_state.disk import take_reserve
 from hermes_state.engines.opening import open_store
@@ -35,10 +35,7 @@ from hermes_state.search.upkeep import keep_index
 log = structlog.get_logger()
 
 FLUSH_SECONDS = 10.0
-"""Seconds for deliveries after the last turn. The next start sends what is left."""
-
-LISTENING_SECONDS = 5.0
-"""Longest wait for the platforms before the first answer's needs are loaded, in seconds."""
+"""Seconds for deliveries after the last turn. The next start sends the rest."""
 
 
 async def run_daemon(
@@ -110,8 +107,7 @@ async def _serve_until_stopped(parts: Parts) -> None:
         model = loaded.config.model
         log.info("daemon.started", adapters=sorted(parts.adapters.supervised), model=model.name or "offline")
         if model.protocol == "offline":
-            hint = f"the built-in offline model answers; for a real one, {MODEL_SETUP_HINT}"
-            log.warning("model.offline", hint=hint)
+            log.warning("model.offline", hint=f"the built-in offline model answers; for a real one, {MODEL_SETUP_HINT}")
         _log_prices_and_caching(loaded.config)
         await parts.signals.stopping.wait()
         notify(parts.environ, "STOPPING=1")
@@ -124,8 +120,8 @@ async def _serve_until_stopped(parts: Parts) -> None:
 
 
 async def _load_late(parts: Parts) -> None:
-    """Load what the first answer needs, once the platforms are connected and before anyone asks."""
-    await parts.adapters.listening(LISTENING_SECONDS)
+    """Load what the first answer needs, after the platforms have connected (5 seconds at most)."""
+    await parts.adapters.listening(5.0)
     config = parts.live.config
     try:
         await asyncio.to_thread(preload, config)
@@ -176,19 +172,17 @@ async def _reload_when_asked(parts: Parts) -> None:
 
 
 async def _reload(parts: Parts) -> None:
-    """Reload the configuration: what may change does so from the next turn on; a bad file changes nothing."""
+    """Put a changed configuration in force, for the next turns. A bad file changes nothing."""
     loaded, runtime = parts.live.loaded, parts.runtime
     try:
         new = await asyncio.to_thread(load_config, parts.environ)
         await asyncio.to_thread(preload, new.config)
-        warnings, plan, merged = new.warnings, reload_differences(loaded, new), merge_for_reload(loaded, new)
-        for warning in warnings:
-            log.warning("config.warned", reason=warning)
+        _warn(new.warnings)
+        plan, merged = reload_differences(loaded, new), merge_for_reload(loaded, new)
         if agent_inputs(merged.config) != agent_inputs(loaded.config):
             runtime.agent, runtime.models = parts.agents.make(merged)
     except ConfigError as error:
-        for warning in error.warnings if isinstance(error, ConfigRejected) else ():
-            log.warning("config.warned", reason=warning)
+        _warn(error.warnings if isinstance(error, ConfigRejected) else ())
         log.error("config.rejected", error=str(error), kept="the last good configuration")
         return
     parts.live.loaded = merged
@@ -198,6 +192,11 @@ async def _reload(parts: Parts) -> None:
     parts.membership.changed.set()
     log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
     _log_prices_and_caching(merged.config)
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        log.warning("config.warned", reason=warning)
 
 
 def _log_prices_and_caching(config: Config) -> None:

@@ -26,7 +26,7 @@ from gateway.access.permissions import AccessControl
 from gateway.config import LiveConfig, LoadedConfig
 from gateway.config.mcp_settings import EffectWord, McpConfig
 from gateway.config.tool_settings import WebConfig
-from gateway.schedules.runner import schedule_zone
+from gateway.schedules import schedule_zone
 from hermes_state import inbox, outbox
 from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
 from hermes_state.outbox import OutboxKind, Reply
@@ -42,7 +42,7 @@ _WEB_OFF = "web.enabled is false"
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
 class BuiltInTools:
-    """Maker of the built-in tools, and owner of their work that outlives a call: background commands, MCP servers."""
+    """Maker of the built-in tools, and owner of background commands and MCP servers, which outlive a call."""
 
     live: LiveConfig
     access: AccessControl
@@ -126,35 +126,35 @@ def web_tools(live: LiveConfig) -> tuple[Tool, ...]:
     def fault() -> str | None:
         return None if live.config.web.enabled else _WEB_OFF
 
+    def fetch_settings() -> FetchSettings:
+        web = live.config.web
+        return FetchSettings(hosts=HostSettings(allow=web.allow_hosts, deny=web.deny_hosts, private=web.private_hosts))
+
     return (
-        fetch_tool(lambda: fetch_settings(live.config.web), holds_secret, fault),
+        fetch_tool(fetch_settings, holds_secret, fault),
         search_tool(lambda: search_settings(live.config.web), holds_secret),
     )
-
-
-def fetch_settings(config: WebConfig) -> FetchSettings:
-    hosts = HostSettings(allow=config.allow_hosts, deny=config.deny_hosts, private=config.private_hosts)
-    return FetchSettings(hosts=hosts)
 
 
 def search_settings(config: WebConfig) -> SearchSettings:
     """Return the configured search service, or the reason why there is none."""
     key = config.search_key.get_secret_value() if config.search_key is not None else ""
-    if not config.enabled:
-        return SearchSettings(service=None, fault=_WEB_OFF)
+    url, fault = config.search_url, None
     match config.search:
+        case _ if not config.enabled:
+            fault = _WEB_OFF
         case None:
-            return SearchSettings(service=None, fault="no search is configured: web.search names a service")
-        case "searxng" if config.search_url:
-            return SearchSettings(service=SearxngClient(url=config.search_url, key=key))
+            fault = "no search is configured: web.search names a service"
+        case "searxng" if url:
+            return SearchSettings(service=SearxngClient(url=url, key=key))
         case "searxng":
             fault = "web.search is searxng, and web.search_url does not say where it is"
-            return SearchSettings(service=None, fault=fault)
-        case name if not key:
-            return SearchSettings(service=None, fault=f"web.search is {name}, and web.search_key is not set")
+        case name if key:
+            client = BraveClient(key=key) if name == "brave" else TavilyClient(key=key)
+            return SearchSettings(service=replace(client, url=url) if url else client)
         case name:
-            service = BraveClient(key=key) if name == "brave" else TavilyClient(key=key)
-            return SearchSettings(service=replace(service, url=config.search_url) if config.search_url else service)
+            fault = f"web.search is {name}, and web.search_key is not set"
+    return SearchSettings(service=None, fault=fault)
 
 
 # ---- background commands

@@ -40,10 +40,8 @@ from gateway.config.context_settings import AuxiliaryTask
 from gateway.config.files import StateDirectory, find_user_home, locate_home
 from gateway.config.loader import NOTHING_SERVED
 from gateway.config.settings import Config
-from gateway.models.auxiliary import all_routes, route_for
-from gateway.models.call_settings import left_out
-from gateway.models.capacity import window_from
 from gateway.models.pricing import estimated_models, unpriced_models, unpriced_sentence
+from gateway.models.routes import all_routes, left_out, route_for, window_from
 from gateway.models.window import fixed_prompt_tokens, load_configured_profile, window_of
 from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
 from gateway.operator.socket import DaemonNotRunningError, ask

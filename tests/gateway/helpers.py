@@ -37,8 +37,7 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
-from gateway.schedules.jobs import expire_questions
-from gateway.schedules.runner import fire_schedules
+from gateway.schedules import expire_questions, fire_schedules
 from gateway.timers import LOOK_SECONDS, Timer, run_timers
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.lanes import LaneRegistry

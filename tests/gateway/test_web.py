@@ -9,7 +9,7 @@ from agent.tools.web.search_clients import BraveClient, SearxngClient, TavilyCli
 from gateway.config import LiveConfig, load_config
 from gateway.config.fields import secrets_of
 from gateway.config.tool_settings import WebConfig
-from gateway.daemon.tools import fetch_settings, search_settings, web_tools
+from gateway.daemon.tools import search_settings, web_tools
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_key_is_a_secret() -> None:
 )
 def test_hosts_are_written_as_they_stand_in_addresses(written: str, name: str) -> None:
     config = WebConfig.model_validate({"private_hosts": [written]})
-    assert fetch_settings(config).hosts.private == (name,)
+    assert config.private_hosts == (name,)
 
 
 @pytest.mark.parametrize(

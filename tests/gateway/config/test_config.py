@@ -26,7 +26,7 @@ from gateway.config.routes import DEFAULT_MODEL
 from gateway.config.settings import Config
 from gateway.config.types import field_range
 from gateway.daemon.agent import settings_mark
-from gateway.models.capacity import capacity_in
+from gateway.models.routes import capacity_in
 from hermes_state.errors import ConfigError
 from tests.sampling import examples
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from gateway.schedules.jobs import expire_idle, run_housekeeping
+from gateway.schedules import expire_idle, run_housekeeping
 from gateway.turns.lanes import LaneRegistry
 from hermes_state import attachments, inbox
 from hermes_state.attachments import StoredFile

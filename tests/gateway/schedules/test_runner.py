@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agent.model.wire import WireSettings, chat_messages
 from agent.tools.schedules.times import next_occurrence
 from gateway.inbound.intake import MAX_WAITING
-from gateway.schedules.runner import MISSED_NOTE, firing_plan
+from gateway.schedules import MISSED_NOTE, firing_plan
 from hermes_state.chats import ensure_chat
 from hermes_state.journal import SCHEDULED_NOTE
 from hermes_state.store.writer import Store
