@@ -4,24 +4,25 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agent.context.commit import CompressionRegistry
 from agent.images.scaling import ImageScaler
-from agent.settings import TerminalSettings
-from agent.tools.files.image_reader import ImageReader
 from agent.tools.files.send_file import FileDelivery
+from agent.tools.files.workspace import WorkspaceStore
+from agent.tools.mcp.results import ImageStore
+from agent.tools.mcp.servers import ServerRegistry
 from agent.tools.offers import OpenAccess
-from agent.tools.schedules.schedule_tool import schedule_tool
-from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, terminal_tool
+from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry
 from agent.turn import Agent
-from gateway.assembly import make_agent, make_workspaces, workspace_tools
-from gateway.config import LoadedConfig, load_config
-from gateway.schedules.runner import schedule_zone
-from gateway.turns.web import web_tools
+from gateway.access.permissions import AccessControl
+from gateway.config import LiveConfig, LoadedConfig, load_config
+from gateway.config.context_settings import NoticeConfig
+from gateway.daemon.agent import AgentMaker
+from gateway.daemon.tools import BuiltInTools
+from gateway.models.pricing import SpendingControl
+from gateway.outbound.notices import NoticeWriter
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import View
-from hermes_state.values import ConversationRef, SystemClock
+from hermes_state.values import SystemClock
 
 
 @asynccontextmanager
@@ -37,38 +38,36 @@ async def agent_with_all_tools(folder: Path) -> AsyncIterator[Agent]:
 
 
 def configured_in(folder: Path) -> LoadedConfig:
-    """The default configuration with a search service, its files below `folder`."""
-    search = {"HERMES_WEB__SEARCH": "brave", "HERMES_WEB__SEARCH_KEY": "key"}
-    return load_config({"HOME": str(folder), "HERMES_HOME": str(folder), **search})
+    """The default configuration with a terminal and a search service, its files below `folder`."""
+    more = {"HERMES_TERMINAL__ENABLED": "true", "HERMES_WEB__SEARCH": "brave", "HERMES_WEB__SEARCH_KEY": "key"}
+    return load_config({"HOME": str(folder), "HERMES_HOME": str(folder), **more})
 
 
 def make_full_agent(loaded: LoadedConfig, store: Store) -> Agent:
     """An agent with all built-in tools."""
-    clock, kept, workspaces = SystemClock(), AttachmentFolder(loaded.attachments), make_workspaces(loaded)
-    files = FileDelivery(files=kept, max_bytes=lambda _: 0, deliver=lambda _: None, clock=clock)
-    images = ImageReader(files=kept, max_bytes=0, scaler=ImageScaler(kept), clock=clock)
-    terminal = terminal_tool(lambda: TerminalSettings(enabled=True), workspaces.folder_of, BackgroundRegistry(_ignore))
-    schedule = schedule_tool(lambda: schedule_zone(loaded.config), lambda _: True, lambda: None, clock)
-    return make_agent(
-        loaded,
-        store=store,
-        pending=CompressionRegistry(),
-        extra_tools=(
-            *workspace_tools(workspaces, files, images),
-            terminal,
-            *web_tools(lambda: loaded),
-            schedule,
-        ),
-        tool_access=OpenAccess(),
-        listeners=(),
-        on_wait=_wait_for_nothing,
-        clock=clock,
+    clock, files, live = SystemClock(), AttachmentFolder(loaded.attachments), LiveConfig(loaded)
+    scaler = ImageScaler(files)
+    tools = BuiltInTools(
+        live=live,
+        access=AccessControl(store, live),
+        workspaces=WorkspaceStore(loaded.workspaces, loaded.config.workspace),
+        background=BackgroundRegistry(_ignore),
+        servers=ServerRegistry(ImageStore(files=files, clock=clock, scaler=scaler), clock, live.redactor()),
+        sending=FileDelivery(files=files, max_bytes=lambda _: 0, deliver=lambda _: None, clock=clock),
+        scaler=scaler,
+        reschedule=lambda: None,
     )
+    maker = AgentMaker(
+        store=store,
+        clock=clock,
+        scaler=scaler,
+        spending=SpendingControl(store, clock),
+        access=OpenAccess(),
+        tools=tools.make,
+        notices=NoticeWriter(store=store, settings=NoticeConfig, deliver=lambda _: None, clock=clock),
+    )
+    return maker.make(loaded)[0]
 
 
 async def _ignore(ended: BackgroundCommand) -> None:
-    """Nobody is told."""
-
-
-async def _wait_for_nothing(conversation: ConversationRef, view: View) -> None:
     """Nobody is told."""

@@ -36,7 +36,7 @@ from agent.model.client import ModelClient
 from bench import peer_compressor
 from bench.conversation import Conversation, as_chat_messages, as_new_message
 from bench.measure import PEER, Measure, NoFailures, peer_output, table
-from gateway.process import SWITCH_SECONDS
+from gateway.daemon.process import SWITCH_SECONDS
 from hermes_state.chats import ensure_chat
 from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.engines.sqlite.store import SqliteStore

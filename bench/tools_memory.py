@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.measure import resident_mb
 
-TOOLS = ("agent.tools", "agent.memory", "gateway.assembly", "bench")
+TOOLS = ("agent.tools", "agent.memory", "gateway.daemon.agent", "bench")
 """Modules that are measured, or import what is."""
 _LIST = "import sys, bench.built_in; print(*sys.modules)"
 _SKILL = "---\nname: skill-{0}\ndescription: How matter {0} is dealt with here, step by step.\n---\n# Matter {0}\n"

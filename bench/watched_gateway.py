@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 from bench.compression_bench import heartbeat
-from gateway.assembly import open_attachments
 from gateway.config import LoadedConfig, load_config
-from gateway.daemon import run_daemon
-from gateway.process import loop_factory, prepare_process
+from gateway.daemon.process import loop_factory, prepare_process
+from gateway.daemon.run import run_daemon
+from gateway.turns.attachments import open_attachments
 
 
 async def _run(loaded: LoadedConfig, file: Path, seconds: float) -> None:

@@ -1,10 +1,11 @@
-"""Health of the daemon: heartbeat of the event loop and the writer, which feeds systemd's watchdog.
+"""Health of the daemon: a heartbeat of the event loop and the writer, for operators and systemd's watchdog.
 
-The watchdog is fed only while the loop and the writer make progress; a platform that is away makes the daemon not
-ready, but is no reason to kill it: its supervisor is on it.
+The watchdog is fed while both make progress. An unreachable platform makes the daemon not ready, but must not kill it.
 """
 
 import asyncio
+import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,36 +13,30 @@ from pathlib import Path
 
 import structlog
 
-from gateway.notify import notify, watchdog_seconds
 from gateway.outbound.adapters import AdapterRegistry
 from hermes_state.disk import Room
 from hermes_state.store.writer import Store
 
 log = structlog.get_logger()
 
-HEARTBEAT_SECONDS = 1.0
-MAX_LAG_SECONDS = 0.5
-MAX_WRITER_WAIT_SECONDS = 60.0
-"""Age of a waiting write from which on the writer counts as stuck, in seconds: twice its wait for a locked file."""
-
 
 @dataclass(eq=False, repr=False, slots=True)
 class Heartbeat:
-    """Measures the loop and the writer, looks after the database's files, and tells systemd."""
+    """Measures the loop and the writer, checks the database's files, and notifies systemd."""
 
     store: Store
     adapters: AdapterRegistry
     environ: Mapping[str, str]
     on_loss: Callable[[], None] = lambda: None
-    """Called when the database's files turn out to be lost."""
+    """Called when the database's files are lost."""
     home: Path = Path()
-    """Folder whose disk is looked at."""
+    """Folder on the disk to check."""
     _lag: float = field(default=0.0, init=False)
     _status: str = field(default="", init=False)
     _trouble: str | None = field(default=None, init=False)
 
     def vitals(self) -> Mapping[str, bool | float | str]:
-        """Health for operators: the last delay of the loop, and what the connections to the database have to do."""
+        """Return the health for operators: delay of the loop, load of the database connections."""
         pulse, readers = self.store.pulse, self.store.readers
         return {
             "is_ready": self.store.trouble is None
@@ -64,14 +59,14 @@ class Heartbeat:
     async def run(self) -> None:
         """Beat until cancelled."""
         watchdog = watchdog_seconds(self.environ)
-        interval = min(HEARTBEAT_SECONDS, watchdog / 3) if watchdog else HEARTBEAT_SECONDS
+        interval = min(1.0, watchdog / 3) if watchdog else 1.0
         while True:
             before = time.monotonic()
             await asyncio.sleep(interval)  # the delay itself is what is measured
             self._lag = max(0.0, time.monotonic() - before - interval)
-            if self._lag > MAX_LAG_SECONDS:
+            if self._lag > 0.5:
                 log.warning("loop.lagged", seconds=round(self._lag, 3))
-            if self.store.pulse.oldest_wait_seconds < MAX_WRITER_WAIT_SECONDS:
+            if self.store.pulse.oldest_wait_seconds < 60.0:  # twice the writer's wait for a locked file
                 notify(self.environ, "WATCHDOG=1")
             self._check_database()
             states = ", ".join(f"{name} {one.health().state.value}" for name, one in self.adapters.supervised.items())
@@ -95,3 +90,33 @@ class Heartbeat:
         log.error("store.broken", reason=self._trouble)
         if self.store.loss is not None:
             self.on_loss()
+
+
+# ---- systemd
+
+
+def notify(environ: Mapping[str, str], *lines: str) -> bool:
+    """Send `lines` such as `READY=1` or `STATUS=…` to systemd (`sd_notify`); returns False without a listener.
+
+    A missing or full socket is ignored: systemd then acts on its own timeouts.
+    """
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return False
+    if address.startswith("@"):  # Linux's abstract namespace: a name without a file, written with a leading NUL
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as speaker:
+            speaker.setblocking(False)
+            speaker.sendto("\n".join(lines).encode(), address)
+    except OSError:
+        return False
+    return True
+
+
+def watchdog_seconds(environ: Mapping[str, str]) -> float | None:
+    """Return the seconds in which systemd wants a `WATCHDOG=1`; None if it does not watch this process."""
+    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    micros = environ.get("WATCHDOG_USEC", "")
+    return int(micros) / 1_000_000 if micros.isdecimal() and int(micros) > 0 else None

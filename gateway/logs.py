@@ -1,7 +1,7 @@
 """Logs of the daemon: structlog events and the loggers of the libraries, one line each, redacted.
 
-Events are `noun.past_verb` with everything variable as a key. Text that people wrote and secrets never get here; a
-redactor over every value is the net beneath that rule.
+Events are `noun.past_verb` with everything variable as a key. Secrets and text of people are never logged; a redactor
+over every value is the safety net.
 """
 
 import contextlib
@@ -23,26 +23,21 @@ from gateway.config.settings import LoggingConfig
 from hermes_state.redaction import MARK, Redactor, is_secret_name
 from hermes_state.text import printable
 
-FILE_BYTES = 10_000_000
-"""Size at which `logs/gateway.log` is rotated, in bytes."""
-FILES_KEPT = 5
-
 ACCEPT_ERROR_SECONDS = 60.0
 """Seconds between two lines about connections that cannot be accepted."""
 
-QUIET_LOGGERS = (
-    *("telegram", "httpx", "httpcore", "discord", "openai", "anthropic", "httpx2", "httpcore2"),
-    *("aiohttp", "apscheduler", "aiosqlite", "asyncio", "markdown_it", "urllib3"),
-)
-"""Libraries that speak only from WARNING up: below it they print addresses with tokens in them, and whole bodies."""
-
-SILENT_LOGGERS = ("mcp", "client")
-"""Loggers of the MCP SDK: its lines repeat what servers have sent. What matters is told by events of ours."""
+_LEVELS = {
+    # Below WARNING, libraries print addresses with tokens in them, and whole bodies.
+    **dict.fromkeys(("telegram", "httpx", "httpcore", "discord", "openai", "anthropic", "httpx2"), logging.WARNING),
+    **dict.fromkeys(("httpcore2", "aiohttp", "apscheduler", "aiosqlite", "asyncio"), logging.WARNING),
+    **dict.fromkeys(("markdown_it", "urllib3"), logging.WARNING),
+    # The lines of the MCP SDK repeat what servers have sent.
+    **dict.fromkeys(("mcp", "client"), logging.CRITICAL + 1),
+}
+"""Levels of the libraries' loggers."""
 
 _NOISE = ("Attempting a reconnect in", "PyNaCl is not installed", "davey is not installed")
 """Beginnings of discord.py's lines that say nothing new: we report lost connections ourselves, and use no voice."""
-
-_OURS = ("gateway.", "platforms.", "agent.", "hermes_state.")
 
 _REDACTED_DEPTH = 6
 
@@ -59,9 +54,9 @@ def configure_logging(
     as_json = settings.format == "json" or (settings.format == "auto" and not stream.isatty())
     handlers = [_with_formatter(_StreamHandler(stream), redaction, as_json=as_json, stream=stream)]
     if settings.file and directory is not None:
-        file = _FileHandler(  # opened by its first line: a full disk does not end the start
-            directory / "gateway.log", maxBytes=FILE_BYTES, backupCount=FILES_KEPT, encoding="utf-8", delay=True
-        )
+        # `delay`: its first line opens it, so that a full disk does not end the start.
+        path = directory / "gateway.log"
+        file = _FileHandler(path, maxBytes=10_000_000, backupCount=5, encoding="utf-8", delay=True)
         handlers.append(_with_formatter(file, redaction, as_json=True))
     root = logging.getLogger()
     for old in list(root.handlers):
@@ -70,10 +65,8 @@ def configure_logging(
             old.close()
     for handler in handlers:
         root.addHandler(handler)
-    for name in QUIET_LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
-    for name in SILENT_LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    for name, level in _LEVELS.items():
+        logging.getLogger(name).setLevel(level)
     logging.getLogger("discord.client").addFilter(_is_no_noise)
     logging.getLogger("asyncio").addFilter(_ACCEPT_ERRORS)
     logging.getLogger().setLevel(settings.level.upper())
@@ -86,7 +79,7 @@ def configure_logging(
 
 
 def update_logging(level: str, secrets: Iterable[str]) -> None:
-    """Take over a reloaded level (debug, info, warning, error) and the secrets in use now; both take effect at once."""
+    """Apply a reloaded level (debug, info, warning, error) and the secrets in use now, at once."""
     logging.getLogger().setLevel(level.upper())
     redactor = Redactor(secrets)
     for handler in logging.getLogger().handlers:
@@ -101,7 +94,7 @@ def _is_no_noise(record: logging.LogRecord) -> bool:
 
 
 class _AcceptErrorFilter(logging.Filter):
-    """Filter that lets one line a minute pass about connections that cannot be accepted: asyncio has one a second."""
+    """Filter for lines about connections that cannot be accepted: one a minute passes, asyncio writes one a second."""
 
     _quiet_until = 0.0
 
@@ -125,8 +118,7 @@ _SHARED: list[Processor] = [
 
 
 class _QuietHandler(logging.Handler):
-    """Handler that says once that lines cannot be written (a full disk), and not which: logging itself would print each
-    of them unredacted, with a traceback."""
+    """Handler that reports once that lines cannot be written: logging itself would print each line unredacted."""
 
     _has_warned = False
 
@@ -141,7 +133,7 @@ class _QuietHandler(logging.Handler):
 
 
 class _JsonFormatter(structlog.stdlib.ProcessorFormatter):
-    """Formatter that renders a record once, for however many handlers."""
+    """Formatter that renders a record once for all handlers."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: str = record.__dict__.get("hermes_line") or super().format(record)
@@ -154,7 +146,7 @@ class _StreamHandler(_QuietHandler, logging.StreamHandler[TextIO]):
 
 
 class _FileHandler(_QuietHandler, RotatingFileHandler):
-    """Handler that opens its file again when somebody has deleted, moved or replaced it."""
+    """Handler that opens its file again after it was deleted, moved or replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         file, stream = Path(self.baseFilename), self.stream
@@ -191,25 +183,25 @@ def _with_formatter(
 
 
 def _for_a_screen(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Shorten an event for a terminal: the time of day is enough, and our events' names say where they come from."""
+    """Shorten an event for a terminal: the time of day is enough, and our events' names tell their origin."""
     event["at"] = datetime.fromisoformat(event["at"]).astimezone().strftime("%H:%M:%S")
-    if event["logger"].startswith(_OURS):
+    if event["logger"].startswith(("gateway.", "platforms.", "agent.", "hermes_state.")):
         del event["logger"]
     return event
 
 
 def _printable(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Leave no control characters in text, which the renderer prints as it is."""
+    """Remove control characters from text, because the renderer prints text as it is."""
     return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def _to_json(event: EventDict, **_: Any) -> str:
-    """Serialise an event: orjson takes what the redaction has left, it has made text of everything else."""
+    """Serialise an event. The redaction has left only values that orjson accepts."""
     return orjson.dumps(event, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 class _LogRedactor:
-    """Processor that lets no secret past, whatever key it stands under."""
+    """Processor that removes secrets under every key."""
 
     def __init__(self, redactor: Redactor) -> None:
         self.redactor = redactor

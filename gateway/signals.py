@@ -1,4 +1,4 @@
-"""Signals of the process: what ends the gateway, what ends it at once, and what reloads its configuration."""
+"""Signals of the process: they end the gateway, end it at once, or reload its configuration."""
 
 import asyncio
 import os
@@ -9,18 +9,18 @@ from contextlib import asynccontextmanager, contextmanager
 
 
 class SignalHandler:
-    """Owner of the process's signals; each of its events is one that an operator has asked for."""
+    """Owner of the process's signals. Each of its events is a request of an operator."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.stopping = asyncio.Event()
         self.stopping_now = asyncio.Event()
-        """Set by a second signal: nothing is waited for any more."""
+        """Set by a second signal."""
         self.reload_asked = asyncio.Event()
         self._terminals = [] if "NOTIFY_SOCKET" in environ else [number for number in (0, 1, 2) if os.isatty(number)]
 
     @asynccontextmanager
     async def handled(self) -> AsyncIterator[None]:
-        """Handle the process's signals, as their one owner."""
+        """Handle the process's signals while the block runs."""
         loop = asyncio.get_running_loop()
         handlers = {signal.SIGTERM: self._stop, signal.SIGINT: self._stop, signal.SIGHUP: self._hang_up}
         for number, handler in handlers.items():
@@ -34,7 +34,7 @@ class SignalHandler:
 
     @contextmanager
     def _terminal_ends_watched(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-        """Look for the end of the terminal: `make` keeps the signal to itself where nothing else started it there."""
+        """Watch for the end of the terminal, because `make` may keep that signal to itself."""
         if not self._terminals or not hasattr(select, "epoll"):
             yield
             return
@@ -57,7 +57,7 @@ class SignalHandler:
         self.stopping.set()
 
     def _hang_up(self) -> None:
-        """End where the terminal is closed, which is said more than once; without one it is an operator's reload."""
+        """End if the terminal was closed, which may be signalled twice; without a terminal, reload."""
         if not self._terminals:
             self.reload_asked.set()
             return

@@ -19,8 +19,6 @@ log = structlog.get_logger()
 
 LOOK_SECONDS = 10.0
 """Seconds between two looks at the clock. If it was set back, a job is due later than it should be."""
-CRASH_SECONDS = 60.0
-"""Seconds after which a job runs again that ended with an unexpected error."""
 
 TimerWork: TypeAlias = Callable[[], Awaitable[float | None]]
 """Does what is due, and returns the seconds until it must run again; None: after the longest time of its timer."""
@@ -75,7 +73,7 @@ class Timer:
         if self._task is not None:
             return
         self._task = asyncio.current_task()
-        pause = CRASH_SECONDS
+        pause = 60.0  # after an unexpected error
         try:
             seconds: float | None = 0.0
             while self._is_woken or seconds == 0:

@@ -21,7 +21,7 @@ from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.tools.offers import OfferRegistry
 from agent.tools.registry import ToolRegistry
 from agent.turn import MAX_TOOL_ROUNDS, Agent, Answer
-from gateway.turns import hygiene
+from gateway.turns.fallbacks import check_size
 from hermes_state.compressions import Layer
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
@@ -144,7 +144,7 @@ class SingleModelAgent:
 
     async def check(self, turn: RunningTurn) -> MeasuredPrompt | None:
         """Hygiene."""
-        return await hygiene.check(self.agent, turn, self.model)
+        return await check_size(self.agent, turn, self.model)
 
     async def run(self, turn: RunningTurn, sink: "Sink", prompt: MeasuredPrompt | None = None) -> Answer:
         return await self.agent.run(turn, sink.show, self.model, prompt)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from gateway.process import loop_factory
+from gateway.daemon.process import loop_factory
 from hermes_state.store.writer import Store
 from tests.cluster.waits import pytest_terminal_summary
 from tests.crash.seed import pytest_configure, pytest_configure_node, pytest_report_header

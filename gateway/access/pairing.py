@@ -1,7 +1,7 @@
-"""Pairing: access by code, in transactions that offer a code to a stranger, approve it and revoke it.
+"""Pairing: transactions that offer a code to a stranger, approve it and revoke access.
 
-What a person is told stands in the transaction that decided it, so that it is told once, whoever decides: an admin in a
-chat, the command line through the running daemon, or the command line alone while there is none.
+Each also stores the reply to the person, so that it is sent once: an admin in a chat may decide, or the command line
+with or without a running daemon.
 """
 
 from gateway.times import format_time
@@ -17,10 +17,6 @@ from hermes_state.values import ChatId, ChatKey, Cursor, InboundMessage, Millis,
 
 CODE_MINUTES = 60
 """Minutes in which a code can be approved: long enough to reach an admin, short enough that a lost code is harmless."""
-MAX_PENDING = 100
-"""Most codes that wait for approval at one time, so that a crowd of strangers cannot fill the database."""
-MIN_NOTICE_INTERVAL_MS = 300_000
-"""Shortest time between two notices that a code still waits, in milliseconds."""
 
 OFFER = (
     "You have no access yet. Your pairing code is `{code}`, valid for {minutes} minutes: whoever runs this bot can "
@@ -31,7 +27,7 @@ STILL_WAITING = (
 )
 
 COMMAND_LINE = "command line"
-"""Name of the decider where no admin in a chat decided."""
+"""Name of the decider if no admin in a chat decided."""
 
 WELCOME = {
     UserRole.USER: "You have access now. Write to me and I answer; /help lists what else I can do.",
@@ -41,20 +37,18 @@ WELCOME = {
 
 @locks("pairings", chat="message.chat cursor")
 def offer_pairing(
-    db: Connection,
-    message: InboundMessage,
-    code: str,
-    cursor: Cursor | None,
-    now: Millis,
-    max_pending: int = MAX_PENDING,
+    db: Connection, message: InboundMessage, code: str, cursor: Cursor | None, now: Millis, max_pending: int = 100
 ) -> ChatId | None:
-    """Give a stranger a code, or tell one who has a code that it still waits; None when there is nothing to say."""
+    """Give a stranger a code, or tell them that theirs still waits; returns None if there is nothing to say.
+
+    At most `max_pending` codes wait at one time, so that strangers cannot fill the database.
+    """
     if pairings.offer(db, message.sender, code, CODE_MINUTES * 60_000, max_pending, now):
         text = OFFER.format(code=code, minutes=CODE_MINUTES)
         return refuse(db, message, message.chat, _offer_key(code), text, cursor, now)
     if pairings.is_waiting(db, message.sender.ref, now):
-        # A slash command is answered in its own place each time, or its sender sees it hang.
-        moment = message.event_ref if message.ticket is not None else now // MIN_NOTICE_INTERVAL_MS
+        # Once in 5 minutes; but a slash command needs an answer each time, or its sender sees it hang.
+        moment = message.event_ref if message.ticket is not None else now // 300_000
         return refuse(db, message, message.chat, f"waits:{message.sender.ref}:{moment}", STILL_WAITING, cursor, now)
     inbox.advance_cursor(db, cursor)
     return None
@@ -64,9 +58,9 @@ def offer_pairing(
 def approve_pairing(
     db: Connection, code: str, role: UserRole, decided_by: str, now: Millis
 ) -> tuple[Pairing, ChatId | None]:
-    """Turn a code into access and owe a welcome to the chat that asked for it, if it is still known.
+    """Turn a code into access and welcome the person in the chat of the code, if it is still known.
 
-    Raises `CommandError` for a code that is not valid.
+    Raises `CommandError` for an invalid code.
     """
     try:
         pairing = pairings.approve(db, code, role, decided_by, now)
@@ -81,25 +75,24 @@ def approve_pairing(
 
 @locks(EVERYTHING)
 def revoke_pairing(db: Connection, person: UserRef, decided_by: str, now: Millis) -> Pairing:
-    """Take access away, also from what waits to join a running turn. Raises `CommandError`."""
+    """Revoke access, also for messages that wait to join a running turn. Raises `CommandError`."""
     try:
         pairing = pairings.revoke(db, person, decided_by, now)
     except PairingNotFound as error:
-        raise CommandError(
-            f"{person} is not paired. Access from the configuration file is taken away there."
-        ) from error
-    # Who has access by configuration too loses nothing: their message waits for the next turn.
+        text = f"{person} is not paired. Access from the configuration file is taken away there."
+        raise CommandError(text) from error
+    # People with access by configuration lose nothing: their message waits for the next turn.
     inbox.queue_steers(db, lambda ref: ref != person)
     return pairing
 
 
 def load_pairing_rows(db: Connection, now: Millis) -> list[dict[str, str]]:
-    """Rows of everybody who waits for access or has it by code."""
+    """Return rows of all people who wait for access or have it by code."""
     return [pairing_row(pairing) for pairing in pairings.list_pairings(db, now)]
 
 
 def pairing_row(pairing: Pairing) -> dict[str, str]:
-    """Row of a pairing for the command line, whether the daemon or the database answers."""
+    """Return the row of a pairing for the command line."""
     return {
         "user": pairing.user_ref,
         "name": pairing.display_name,
@@ -111,7 +104,7 @@ def pairing_row(pairing: Pairing) -> dict[str, str]:
 
 
 def _offer_key(code: str) -> str:
-    """Key of the reply that told a code, by which the chat that asked is found."""
+    """Return the key of the reply with a code, by which its chat is found."""
     return f"pairing:{pairings.hash_code(code)[:16]}"
 
 
@@ -125,7 +118,7 @@ def refuse(
     cursor: Cursor | None,
     now: Millis,
 ) -> ChatId | None:
-    """Say in the chat `key` why a message is not taken, and keep nothing of it; None when this was said before."""
+    """Refuse a message in the chat `key` and store nothing of it; returns None if that was said before."""
     inbox.advance_cursor(db, cursor)
     chat_id = ensure_chat(db, key, message.chat_kind, message.chat_title, now)
     reply = Reply(

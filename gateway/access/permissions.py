@@ -1,63 +1,71 @@
-"""Permissions: roles and access of people, for messages, commands and buttons. Nobody has any, unless named or paired.
+"""Permissions of people, for messages, commands, buttons and tools. Only named or paired people have access.
 
 People are known by stable ids. A revocation holds from the next event on.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 
 import structlog
 
-from gateway.models.selection import Runtime
-from hermes_state.admin.pairings import UserRole, load_roles
+from agent.tools.offers import Policy
+from agent.tools.registry import Tool
+from gateway.config import LiveConfig
+from gateway.config.settings import Config
+from hermes_state.admin.pairings import UserRole, load_admin_chats, load_roles
 from hermes_state.aio import retried
 from hermes_state.errors import StoreUnavailable
 from hermes_state.inbox import queue_steers
+from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.values import InboundMessage, UserRef
+from hermes_state.values import ChatId, ChatKey, ChatKind, InboundMessage, UserRef
 
 log = structlog.get_logger()
 
 LOCAL_OWNER = UserRef("local:owner")
-"""Person who holds the local web chat's cookie."""
+"""Person with the cookie of the local web chat."""
 
 
 class AccessResult(StrEnum):
     ADMITTED = "admitted"
     UNADDRESSED = "unaddressed"
-    """Message in a shared chat that is not meant for us."""
+    """Message in a shared chat that does not address the bot."""
     BOT = "bot"
     STRANGER = "stranger"
-    """Somebody without access, in a direct chat: they are told how to get it."""
+    """Person without access in a direct chat, who is told how to get it."""
     DENIED = "denied"
-    """Somebody without access, in a shared chat: no answer."""
+    """Person without access in a shared chat, who gets no answer."""
 
 
 class AccessControl:
     """Judges senders by configuration and pairings."""
 
-    def __init__(self, store: Store, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        store: Store,
+        live: LiveConfig,
+        on_loaded: Callable[[Callable[[UserRef], bool]], Awaitable[None]] | None = None,
+    ) -> None:
+        """`on_loaded` ends what people without access have left running; it receives `has_access`."""
         self._store = store
-        self._runtime = runtime
+        self._live = live
+        self._on_loaded = on_loaded
         self._paired: dict[UserRef, UserRole] = {}
         self._loading = asyncio.Lock()
         self._changed = asyncio.Event()
         """Set by the next load, and then replaced."""
-        self.on_loaded: Callable[[], Awaitable[None]] | None = None
-        """Ends what people without access have left running."""
         self.counts: dict[AccessResult, int] = dict.fromkeys(AccessResult, 0)
 
     async def load(self) -> None:
-        """Read the pairings, and keep steers of people who have no access any more out of the turns that run.
+        """Read the pairings, and keep steers of people without access out of running turns. Retries until it worked.
 
-        Called at the start and after every change of access. Tries until it could.
+        Called at the start and after every change of access.
         """
-        async with self._loading:  # one at a time: a look taken earlier must not have the last word
-            # A stored revocation must take effect, and nothing else would bring it here.
+        async with self._loading:  # one at a time: an earlier read must not have the last word
             await retried(self._load, StoreUnavailable, "access.stale")
-        if self.on_loaded is not None:
-            await self.on_loaded()
+        if self._on_loaded is not None:
+            await self._on_loaded(self.has_access)
 
     async def _load(self) -> None:
         self._paired = await self._store.read(load_roles)
@@ -74,8 +82,8 @@ class AccessControl:
             await self.load()
 
     def role_of(self, ref: UserRef) -> UserRole | None:
-        """The role of a person, None without access."""
-        access = self._runtime.config.access
+        """Return the role of a person, None without access."""
+        access = self._live.config.access
         if ref == LOCAL_OWNER or ref in access.admins:
             return UserRole.ADMIN
         if ref in self._paired:
@@ -85,35 +93,38 @@ class AccessControl:
     def has_access(self, ref: UserRef) -> bool:
         return self.role_of(ref) is not None
 
+    def is_admin(self, ref: UserRef) -> bool:
+        return self.role_of(ref) is UserRole.ADMIN
+
     async def load_role(self, ref: UserRef) -> UserRole | None:
-        """The role of a person. Where none is known here the pairings are read: another node may have let them in."""
+        """Return the role of a person. Reads the pairings if none is known: another node may have added one."""
         if self.role_of(ref) is None:
             await self.load()
         return self.role_of(ref)
 
     def may_moderate(self, ref: UserRef) -> bool:
-        """True for people who may change the conversation of a chat that others share."""
-        return self.role_of(ref) is UserRole.ADMIN or ref in self._runtime.config.access.moderators
+        """Return True for people who may change the conversation of a shared chat."""
+        return self.is_admin(ref) or ref in self._live.config.access.moderators
 
     async def next_admins(self, platform: str, known: frozenset[str] | None) -> frozenset[str]:
-        """Ids of a platform's admins; waits while they are `known`."""
+        """Return the ids of a platform's admins as soon as they differ from `known`."""
         while True:
             changed = self._changed
             paired = (ref for ref, role in self._paired.items() if role is UserRole.ADMIN)
-            people = (ref.partition(":") for ref in (*self._runtime.config.access.admins, *paired))
+            people = (ref.partition(":") for ref in (*self._live.config.access.admins, *paired))
             admins = frozenset(ident for name, _, ident in people if name == platform)
             if admins != known:
                 return admins
             await changed.wait()
 
     def judge(self, message: InboundMessage) -> AccessResult:
-        """Judge a message, before anything is stored, and count the result."""
+        """Judge a message before it is stored, and count the result."""
         result = self.assess(message)
         self.counts[result] += 1
         return result
 
     def assess(self, message: InboundMessage) -> AccessResult:
-        """Judge a message without counting it: it comes again to be stored."""
+        """Judge a message without counting it, because it comes again."""
         if message.sender.is_bot:
             return AccessResult.BOT
         if message.chat_kind.is_shared and not message.is_addressed:
@@ -121,3 +132,29 @@ class AccessControl:
         if self.role_of(message.sender.ref) is not None:
             return AccessResult.ADMITTED
         return AccessResult.DENIED if message.chat_kind.is_shared else AccessResult.STRANGER
+
+    # ---- tools
+
+    def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
+        """Return the reason why a tool may not be used in a chat, or in a turn of this person; None: it may."""
+        switch = self._live.config.tools.switch_of(tool.name, chat)
+        if switch == "off":
+            return "it is switched off here"
+        if switch == "admins" and person is not None and not self.is_admin(person):
+            return "it is for turns that an admin has started"
+        return None
+
+    def policy(self, tool: Tool, chat: ChatKey) -> Policy:
+        """Return the policy for a call of this tool that needs approval."""
+        return Policy(self._live.config.tools.approval_in(chat).policy_of(tool.effect, is_mcp=tool.is_remote))
+
+    def load_admin_chats(self, db: Connection) -> Sequence[ChatId]:
+        """Return the direct chats in which admins can be asked."""
+        return find_admin_chats(self._live.config, db)
+
+
+def find_admin_chats(config: Config, db: Connection) -> Sequence[ChatId]:
+    """Return the direct chats in which admins can be asked, on the platforms of a configuration."""
+    tokens = {"telegram": config.telegram.token, "discord": config.discord.token, "local": config.local.enabled or None}
+    platforms = [name for name, token in tokens.items() if token is not None]
+    return load_admin_chats(db, {*map(UserRef, config.access.admins), LOCAL_OWNER}, platforms)

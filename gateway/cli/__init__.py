@@ -76,7 +76,7 @@ def load_command(name: str) -> Any:  # Any: as above
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        from gateway.version import installed_version
+        from gateway import installed_version
 
         echo(f"hermes-gateway {installed_version()}")
         raise typer.Exit

@@ -15,9 +15,7 @@ from gateway.config import ConfigRejected, LoadedConfig, load_config, process_en
 from gateway.config.blocks import fields_of, is_block
 from gateway.config.docs import describe_settings, settings_markdown
 from gateway.config.fields import DEFAULT_SOURCE, FIELDS, dotted, values_of
-from gateway.models.auxiliary import all_routes
-from gateway.models.call_settings import missing_keys
-from gateway.models.capacity import capacity_in, window_from
+from gateway.models.routes import all_routes, capacity_in, missing_keys, window_from
 from hermes_state.engines.opening import missing_driver
 from hermes_state.errors import ConfigError
 from hermes_state.files.opening import missing_client

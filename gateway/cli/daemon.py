@@ -41,7 +41,9 @@ def run(
     with --fresh, which touches none that is there.
     """
     with without("rich"):  # structlog would import it for tracebacks at terminals, which ours are written without
-        from gateway.process import serve  # what writes the logs takes longer to import than all of the command line
+        from gateway.daemon.process import (
+            serve,  # what writes the logs takes longer to import than all of the command line
+        )
     environ = process_environment()
     raise typer.Exit(serve({**environ, "HERMES_CLUSTER__ROLE": role} if role else environ, is_fresh=is_fresh))
 

@@ -31,10 +31,9 @@ from gateway.cli.lookups import Place, look_up
 from gateway.cli.output import Json, echo, show
 from gateway.config import load_config, process_environment
 from gateway.config.settings import Config
-from gateway.models.auxiliary import route_for
-from gateway.models.capacity import capacity_in
 from gateway.models.clients import make_model
 from gateway.models.pricing import cap_limits, price_in
+from gateway.models.routes import capacity_in, route_for
 from gateway.times import parse_time
 from hermes_state.admin.conversations import FullMessage, StoredConversation
 from hermes_state.disk import flush

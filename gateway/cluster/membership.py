@@ -13,11 +13,11 @@ import msgspec
 import structlog
 from pydantic import SecretStr
 
+from gateway import installed_version
 from gateway.config import LoadedConfig
 from gateway.config.fields import dotted, values_of
 from gateway.config.settings import Config
-from gateway.schedules.runner import server_zone
-from gateway.version import installed_version
+from gateway.schedules import server_zone
 from hermes_state.aio import wait_until
 from hermes_state.engines.opening import check_place, open_seat
 from hermes_state.engines.postgres.nodes import (

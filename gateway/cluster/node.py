@@ -6,7 +6,7 @@ times a second, and learns by hints what the others store. A gateway that has it
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -65,11 +65,41 @@ class NodeHealth:
     """Accounts that it serves, and the housekeeping."""
 
 
+@dataclass(eq=False, slots=True)
+class NodeState:
+    """Seat and duties that a node has now. It is made first, for parts that ask if the work is still this node's."""
+
+    seat: Seat | None = None
+    duties: list[Duty] = field(default_factory=list)
+    seats_lost: int = 0
+    hints_received: int = 0
+
+    def is_certain(self) -> bool:
+        """Return True while no other node can have what this one has taken."""
+        return self.seat is not None and self.seat.is_certain
+
+    def health(self, info: NodeInfo, chats: int) -> NodeHealth | None:
+        """Return the health of the node, which others see as `info`; None if it has its database alone."""
+        if self.seat is None or not self.seat.is_shared:
+            return None
+        return NodeHealth(
+            id=info.id,
+            name=info.name,
+            role=info.role,
+            has_seat=self.is_certain(),
+            seats_lost=self.seats_lost,
+            hints_received=self.hints_received,
+            chats=chats,
+            duties=tuple(duty.name for duty in self.duties),
+        )
+
+
 class Node:
     """Takes the seat, the duties that are free and the chats in which something waits."""
 
     def __init__(
         self,
+        state: NodeState,
         *,
         open_seat: Callable[[OnHint], Awaitable[Seat]],
         duties: Sequence[Duty],
@@ -89,37 +119,15 @@ class Node:
             HintKind.STOPPED: lambda turn_id: end_stopped(lanes, TurnId(turn_id)),
             **on_hint,
         }
-        self._taken: list[Duty] = []
+        self._state = state
         self._tasks: list[asyncio.Task[None]] = []
-        self._seat: Seat | None = None
-        self._seats_lost = self._hints_received = 0
-
-    @property
-    def is_certain(self) -> bool:
-        """True while nobody else can have what this node has taken."""
-        return self._seat is not None and self._seat.is_certain
-
-    def health(self, info: NodeInfo) -> NodeHealth | None:
-        """Health of the node, which others see so; None where it has its database alone."""
-        if self._seat is None or not self._seat.is_shared:
-            return None
-        return NodeHealth(
-            id=info.id,
-            name=info.name,
-            role=info.role,
-            has_seat=self.is_certain,
-            seats_lost=self._seats_lost,
-            hints_received=self._hints_received,
-            chats=len(self._lanes.served),
-            duties=tuple(duty.name for duty in self._taken),
-        )
 
     async def start(self) -> None:
         """Take the seat, and what is free of the work; it begins with `run`.
 
         Raises what opening a seat raises, and `SeatLost`.
         """
-        self._seat = seat = await self._open_seat(self._take_hint)
+        self._state.seat = seat = await self._open_seat(self._take_hint)
         for kind in CHANGES if seat.is_shared else ():  # hints of them were missed
             self._take_hint(Hint(kind, 0))
         try:
@@ -132,10 +140,10 @@ class Node:
 
     async def run(self) -> None:
         """Do this node's part of the work until cancelled."""
-        assert self._seat is not None, "`start` comes first"
+        assert self._state.seat is not None, "`start` comes first"
         while True:
-            seat = self._seat
-            self._tasks = [self._begin(duty) for duty in self._taken]
+            seat = self._state.seat
+            self._tasks = [self._begin(duty) for duty in self._state.duties]
             try:
                 await self._follow(seat)
             finally:
@@ -145,8 +153,8 @@ class Node:
 
     async def close(self) -> None:
         """Give everything back."""
-        if self._seat is not None:
-            await self._seat.close()
+        if self._state.seat is not None:
+            await self._state.seat.close()
 
     async def _follow(self, seat: Seat) -> None:
         """Take what becomes free until the seat ends, whatever the database is doing."""
@@ -177,7 +185,7 @@ class Node:
 
     async def _lock_free(self, seat: Seat) -> list[Duty]:
         """Take the locks of duties that nobody has."""
-        wanted = [duty for duty in self._duties if duty not in self._taken]
+        wanted = [duty for duty in self._duties if duty not in self._state.duties]
         taken = await seat.take([duty.lock for duty in wanted]) if wanted else set()
         return [duty for duty in wanted if duty.lock in taken]
 
@@ -186,7 +194,7 @@ class Node:
             await duty.take_up()
         if seat.is_shared:
             log.info("duty.taken", duty=duty.name)
-        self._taken.append(duty)
+        self._state.duties.append(duty)
 
     async def _take_over(self, duty: Duty, seat: Seat) -> None:
         """Begin a duty that became free; where that fails, another node may have it, or this one at its next look."""
@@ -217,9 +225,9 @@ class Node:
         if not seat.lost.is_set():
             await cancel_all(self._tasks)
             return
-        self._seats_lost += 1
+        self._state.seats_lost += 1
         await asyncio.gather(self._lanes.abandon(), self._abandon(), cancel_all(self._tasks))
-        self._taken = []
+        self._state.duties = []
         await seat.close()
 
     async def _start_again(self) -> None:
@@ -231,7 +239,7 @@ class Node:
         log.info("seat.taken")
 
     def _take_hint(self, hint: Hint) -> None:
-        self._hints_received += 1
+        self._state.hints_received += 1
         if (act := self._on_hint.get(hint.kind)) is not None:
             act(hint.id)
 

@@ -6,8 +6,7 @@ from agent.context.model_handle import ModelHandle
 from gateway.commands.registry import CommandRequest, CommandResult, say, set_in_session
 from gateway.config.routes import CONFIGURED, RouteConfig
 from gateway.config.settings import ModelConfig
-from gateway.models.call_settings import left_out, settings_text
-from gateway.models.capacity import window_from
+from gateway.models.routes import left_out, settings_text, window_from
 from gateway.models.selection import Runtime, choose, known_routes, name_of, route_of
 from hermes_state import sessions
 from hermes_state.errors import CommandError, ConfigError

@@ -7,8 +7,8 @@ from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.tools.mcp.settings import ServerState
 from gateway.commands.registry import CommandContext, CommandRequest, CommandResult, say
-from gateway.models.capacity import window_from
 from gateway.models.pricing import cap_limits
+from gateway.models.routes import window_from
 from gateway.models.selection import name_of, route_of
 from gateway.operator.render import insights_block, insights_notes, today_lines, usage_lines
 from gateway.operator.spending import DEFAULT_DAYS, MAX_DAYS, load_insights, load_usage

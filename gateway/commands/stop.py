@@ -4,8 +4,7 @@ from functools import partial
 
 from gateway.commands import compression
 from gateway.commands.registry import CommandReply, CommandRequest, CommandResult, parse, reply_to
-from gateway.turns.active_turn import ActiveTurn
-from gateway.turns.runner import STOPPED_NOTICE
+from gateway.turns.runner import STOPPED_NOTICE, ActiveTurn
 from hermes_state import inbox, journal, outbox
 from hermes_state.errors import CommandError
 from hermes_state.store.sql import Connection

@@ -15,6 +15,7 @@ half a change.
 from gateway.config.blocks import ConfigRejected
 from gateway.config.loader import (
     CUSTOMARY,
+    LiveConfig,
     LoadedConfig,
     ReloadPlan,
     find_store_url,
@@ -29,6 +30,7 @@ __all__ = [
     "CUSTOMARY",
     "Config",
     "ConfigRejected",
+    "LiveConfig",
     "LoadedConfig",
     "ReloadPlan",
     "find_store_url",

@@ -51,7 +51,7 @@ from gateway.config.files import (
 from gateway.config.old_keys import OLD_BLOCKS, OLD_KEYS, Chosen, carried, notice, old_overrides
 from gateway.config.settings import Config
 from hermes_state.errors import ConfigError
-from hermes_state.redaction import redact
+from hermes_state.redaction import Redactor, redact
 
 CUSTOMARY: Mapping[str, KeyPath] = {
     "TELEGRAM_BOT_TOKEN": ("telegram", "token"),
@@ -88,6 +88,21 @@ class LoadedConfig(StateDirectory):
     def secrets(self) -> tuple[str, ...]:
         """Every secret value, for exact redaction."""
         return (*secrets_of(self.config), *self.old_secrets)
+
+
+@dataclass(slots=True)
+class LiveConfig:
+    """Configuration in force. Parts read it whenever they need a setting; a reload replaces it."""
+
+    loaded: LoadedConfig
+
+    @property
+    def config(self) -> Config:
+        return self.loaded.config
+
+    def redactor(self) -> Redactor:
+        """Return a redactor that knows the secrets of the configuration in force."""
+        return Redactor(self.loaded.secrets())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

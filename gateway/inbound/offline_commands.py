@@ -14,8 +14,8 @@ import structlog
 from gateway.access.permissions import AccessControl
 from gateway.commands.registry import Command
 from gateway.commands.runner import CommandRunner
-from gateway.turns.active_turn import ActiveTurn
 from gateway.turns.lanes import LaneRegistry
+from gateway.turns.runner import ActiveTurn
 from hermes_state.admin.pairings import UserRole
 from hermes_state.values import ChatKey, InboundMessage
 

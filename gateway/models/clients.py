@@ -1,7 +1,6 @@
-"""Clients of models: made when one is first needed, from a route of the configuration.
+"""Clients of models, made from a route when first needed.
 
-The modules of protocols are imported where they are used: they bring SDKs, which take half a second. `preload` does so
-before anybody waits for it.
+The protocols' modules are imported late because their SDKs take half a second. `preload` imports them in advance.
 """
 
 import asyncio
@@ -17,14 +16,13 @@ from agent.model.protocols import missing_extra
 from agent.model.protocols.offline import OfflineModel
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config, ModelConfig
-from gateway.models.auxiliary import all_routes
-from gateway.models.capacity import capacity_in
 from gateway.models.pricing import SpendingControl, price_in
+from gateway.models.routes import all_routes, capacity_in
 from hermes_state.errors import ConfigError
 
 
 class LateModel:
-    """A model with an SDK below it, which is made when it is first called."""
+    """Model with an SDK, which is made when it is first called."""
 
     def __init__(self, route: RouteConfig, settings: ModelConfig) -> None:
         self.route, self.name = f"{route.protocol}:{route.host}", route.label
@@ -35,7 +33,7 @@ class LateModel:
         return self._make()
 
     async def _loaded(self) -> ChatModel:
-        """The model; made in a thread, because importing its SDK would stop the event loop for seconds."""
+        """Return the model. A thread makes it, because importing its SDK would stop the event loop for seconds."""
         return self.made if "made" in self.__dict__ else await asyncio.to_thread(lambda: self.made)
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
@@ -50,10 +48,10 @@ class LateModel:
 
 
 class ClientRegistry:
-    """Clients by route: one for each model in use, shared by all that ask it; made when first asked for."""
+    """Clients by route, made when first needed and shared by all their users."""
 
     def __init__(self, config: Config, spending: SpendingControl) -> None:
-        """Raises `ConfigError` where a protocol of the configuration cannot be spoken here."""
+        """Raises `ConfigError` if the SDK of a protocol of the configuration is not installed."""
         self._config = config
         self._spending = spending
         self._clients: dict[RouteConfig, ModelClient] = {}
@@ -74,7 +72,6 @@ class ClientRegistry:
         return client
 
     def expire_learned(self) -> None:
-        """Let what the clients have learned be read again."""
         for client in self._clients.values():
             client.expire_learned()
 
@@ -84,7 +81,7 @@ class ClientRegistry:
 
 
 def preload(config: Config) -> None:
-    """Import what the models of a configuration are called with, and read the certificates that they are trusted by."""
+    """Import the modules that call the models of a configuration, and read the certificates."""
     protocols = {route.protocol for route in all_routes(config) if missing_extra(route.protocol) is None} - {"offline"}
     if protocols:
         for name in sorted(protocols):
@@ -96,15 +93,14 @@ def preload(config: Config) -> None:
 
 
 def make_model(route: RouteConfig, settings: ModelConfig) -> ChatModel:
-    """The model at the end of a route, ready to be called. Raises `ConfigError` where its SDK is not installed."""
+    """Return the model of a route, ready to be called. Raises `ConfigError` if its SDK is not installed."""
     if route.protocol == "offline":
         return OfflineModel()
     if (missing := missing_extra(route.protocol)) is not None:
         raise ConfigError(missing)
     assert route.name is not None, "the settings require a name for this protocol"
-    # Prompt and limit have to fit the window together, and every request to Anthropic names a limit: where a call sets
-    # none, such as for a summary, half of a small window leaves room for a prompt. What is too much all the same is
-    # lowered once the provider has refused it.
+    # Every request to Anthropic names a limit, and prompt and limit must fit the window together: by default, half of a
+    # small window leaves room for the prompt. A limit that the provider refuses is lowered.
     known = known_model(route.label)
     written = route.max_output_tokens or (known.max_output_tokens if known is not None else None)
     endpoint = EndpointSettings(

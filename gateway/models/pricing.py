@@ -1,4 +1,4 @@
-"""Costs by the configuration, as clients of models need them: the price of each, the caps, the ledger."""
+"""Prices, spending caps and the ledger, as the clients of models need them."""
 
 from collections.abc import Iterator
 from zoneinfo import ZoneInfo
@@ -8,13 +8,13 @@ from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, Stor
 from agent.model.catalog import Price
 from agent.model.prices import FREE, price_of
 from gateway.config.settings import Config
-from gateway.models.auxiliary import all_routes
+from gateway.models.routes import all_routes
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, MicroUsd, micro_usd
 
 
 class SpendingControl:
-    """Ledger and caps for all clients of a gateway: they look at the same sums, whatever reload they were made by."""
+    """Ledger and caps for all clients of a gateway, across reloads."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -23,7 +23,7 @@ class SpendingControl:
         self.ledger = StoreLedger(store, clock)
 
     def caps_in(self, config: Config, name: str | None) -> Caps | None:
-        """Caps for the model called `name`; None is the built-in one, which costs nothing."""
+        """Return the caps for the model `name`; None is the built-in one, which costs nothing."""
         if not config.costs.has_caps:
             return None
         if price_in(config, name) is None:
@@ -32,7 +32,7 @@ class SpendingControl:
 
 
 def price_in(config: Config, name: str | None) -> Price | None:
-    """Price of a model by this configuration; None: nobody knows."""
+    """Return the price of a model by this configuration; None if it is unknown."""
     if name is None:
         return FREE
     return price_of(name, config.costs.prices, keeps_cache_for_an_hour=config.model.cache_ttl == "1h")
@@ -44,7 +44,7 @@ def cap_limits(config: Config) -> SpendingCapSettings:
         daily=_limit(costs.daily_cap),
         chat_daily=_limit(costs.chat_daily_cap),
         conversation=_limit(costs.conversation_cap),
-        # Days begin by it. The machine's own is not asked for here: it is another one in half a year.
+        # Days begin by it. The machine's own zone is not read here: its offset changes twice a year.
         zone=None if zone is None else ZoneInfo(zone),
     )
 
@@ -54,20 +54,20 @@ def _limit(amount: float | None) -> MicroUsd | None:
 
 
 def unpriced_models(config: Config) -> list[str]:
-    """Models of the configuration that are never asked, because spending is capped and nobody knows their price."""
+    """Return the models that are never called, because spending is capped and their price is unknown."""
     if not config.costs.has_caps:
         return []
     return [name for name in dict.fromkeys(_configured_names(config)) if price_in(config, name) is None]
 
 
 def estimated_models(config: Config) -> list[str]:
-    """Models of the configuration whose price is an estimate."""
+    """Return the models of the configuration with an estimated price."""
     prices = {name: price_in(config, name) for name in _configured_names(config)}
     return [name for name, price in prices.items() if price is not None and price.is_estimated]
 
 
 def unpriced_sentence(names: list[str]) -> str:
-    """Warning for operators about models that are never asked."""
+    """Return the warning for operators about models that are never called."""
     listed = ", ".join(f"`{name}`" for name in names)
     return (
         f"spending is capped, and the price of {listed} is not known: a model without a price is not asked. Add it to "

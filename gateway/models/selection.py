@@ -10,6 +10,7 @@ from agent.model.catalog import load_catalog, spellings
 from agent.model.circuit_breaker import CircuitState
 from agent.model.client import ModelClient
 from agent.turn import Agent
+from gateway.config import LiveConfig
 from gateway.config.routes import CONFIGURED, RouteConfig, completed
 from gateway.config.settings import Config, ModelConfig
 from hermes_state.admin.pairings import UserRole
@@ -18,15 +19,13 @@ from hermes_state.text import closest
 from hermes_state.values import LineageId
 
 _EXACT: Final = "="
-"""Before a choice that is no name of the configuration but a model's own: it stays, whatever the configuration says."""
+"""Begins a stored choice that is a model's own name, not one of the configuration."""
 MAX_NAME_CHARACTERS = 200
 """Longest name of a model that may be chosen, in characters."""
-MAX_CONVERSATIONS = 4_096
-"""Conversations for which it is remembered that another model answers, so that a change is announced once."""
 
 
 class ModelRegistry:
-    """Models that answer turns, by route: one handle for each in use, made when it is first chosen."""
+    """Models that answer turns, by route. A handle is made when a model is first chosen."""
 
     def __init__(
         self,
@@ -34,9 +33,9 @@ class ModelRegistry:
         make: Callable[[RouteConfig], ModelHandle],
         client_of: Callable[[RouteConfig], ModelClient] | None = None,
     ) -> None:
-        """`configured`: the route of `model`, whose handle is made at once. Raises what `make` raises for it.
+        """Make the handle of the `configured` route at once; raises the errors of `make`.
 
-        `client_of`: the client of any model, for one that answers no turns; by default that of its handle.
+        `client_of` returns the client of a model that answers no turns; by default that of its handle.
         """
         self._make = make
         self.client_of = client_of or (lambda route: self.of(route).client)
@@ -44,14 +43,14 @@ class ModelRegistry:
         self._handles = {configured: self.configured}
 
     def of(self, route: RouteConfig) -> ModelHandle:
-        """The model at the end of a route. Raises `ConfigError` where it cannot be made."""
+        """Return the model of a route. Raises `ConfigError` if it cannot be made."""
         handle = self._handles.get(route)
         if handle is None:
             handle = self._handles[route] = self._make(route)
         return handle
 
     def open_circuit(self, route: RouteConfig) -> CircuitState | None:
-        """Trouble for which a route is left alone for now; None also for one that nobody has used yet."""
+        """Return why a route is not used for now; None also for an unused one."""
         handle = self._handles.get(route)
         return handle.client.breaker.open if handle is not None else None
 
@@ -61,50 +60,54 @@ class ModelRegistry:
             handle.expire_learned()
 
     def in_use(self) -> list[ModelClient]:
-        """Clients of the models that were chosen so far, the configured one's first."""
+        """Return the clients of the models chosen so far, the configured one first."""
         return [handle.client for handle in self._handles.values()]
 
 
 class FallbackState:
-    """Conversations that are answered by another model than theirs; in memory, so a restart says it once more."""
+    """Conversations that another model than theirs answers. Kept in memory: a restart announces it again."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[LineageId, tuple[RouteConfig, RouteConfig]] = OrderedDict()
-        """The chosen route, and the one that has answered last."""
+        """The chosen route, and the route that answered last."""
 
     def of(self, lineage_id: LineageId, chosen: RouteConfig) -> RouteConfig | None:
-        """The route that has answered last in place of `chosen`; None: that one itself."""
+        """Return the route that answered last in place of `chosen`; None if `chosen` answered."""
         route, by = self._seen.get(lineage_id, (None, None))
         return by if route == chosen else None
 
     def note(self, lineage_id: LineageId, chosen: RouteConfig, by: RouteConfig) -> RouteConfig | None:
-        """Remember who has answered; returns who had before in place of `chosen`."""
+        """Note which route has answered; returns the one that answered before in place of `chosen`."""
         before = self.of(lineage_id, chosen)
         self._seen.pop(lineage_id, None)
         if by != chosen:
             self._seen[lineage_id] = (chosen, by)
-            if len(self._seen) > MAX_CONVERSATIONS:
+            if len(self._seen) > 4_096:
                 self._seen.popitem(last=False)
         return before
 
 
 @dataclass(slots=True)
 class Runtime:
-    """Configuration, agent and models in force. A reload replaces them; a running turn keeps what it started with."""
+    """Configuration, agent and models in force. A reload replaces them; a running turn keeps its own."""
 
-    config: Config
+    live: LiveConfig
     agent: Agent
     models: ModelRegistry
     fallbacks: FallbackState = field(default_factory=FallbackState)
 
+    @property
+    def config(self) -> Config:
+        return self.live.config
+
     def model_of(self, choice: str | None) -> ModelHandle:
-        """The model that a conversation has chosen; the configured one where that is gone."""
+        """Return the model that a conversation has chosen, or the configured one if the choice is gone."""
         route = route_of(self.config.model, choice)
         return self.models.configured if choice is None or route is None else self.models.of(route)
 
 
 def known_routes(model: ModelConfig) -> dict[str, RouteConfig]:
-    """Every name that people may choose, with its route: the configured model's, the aliases, the fallbacks'."""
+    """Return every name that people may choose, with its route: the configured model, aliases and fallbacks."""
     found = {model.label: model.route}
     for alias in model.aliases:
         found.setdefault(alias, model.alias_route(alias))
@@ -115,7 +118,7 @@ def known_routes(model: ModelConfig) -> dict[str, RouteConfig]:
 
 
 def route_of(model: ModelConfig, choice: str | None) -> RouteConfig | None:
-    """The route of a stored choice; None where the configuration does not know it any more."""
+    """Return the route of a stored choice; None if the configuration does not know it any more."""
     if choice is None or choice == model.label:  # it may have become that since it was chosen
         return model.route
     if choice.startswith(_EXACT):
@@ -126,15 +129,15 @@ def route_of(model: ModelConfig, choice: str | None) -> RouteConfig | None:
 
 
 def name_of(model: ModelConfig, choice: str | None) -> str:
-    """Name of a stored choice, as people call it."""
+    """Return the name of a stored choice for people."""
     return model.label if choice is None else choice.removeprefix(_EXACT)
 
 
 def choose(model: ModelConfig, written: str, role: UserRole) -> str | None:
-    """Stored form of a choice; None for the configured model. Raises `CommandError`.
+    """Return the stored form of a choice; None for the configured model. Raises `CommandError`.
 
-    Everybody may choose what the configuration names. Another model at the same provider may cost anything: that is
-    for admins, who are asked first where neither the configuration nor the built-in list knows its name.
+    Everyone may choose the models of the configuration. Another model of the same provider may cost anything, so only
+    admins may, and must confirm a name that the built-in list does not know.
     """
     known = known_routes(model)
     alike = (one for one in known if one.lower() == written.lower())

@@ -1,7 +1,8 @@
-"""Window that conversations have to fit into, by the configuration. Light: no SDK is loaded for it."""
+"""Window that conversations must fit into, by the configuration. Loads no SDK."""
 
 from dataclasses import replace
-from datetime import UTC, tzinfo
+from datetime import UTC, datetime, tzinfo
+from zoneinfo import ZoneInfo
 
 from agent.context.limits import Limits, limits_of
 from agent.context.model_handle import ContextSettings
@@ -10,15 +11,21 @@ from agent.prompt import DEFAULT_PERSONA, system_prompt
 from agent.tokens import estimated_text_tokens
 from agent.tools.offers import MAX_SCHEMA_TOKENS, SCHEMA_PERCENT
 from gateway.config.settings import Config
-from gateway.models.capacity import capacity_in
+from gateway.models.routes import capacity_in
 from hermes_state.models.profiles import ModelProfile, load_profile
 from hermes_state.store.searched import RECALL_TOOLS
 from hermes_state.store.sql import Connection
 from hermes_state.values import ChatKey, ChatKind, EstimatedTokens
 
 
+def zone_of(config: Config) -> tzinfo:
+    """Return the zone of `agent.time_zone`, else the zone of this machine."""
+    name = config.agent.time_zone
+    return (ZoneInfo(name) if name is not None else datetime.now().astimezone().tzinfo) or UTC
+
+
 def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> ContextSettings:
-    """Context settings of a model, by default the configured one; its own overrides included."""
+    """Return the context settings of a model, by default the configured one, with its own overrides."""
     compression = config.compression.for_model(model or config.model.name or "")
     settings = replace(
         compression,
@@ -33,9 +40,9 @@ def context_settings(config: Config, zone: tzinfo, model: str | None = None) -> 
 
 
 def window_of(config: Config, profile: ModelProfile | None = None) -> tuple[Limits, SizeSource]:
-    """Limits of the configured model, by which its conversations are compressed, and the source of its size.
+    """Return the limits of the configured model, for compression, and the source of its size.
 
-    By what is configured, and by what is stored of the model.
+    They follow from the configuration and the stored profile of the model.
     """
     profile = profile or ModelProfile()
     capacity = capacity_in(config.model, profile.offer)
@@ -46,13 +53,13 @@ def window_of(config: Config, profile: ModelProfile | None = None) -> tuple[Limi
 
 
 def load_configured_profile(db: Connection, config: Config) -> ModelProfile:
-    """Stored profile of the configured model."""
+    """Return the stored profile of the configured model."""
     model = config.model
     return load_profile(db, f"{model.protocol}:{model.host}", model.label)
 
 
 def fixed_prompt_tokens(config: Config, limits: Limits) -> EstimatedTokens:
-    """Tokens of a prompt's beginning at most: the system prompt of a private chat, and the schemas of tools."""
+    """Return the most tokens of a prompt's fixed part: the system prompt of a private chat, and the tools."""
     prompt = system_prompt(
         persona=config.agent.persona or DEFAULT_PERSONA,
         chat=ChatKey(platform="telegram", account="telegram", chat_ref=""),

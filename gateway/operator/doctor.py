@@ -33,21 +33,19 @@ from agent.tools.mcp.servers import missing_sdk
 from agent.tools.mcp.settings import ServerState, ServerStatus
 from agent.tools.terminal.control_groups import group_parents
 from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
-from gateway.access.tools import find_admin_chats
-from gateway.assembly import open_attachments
+from gateway.access.permissions import find_admin_chats
 from gateway.cluster.membership import node_info, refuse_early
 from gateway.config import ConfigRejected, LoadedConfig, find_store_url, load_config
 from gateway.config.context_settings import AuxiliaryTask
 from gateway.config.files import StateDirectory, find_user_home, locate_home
 from gateway.config.loader import NOTHING_SERVED
 from gateway.config.settings import Config
-from gateway.models.auxiliary import all_routes, route_for
-from gateway.models.call_settings import left_out
-from gateway.models.capacity import window_from
 from gateway.models.pricing import estimated_models, unpriced_models, unpriced_sentence
+from gateway.models.routes import all_routes, left_out, route_for, window_from
 from gateway.models.window import fixed_prompt_tokens, load_configured_profile, window_of
 from gateway.operator.probes import UnlistedModelError, probe_discord, probe_model, probe_telegram
 from gateway.operator.socket import DaemonNotRunningError, ask
+from gateway.turns.attachments import open_attachments
 from hermes_state.admin.overview import describe, load_overview
 from hermes_state.admin.overview import find_fault as find_database_fault
 from hermes_state.disk import Room

@@ -83,12 +83,20 @@ class SupervisedAdapter:
 class AdapterRegistry:
     """Configured adapters by the account that a chat belongs to."""
 
-    def __init__(self, adapters: Mapping[str, PlatformAdapter]) -> None:
+    def __init__(
+        self,
+        adapters: Mapping[str, PlatformAdapter],
+        *,
+        is_certain: Callable[[], bool] = lambda: True,
+        has_other_nodes: bool = False,
+    ) -> None:
+        """`is_certain` returns True while no other node can have taken the accounts of this one.
+
+        `has_other_nodes`: other nodes may serve accounts, configured here or not.
+        """
         self.supervised = {name: SupervisedAdapter(adapter) for name, adapter in adapters.items()}
-        self.is_certain: Callable[[], bool] = lambda: True
-        """Tells whether nobody else can have taken the accounts that are this node's."""
-        self.has_other_nodes = False
-        """Other nodes may serve accounts, configured here or not."""
+        self.is_certain = is_certain
+        self.has_other_nodes = has_other_nodes
 
     def of(self, chat: ChatKey) -> PlatformAdapter | None:
         """Adapter that reaches a chat; None when its platform is not configured any more."""

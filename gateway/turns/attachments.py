@@ -1,30 +1,32 @@
-"""Attachments: files that people send, made ready for a turn.
+"""Attachments: files that people send, fetched and made ready for a turn.
 
-Text documents are read into the turn, images are stored for models that see, recordings become words where that is
-configured, and everything else gets a friendly sentence. The bytes are kept by their hash and never enter the history.
+Text documents are read into the turn, images are stored for models that see, recordings are transcribed if that is
+configured. Other files get a friendly sentence. Bytes are kept by their hash and never enter the history.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
 from agent.images.scaling import ImageLimits, ImageScaler, mime_of
 from agent.tools.files.workspace import WorkspaceHandle, WorkspaceStore
+from gateway.config import LoadedConfig
 from gateway.models.selection import Runtime
 from gateway.outbound.delivery import Delivery
 from gateway.turns import file_kinds
-from gateway.turns.fetching import AttachmentFetcher
 from gateway.turns.file_kinds import RECORDINGS, AttachmentError
 from gateway.turns.transcription import TranscriptionHandler
 from hermes_state import attachments, inbox, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.chats import Chat, load_chat
-from hermes_state.errors import ToolError
+from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformError, ToolError
 from hermes_state.files.folder import AttachmentFolder
+from hermes_state.files.opening import open_files
 from hermes_state.inbox import InboxRow, InboxState
 from hermes_state.journal import PreparedMessage
 from hermes_state.outbox import OutboxKind, Reply
@@ -36,6 +38,7 @@ from hermes_state.values import (
     AttachmentId,
     AttachmentKind,
     ChatId,
+    ChatKey,
     Clock,
     Document,
     Image,
@@ -44,15 +47,28 @@ from hermes_state.values import (
     MessageBody,
     Millis,
 )
+from platforms.base import PlatformAdapter
 
 log = structlog.get_logger()
 
 MAX_TEXT_CHARS = 50_000
 """Longest part of a text document that is read into the turn; tools read the rest."""
-READERS = ("read_file", "terminal")
-"""Tools that read a workspace."""
-INBOX = "inbox"
-"""Folder of a workspace in which what people send lies."""
+FETCH_SECONDS = 120.0
+"""Longest fetch of one file, in seconds; its chat waits, others do not."""
+FETCH_ATTEMPTS = 3
+
+T = TypeVar("T")
+
+
+def open_attachments(loaded: LoadedConfig) -> AttachmentFolder:
+    """Open the files of attachments: in the state directory unless `attachments.url` names another place.
+
+    Blocks. Raises `ConfigError` and `StoreUnavailable` for a place that cannot be written.
+    """
+    config = loaded.config.attachments
+    if config.url is None:
+        return AttachmentFolder(loaded.attachments)
+    return open_files(config.url, config.plain_options, loaded.attachments_cache)
 
 
 @dataclass(slots=True)
@@ -64,39 +80,43 @@ class _ReadResult:
     ids: list[AttachmentId] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
-    """Sentences for the sender about files that were taken."""
+    """Sentences for the sender about accepted files."""
     notes: list[str] = field(default_factory=list)
+    """Sentences for the model."""
     is_in_workspace: bool = False
-    """A file lies where tools reach it, whether it can be shown or not."""
     transcripts: list[str] = field(default_factory=list)
-    """Transcripts of recordings; they are in the message by now."""
+    """Transcripts of recordings, which are stored in the message by now."""
 
     def note(self, sentence: str) -> None:
-        """Tell the model something, once however often a file has to be fetched and kept."""
+        """Tell the model something once, however often a file is fetched."""
         if sentence not in self.notes:
             self.notes.append(sentence)
+
+    def is_useful_in(self, row: InboxRow) -> bool:
+        """Return True if the message has something for a turn: words, or a file that can be used."""
+        quote, found = row.payload.quote, (self.transcripts, self.documents, self.images, row.payload.transcripts)
+        has_words = row.payload.text.strip() or (quote is not None and quote.text)
+        return bool(has_words or any(found) or self.is_in_workspace)
 
 
 @dataclass(frozen=True, repr=False, slots=True, kw_only=True)
 class AttachmentHandler:
-    """Handles the files of waiting messages before their turn starts."""
+    """Fetches and reads the files of waiting messages before their turn starts."""
 
     store: Store
     runtime: Runtime
     delivery: Delivery
     transcriber: TranscriptionHandler
-    fetcher: AttachmentFetcher
     scaler: ImageScaler
     clock: Clock
     files: AttachmentFolder
     workspaces: WorkspaceStore | None = None
-    """Where files lie for the tools, too; None where there are none for files."""
+    """Folders of the file tools; None without file tools."""
 
     async def prepare(self, chat_id: ChatId, rows: Sequence[InboxRow]) -> Mapping[InboxId, PreparedMessage] | None:
-        """Read the files of `rows` into what their turn needs of them.
+        """Read the files of `rows` for their turn.
 
-        None when a message held nothing but files that cannot be used: it was answered and settled, and the
-        caller looks again at what waits.
+        Returns None if a message held only unusable files: it was answered and settled, and the caller looks again.
         """
         if not any(row.payload.attachments for row in rows):
             return {}
@@ -107,22 +127,13 @@ class AttachmentHandler:
             if not row.payload.attachments:
                 continue
             gathered = await self._gather(chat, row)
-            found = (
-                row.payload.transcripts,
-                gathered.transcripts,
-                gathered.documents,
-                gathered.images,
-                gathered.is_in_workspace,
-            )
-            quote = row.payload.quote
-            is_useful = bool(row.payload.text.strip() or (quote is not None and quote.text)) or any(found)
+            is_useful = gathered.is_useful_in(row)
             if gathered.refusals or gathered.hints:
                 await self.store.write(_notify_sender, row, gathered, not is_useful, self.clock.now())
                 self.delivery.wake(chat_id)
             is_whole = is_whole and is_useful
-            body = MessageBody(
-                documents=tuple(gathered.documents), images=tuple(gathered.images), notes=tuple(gathered.notes)
-            )
+            documents, images, notes = tuple(gathered.documents), tuple(gathered.images), tuple(gathered.notes)
+            body = MessageBody(documents=documents, images=images, notes=notes)
             prepared[row.id] = PreparedMessage(body=body, attachment_ids=tuple(gathered.ids))
         return prepared if is_whole else None
 
@@ -142,18 +153,20 @@ class AttachmentHandler:
 
     async def _read(self, chat: Chat, row: InboxRow, attachment: IncomingAttachment, gathered: _ReadResult) -> None:
         limit = self.runtime.config.attachments.max_bytes
-        if attachment.kind is AttachmentKind.OTHER and not attachment.file_ref:  # a game, a story: nothing to fetch
-            raise AttachmentError(file_kinds.unreadable(attachment, sees_images=await self._sees_images(chat)))
-        if attachment.kind in RECORDINGS and self.transcriber.is_enabled:
-            gathered.transcripts.append(await self._transcript(chat, row, attachment, limit))
-            return
         sees_images = await self._sees_images(chat)
-        has_no_file = attachment.kind is AttachmentKind.OTHER and not attachment.file_ref
-        if self._workspace_of(chat) is None or attachment.kind is AttachmentKind.VOICE or has_no_file:
-            file_kinds.refuse_unusable(attachment, limit, sees_images=sees_images)
+        if attachment.kind is AttachmentKind.OTHER and not attachment.file_ref:  # a game, a story: nothing to fetch
+            raise AttachmentError(file_kinds.unreadable(attachment, sees_images=sees_images))
+        if attachment.kind in RECORDINGS and self.transcriber.is_enabled:
+            file_kinds.refuse_large(attachment, limit)
+            self.transcriber.refuse_long(attachment)
+            data = await self._fetch(chat.key, attachment, limit, lambda file: asyncio.to_thread(file.read_bytes))
+            gathered.transcripts.append(await self.transcriber.transcribe(row, attachment, data))
+            return
+        if self._workspace_of(chat) is None or attachment.kind is AttachmentKind.VOICE:
+            file_kinds.refuse_unusable(attachment, sees_images=sees_images)
         file_kinds.refuse_large(attachment, limit)
         use = partial(self._use, chat=chat, attachment=attachment, sees_images=sees_images, gathered=gathered)
-        file, found = await self.fetcher.fetch(chat.key, attachment, limit, use)
+        file, found = await self._fetch(chat.key, attachment, limit, use)
         if file is None:
             return
         attachment_id = await self.store.write(attachments.insert, chat.id, file, self.clock.now())
@@ -170,28 +183,52 @@ class AttachmentHandler:
             )
 
     async def _sees_images(self, chat: Chat) -> bool:
-        """The model that the chat's conversation has chosen sees images."""
+        """Return True if the model of the chat's conversation sees images."""
         session = await self.store.read(load_open, chat.id)
         images = self.runtime.model_of(session.chosen_model if session is not None else None).images
         return images is not None and not (await images.learned()).takes_none
 
-    async def _transcript(self, chat: Chat, row: InboxRow, recording: IncomingAttachment, limit: int) -> str:
-        """Transcript of a recording, whose bytes are not kept."""
-        file_kinds.refuse_large(recording, limit)
-        self.transcriber.refuse_long(recording)
-        data = await self.fetcher.fetch(
-            chat.key, recording, limit, lambda fetched: asyncio.to_thread(fetched.read_bytes)
-        )
-        return await self.transcriber.transcribe(row, recording, data)
+    async def _fetch(
+        self, chat: ChatKey, attachment: IncomingAttachment, limit: int, use: Callable[[Path], Awaitable[T]]
+    ) -> T:
+        """Fetch a file, let `use` read it, and remove it unless it was moved away.
+
+        Raises `AttachmentError`, and the errors of `use` that are no `PlatformError` or `OSError`.
+        """
+        adapter, name = self.delivery.adapters.of(chat), file_kinds.quoted_name(attachment)
+        if adapter is None:
+            raise AttachmentError(f"I could not fetch “{name}” right now; please send it again later.")
+        try:
+            target = await asyncio.to_thread(self.files.new_file)
+        except OSError as error:
+            log.warning("attachment.not_stored", error=type(error).__name__)
+            raise AttachmentError(f"I cannot store “{name}” right now; please send it again later.") from error
+        try:
+            for attempt in range(1, FETCH_ATTEMPTS + 1):
+                try:
+                    async with asyncio.timeout(FETCH_SECONDS):
+                        await adapter.download(attachment, target, limit)
+                    return await use(target)
+                except FileSizeExceeded as error:
+                    raise AttachmentError(file_kinds.too_large(attachment, error.limit_bytes)) from error
+                except MessageRejected as error:
+                    sentence = f"“{name}” is not there to be fetched any more; please send it again."
+                    raise AttachmentError(sentence) from error
+                except (PlatformError, OSError) as error:  # a full disk, too, must not look like a harmful message
+                    log.info("attachment.fetch_failed", attempt=attempt, error=type(error).__name__)
+                if attempt < FETCH_ATTEMPTS:
+                    await _wait_until_ready(adapter)
+            raise AttachmentError(f"I could not fetch “{name}”; please send it again.")
+        finally:
+            await asyncio.to_thread(target.unlink, missing_ok=True)
 
     async def _use(
         self, fetched: Path, *, chat: Chat, attachment: IncomingAttachment, sees_images: bool, gathered: _ReadResult
     ) -> tuple[StoredFile, Document | str] | tuple[None, None]:
-        """Put a fetched file into the workspace, and look into it; nothing comes back of what lies only there."""
+        """Put a fetched file into the workspace, and read it. Returns nothing of a file that lies only there."""
         is_there = await self._put_into_workspace(fetched, chat, attachment, gathered)
         try:
-            limit = self.runtime.config.attachments.max_bytes
-            file_kinds.refuse_unusable(attachment, limit, sees_images=sees_images)
+            file_kinds.refuse_unusable(attachment, sees_images=sees_images)
             return await self._take_in(fetched, attachment=attachment, sees_images=sees_images)
         except AttachmentError as error:
             if not is_there:
@@ -201,21 +238,21 @@ class AttachmentHandler:
             return None, None
 
     def _workspace_of(self, chat: Chat) -> WorkspaceHandle | None:
-        """The workspace of a chat; None where no tool of it reads one."""
+        """Return the workspace of a chat; None if no tool of the chat reads one."""
         switch_of = self.runtime.config.tools.switch_of
-        if self.workspaces is None or all(switch_of(name, chat.key) == "off" for name in READERS):
+        if self.workspaces is None or all(switch_of(name, chat.key) == "off" for name in ("read_file", "terminal")):
             return None
         return self.workspaces.of(chat.id)
 
     async def _put_into_workspace(
         self, fetched: Path, chat: Chat, attachment: IncomingAttachment, gathered: _ReadResult
     ) -> bool:
-        """Copy a fetched file to where tools reach it, and tell the model its path; False where that cannot be."""
+        """Copy a fetched file to where tools reach it, and tell the model its path. Returns False if that failed."""
         if (workspace := self._workspace_of(chat)) is None:
             return False
         name = file_kinds.quoted_name(attachment)
         try:
-            path = await asyncio.to_thread(workspace.receive, INBOX, file_kinds.file_name(attachment), fetched)
+            path = await asyncio.to_thread(workspace.receive, "inbox", file_kinds.file_name(attachment), fetched)
         except ToolError as error:
             gathered.note(f"{attachment.kind} “{name}” could not be put into the workspace: {error}")
             return False
@@ -226,9 +263,9 @@ class AttachmentHandler:
     async def _take_in(
         self, fetched: Path, *, attachment: IncomingAttachment, sees_images: bool
     ) -> tuple[StoredFile, Document | str]:
-        """Look into a fetched file, and keep it: text comes back as a document, an image as its MIME type.
+        """Read a fetched file and keep it. Returns text as a document, an image as its MIME type.
 
-        Only what can be used is kept, or nothing would ever remove it.
+        Only usable files are kept, because nothing would ever remove others.
         """
         is_image = attachment.kind is AttachmentKind.IMAGE
         no_image = None if is_image else AttachmentError(file_kinds.unreadable(attachment, sees_images=sees_images))
@@ -251,7 +288,7 @@ class AttachmentHandler:
 
 @locks(inbox="row.id", chat="row.chat_id")
 def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all: bool, now: Millis) -> None:
-    """Tell the sender; a message that held nothing of use is settled with it."""
+    """Tell the sender, and settle a message that held nothing of use."""
     if is_all:
         inbox.settle(db, row.id, InboxState.DONE, now)
     reply = Reply(
@@ -262,3 +299,11 @@ def _notify_sender(db: Connection, row: InboxRow, gathered: _ReadResult, is_all:
         reply_to=row.message_ref,
     )
     outbox.enqueue(db, reply, now)
+
+
+async def _wait_until_ready(adapter: PlatformAdapter) -> None:
+    """Wait up to a minute for the platform to come back: just after a start it may not be connected yet."""
+    for _ in range(300):
+        if adapter.health().is_ready:
+            return
+        await asyncio.sleep(0.2)  # nothing tells when the service is back

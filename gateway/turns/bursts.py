@@ -1,8 +1,6 @@
-"""Bursts: the waiting rows that become one turn. Pure functions of all that waits.
+"""Bursts: waiting rows that become one turn, namely consecutive messages of a sender within `sessions.merge_seconds`.
 
-No ordinary message waits. A burst is what already waits when the lane looks: consecutive messages of one
-sender within `sessions.merge_seconds`. Only a message that announces another piece (a paste cut at the
-platform's limit, an album) holds the lane open for a moment.
+Only a message that announces another piece (a paste cut at the platform's limit, an album) waits for a moment.
 """
 
 from collections.abc import Sequence
@@ -11,19 +9,17 @@ from hermes_state.inbox import InboxKind, InboxMode, InboxRow
 from hermes_state.values import Millis
 
 ARRIVAL_SLACK_MS = 300
-"""Time for the way through the network, in milliseconds, of a piece sent exactly `PASTE_MS` after the last one."""
+"""Time on the network, in milliseconds, for a piece sent exactly `PASTE_MS` after the last one."""
 PASTE_MS = 1_500
-"""Time, in milliseconds, for which a piece at the platform's length limit waits for the next one. Clients send the
-pieces of a paste within a second."""
-
+"""Longest wait for the next piece of a paste, in milliseconds. Clients send all pieces within a second."""
 PLATFORM_CLOCK_MS = 1_000
-"""Resolution of Telegram's times, in milliseconds: two may look that much further apart than they were."""
+"""Resolution of Telegram's times, in milliseconds."""
 
 
 def next_burst(rows: Sequence[InboxRow], *, merge_ms: int) -> list[InboxRow]:
-    """Rows that a lane takes up next, of `rows`, all that waits in its chat: those of a turn, or one command.
+    """Return the rows of the next turn, or one command, among all waiting rows of a chat.
 
-    Empty where nothing but notices waits: alone they start no turn, they go along with the next one.
+    Notices alone start no turn; they join the next one.
     """
     messages = [row for row in rows if row.kind is not InboxKind.NOTICE]
     burst = messages[:1]
@@ -47,7 +43,7 @@ def _follows(row: InboxRow, burst: Sequence[InboxRow], merge_ms: int) -> bool:
 
 
 def held_until(burst: Sequence[InboxRow], rows: Sequence[InboxRow]) -> Millis:
-    """Time until which a burst of messages waits for its next piece; 0 where none is announced or others wait too."""
+    """Return the time until which a burst waits for its next piece; 0 if none is announced or others wait, too."""
     last = burst[-1]
     is_newest = all(row.id <= last.id or row.kind is InboxKind.NOTICE for row in rows)
     if not (last.expects_more and is_newest):

@@ -1,7 +1,7 @@
 """Fallback models: the routes that answer a turn, one after the other, when the chosen one fails.
 
-The next route takes the same turn up from its rows, as after a restart: steps that were made stay made, and what the
-failed model had only begun to say is forgotten.
+The next route resumes the same turn from its rows, as after a restart. Only the unfinished text of the failed model is
+forgotten.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,20 @@ from dataclasses import dataclass
 
 import structlog
 
+from agent.context.measure import MeasuredPrompt
+from agent.context.model_handle import ModelHandle
 from agent.model.errors import remedy_for
 from agent.turn import Agent, Answer
 from gateway.config.routes import RouteConfig
 from gateway.models.selection import ModelRegistry
-from gateway.turns import hygiene
 from gateway.turns.previews import TurnPreview
 from hermes_state.errors import ContentRejected, HermesError, ModelError, ShapeRejected, SpendingCapExceeded
 from hermes_state.turns import RunningTurn
 
 log = structlog.get_logger()
+
+MIN_HYGIENE_MESSAGES = 4
+"""Messages below which a conversation is left to the agent, however large they are."""
 
 
 class FallbacksFailedError(HermesError):
@@ -32,13 +36,13 @@ class FallbacksFailedError(HermesError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnAnswer:
-    """Answer of a turn, and the model that gave it."""
+    """Answer of a turn, and its model."""
 
     answer: Answer
     chosen: RouteConfig
     by: RouteConfig
     why: str | None
-    """Trouble with the chosen model; None: it has answered itself."""
+    """Trouble with the chosen model; None if it answered."""
 
 
 async def answer_with_fallbacks(
@@ -49,10 +53,10 @@ async def answer_with_fallbacks(
     chosen: RouteConfig,
     fallbacks: Sequence[RouteConfig],
 ) -> TurnAnswer:
-    """Bring a turn to its answer, by the chosen model or by the first fallback that can.
+    """Answer a turn with the chosen model, or with the first fallback that can.
 
-    Each is asked at most once, those with an open circuit after all others. Raises what `Agent.run` raises;
-    `FallbacksFailedError` when there were fallbacks and none could.
+    Each is called at most once, models with an open circuit last. Raises the errors of `Agent.run`, and
+    `FallbacksFailedError` if all fallbacks failed.
     """
     routes = [chosen, *(route for route in fallbacks if route != chosen)]
     open_circuits = {route: state for route in routes if (state := models.open_circuit(route)) is not None}
@@ -62,7 +66,7 @@ async def answer_with_fallbacks(
     for route in order:
         try:
             model = models.of(route)
-            answer = await agent.run(turn, preview.show, model, await hygiene.check(agent, turn, model))
+            answer = await agent.run(turn, preview.show, model, await check_size(agent, turn, model))
         except ModelError as error:
             if not _may_go_on(error, is_chosen=route == chosen) or len(routes) == 1:
                 raise
@@ -76,10 +80,29 @@ async def answer_with_fallbacks(
     raise FallbacksFailedError(first, len(routes) - 1)
 
 
-def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
-    """True when another model may do better. What a fallback is too small for, the next one may hold.
+async def check_size(agent: Agent, turn: RunningTurn, model: ModelHandle) -> MeasuredPrompt | None:
+    """Check the size of a conversation before the agent works on it (hygiene), and compress it if it is near the limit.
 
-    What one provider refuses without a reason, too: its circuit stays closed, for others' requests are not like it.
+    It acts at 85 % of the context window (`hygiene.threshold`), far above the agent's own threshold, and at 5,000
+    messages: for conversations that grew by one huge message or by a switch to a smaller model. The turn waits for at
+    most 10 seconds if it could also begin.
+
+    Returns the measured prompt, for the turn to begin with; None if the conversation may have changed.
+    """
+    context, conversation = agent.context, turn.conversation
+    prompt = await context.measure(conversation, model)
+    messages, limit = len(prompt.view.transcript), model.context.hard_message_limit
+    is_large = messages >= MIN_HYGIENE_MESSAGES and prompt.estimated >= prompt.limits.hygiene
+    if not (is_large or messages >= limit) or context.pending.is_pending(conversation.lineage_id):
+        return prompt
+    await context.compress_before_turn(prompt, message_limit=None if is_large else limit)
+    return None
+
+
+def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
+    """Return True if another model may do better, such as a larger one.
+
+    A refusal without a reason counts, too: its circuit stays closed, because other requests may work.
     """
     if isinstance(error, (SpendingCapExceeded, ContentRejected)):
         return False
@@ -87,7 +110,7 @@ def _may_go_on(error: ModelError, *, is_chosen: bool) -> bool:
 
 
 def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:
-    """Line for below the answer when another model answers than before; `before`: the one that last stood in."""
+    """Return the line below the answer if another model answers than before; `before`: the last fallback."""
     if done.why is None:
         return f"_{_named(done.chosen)} answers again._" if before is not None else None
     if before == done.by:
@@ -96,5 +119,4 @@ def change_notice(done: TurnAnswer, before: RouteConfig | None) -> str | None:
 
 
 def _named(route: RouteConfig) -> str:
-    """A model's name in Markdown, whatever characters it has."""
     return f"`{route.label.replace('`', '')}`"

@@ -1,7 +1,6 @@
-"""Kinds of files that people send: what can be made of each, told by its name, its MIME type and its bytes.
+"""Kinds of files that people send, told by name, MIME type and bytes, and the use of each.
 
-What cannot be used is said at once, whatever platform, name or model: an image that a provider refuses later would be
-refused with every message that follows.
+Unusable files are refused at once: an image that a provider refuses later would be refused with every later message.
 """
 
 import re
@@ -11,7 +10,7 @@ from agent.images.scaling import ImageLimits, ImageScaler, OversizedImageError, 
 from hermes_state.values import AttachmentKind, Document, IncomingAttachment
 
 NAME_CHARACTERS = 80
-"""Longest file name in a sentence of ours, in characters."""
+"""Longest file name in a sentence, in characters."""
 
 TEXT_MIME_PREFIXES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/yaml")
 TEXT_MIMES = ("application/toml", "application/javascript", "application/sql", "application/x-sh", "application/csv")
@@ -28,32 +27,28 @@ IMAGE_SUFFIXES = frozenset((
     ".jp2", ".ico", ".jxl",
 ))
 # fmt: on
-_UNTOLD = (None, "application/octet-stream", "binary/octet-stream")
-"""MIME types that say nothing."""
 UNSUPPORTED_SENTENCES = {
     AttachmentKind.VOICE: "I cannot listen to voice messages here; please write to me instead.",
     AttachmentKind.AUDIO: "I cannot listen to audio files here; please write to me instead.",
+    AttachmentKind.IMAGE: "The model that answers here cannot see images; please describe it in words.",
     AttachmentKind.VIDEO: "I cannot watch videos; please describe in words what matters in it.",
 }
-UNSEEN = "The model that answers here cannot see images; please describe it in words."
 RECORDINGS = (AttachmentKind.VOICE, AttachmentKind.AUDIO)
 
 
 class AttachmentError(Exception):
-    """A file that somebody sent cannot be used; the message is the sentence for its sender."""
+    """A file cannot be used; the message is the sentence for its sender."""
 
 
-def refuse_unusable(attachment: IncomingAttachment, max_bytes: int, *, sees_images: bool) -> None:
-    """Raise `AttachmentError` for a file that is known to be of no use before it is fetched."""
-    is_image = attachment.kind is AttachmentKind.IMAGE
+def refuse_unusable(attachment: IncomingAttachment, *, sees_images: bool) -> None:
+    """Raise `AttachmentError` for a file that is known to be unusable before it is fetched."""
     if not is_text(attachment) and not (sees_images and may_be_image(attachment)):
-        sentence = UNSEEN if is_image else UNSUPPORTED_SENTENCES.get(attachment.kind)
+        sentence = UNSUPPORTED_SENTENCES.get(attachment.kind)
         raise AttachmentError(sentence or unreadable(attachment, sees_images=sees_images))
-    refuse_large(attachment, max_bytes)
 
 
 def is_text(attachment: IncomingAttachment) -> bool:
-    """True where name or MIME type promise a text document."""
+    """Return True if name or MIME type promise a text document."""
     mime, name = (attachment.mime or "").lower(), attachment.name.lower()
     if attachment.kind is not AttachmentKind.DOCUMENT:
         return mime == "image/svg+xml"
@@ -63,13 +58,14 @@ def is_text(attachment: IncomingAttachment) -> bool:
 
 
 def may_be_image(attachment: IncomingAttachment) -> bool:
-    """True where a look at the bytes is worth a download."""
+    """Return True if the file may be an image, so that it is worth a download."""
     if attachment.kind is AttachmentKind.IMAGE:
         return True
     if attachment.kind not in (AttachmentKind.DOCUMENT, AttachmentKind.OTHER):
         return False
     mime, suffix = attachment.mime, PurePath(attachment.name.lower()).suffix
-    is_untold = attachment.kind is AttachmentKind.DOCUMENT and mime in _UNTOLD
+    says_nothing = mime in (None, "application/octet-stream", "binary/octet-stream")
+    is_untold = attachment.kind is AttachmentKind.DOCUMENT and says_nothing
     return is_untold or suffix in IMAGE_SUFFIXES or (mime or "").lower().startswith("image/")
 
 
@@ -79,11 +75,8 @@ def refuse_large(attachment: IncomingAttachment, max_bytes: int) -> None:
         raise AttachmentError(too_large(attachment, max_bytes))
 
 
-# ---- contents
-
-
 def read_text(path: Path, attachment: IncomingAttachment, max_characters: int) -> Document:
-    """The beginning of a fetched text file. Raises `AttachmentError` for what is none."""
+    """Return the beginning of a fetched text file. Raises `AttachmentError` if it is none."""
     data, name = path.read_bytes(), quoted_name(attachment)
     no_text = AttachmentError(f"“{name}” is not text that I can read; please save it as UTF-8, or paste what matters.")
     try:
@@ -101,9 +94,9 @@ def read_text(path: Path, attachment: IncomingAttachment, max_characters: int) -
 async def scaled_image(
     scaler: ImageScaler, fetched: Path, attachment: IncomingAttachment, no_image: AttachmentError | None = None
 ) -> bytes:
-    """The copy of a fetched image that models are shown.
+    """Return the copy of a fetched image that models are shown.
 
-    Raises `AttachmentError`; where the file turns out to be no image, it is `no_image` if there is one.
+    Raises `AttachmentError`: `no_image`, if given, for a file that is no image.
     """
     name = quoted_name(attachment)
     try:
@@ -116,17 +109,14 @@ async def scaled_image(
         ) from error
 
 
-# ---- sentences
-
-
 def quoted_name(attachment: IncomingAttachment) -> str:
-    """Name of the file for a sentence of ours, which it can neither leave nor end: the model trusts our notes."""
+    """Return the name of the file for a sentence, which it cannot break: the model trusts our notes."""
     flat = " ".join(attachment.name.replace("“", "'").replace("”", "'").replace("[", "(").replace("]", ")").split())
     return flat if len(flat) <= NAME_CHARACTERS else f"{flat[:NAME_CHARACTERS]}…"
 
 
 def file_name(attachment: IncomingAttachment) -> str:
-    """Name for the file among others, which a sentence of ours can hold: no folder, nothing hidden, not too long."""
+    """Return a name for the file in a folder and in sentences: no path, not hidden, not too long."""
     last = re.split(r"[/\\]", quoted_name(attachment).removesuffix("…"))[-1].strip(" .")
     suffix = PurePath(attachment.name).suffix if "…" in quoted_name(attachment) else PurePath(last).suffix
     stem = "".join(character for character in last.removesuffix(suffix) if character.isprintable())
@@ -135,14 +125,14 @@ def file_name(attachment: IncomingAttachment) -> str:
 
 
 def too_large(attachment: IncomingAttachment, max_bytes: int) -> str:
-    """Sentence about a file beyond the limit, which is rounded down: what is as large is taken."""
+    """Return the sentence about a file beyond the limit, which is rounded down."""
     limit = f"{max_bytes // 1_000_000:,} MB" if max_bytes >= 1_000_000 else f"{max_bytes // 1_000:,} KB"
     smaller = "a smaller copy" if attachment.kind is AttachmentKind.IMAGE else "the part that matters"
     return f"“{quoted_name(attachment)}” is larger than the {limit} that I take; please send {smaller}."
 
 
 def unreadable(attachment: IncomingAttachment, *, sees_images: bool) -> str:
-    """Sentence about a file of a kind that is of no use."""
+    """Return the sentence about a file of an unusable kind."""
     files = "a text file or an image" if sees_images else "a text file"
     is_document = attachment.kind is AttachmentKind.DOCUMENT
     way = f"send me {files}, or paste what matters" if is_document else f"say it in words, or send me {files}"

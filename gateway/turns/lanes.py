@@ -1,10 +1,7 @@
 """Lanes, the workers of chats. Inside a chat the order is first in, first out; chats run in parallel.
 
-A lane is a task. It starts when work waits in its chat and ends when none is left. It takes messages from the inbox,
-runs their turn, runs commands when their place in the queue has come, and resumes a turn that a restart left open. A
-message that crashes its lane again and again becomes a dead letter. When the process ends, lanes are drained.
-
-`ownership` says in which chats this process works.
+A lane is a task while work waits in its chat: it runs turns and queued commands, and resumes a turn that a restart left
+open. `ownership` says in which chats this process works.
 """
 
 import asyncio
@@ -18,11 +15,10 @@ import structlog
 
 from gateway.access.permissions import AccessControl
 from gateway.models.selection import Runtime
-from gateway.turns.active_turn import ActiveTurn
 from gateway.turns.attachments import AttachmentHandler
 from gateway.turns.bursts import held_until, next_burst
 from gateway.turns.ownership import Ownership
-from gateway.turns.runner import MAX_RESTARTS, TurnRunner
+from gateway.turns.runner import MAX_RESTARTS, ActiveTurn, TurnRunner
 from hermes_state import inbox, journal, outbox
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.chats import is_unreachable, load_chat
@@ -40,25 +36,16 @@ from hermes_state.values import ChatId, ChatKey, Clock, EndReason, InboxId, Inpu
 log = structlog.get_logger()
 
 INTERRUPTED = "stopped: the person sent a newer message"
-STOPPED_FROM_MEMORY = "stopped by the person"
-
 TURNED_AWAY = "You have no access any more, so I did not answer what still waited."
 DEAD_LETTER_SENTENCE = "Something in this message breaks me, so I have put it aside; please try it in other words."
-EXPIRED_NOTICE = "The last conversation rested too long, so this starts a new one; `/resume {key}` goes back."
-MAX_CRASHES = 3
-"""Crashes of a lane after which the message it works on is a dead letter: it would crash for ever."""
-
 RETRY_BACKOFF = Backoff()
 
-LET_GO_SECONDS = 2.0
-"""Longest that the end of the process waits for a database that cannot be written."""
-
 RunCommand: TypeAlias = Callable[[InboxRow], Awaitable[RunningTurn | None]]
-"""Carries out a command that has come to its place in the queue; returns the turn it opened, if any (`/retry`)."""
+"""Runs a queued command; returns the turn that it opened, if any (`/retry`)."""
 
 
 class Lane:
-    """Worker of one chat: claims what waits, runs it, and goes when nothing is left."""
+    """Worker of one chat. It ends when no work is left."""
 
     def __init__(self, chat_id: ChatId, lanes: "LaneRegistry", run_command: RunCommand) -> None:
         self._chat_id = chat_id
@@ -67,7 +54,6 @@ class Lane:
         self._crashes = 0
         self._is_closing = False
         self._held: tuple[InboxId | None, float] = (None, 0.0)
-        self._started: RunningTurn | None = None
         self.woken = asyncio.Event()
 
     def close(self) -> None:
@@ -77,13 +63,15 @@ class Lane:
 
     async def run(self, started: RunningTurn | None) -> None:
         """Work until nothing waits. `started`: a turn that was stored for this lane to begin with."""
-        self._started = started
         delays = iter(RETRY_BACKOFF)
         while not self._is_closing:
             self.woken.clear()
             try:
                 with own_cancellation():
-                    if not await self._step() and not self.woken.is_set():
+                    turn, started = started, None
+                    if turn is not None:
+                        await self._execute_in_slot(turn)
+                    elif not await self._step() and not self.woken.is_set():
                         return
                 delays = iter(RETRY_BACKOFF)
                 self._crashes = 0
@@ -103,17 +91,13 @@ class Lane:
 
     async def _step(self) -> bool:
         """Do the next thing; False when there is none."""
-        if self._started is not None:
-            started, self._started = self._started, None
-            await self._execute_in_slot(started)
-            return True
         turn, rows = await self._lanes.store.read_short(_load_work, self._chat_id)
         if turn is not None and turn.is_waiting:
-            return False  # it keeps its place; whoever decides about it wakes the lane
+            return False  # it keeps its place; the decision about it wakes the lane
         if turn is not None:
             await self._resume(turn)
             return True
-        if self._crashes >= MAX_CRASHES:
+        if self._crashes >= 3:
             await self._dead_letter(rows)
             return True
         burst = next_burst(rows, merge_ms=int(self._lanes.runtime.config.sessions.merge_seconds * 1000))
@@ -140,7 +124,7 @@ class Lane:
     async def _start(self, rows: Sequence[InboxRow]) -> None:
         lanes = self._lanes
         revoked = [row for row in rows if await lanes.access.load_role(row.sender_ref) is None]
-        if revoked:  # who was let in when they wrote, and is not any more
+        if revoked:  # their access was revoked after they wrote
             await lanes.store.write(_turn_away, revoked, lanes.clock.now())
             lanes.turns.delivery.wake(self._chat_id)
             return
@@ -157,25 +141,20 @@ class Lane:
             try:
                 turn = await lanes.store.write(_start_turn, self._chat_id, ids, prepared, lanes.clock.now())
             except InboxMoved:
-                return  # somebody withdrew a message meanwhile: look again
+                return  # a message was withdrawn meanwhile: look again
             await self._execute(turn)
 
     async def _dead_letter(self, rows: Sequence[InboxRow]) -> None:
-        """Put the message aside that breaks the lane again and again: the chat goes on without it."""
+        """Put the message aside that crashes the lane again and again. The chat goes on without it."""
         first = next((row for row in rows if row.kind is not InboxKind.NOTICE), None)
         if first is not None:
             log.error("inbox.buried", chat_id=self._chat_id, inbox_id=first.id)
-            dedupe_key = f"inbox:{first.id}:buried"
-            await self._lanes.store.write(
-                _refuse, first, InboxState.DEAD, DEAD_LETTER_SENTENCE, dedupe_key, self._lanes.clock.now()
-            )
+            key, now = f"inbox:{first.id}:buried", self._lanes.clock.now()
+            await self._lanes.store.write(_refuse, first, InboxState.DEAD, DEAD_LETTER_SENTENCE, key, now)
             self._lanes.turns.delivery.wake(self._chat_id)
 
     async def _resume(self, turn: RunningTurn) -> None:
-        """Take up a turn that is open although nobody works on it.
-
-        Whoever has left it open in order has said so, or will: as far as anybody knows it has ended its process.
-        """
+        """Resume an open turn that no process works on. Unless it was left in order, it may have ended its process."""
         is_restart = not self._lanes.is_own(turn)
         if is_restart and turn.restarts >= MAX_RESTARTS:
             await self._lanes.turns.give_up(turn)
@@ -189,24 +168,24 @@ class Lane:
             await self._execute(turn)
 
     async def _execute_in_slot(self, turn: RunningTurn) -> None:
-        """Work on a turn that was stored just now, as soon as there is a slot for it."""
+        """Work on a turn that was stored just now, as soon as a slot is free."""
         has_to_wait = self._lanes.slots.locked()
         async with self._lanes.slots:
             if self._is_closing:
                 return
             if has_to_wait and await self._lanes.store.read_short(find_unended, turn) is None:
-                self._lanes.disown(turn)  # people have stopped it meanwhile
+                self._lanes.disown(turn)  # it was stopped meanwhile
                 return
             await self._execute(turn)
 
     async def _execute(self, turn: RunningTurn) -> None:
         self._lanes.own[turn.chat_id] = turn
         turns = self._lanes.turns
-        preview = turns.preview_of(turn)
+        preview = turns.previews.of(turn)
         task = asyncio.create_task(turns.run(turn, preview), name=f"turn-{turn.id}")
         active = self._lanes.active[turn.chat] = ActiveTurn(turn=turn, preview=preview, task=task)
         try:
-            # Until the end is stored the turn is the chat's: whoever stores a stop finds it here.
+            # Until its end is stored the turn is the chat's, and a stop finds it here.
             await active.wait_for_end()
         finally:
             self._lanes.active.pop(turn.chat, None)
@@ -223,7 +202,7 @@ class Lane:
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class LaneRegistry:
-    """Lanes by chat, opened where something waits and gone when nothing does; stops and drains running turns."""
+    """Lanes by chat. Opens them where work waits; stops and drains running turns."""
 
     store: Store
     runtime: Runtime
@@ -235,11 +214,11 @@ class LaneRegistry:
     slots: asyncio.Semaphore
     """Turns that may run at one time."""
     active: dict[ChatKey, ActiveTurn] = field(default_factory=dict, init=False)
-    """Turns that run now, by the chats that people write in."""
+    """Running turns by the chats that people write in."""
     own: dict[ChatId, RunningTurn] = field(default_factory=dict, init=False)
-    """Open turns that this process has stored or taken up: to go on with one is no restart, to leave one is told."""
+    """Open turns that this process has stored or resumed. Going on with one is no restart; leaving one is stored."""
     stopped_for: dict[InboxId, TurnId] = field(default_factory=dict, init=False)
-    """Turns that a `/stop` has ended from memory, by its row, until it is carried out."""
+    """Turns that a `/stop` has ended from memory, by the row of the command, until it is carried out."""
     _lanes: dict[ChatId, Lane] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
     _run_command: RunCommand | None = field(default=None, init=False)
@@ -248,7 +227,7 @@ class LaneRegistry:
     _is_closing: bool = field(default=False, init=False)
 
     async def start(self, run_command: RunCommand, ownership: Ownership) -> None:
-        """Take up what waits, and what ran when a process ended. `run_command` runs queued commands."""
+        """Begin the work that waits, and resume turns of processes that ended. `run_command` runs queued commands."""
         self._run_command, self._ownership = run_command, ownership
         await self.sweep()
 
@@ -258,13 +237,13 @@ class LaneRegistry:
             await self._ownership.sweep()
 
     async def abandon(self) -> None:
-        """End all work without a word in the database: the chats may be another process's. `let_go` tells it later."""
+        """End all work and store nothing: the chats may be another process's. `let_go` tells it later."""
         self._ownership = None
         await asyncio.sleep(0)  # a lane that is cancelled before it began would never let go of its chat
         await cancel_all(self._tasks)
 
     def works_by(self, ownership: Ownership) -> bool:
-        """True while lanes may be opened for the chats that `ownership` gives."""
+        """Return True while lanes may be opened for the chats of this ownership."""
         return ownership is self._ownership and not self._is_closing
 
     @property
@@ -274,11 +253,11 @@ class LaneRegistry:
 
     @property
     def room(self) -> int:
-        """Number of lanes that can be opened now without a turn that waits for a slot."""
+        """Lanes that can be opened now without waiting for a slot."""
         return self.runtime.config.sessions.max_turns - len(self._lanes)
 
     def has_room(self, ahead: int = 0) -> bool:
-        """Return True if a turn that starts now, behind `ahead` others, runs at once and overtakes no chat."""
+        """Return True if a turn that starts now, after `ahead` others, runs at once and overtakes no chat."""
         ownership = self._ownership
         is_open = ownership is not None and self.works_by(ownership) and not ownership.leaves_new
         return is_open and self.room > ahead and not self.slots.locked()
@@ -291,10 +270,10 @@ class LaneRegistry:
     def wake(
         self, chat_id: ChatId, started: RunningTurn | None = None, asked_at: float = 0.0, *, is_new: bool = False
     ) -> None:
-        """Wake the chat's lane: work waits there. Before `start` no lane is opened: `start` finds the work.
+        """Wake the chat's lane because work waits. Before `start` no lane is opened: `start` finds the work.
 
-        `started`: a turn that was stored for the chat after `asked_at` (monotonic clock); a lane that is open finds it
-        by itself. `is_new`: for a message that this process has just stored.
+        `started`: a turn that was stored for the chat after `asked_at` (monotonic clock). `is_new`: for a message that
+        this process has just stored.
         """
         if started is not None:
             self.own[chat_id] = started
@@ -305,12 +284,12 @@ class LaneRegistry:
             self._ownership.want(chat_id, started, asked_at, is_new=is_new)
 
     def is_own(self, turn: RunningTurn) -> bool:
-        """True for an open turn of which this process knows that it ended no process."""
+        """Return True for an open turn that is known to have ended no process."""
         own = self.own.get(turn.chat_id)
         return own is not None and own.id == turn.id
 
     def disown(self, turn: RunningTurn) -> None:
-        """Forget a turn that has ended, or is left to others."""
+        """Forget a turn that has ended or is left to others."""
         if self.is_own(turn):
             del self.own[turn.chat_id]
 
@@ -324,35 +303,31 @@ class LaneRegistry:
             self.turns.delivery.tell_broken((await self.store.read(load_chat, chat_id)).key)
 
     def tell_all_broken(self) -> None:
-        """Tell every chat whose answer is being worked on that it cannot be finished."""
+        """Tell every chat with a running turn that its answer cannot be finished."""
         for chat in self.active:
             self.turns.delivery.tell_broken(chat)
 
     def running_turn(self, chat_id: ChatId) -> RunningTurn | None:
-        """Turn that this chat is in the middle of."""
-        active = self._active_in(chat_id)
-        return active.turn if active is not None else None
+        """Return the chat's running turn."""
+        return active.turn if (active := self._active_in(chat_id)) is not None else None
 
     def running_in(self, key: ChatKey) -> RunningTurn | None:
-        """Turn that the chat with this key is in the middle of; from memory, so that it needs no database."""
-        active = self.active.get(key)
-        return active.turn if active is not None else None
+        """Return the running turn of the chat with this key. Needs no database."""
+        return active.turn if (active := self.active.get(key)) is not None else None
 
     def begin_stop(self, chat_id: ChatId, reason: str) -> ActiveTurn | None:
-        """Cancel the chat's running turn, if any. Whoever calls stores the stop, then calls `settle_stop`."""
-        active = self._active_in(chat_id)
-        return active.begin_stop(reason) if active is not None else None
+        """Cancel the chat's running turn, if any. The caller stores the stop, then calls `settle_stop`."""
+        return active.begin_stop(reason) if (active := self._active_in(chat_id)) is not None else None
 
     def stop_from_memory(self, key: ChatKey, sender_ref: UserRef, is_admin: bool) -> ActiveTurn | None:
-        """Stop a chat's turn while the database cannot say anything; the stored `/stop` settles it later."""
-        active = self.active.get(key)
-        if active is None:
+        """Stop a chat's turn while the database is unavailable; the stored `/stop` settles it later."""
+        if (active := self.active.get(key)) is None:
             return None
         may_stop = is_admin or active.turn.started_by == sender_ref or not active.turn.chat_kind.is_shared
-        return active.begin_stop(STOPPED_FROM_MEMORY) if may_stop else None
+        return active.begin_stop("stopped by the person") if may_stop else None
 
     def interrupt(self, chat_id: ChatId, turn_id: TurnId) -> None:
-        """End a turn in favour of a message that has just been stored, unless the chat is in another one by now."""
+        """Stop a turn in favour of a message that has just been stored, unless the chat is in another turn by now."""
         self.turns.on_question()  # it may have waited for an answer
         active = self._active_in(chat_id)
         if active is not None and active.turn.id == turn_id:
@@ -370,12 +345,12 @@ class LaneRegistry:
             await asyncio.wait(self._tasks, timeout=seconds)
         cut = await cancel_all(self._tasks)
         with suppress(StateError, TimeoutError):  # it counts as a restart then, of which a turn has some to spare
-            async with asyncio.timeout(LET_GO_SECONDS):
+            async with asyncio.timeout(2.0):
                 await self.let_go(*self.own.values())
         return cut
 
     async def let_go(self, *turns: RunningTurn) -> None:
-        """Tell that turns of this process were left in order, which is no restart for them, whoever takes them up."""
+        """Store that turns of this process were left in order, so that resuming them is no restart."""
         if turns:
             await self.store.write(journal.let_go, [turn.id for turn in turns])
         for turn in turns:
@@ -395,10 +370,10 @@ class LaneRegistry:
             self._lanes.pop(chat_id, None)
 
     def begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None] | None:
-        """Start a task that `drain` waits for and `abandon` cancels; None where the daemon is ending."""
+        """Start a task that `drain` waits for and `abandon` cancels; None if the daemon is ending."""
         try:
             return track(self._tasks, self.group.create_task(work, name=name))
-        except RuntimeError:  # what waits is stored, and the next start takes it up
+        except RuntimeError:  # the work is stored, and the next start finds it
             work.close()
             return None
 
@@ -434,10 +409,11 @@ def _start_turn(
     prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
 ) -> RunningTurn:
-    """Open a turn; where the last conversation has expired, its people are told why this one is new."""
+    """Open a turn. If the last conversation has expired, people are told why this one is new."""
     last = load_active(db, chat_id)
     if last is not None and last.end_reason is EndReason.EXPIRED:
-        text, key = EXPIRED_NOTICE.format(key=last.short_key), f"expired:{last.id}:{last.version}"
+        text = "The last conversation rested too long, so this starts a new one; "
+        text, key = text + f"`/resume {last.short_key}` goes back.", f"expired:{last.id}:{last.version}"
         outbox.enqueue(db, Reply(chat_id=chat_id, markdown=text, dedupe_key=key), now)
     return journal.start_turn(db, chat_id, inbox_ids, prepared, now)
 

@@ -1,15 +1,20 @@
-"""Previews of turns: an answer is shown while it grows. What streams is a preview; the outbox row is the truth."""
+"""Previews of turns: they show an answer while it grows. The answer itself is its outbox row."""
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
-from gateway.outbound.gates import FloodControl, Gate
+from gateway.outbound.adapters import AdapterRegistry
+from gateway.outbound.gates import FloodControl, Gate, GateRegistry
+from hermes_state import journal
 from hermes_state.aio import cancel_all, make_way, own_cancellation, wait_until
 from hermes_state.errors import PlatformError, StateError
+from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn, TurnClaim
 from hermes_state.values import Millis
 from platforms.base import PlatformAdapter, Preview
@@ -17,30 +22,20 @@ from platforms.base import PlatformAdapter, Preview
 log = structlog.get_logger()
 
 FIRST_SIGN_SECONDS = 0.4
-"""Seconds before the first preview: an answer that is there sooner needs none, which costs more than it shows."""
+"""Seconds before the first preview. An answer that is ready sooner needs none."""
 
 REQUEST_SECONDS = 10.0
-"""Longest request for one preview, in seconds: the final answer must not wait for it."""
-
-TYPING_OVERLAP_SECONDS = 1.0
-"""Seconds before the end of a typing signal at which it is renewed."""
-
-FIND_SECONDS = 30.0
-FIND_PAUSE_SECONDS = 0.5
-"""Longest search for the placeholder that a killed process left, and the pause between two tries, in seconds."""
+"""Longest request for one preview, in seconds, because the final answer waits for it."""
 
 PREVIEW_OVERLAP_SECONDS = 5.0
-"""Seconds before the end of a fading preview at which it is renewed: room for a pause and a slow request."""
+"""Seconds before the end of a fading preview at which it is renewed: time for a pause and a slow request."""
 
 
 class TurnPreview:
-    """Preview of one turn: takes the text so far, and shows it to nobody.
-
-    `text` stays readable after the end: it is the partial answer of a turn that is stopped.
-    """
+    """Preview of one turn that is not shown. After the end, `text` is the partial answer of a stopped turn."""
 
     is_stored = False
-    """What it shows may be in the database."""
+    """The text may be in the database."""
     _first_sign_seconds = FIRST_SIGN_SECONDS
 
     def __init__(self, turn: RunningTurn) -> None:
@@ -51,41 +46,42 @@ class TurnPreview:
         self.text = ""
 
     def show(self, text: str) -> None:
-        """Take the whole text of the answer so far; never waits."""
+        """Note the whole text of the answer so far; never waits."""
         self.text = text
         self._changed.set()
 
     def forget(self) -> None:
-        """Take back what was shown, which is no part of an answer: it stays in sight until there is something else."""
+        """Forget the text, which is no part of an answer. It stays in sight until there is another one."""
         self.text = ""
 
     def open(self, ref: str | None = None) -> None:
-        """Begin to show previews, in the placeholder `ref` if there is one. Whoever opens a preview awaits `close`."""
+        """Begin to show previews, in the placeholder `ref` if there is one. The caller must await `close`."""
         self._first_sign = asyncio.get_running_loop().call_later(self._first_sign_seconds, self.begin)
 
     def begin(self) -> None:
-        """Begin at once: the answer is known to take a while."""
+        """Begin at once, because the answer takes a while."""
         self._task = asyncio.create_task(self._run(), name=f"preview-{self._turn.id}")
 
     async def close(self) -> None:
-        """Show no more previews. Returns when nothing is in flight, so that the final answer comes last."""
+        """End the preview. Returns when no request is in flight, so that the final answer comes last."""
         await self.abandon()
 
     async def abandon(self) -> None:
-        """Show no more, and store nothing: turn and account may be another node's by now."""
+        """End the preview and store nothing: turn and account may be another node's by now."""
         if self._first_sign is not None:
             self._first_sign.cancel()
         if self._task is not None:
             await cancel_all([self._task])
 
     async def _run(self) -> None:
-        """Show what there is until closed."""
+        """Show the text until closed."""
 
 
 class LivePreview(TurnPreview):
-    """Preview that is shown as often as the platform likes."""
+    """Preview that is shown as often as the platform allows."""
 
-    _typing_overlap_seconds = TYPING_OVERLAP_SECONDS
+    _typing_overlap_seconds = 1.0
+    """Seconds before the end of a typing signal at which it is renewed."""
 
     def __init__(
         self,
@@ -97,7 +93,7 @@ class LivePreview(TurnPreview):
         *,
         is_certain: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`is_certain`: nobody else serves the account."""
+        """`is_certain`: no other node serves the account."""
         super().__init__(turn)
         self._adapter = adapter
         self._gate = gate
@@ -125,17 +121,17 @@ class LivePreview(TurnPreview):
         if self._task is None:
             return
         await self._task
-        with contextlib.suppress(StateError):  # a stale copy beside the answer is better than no answer
+        with contextlib.suppress(StateError):  # a stale copy next to the answer is better than no answer
             await self._save()
 
     @property
     def _is_lost(self) -> bool:
-        """True while there may be a placeholder that the process was killed before it could note."""
+        """True while there may be a placeholder that a killed process could not store."""
         return self.ref is None and self._turn.restarts > 0 and self._adapter.capabilities.finds_previews
 
     async def _find(self) -> None:
-        """Look for that placeholder, whose place the answer takes; the platform may still be connecting."""
-        until = time.monotonic() + FIND_SECONDS
+        """Find that placeholder, which the answer will replace. The platform may still be connecting."""
+        until = time.monotonic() + 30
         while time.monotonic() < until:
             try:
                 with own_cancellation():
@@ -145,14 +141,17 @@ class LivePreview(TurnPreview):
                 return await self._save()
             except (PlatformError, StateError, TimeoutError) as error:
                 log.debug("preview.not_found", error=type(error).__name__)
-            except Exception:  # as below
-                log.exception("preview.crashed")
-                return
-            await asyncio.sleep(FIND_PAUSE_SECONDS)
+            await asyncio.sleep(0.5)
 
     async def _run(self) -> None:
-        if self._is_lost:
-            await self._find()
+        try:
+            if self._is_lost:
+                await self._find()
+            await self._show_until_closed()
+        except Exception:  # an SDK's bug must not cost the answer
+            log.exception("preview.crashed")
+
+    async def _show_until_closed(self) -> None:
         while True:
             await make_way()
             if self._closed.is_set():
@@ -164,9 +163,6 @@ class LivePreview(TurnPreview):
                         was_sent = await self._show_something()
             except (PlatformError, StateError, TimeoutError) as error:
                 log.debug("preview.failed", error=type(error).__name__)
-            except Exception:  # an SDK's bug must not cost the answer, which this only foreshadows
-                log.exception("preview.crashed")
-                return
             self._changed.clear()
             await self._rest(was_sent, max(self._interval, self._flood.penalty_seconds))
 
@@ -183,7 +179,7 @@ class LivePreview(TurnPreview):
         return capabilities.shared_preview_interval_seconds if is_shared else capabilities.preview_interval_seconds
 
     async def _show_something(self) -> bool:
-        """Show what is due; True if that was anything."""
+        """Show the text or typing if it is due; return True if it was."""
         if not self._gate.is_free or self._flood.penalty_seconds > 0 or not self._is_certain():
             return False
         async with self._gate.passing():
@@ -191,19 +187,16 @@ class LivePreview(TurnPreview):
                 left = self._fades_in()
                 is_fading = left is not None and left <= 0  # it may be a long time until a tool is done
                 if self.text.strip() and (self.text != self._shown or is_fading):
-                    await self._show_text(self.text)
+                    text = self.text
+                    self.ref = await self._adapter.show(self._preview(text)) or self.ref
+                    self._shown, self._shown_at = text, time.monotonic()
+                    await self._save()
                 elif self._is_typing_due():
                     await self._adapter.show_typing(self._turn.chat)
                     self._typed_at = time.monotonic()
                 else:
                     return False
         return True
-
-    async def _show_text(self, text: str) -> None:
-        self.ref = await self._adapter.show(self._preview(text)) or self.ref
-        self._shown = text
-        self._shown_at = time.monotonic()
-        await self._save()
 
     def _preview(self, text: str, since: Millis | None = None) -> Preview:
         return Preview(
@@ -217,7 +210,7 @@ class LivePreview(TurnPreview):
         )
 
     async def _save(self) -> None:
-        """Store which message is the placeholder, unless that is known."""
+        """Store the placeholder unless it is stored."""
         if self.ref is not None and self.ref != self._saved_ref:
             await self._save_ref(self._turn, self.ref)
             self._saved_ref = self.ref
@@ -227,15 +220,48 @@ class LivePreview(TurnPreview):
         return fades is not None and time.monotonic() - self._typed_at >= fades - self._typing_overlap_seconds
 
     def _fades_in(self) -> float | None:
-        """Seconds until what is shown must be shown again, None if it stays by itself."""
+        """Return the seconds until the preview must be shown again, None if it stays by itself."""
         seconds = self._adapter.capabilities.preview_seconds
         if seconds is None or self.ref is not None or not self._shown:
             return None
         return self._shown_at + seconds - PREVIEW_OVERLAP_SECONDS - time.monotonic()
 
     def _renewal_seconds(self) -> float | None:
-        """Seconds until something must be renewed though there is no new text; None: not before `show` is called."""
+        """Return the seconds until something must be renewed without new text; None: not before `show`."""
         fades = self._adapter.capabilities.typing_seconds
         typing = None if fades is None else fades - self._typing_overlap_seconds
         waits = [wait for wait in (typing, self._fades_in()) if wait is not None]
         return max(0.1, min(waits)) if waits else None
+
+
+LivePreviewT = TypeVar("LivePreviewT", bound=LivePreview)
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
+class PreviewMaker:
+    """Maker of the previews of turns."""
+
+    store: Store
+    adapters: AdapterRegistry
+    gates: GateRegistry
+    elsewhere: Callable[[RunningTurn], TurnPreview] | None = None
+    """Makes the preview of a turn whose chat another process may serve; None if this one serves all chats."""
+
+    def of(self, turn: RunningTurn) -> TurnPreview:
+        """Return the preview that shows a turn of this process."""
+        if self.elsewhere is not None and self.adapters.claim_of(turn.chat) is None:
+            return self.elsewhere(turn)
+        return TurnPreview(turn) if self.adapters.of(turn.chat) is None else self.live(turn, LivePreview)
+
+    def live(self, turn: RunningTurn, kind: type[LivePreviewT]) -> LivePreviewT:
+        """Return a preview for a chat whose account is configured here."""
+        adapter = self.adapters.of(turn.chat)
+        assert adapter is not None, "only what is configured is served"
+        return kind(
+            turn,
+            adapter,
+            gate=self.gates.of(turn.chat_id),
+            flood=self.gates.flood_of(turn.chat),
+            save_ref=lambda claim, ref: self.store.write(journal.note_preview, claim, ref),
+            is_certain=self.adapters.is_certain,
+        )

@@ -1,10 +1,10 @@
-"""One turn from start to end: the agent, its preview, its deadline, and what the chat is told."""
+"""Runner of turns: the agent, its preview, its deadline, and the sentences for the chat."""
 
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Self
 
 import structlog
 from structlog.contextvars import bound_contextvars
@@ -19,15 +19,13 @@ from agent.tool_calls import ApprovalNeededError
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import ModelConfig
 from gateway.models.selection import Runtime, name_of, route_of
-from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
-from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import pressure_sentence
 from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answer_with_fallbacks, change_notice
-from gateway.turns.previews import LivePreview, TurnPreview
+from gateway.turns.previews import PreviewMaker, TurnPreview
 from gateway.turns.titles import TitleWriter
 from hermes_state import journal, outbox, previews, sessions
-from hermes_state.aio import make_way, own_cancellation
+from hermes_state.aio import make_way, own_cancellation, wait_until
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import ModelAnswer
 from hermes_state.outbox import OutboxRow, RenderedReply, Reply
@@ -39,65 +37,70 @@ from hermes_state.values import Clock, Millis
 
 log = structlog.get_logger()
 
-LivePreviewT = TypeVar("LivePreviewT", bound=LivePreview)
-
 MAX_RESTARTS = 3
-"""A turn that has ended the process this often is more likely the cause than the victim."""
+"""Restarts after which a turn is more likely the cause than the victim."""
 
 DEADLINE_SENTENCE = "This took longer than a turn may take, so I stopped. /retry tries again."
 CRASH_SENTENCE = "Something went wrong on my side while I worked on this. Your message is kept; /retry tries again."
 STOPPED_NOTICE = "(stopped)"
-"""Takes the place of a preview when nothing of the answer was written yet."""
+"""Replaces a preview if nothing of the answer was written yet."""
 RESTART_SENTENCE = (
     "I was restarted several times while I worked on this, so I have stopped trying. "
     "Your message is kept; /retry tries again."
 )
 
 
+@dataclass(slots=True, kw_only=True)
+class ActiveTurn:
+    """Turn that a lane runs."""
+
+    turn: RunningTurn
+    preview: TurnPreview
+    task: asyncio.Task[bool]
+    stop_reason: str | None = None
+    """Reason of a requested stop: the work is cancelled, its end is not stored yet."""
+    partial_text: str = ""
+    """Text of the answer when the stop was requested."""
+    _stop_is_settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin_stop(self, reason: str) -> Self:
+        """Cancel the work now. All callers share a stop that is not stored yet."""
+        if self.stop_reason is None:
+            self.stop_reason, self.partial_text = reason, self.preview.text
+            self.task.cancel()
+        return self
+
+    def settle_stop(self) -> None:
+        """Let the lane go on: the stop was stored, or could not be."""
+        self._stop_is_settled.set()
+
+    async def wait_for_end(self) -> None:
+        """Wait for the end of the work, and for a minute until its stop is stored; after that the lane stores it."""
+        await asyncio.wait({self.task})
+        if self.stop_reason is not None:
+            await wait_until(self._stop_is_settled, 60.0)
+
+
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class TurnRunner:
-    """Runs turns. Each is its own error boundary: what goes wrong in one is told to its chat and nowhere else."""
+    """Runs turns. Each is its own error boundary: an error in one is told to its chat and no other."""
 
     store: Store
     runtime: Runtime
-    adapters: AdapterRegistry
-    gates: GateRegistry
+    previews: PreviewMaker
     delivery: Delivery
     titles: TitleWriter
     clock: Clock
     on_question: Callable[[], None]
-    """Called when a turn waits for a person's yes, or may not wait any more."""
-    preview_elsewhere: Callable[[RunningTurn], TurnPreview] | None = None
-    """Makes the preview of a turn whose chat another process may serve; None where this one serves all chats."""
-
-    def preview_of(self, turn: RunningTurn) -> TurnPreview:
-        """The preview that shows `turn`; its `text` is the partial answer."""
-        if self.preview_elsewhere is not None and self.adapters.claim_of(turn.chat) is None:
-            return self.preview_elsewhere(turn)
-        return TurnPreview(turn) if self.adapters.of(turn.chat) is None else self.live_preview(turn, LivePreview)
-
-    def live_preview(self, turn: RunningTurn, kind: type[LivePreviewT]) -> LivePreviewT:
-        """Make a preview for a chat whose account is configured here."""
-        adapter = self.adapters.of(turn.chat)
-        assert adapter is not None, "only what is configured is served"
-        return kind(
-            turn,
-            adapter,
-            gate=self.gates.of(turn.chat_id),
-            flood=self.gates.flood_of(turn.chat),
-            save_ref=lambda claim, ref: self.store.write(journal.note_preview, claim, ref),
-            is_certain=self.adapters.is_certain,
-        )
+    """Called when a turn begins or ends to wait for an approval."""
 
     async def run(self, turn: RunningTurn, preview: TurnPreview) -> bool:
-        """Take the turn to its end; False where it was ended, or taken up, by somebody else meanwhile.
+        """Run the turn to its end. Returns False if another process ended or resumed it meanwhile.
 
-        Cancelled, it leaves the turn open with every finished step stored.
+        If cancelled, it leaves the turn open with every finished step stored. The deadline counts from here: with the
+        time left before a restart, a resumed turn would only fail. `MAX_RESTARTS` bounds how often.
 
-        The deadline counts from here: with what was left before a restart, a turn would be taken up only to fail, with
-        all its steps paid for. `MAX_RESTARTS` bounds how often.
-
-        Raises `StoreUnavailable` when a step could not be stored; the turn is still open then.
+        Raises `StoreUnavailable` if a step could not be stored; the turn is still open then.
         """
         began = time.monotonic()
         with bound_contextvars(
@@ -153,17 +156,16 @@ class TurnRunner:
         self.titles.answered(turn, done.by)
 
     async def _close(self, preview: TurnPreview, turn: RunningTurn, done: TurnAnswer | None) -> None:
-        """Show no more. Who stops the turn meanwhile gives an answer up that was paid for: its cost is kept.
+        """End the preview. If the turn is stopped meanwhile, the cost of its answer is kept.
 
-        What is on its way then is waited for, unless the account may be another node's by now, whose answer comes last.
+        A request in flight is awaited, unless the account may be another node's by now, whose answer comes last.
         """
         try:
-            await (preview.close() if self.adapters.is_certain() else preview.abandon())
+            await (preview.close() if self.previews.adapters.is_certain() else preview.abandon())
         except asyncio.CancelledError:
             if done is not None:
-                await record_cancelled(
-                    StoreLedger(self.store, self.clock), Payer.of(turn.conversation), done.answer.call
-                )
+                ledger = StoreLedger(self.store, self.clock)
+                await record_cancelled(ledger, Payer.of(turn.conversation), done.answer.call)
             raise
 
     async def give_up(self, turn: RunningTurn) -> None:
@@ -172,17 +174,14 @@ class TurnRunner:
         await self._fail(turn, "restarted too often", RESTART_SENTENCE)
 
     async def stop(self, turn: RunningTurn, partial_text: str, reason: str) -> None:
-        """Record that people stopped the turn; a no-op when it has ended meanwhile."""
-        now = self.clock.now()
-        stopped = await self.store.write_with_retry(
-            journal.stop_turn, turn, partial_text, reason, now, notice=STOPPED_NOTICE
-        )
-        if stopped:
+        """Record that people stopped the turn; does nothing if it has ended meanwhile."""
+        args = turn, partial_text, reason, self.clock.now()
+        if await self.store.write_with_retry(journal.stop_turn, *args, notice=STOPPED_NOTICE):
             log.info("turn.stopped", turn_id=turn.id, chat=turn.chat.name)
         self.delivery.wake(turn.chat_id)
 
     async def _chosen(self, turn: RunningTurn, model: ModelConfig) -> RouteConfig:
-        """The route that the turn's conversation has chosen. One that is gone is forgotten, and its people are told."""
+        """Return the route that the conversation has chosen. A choice that is gone is forgotten and told."""
         route = route_of(model, turn.chosen_model)
         if route is not None:
             return route
@@ -194,7 +193,7 @@ class TurnRunner:
         return model.route
 
     def _final(self, turn: RunningTurn, done: TurnAnswer, *, tells_pressure: bool) -> ModelAnswer:
-        """The answer as it is stored; what the chat is shown may have notices below it, the model never sees those."""
+        """Return the answer to store. Notices below it are for the chat: the model never sees them."""
         answer = done.answer
         pressure = pressure_sentence(answer.pressure) if answer.pressure is not None and tells_pressure else None
         image_notice = f"_{answer.notice}_" if answer.notice is not None else None
@@ -222,9 +221,9 @@ def _finish_turn(
     rendered: RenderedReply | None,
     has_stored_preview: bool,
 ) -> OutboxRow | None:
-    """The end of a turn, with what its people know from then on; returns the reply if it is to be sent now.
+    """End a turn and note what people were told. Returns the reply if it must be sent now.
 
-    `clock`, not a time: tried again for an hour, it is still of now, so that the day's costs do not miss it.
+    It takes the clock, not a time: a retry after an hour must count for the costs of that day.
     """
     _, first_send = journal.finish_turn(db, turn, final, clock.now(), rendered)
     if pressure is not None:
@@ -236,13 +235,13 @@ def _finish_turn(
 
 @locks(chat="turn.chat_id")
 def _forget_choice(db: Connection, turn: RunningTurn, sentence: str, now: Millis) -> None:
-    """Forget a choice that is gone, and say so in the same transaction, so that it is said once."""
+    """Forget a choice that is gone, and say so once, in the same transaction."""
     if turn.chosen_model is not None and sessions.forget_model(db, turn.lineage_id, turn.chosen_model):
         outbox.enqueue(db, Reply(chat_id=turn.chat_id, markdown=sentence, dedupe_key=f"turn:{turn.id}:model"), now)
 
 
 def _sentence(error: HermesError | TimeoutError) -> str:
-    """Sentence for the people of the chat: one that helps, without the details of the log."""
+    """Return a helpful sentence for the chat, without the details of the log."""
     if isinstance(error, FallbacksFailedError):
         others = "The fallback model" if error.count == 1 else f"The {error.count} fallback models"
         return f"{sentence_for(error.first)} {others} failed, too."

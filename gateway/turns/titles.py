@@ -1,12 +1,9 @@
 """Titles of conversations, written by a model in the background after the first answer.
 
-Nobody waits for one, and nothing of the work survives its process: whichever conversation has no title after an
-answer is looked at again. The calls that it has cost are in the ledger, which bounds them.
+A conversation without a title is tried again after each answer, also by another process. The ledger bounds the calls.
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -16,7 +13,7 @@ from agent.model.client import RetryPolicy
 from agent.model.errors import OUTCOME_OK, remedy_for
 from agent.title_prompt import checked_title, title_request
 from gateway.config.routes import RouteConfig
-from gateway.models.auxiliary import route_for
+from gateway.models.routes import route_for
 from gateway.models.selection import Runtime
 from hermes_state import sessions
 from hermes_state.errors import HermesError, ReplyMalformed
@@ -31,37 +28,29 @@ from hermes_state.values import ChatId, Clock, LineageId, Millis, ModelCall, Ori
 log = structlog.get_logger()
 
 MAX_CALLS = 3
-"""For one conversation, all that no reply came of: one with a reply is the only one, whatever it said."""
+"""Most calls without a reply for one conversation. After a reply there is no further call."""
 _REPLIED = frozenset({OUTCOME_OK, remedy_for(ReplyMalformed("")).outcome})
 MAX_CONCURRENT = 2
-"""Calls, over all chats: answers come first."""
+"""Calls at one time, over all chats: answers come first."""
 MAX_WAITING = 100
-"""Conversations; beyond that the next answer is soon enough."""
-TITLE_SECONDS = 60.0
-ROWS_READ = 6
-MAX_SETTLED = 4_096
-"""Conversations for which it is remembered that there is nothing to do."""
-
-_ONCE = RetryPolicy(max_attempts=1)
-"""The next answer is a better moment to try again."""
+"""Conversations that wait for a title. Others are tried after their next answer."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class TitleWriter:
-    """Names conversations, one call each; a failure is told to the log alone."""
+    """Names conversations. Failures are only logged."""
 
     store: Store
     runtime: Runtime
     clock: Clock
-    redactor: Callable[[], Callable[[str], str]]
-    """Takes out the secrets of the configuration in force."""
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT), init=False)
     _tasks: dict[LineageId, asyncio.Task[None]] = field(default_factory=dict, init=False)
-    _settled: OrderedDict[LineageId, None] = field(default_factory=OrderedDict, init=False)
+    _settled: set[LineageId] = field(default_factory=set, init=False)
+    """Conversations that are known to need no title."""
     _is_stopped: bool = field(default=False, init=False)
 
     def answered(self, turn: RunningTurn, by: RouteConfig) -> None:
-        """An answer of the model at `by` is stored: see to the title of its conversation, later and elsewhere."""
+        """Give the conversation a title in the background, after an answer of the model at `by` was stored."""
         lineage_id = turn.lineage_id
         if self._is_stopped or lineage_id in self._settled or lineage_id in self._tasks:
             return
@@ -73,13 +62,13 @@ class TitleWriter:
         task.add_done_callback(lambda _: self._tasks.pop(lineage_id, None))
 
     def stop(self) -> None:
-        """Begin nothing more and give up what runs: the process is about to end."""
+        """Begin nothing more and cancel running calls: the process is about to end."""
         self._is_stopped = True
         for task in self._tasks.values():
             task.cancel()
 
     async def close(self) -> None:
-        """Stop, and wait until nothing runs any more."""
+        """Stop, and wait until nothing runs."""
         self.stop()
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
@@ -88,26 +77,25 @@ class TitleWriter:
         try:
             async with self._slots:
                 if await self._write(chat_id, lineage_id, route):
-                    self._settled[lineage_id] = None
-                    if len(self._settled) > MAX_SETTLED:
-                        self._settled.popitem(last=False)
-        except HermesError as error:
+                    if len(self._settled) >= 4_096:
+                        self._settled.clear()
+                    self._settled.add(lineage_id)
+        except HermesError as error:  # asyncio logs any other error, which the chats do not notice
             log.info("title.failed", error=type(error).__name__, detail=str(error))
-        except Exception:  # nobody waits for it, and the chats must not notice
-            log.exception("title.crashed")
 
     async def _write(self, chat_id: ChatId, lineage_id: LineageId, route: RouteConfig) -> bool:
-        """Ask for a title and store it; True when there is nothing more to do for this conversation."""
+        """Ask for a title and store it; return True if there is nothing more to do for this conversation."""
         rows = await self.store.read(_load_untitled, lineage_id)
         if rows is None:
             return True
         client = self.runtime.models.client_of(route)
         if client.breaker.open is not None or not any(row.origin is Origin.HUMAN for row in rows):
             return False
-        redact, payer = self.redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)
+        redact, payer = self.runtime.live.redactor(), Payer(chat_id=chat_id, lineage_id=lineage_id)
         request = await asyncio.to_thread(title_request, rows, redact, now=self.clock.now(), payer=payer)
 
-        done = await client.with_policy(_ONCE).complete(request, purpose="title", within=TITLE_SECONDS)
+        once = client.with_policy(RetryPolicy(max_attempts=1))  # the next answer is a better moment to try again
+        done = await once.complete(request, purpose="title", within=60.0)
         try:
             title = checked_title(done.reply, redact)
         except ReplyMalformed as error:
@@ -119,17 +107,17 @@ class TitleWriter:
 
 
 def _load_untitled(db: Connection, lineage_id: LineageId) -> Transcript | None:
-    """Beginning of a conversation; None where it has a title or asking for one is hopeless."""
+    """Return the first rows of a conversation; None if it has a title or a further call is hopeless."""
     if sessions.load_title(db, lineage_id) is not None:
         return None
     outcomes = ledger.call_outcomes(db, lineage_id, "title")
     if len(outcomes) >= MAX_CALLS or not _REPLIED.isdisjoint(outcomes):
         return None
-    return load_beginning(db, lineage_id, ROWS_READ)
+    return load_beginning(db, lineage_id, 6)
 
 
 @locks(lineage="lineage_id")
 def _keep(db: Connection, lineage_id: LineageId, title: str, call: ModelCall, now: Millis) -> bool:
-    """Pay for a title and give it to its conversation, unless people have named it meanwhile."""
+    """Record the call and store the title, unless people have named the conversation meanwhile."""
     ledger.record(db, None, lineage_id, call, now)
     return sessions.give_title(db, lineage_id, title)

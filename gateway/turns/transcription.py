@@ -1,7 +1,7 @@
-"""Transcription: recordings that people send become text, by the configured speech-to-text model.
+"""Transcription of recordings by the configured speech-to-text model.
 
-What was said takes the recording's place in the waiting message, in the transaction that also pays for it: a crash
-between here and the turn neither loses nor buys it twice.
+One transaction stores the transcript in the waiting message and records its cost, so a crash neither loses it nor pays
+twice.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # it brings an SDK, which `gateway.models.clients` loads late
 log = structlog.get_logger()
 
 MAX_MINUTES = 10
-"""Longest recording, in minutes: longer ones are no spoken messages, and are paid by the minute."""
+"""Longest recording, in minutes. They are paid by the minute."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -53,25 +53,24 @@ class TranscriptionHandler:
     clock: Clock
     make_client: "Callable[[Config], TranscriptionClient]"
     _clients: "list[TranscriptionClient]" = field(default_factory=list, init=False)
-    """The newest is in use; an older one may still be for a moment after a reload."""
+    """The last one is in use. Older ones may be for a moment after a reload."""
     _inputs: object = field(default=None, init=False)
 
     @property
     def is_enabled(self) -> bool:
-        """Recordings are transcribed at all."""
+        """True if recordings are transcribed."""
         return self.runtime.config.transcription.model is not None
 
     def refuse_long(self, recording: IncomingAttachment) -> None:
         """Raise `AttachmentError` for a recording that is known to be longer than `MAX_MINUTES`."""
         if recording.seconds is not None and recording.seconds > MAX_MINUTES * 60:
-            raise AttachmentError(
-                f"I listen to at most {MAX_MINUTES} minutes at a time; please say it in shorter pieces."
-            )
+            sentence = f"I listen to at most {MAX_MINUTES} minutes at a time; please say it in shorter pieces."
+            raise AttachmentError(sentence)
 
     async def transcribe(self, row: InboxRow, recording: IncomingAttachment, data: bytes) -> str:
-        """Transcript of a fetched recording of a waiting message, by now stored with it.
+        """Return the transcript of a fetched recording, which is then stored in the waiting message.
 
-        Raises `AttachmentError` when nothing could be made out, with the reason.
+        Raises `AttachmentError` with the reason if there is none.
         """
         if not self.is_enabled:  # a reload may have closed them while the recording was fetched
             raise AttachmentError("I cannot listen to recordings any more; please write to me instead.")
@@ -90,7 +89,6 @@ class TranscriptionHandler:
         return text
 
     async def close(self) -> None:
-        """Let go of connections."""
         for client in self._clients:
             await client.model.close()
 
@@ -113,7 +111,7 @@ def _keep(
 
 
 def _file_name(recording: IncomingAttachment) -> str:
-    """File name whose end tells the format, as transcription endpoints want it."""
+    """Return a file name whose suffix tells the format, as transcription endpoints require."""
     suffix = Path(recording.name).suffix.lower()
     if suffix not in _SUFFIXES:
         suffix = _SUFFIX_OF.get((recording.mime or "").partition(";")[0].strip().lower(), ".ogg")
@@ -144,28 +142,20 @@ def _sentence(error: ModelError) -> str:
 
 
 def transcription_client(config: Config, spending: SpendingControl) -> "TranscriptionClient":
-    """Client of the configured speech-to-text model."""
+    """Return a client of the configured speech-to-text model."""
     from agent.model.transcription import TranscriptionClient, TranscriptionModel
 
     endpoint = endpoint_of(config)
-    return TranscriptionClient(
-        TranscriptionModel(endpoint),
-        spending.ledger,
-        price=price_in(config, endpoint.model),
-        caps=spending.caps_in(config, endpoint.model),
-    )
+    price, caps = price_in(config, endpoint.model), spending.caps_in(config, endpoint.model)
+    return TranscriptionClient(TranscriptionModel(endpoint), spending.ledger, price=price, caps=caps)
 
 
 def endpoint_of(config: Config) -> EndpointSettings:
-    """Endpoint settings for recordings. The key of `model` goes along only to the API that it is for."""
+    """Return the endpoint for recordings. The key of `model` is sent only to its own API."""
     settings, model = config.transcription, config.model
     assert settings.model is not None, "asked only while a model is configured"
-    values = {
-        "name": settings.model,
-        "protocol": "chat_completions",
-        "base_url": settings.base_url or model.base_url,
-        "api_key": settings.api_key,
-    }
+    url, key = settings.base_url or model.base_url, settings.api_key
+    values = {"name": settings.model, "protocol": "chat_completions", "base_url": url, "api_key": key}
     route = completed(written_route(values, "transcription"), model)
     return EndpointSettings(
         model=settings.model,

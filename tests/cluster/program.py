@@ -9,7 +9,7 @@ from typing import Any
 
 from agent.tools.registry import Tool, ToolContext
 from gateway.config import process_environment
-from gateway.process import serve
+from gateway.daemon.process import serve
 from gateway.turns.attachments import AttachmentHandler
 from hermes_state.engines.postgres import migrate
 from hermes_state.inbox import InboxRow

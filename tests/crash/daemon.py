@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.tools.registry import Tool, ToolContext
 from gateway.config import process_environment
-from gateway.process import serve
+from gateway.daemon.process import serve
 from hermes_state.compressions import CompressionRow, SplitPlan, split
 from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import MessageRole, Origin, SystemClock, ToolEffect

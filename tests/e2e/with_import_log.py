@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from gateway.config import process_environment
-from gateway.process import serve
+from gateway.daemon.process import serve
 
 LOG = "imports.log"
 SLOW = ("agent.model", "anthropic", "openai")

@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.tools.registry import Tool, ToolContext
 from gateway.config import process_environment
-from gateway.process import serve
+from gateway.daemon.process import serve
 from hermes_state.values import ToolEffect
 
 _LINE = "the register names a boat, the day on which it came in, and what it brought: barrels, ropes, lamps and salt"

@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp import web
 
 from gateway.config import load_config
-from gateway.process import lock_folder, token_locks
+from gateway.daemon.process import lock_folder, token_locks
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.store.sql import Connection

@@ -5,7 +5,7 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -24,10 +24,10 @@ from agent.tools.offers import OfferRegistry
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent
 from gateway.access.permissions import AccessControl
-from gateway.access.tools import ToolAccessControl
 from gateway.commands.registry import CommandContext, CommandRegistry
 from gateway.commands.runner import CommandRunner
 from gateway.commands.table import REGISTRY
+from gateway.config import LiveConfig, LoadedConfig
 from gateway.config.routes import RouteConfig
 from gateway.config.settings import Config
 from gateway.inbound.intake import GatewayIntake
@@ -37,17 +37,15 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.delivery import Delivery
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.notices import NoticeWriter
-from gateway.schedules.runner import ScheduleRunner
+from gateway.schedules import expire_questions, fire_schedules
 from gateway.timers import LOOK_SECONDS, Timer, run_timers
-from gateway.turns.approvals import MAX_SLEEP_SECONDS, ApprovalRunner
 from gateway.turns.attachments import AttachmentHandler
-from gateway.turns.fetching import AttachmentFetcher
 from gateway.turns.lanes import LaneRegistry
 from gateway.turns.ownership import AllChats
+from gateway.turns.previews import PreviewMaker
 from gateway.turns.runner import TurnRunner
 from gateway.turns.titles import TitleWriter
 from gateway.turns.transcription import TranscriptionHandler, transcription_client
-from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import FileSizeExceeded
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.redaction import redact
@@ -313,6 +311,10 @@ def config_of(**sections: Mapping[str, object]) -> Config:
     return Config(**settings)
 
 
+def live_config(config: Config, home: Path = Path("/nowhere")) -> LiveConfig:
+    return LiveConfig(LoadedConfig(config=config, home=home, warnings=(), sources={}))
+
+
 class TestGateway:
     """The daemon's parts, put together as the daemon does, around one adapter and one model."""
 
@@ -350,26 +352,28 @@ class TestGateway:
             return handle_of(client_of(others.get(route.label, model), store), settings, store, self.clock)
 
         known = ToolRegistry(tools)
-        tool_access = ToolAccessControl(
-            settings=lambda: self.live.config.tools, is_admin=lambda ref: self.access.role_of(ref) is UserRole.ADMIN
-        )
+        live = live_config(config, folder)
+        self.access = AccessControl(store, live)
         agent = Agent(
             store=store,
-            prompts=PromptBuilder(tools=known, offers=OfferRegistry(known, store, tool_access)),
+            prompts=PromptBuilder(tools=known, offers=OfferRegistry(known, store, self.access)),
             clock=self.clock,
             pending=CompressionRegistry(),
         )
-        self.asked = Timer("approvals", MAX_SLEEP_SECONDS)
+        self.asked = Timer("approvals", 300.0)
         """Set when a question waits for its answer, or the clock was put forward."""
-        self.live = Runtime(config=config, agent=agent, models=ModelRegistry(config.model.route, make))
+        self.live = Runtime(live=live, agent=agent, models=ModelRegistry(config.model.route, make))
         self._folder = folder
+
+    def configure(self, config: Config) -> None:
+        """Put another configuration in force, as a reload does."""
+        self.live.live.loaded = replace(self.live.live.loaded, config=config)
 
     def assemble(self, group: asyncio.TaskGroup) -> None:
         self._group = group
         store, live, clock, kept = self.store, self.live, self.clock, AttachmentFolder(self._folder / "attachments")
         self.gates = GateRegistry()
         self.adapters = AdapterRegistry({self.adapter.name: self.adapter})
-        self.access = AccessControl(store, live)
         self.delivery = Delivery(
             store=store,
             adapters=self.adapters,
@@ -381,12 +385,11 @@ class TestGateway:
         self.notices = NoticeWriter(
             store=store, settings=lambda: live.config.notices, deliver=self.delivery.wake, clock=clock
         )
-        self.titles = TitleWriter(store=store, runtime=live, clock=clock, redactor=lambda: redact)
+        self.titles = TitleWriter(store=store, runtime=live, clock=clock)
         self.turns = TurnRunner(
             store=store,
             runtime=live,
-            adapters=self.adapters,
-            gates=self.gates,
+            previews=PreviewMaker(store=store, adapters=self.adapters, gates=self.gates),
             delivery=self.delivery,
             titles=self.titles,
             clock=clock,
@@ -402,7 +405,6 @@ class TestGateway:
                 clock=clock,
                 make_client=partial(transcription_client, spending=SpendingControl(store, clock)),
             ),
-            fetcher=AttachmentFetcher(adapters=self.adapters, files=kept),
             scaler=ImageScaler(kept),
             clock=clock,
             files=kept,
@@ -419,15 +421,7 @@ class TestGateway:
             group=group,
         )
         self.servers = ServerRegistry(ImageStore(files=kept, clock=clock), clock, redact)
-        self.schedules = ScheduleRunner(
-            store=store,
-            runtime=live,
-            access=self.access,
-            lanes=self.lanes,
-            deliver=self.delivery.wake,
-            clock=clock,
-            timer=Timer("schedules", LOOK_SECONDS),
-        )
+        self.rescheduled = Timer("schedules", LOOK_SECONDS)
         context = CommandContext(
             store=store,
             runtime=live,
@@ -438,7 +432,7 @@ class TestGateway:
             registry=self._registry,
             deliver=self.delivery.wake,
             servers=self.servers,
-            reschedule=self.schedules.timer.wake,
+            reschedule=self.rescheduled.wake,
         )
         self.commands = CommandRunner(context, self.delivery, group)
         self.intake = GatewayIntake(
@@ -451,16 +445,7 @@ class TestGateway:
             delivery=self.delivery,
             clock=clock,
         )
-
-        approvals = ApprovalRunner(
-            store=store,
-            lanes=self.lanes,
-            role_of=self.access.role_of,
-            load_admin_chats=lambda db: (),
-            clock=clock,
-            timer=self.asked,
-        )
-        group.create_task(run_timers({self.asked: approvals.expire}), name="approvals")
+        group.create_task(run_timers({self.asked: partial(expire_questions, self.lanes)}), name="approvals")
 
     async def start(self) -> None:
         """In the order of the daemon."""
@@ -468,7 +453,7 @@ class TestGateway:
         await self.commands.start(self.adapter.name)
         await self.delivery.start(self.adapter.name)
         await self.lanes.start(self.commands.run_queued, AllChats(store=self.store, open=self.lanes.open))
-        self._group.create_task(run_timers({self.schedules.timer: self.schedules.fire}), name="schedules")
+        self._group.create_task(run_timers({self.rescheduled: partial(fire_schedules, self.lanes)}), name="schedules")
 
     # ---- people
 

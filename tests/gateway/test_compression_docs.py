@@ -17,7 +17,7 @@ from agent.model.sizes import DEFAULT_OUTPUT
 from agent.turn import MAX_OVERFLOWS
 from gateway.config.docs import describe_settings
 from gateway.outbound.notices import ACCURACY_EVERY, ACCURACY_FROM
-from gateway.turns.hygiene import MIN_HYGIENE_MESSAGES
+from gateway.turns.fallbacks import MIN_HYGIENE_MESSAGES
 from tests.gateway.test_docs import between
 
 PAGE = (Path(__file__).parents[2] / "docs/compression.md").read_text(encoding="utf-8")

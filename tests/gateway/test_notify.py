@@ -4,7 +4,7 @@ import os
 import socket
 from pathlib import Path
 
-from gateway.notify import notify, watchdog_seconds
+from gateway.health import notify, watchdog_seconds
 
 
 def listening(address: str) -> socket.socket:

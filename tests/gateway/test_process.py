@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import load_config
-from gateway.process import lock_folder, loop_factory, token_locks
+from gateway.daemon.process import lock_folder, loop_factory, token_locks
 
 
 @pytest.mark.skipif(not os.access("/run/lock", os.W_OK), reason="/run/lock is closed to this user")
@@ -36,7 +36,7 @@ def test_the_event_loop_is_uvloop_s_unless_the_environment_says_asyncio() -> Non
 
 def test_the_gateway_starts_without_what_is_off_or_loaded_late() -> None:
     late = {"openai._client", "httpx2", "telegram", "discord", "aiohttp", "jinja2", "apscheduler"}
-    code = "import gateway.process, gateway.daemon, sys; print(*sys.modules, sep='\\n')"
+    code = "import gateway.daemon.process, gateway.daemon.run, sys; print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert set(done.stdout.split()) & late == set()
 

@@ -12,9 +12,9 @@ from agent.settings import TerminalSettings
 from agent.tools.mcp import stdio
 from agent.tools.terminal import terminal_tool
 from agent.tools.terminal.sandbox import ENVIRON, probe_sandbox, sandboxed
-from gateway import daemon
 from gateway.config.fields import FIELDS, variable_name
 from gateway.config.settings import Config
+from gateway.daemon import run as daemon
 from gateway.operator.doctor import STOP_MARGIN_SECONDS, stop_timeout_seconds
 from gateway.outbound import delivery
 from gateway.turns import previews

@@ -5,7 +5,7 @@ from functools import partial
 
 from agent.tools.schedules.changes import add, change, find, listed, new_schedule
 from gateway.commands.registry import CommandReply, CommandRequest
-from gateway.schedules.runner import schedule_zone
+from gateway.schedules import schedule_zone
 from hermes_state.errors import CommandError, ToolError
 from hermes_state.store.sql import Connection
 from hermes_state.tools import schedules

@@ -26,7 +26,7 @@ def test_what_is_missing_is_told_with_commands_that_exist(monkeypatch: pytest.Mo
     assert "\nanthropic: " in (ROOT / "Makefile").read_text("utf-8")
 
 
-@pytest.mark.parametrize("module", ["gateway.daemon", "gateway.operator.doctor", "gateway.cli"])
+@pytest.mark.parametrize("module", ["gateway.daemon.run", "gateway.operator.doctor", "gateway.cli"])
 def test_a_gateway_that_does_not_use_it_does_not_load_it(module: str) -> None:
     """It takes a second and 30 MB."""
     names = sorted(EXTRAS.values())

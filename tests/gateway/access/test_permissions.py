@@ -6,18 +6,17 @@ from pathlib import Path
 import pytest
 
 from gateway.access.permissions import LOCAL_OWNER, AccessControl, AccessResult
-from gateway.models.selection import Runtime
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKind, InboundMessage, Sender, UserRef
-from tests.gateway.helpers import ANN, BOSS, EVE, config_of, serving
+from tests.gateway.helpers import ANN, BOSS, EVE, config_of, live_config, serving
 from tests.hermes_state.rows import START
 
 
 def access_of(store: Store, **access: object) -> AccessControl:
-    return AccessControl(store, Runtime(config=config_of(access=access), agent=None, models=None))  # type: ignore[arg-type]
+    return AccessControl(store, live_config(config_of(access=access)))
 
 
 async def message(store: Store, tmp_path: Path, sender: Sender, kind: ChatKind, is_addressed: bool) -> InboundMessage:

@@ -8,18 +8,20 @@ from pydantic import ValidationError
 from agent.tools.offers import Policy
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool
-from gateway.access.tools import ToolAccessControl
+from gateway.access.permissions import AccessControl
+from gateway.config.settings import Config
 from gateway.config.tool_settings import ToolsConfig
 from hermes_state.values import ChatKey, ChatKind, ToolEffect, UserRef
+from tests.gateway.helpers import live_config
 
 TOPIC = ChatKey(platform="telegram", account="telegram", chat_ref="-100", thread_ref="7", user_ref="42")
 OTHER = ChatKey(platform="discord", account="discord", chat_ref="9")
 SEARCH = recall_tools()[0]
 
 
-def control(**settings: object) -> ToolAccessControl:
-    made = ToolsConfig.model_validate(settings)
-    return ToolAccessControl(settings=lambda: made, is_admin=lambda ref: ref == "telegram:1")
+def control(**settings: object) -> AccessControl:
+    config = Config.model_validate({"tools": settings, "access": {"admins": ["telegram:1"]}})
+    return AccessControl(None, live_config(config))  # type: ignore[arg-type]  # no pairing is read
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from agent.model.base import ModelReply, ModelRequest
 from gateway.cluster.lanes import MIN_TURN_SECONDS, LockedChats
-from gateway.cluster.node import Duty, Node
+from gateway.cluster.node import Duty, Node, NodeState
 from gateway.inbound.admission import admit_all
 from gateway.turns.previews import REQUEST_SECONDS
 from gateway.turns.runner import MAX_RESTARTS
@@ -135,6 +135,7 @@ async def node_of(gateway: TestGateway, seats: Seats, *work: Work) -> AsyncItera
 
     account = Duty(name="telegram", lock=account_lock("telegram"), take_up=serve, run=asyncio.Event().wait)  # type: ignore[arg-type]
     node = Node(
+        state := NodeState(),
         open_seat=seats.open,
         duties=[account, *(one.duty for one in work)],
         lanes=gateway.lanes,
@@ -142,7 +143,7 @@ async def node_of(gateway: TestGateway, seats: Seats, *work: Work) -> AsyncItera
         on_hint={HintKind.ASKED: lambda _: gateway.asked.wake()},
         abandon=abandon,
     )
-    gateway.adapters.is_certain = lambda: node.is_certain
+    gateway.adapters.is_certain = state.is_certain
     await gateway.access.load()
     await node.start()
     task = asyncio.create_task(node.run(), name="node")
@@ -175,7 +176,7 @@ async def test_a_duty_that_cannot_be_taken_up_is_left_to_others_and_holds_up_non
         await eventually(lambda: second.begun, "the other is taken")
         assert (first.begun, seats.opened[0].let_go_of) == (0, [first.duty.lock])
         await eventually(lambda: first.begun, "it is taken up at the next look")
-        assert [duty.name for duty in node._taken] == ["telegram", "second", "first"]
+        assert [duty.name for duty in node._state.duties] == ["telegram", "second", "first"]
 
 
 async def test_a_duty_that_crashes_goes_on(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +201,7 @@ async def test_a_bug_in_the_sweep_ends_the_process_instead_of_the_sweep_alone(st
 
 async def test_a_lost_seat_ends_everything_and_the_next_one_goes_on_with_it(store: Store, tmp_path: Path) -> None:
     seats, keeping = Seats(), Work("keeping", KEEPER)
-    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats, keeping) as node:
+    async with serving(store, tmp_path, is_started=False) as gateway, node_of(gateway, seats, keeping):
         first, again = await hanging(gateway, "first"), Hang()
         gateway.model.script.append(again)
         seats.refusals = 2
@@ -211,7 +212,7 @@ async def test_a_lost_seat_ends_everything_and_the_next_one_goes_on_with_it(stor
         first.release()  # nobody hears it
         await again.begun.wait()
         assert (keeping.begun, keeping.ended, len(seats.opened)) == (2, 1, 2)
-        assert node.is_certain
+        assert gateway.adapters.is_certain()
         again.release()
         assert await gateway.replies(1) == ["finally"]
         assert await gateway.rows("SELECT state, restarts, epoch FROM turns") == [("finished", 0, 2)]
@@ -231,6 +232,7 @@ async def test_a_seat_may_end_while_what_was_left_is_taken_up(store: Store, tmp_
 
     async with serving(store, tmp_path, is_started=False) as gateway:
         node = Node(
+            NodeState(),
             open_seat=seats.open,
             duties=[replace(keeping.duty, take_up=hang_once)],
             lanes=gateway.lanes,

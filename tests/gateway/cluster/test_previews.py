@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -30,9 +31,8 @@ def _start(db: Connection) -> RunningTurn:
 async def showing(store: Store, folder: Path) -> AsyncIterator[tuple[TestGateway, RemotePreviews, RunningTurn]]:
     """An owner that shows a turn of another node, which is stored and has shown nothing yet."""
     async with serving(store, folder) as gateway:
-        shown = RemotePreviews(
-            store=store, adapters=gateway.adapters, make=lambda turn: gateway.turns.live_preview(turn, RemotePreview)
-        )
+        make = partial(gateway.turns.previews.live, kind=RemotePreview)
+        shown = RemotePreviews(store=store, adapters=gateway.adapters, make=make)
         gateway.delivery.close_remote = shown.close
         task = asyncio.create_task(shown.run())
         try:
@@ -168,9 +168,9 @@ async def test_a_worker_stores_what_its_turn_shows(
     monkeypatch.setattr("gateway.cluster.previews.STORE_SECONDS", 0.0)
     async with serving(store, tmp_path) as gateway:
         turn = await store.write(_start)
-        gateway.turns.preview_elsewhere = partial(StoredPreview, store=store, clock=gateway.clock)
+        previews = replace(gateway.turns.previews, elsewhere=partial(StoredPreview, store=store, clock=gateway.clock))
         gateway.adapters.supervised[DIRECT.account].claim = None
-        preview = gateway.turns.preview_of(turn)
+        preview = previews.of(turn)
         assert isinstance(preview, StoredPreview)
         preview.begin()
         await gateway.until_rows("SELECT 1 FROM previews WHERE text = ''")

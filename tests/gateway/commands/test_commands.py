@@ -399,7 +399,7 @@ async def test_a_steer_whose_sender_the_configuration_names_no_longer_does_not_j
         await gateway.until_rows("SELECT 1 FROM tool_runs")
         assert await _said(gateway, "/steer in French", BOSS) == STEERED
         if not is_restarted:
-            gateway.live.config = config_of(access={"admins": []})
+            gateway.configure(config_of(access={"admins": []}))
             changed = asyncio.Event()
             changed.set()
             following = asyncio.create_task(gateway.access.follow(changed))
@@ -490,8 +490,10 @@ async def test_a_command_that_waited_while_access_was_taken_is_refused(store: St
     async with serving(store, tmp_path) as gateway:
         hang = await hanging(gateway, "q", chat=GROUP)
         await gateway.say("/title Ours", chat=GROUP, sender=BOB)
-        gateway.live.config = gateway.live.config.model_copy(
-            update={"access": gateway.live.config.access.model_copy(update={"allow": ("telegram:1",)})}
+        gateway.configure(
+            gateway.live.config.model_copy(
+                update={"access": gateway.live.config.access.model_copy(update={"allow": ("telegram:1",)})}
+            )
         )
         hang.release()
         replies = await gateway.replies(3, GROUP)
@@ -503,8 +505,10 @@ async def test_a_message_that_waited_while_access_was_taken_is_not_answered(stor
         hang = await hanging(gateway, "q", chat=GROUP)
         await gateway.say("one", chat=GROUP, sender=BOB)
         await gateway.say("two", chat=GROUP, sender=BOB)
-        gateway.live.config = gateway.live.config.model_copy(
-            update={"access": gateway.live.config.access.model_copy(update={"allow": ("telegram:1",)})}
+        gateway.configure(
+            gateway.live.config.model_copy(
+                update={"access": gateway.live.config.access.model_copy(update={"allow": ("telegram:1",)})}
+            )
         )
         hang.release()
         assert await gateway.replies(2, GROUP) == ["finally", TURNED_AWAY]

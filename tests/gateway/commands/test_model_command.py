@@ -149,7 +149,7 @@ async def test_a_choice_that_is_gone_falls_back_and_says_so_once(store: Store, t
     async with serving(store, tmp_path, others=others(), model=MODELS) as gateway:
         await gateway.ask("/model fast")
         await gateway.ask("one")
-        gateway.live.config = config_of()
+        gateway.configure(config_of())
         assert "- Model: scripted" in await gateway.ask("/status")
         await gateway.say("two")
         replies = await gateway.replies(5)

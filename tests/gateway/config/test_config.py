@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.sizes import SizeSource
-from gateway.assembly import settings_mark
 from gateway.config import (
     CUSTOMARY,
     ConfigRejected,
@@ -26,7 +25,8 @@ from gateway.config.blocks import field_range
 from gateway.config.fields import FIELDS, values_of, variable_name
 from gateway.config.routes import DEFAULT_MODEL
 from gateway.config.settings import Config
-from gateway.models.capacity import capacity_in
+from gateway.daemon.agent import settings_mark
+from gateway.models.routes import capacity_in
 from hermes_state.errors import ConfigError
 from tests.sampling import examples
 

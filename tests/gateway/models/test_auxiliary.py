@@ -7,13 +7,13 @@ import pytest
 from agent.model.caps import SpendingCaps
 from agent.model.prices import price_of
 from agent.model.protocols.anthropic import AnthropicModel
-from gateway.assembly import summary_routes
 from gateway.config.context_settings import AuxiliaryTask
 from gateway.config.routes import RouteConfig, completed
 from gateway.config.settings import Config
-from gateway.models.auxiliary import all_routes, route_for
+from gateway.daemon.agent import summary_routes
 from gateway.models.clients import ClientRegistry
 from gateway.models.pricing import SpendingControl, unpriced_models
+from gateway.models.routes import all_routes, route_for
 from gateway.models.selection import route_of
 from gateway.models.window import window_of
 from hermes_state.store.writer import Store

@@ -1,30 +1,28 @@
 """Models in use: a handle for each, made when it is first needed, and one agent for all of them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ModelHandle
 from agent.images.scaling import ImageScaler
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.offline import OfflineModel
 from agent.model.protocols.responses import ResponsesModel
 from agent.tools.offers import OpenAccess
-from gateway.assembly import make_agent, make_models
 from gateway.config import LoadedConfig
+from gateway.config.context_settings import NoticeConfig
 from gateway.config.routes import completed
 from gateway.config.settings import Config, ModelConfig
-from gateway.models.clients import ClientRegistry, make_model
+from gateway.daemon.agent import AgentMaker
+from gateway.models.clients import make_model
 from gateway.models.pricing import SpendingControl
 from gateway.models.selection import ModelRegistry, route_of
+from gateway.outbound.notices import NoticeWriter
 from hermes_state.chats import load_chat
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import View
-from hermes_state.values import ChatId, ConversationRef, SystemClock
+from hermes_state.values import ChatId, SystemClock
 from tests.agent.engines.test_loader import ENGINE
 from tests.agent.model.asking import ask, request
 from tests.fakes import fake_llm, labkit
@@ -44,21 +42,21 @@ MODEL = {
 }
 
 
-async def silence(_conversation: ConversationRef, _view: View) -> None:
-    """Nobody is told."""
-
-
-@contextmanager
-def models_of(store: Store, home: Path, **sections: object) -> Iterator[tuple[ModelRegistry, Config]]:
-    config = Config.model_validate({"model": MODEL, **sections})
+def maker_in(store: Store, home: Path) -> AgentMaker:
     clock = SystemClock()
-    clients = ClientRegistry(config, SpendingControl(store, clock))
-    yield (
-        make_models(
-            loaded(config, home), clients, store=store, scaler=ImageScaler(AttachmentFolder(home)), clock=clock
-        ),
-        config,
+    return AgentMaker(
+        store=store,
+        clock=clock,
+        scaler=ImageScaler(AttachmentFolder(home)),
+        spending=SpendingControl(store, clock),
+        access=OpenAccess(),
+        notices=NoticeWriter(store=store, settings=NoticeConfig, deliver=lambda _: None, clock=clock),
     )
+
+
+def models_of(store: Store, home: Path, **sections: object) -> tuple[ModelRegistry, Config]:
+    config = Config.model_validate({"model": MODEL, **sections})
+    return maker_in(store, home).make(loaded(config, home))[1], config
 
 
 def loaded(config: Config, home: Path) -> LoadedConfig:
@@ -72,63 +70,54 @@ def model_named(models: ModelRegistry, config: Config, choice: str | None) -> Mo
 
 
 async def test_a_handle_is_made_once_for_each_model_and_only_when_it_is_needed(store: Store, tmp_path: Path) -> None:
-    with models_of(store, tmp_path) as (models, config):
-        assert models.in_use() == [models.configured.client]
-        small = model_named(models, config, "small")
-        assert small is model_named(models, config, "small")
-        assert model_named(models, config, None) is models.configured
-        assert models.in_use() == [models.configured.client, small.client]
-        assert small.client.breaker is not models.configured.client.breaker
+    models, config = models_of(store, tmp_path)
+    assert models.in_use() == [models.configured.client]
+    small = model_named(models, config, "small")
+    assert small is model_named(models, config, "small")
+    assert model_named(models, config, None) is models.configured
+    assert models.in_use() == [models.configured.client, small.client]
+    assert small.client.breaker is not models.configured.client.breaker
 
 
 async def test_a_route_that_nobody_has_used_is_not_made_to_see_whether_it_is_open(store: Store, tmp_path: Path) -> None:
-    with models_of(store, tmp_path) as (models, config):
-        route = route_of(config.model, "small")
-        assert route is not None
-        assert models.open_circuit(route) is None
-        assert len(models.in_use()) == 1
+    models, config = models_of(store, tmp_path)
+    route = route_of(config.model, "small")
+    assert route is not None
+    assert models.open_circuit(route) is None
+    assert len(models.in_use()) == 1
 
 
 async def test_each_has_the_window_of_its_model(store: Store, tmp_path: Path) -> None:
-    with models_of(store, tmp_path) as (models, config):
-        assert models.configured.limits.context_length == 131_072
-        small = model_named(models, config, "small").limits
-        assert (small.context_length, small.input_window) == (16_384, 14_336)
+    models, config = models_of(store, tmp_path)
+    assert models.configured.limits.context_length == 131_072
+    small = model_named(models, config, "small").limits
+    assert (small.context_length, small.input_window) == (16_384, 14_336)
 
 
 async def test_what_holds_for_one_model_by_its_name_holds_for_it_alone(store: Store, tmp_path: Path) -> None:
     compression = {"models": {"small": {"threshold": 0.3}}}
-    with models_of(store, tmp_path, compression=compression) as (models, config):
-        small, home = (model_named(models, config, name).limits for name in ("small", "home"))
-        assert small.threshold == 16_384 * 3 // 10
-        assert home.threshold == home.context_length // 2
+    models, config = models_of(store, tmp_path, compression=compression)
+    small, home = (model_named(models, config, name).limits for name in ("small", "home"))
+    assert small.threshold == 16_384 * 3 // 10
+    assert home.threshold == home.context_length // 2
 
 
 async def test_a_plugin_is_told_of_each_model_that_answers(store: Store, tmp_path: Path) -> None:
-    with models_of(store, tmp_path) as (models, config):
-        told = [model_named(models, config, choice).info for choice in (None, "small", "home")]
-        assert [(info.name, info.base_url) for info in told] == [
-            ("big", ""),
-            ("small", ""),
-            ("llama", "http://127.0.0.1:1/v1"),
-        ]
+    models, config = models_of(store, tmp_path)
+    told = [model_named(models, config, choice).info for choice in (None, "small", "home")]
+    assert [(info.name, info.base_url) for info in told] == [
+        ("big", ""),
+        ("small", ""),
+        ("llama", "http://127.0.0.1:1/v1"),
+    ]
 
 
 async def test_one_agent_with_the_configured_engine_runs_the_turns_of_all_models(store: Store, tmp_path: Path) -> None:
     put(tmp_path, "sample", ENGINE)
-    config, clock = Config.model_validate({"model": MODEL, "context": {"engine": "sample"}}), SystemClock()
-    agent = make_agent(
-        loaded(config, tmp_path),
-        store=store,
-        pending=CompressionRegistry(),
-        extra_tools=(),
-        tool_access=OpenAccess(),
-        listeners=(),
-        on_wait=silence,
-        clock=clock,
-    )
+    config, maker = Config.model_validate({"model": MODEL, "context": {"engine": "sample"}}), maker_in(store, tmp_path)
+    agent, _ = maker.make(loaded(config, tmp_path))
     assert agent.context.engine.name == "sample"
-    await agent.close()
+    await maker.close()
 
 
 @pytest.mark.parametrize(

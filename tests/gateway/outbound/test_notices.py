@@ -355,7 +355,7 @@ async def test_many_short_messages_are_compressed_now_and_then_and_not_with_ever
     context = ContextSettings(hard_message_limit=50)
     async with talking(store, tmp_path, model, length=131_072, context=context) as gateway:
         unhurried = gateway.live.config.sessions.model_copy(update={"messages_per_minute": 0})
-        gateway.live.config = gateway.live.config.model_copy(update={"sessions": unhurried})
+        gateway.configure(gateway.live.config.model_copy(update={"sessions": unhurried}))
         for number in range(100):
             await gateway.say(f"{number} is a short message, but not too short for a summary of many of its kind")
             await gateway.quiet()

@@ -1,9 +1,11 @@
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from gateway.schedules.jobs import JobRunner
+from gateway.schedules import expire_idle, run_housekeeping
+from gateway.turns.lanes import LaneRegistry
 from hermes_state import attachments, inbox
 from hermes_state.attachments import StoredFile
 from hermes_state.files.folder import AttachmentFolder
@@ -31,17 +33,18 @@ def seen_count(gateway: TestGateway) -> int:
     return len(gateway.model.requests[-1].transcript)
 
 
-def jobs(gateway: TestGateway, folder: Path, ahead: int = 0) -> JobRunner:
-    clock = LaterClock(gateway, ahead)
-    return JobRunner(
-        store=gateway.store, runtime=gateway.live, clock=clock, files=AttachmentFolder(folder / "attachments")
-    )
+def later(gateway: TestGateway, ahead: int = 0) -> LaneRegistry:
+    return replace(gateway.lanes, clock=LaterClock(gateway, ahead))
+
+
+async def keep_house(gateway: TestGateway, folder: Path, ahead: int = 0) -> None:
+    await run_housekeeping(later(gateway, ahead), AttachmentFolder(folder / "attachments"))
 
 
 async def test_silence_ends_a_conversation_only_when_that_is_switched_on(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
         await gateway.ask("one")
-        await jobs(gateway, tmp_path, 1_000 * HOUR).expire_idle()
+        await expire_idle(later(gateway, 1_000 * HOUR))
         await gateway.ask("two")
         assert seen_count(gateway) == 3
 
@@ -49,10 +52,10 @@ async def test_silence_ends_a_conversation_only_when_that_is_switched_on(store: 
 async def test_after_the_silence_the_next_message_starts_anew(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path, sessions={"idle_reset_hours": 2}) as gateway:
         await gateway.ask("one")
-        await jobs(gateway, tmp_path, HOUR).expire_idle()
+        await expire_idle(later(gateway, HOUR))
         await gateway.ask("two")
         assert seen_count(gateway) == 3
-        await jobs(gateway, tmp_path, 2 * HOUR + 60_000).expire_idle()
+        await expire_idle(later(gateway, 2 * HOUR + 60_000))
         await gateway.ask("three")
         assert seen_count(gateway) == 1
         [(key,)] = await gateway.rows("SELECT substr(key, 1, 8) FROM sessions ORDER BY id LIMIT 1")
@@ -67,7 +70,7 @@ async def test_a_turn_that_runs_keeps_its_conversation(store: Store, tmp_path: P
         gateway.model.script.append(hang)
         await gateway.say("one")
         await hang.begun.wait()
-        await jobs(gateway, tmp_path, 9 * HOUR).expire_idle()
+        await expire_idle(later(gateway, 9 * HOUR))
         hang.release()
         await gateway.quiet()
         assert await gateway.rows("SELECT end_reason FROM sessions") == [(None,)]
@@ -84,7 +87,7 @@ async def test_housekeeping_forgets_old_keys_and_removes_the_oldest_files(store:
             await asyncio.to_thread((path.parent / f"{name}.2000-3500000").write_bytes, b"a copy for models")
             stored = StoredFile(sha256=name, path=f"aa/{name}", name=name, mime=None, size_bytes=700_000)
             await store.write(attachments.insert, chat, stored, Millis(number))
-        await jobs(gateway, tmp_path, 31 * 24 * HOUR).run_housekeeping()
+        await keep_house(gateway, tmp_path, 31 * 24 * HOUR)
         assert {path.name for path in (tmp_path / "attachments" / "aa").iterdir()} == {"new", "new.2000-3500000"}
         assert await gateway.rows("SELECT name FROM attachments") == [("new",)]
         assert await gateway.inbox_states() == []
@@ -97,9 +100,9 @@ async def test_housekeeping_removes_what_a_crash_left_half_fetched(store: Store,
         folder = tmp_path / "attachments"
         await asyncio.to_thread(folder.mkdir)
         await asyncio.to_thread((folder / "incoming-x").write_bytes, b"half")
-        await jobs(gateway, tmp_path).run_housekeeping()
+        await keep_house(gateway, tmp_path)
         assert len(list(folder.iterdir())) == 1
-        await jobs(gateway, tmp_path, 25 * HOUR).run_housekeeping()
+        await keep_house(gateway, tmp_path, 25 * HOUR)
         assert list(folder.iterdir()) == []
 
 
@@ -108,7 +111,7 @@ async def test_housekeeping_that_cannot_be_done_is_put_off(store: Store, tmp_pat
         await gateway.ask("one")
         await store.write(set_max_pages, 0)
         with capture_logs() as said:
-            await jobs(gateway, tmp_path).run_housekeeping()
+            await keep_house(gateway, tmp_path)
         assert [line["event"] for line in said] == ["housekeeping.delayed"]
         await store.write(set_max_pages, None)
         assert await store.read(inbox.load_chats_with_waiting) == []
@@ -121,6 +124,6 @@ async def test_files_make_room_also_while_the_database_is_full(store: Store, tmp
         await asyncio.to_thread(folder.mkdir)
         await asyncio.to_thread((folder / "incoming-x").write_bytes, b"half")
         await store.write(set_max_pages, 0)
-        await jobs(gateway, tmp_path, 25 * HOUR).run_housekeeping()
+        await keep_house(gateway, tmp_path, 25 * HOUR)
         await store.write(set_max_pages, None)
         assert list(folder.iterdir()) == []

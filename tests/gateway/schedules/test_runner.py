@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agent.model.wire import WireSettings, chat_messages
 from agent.tools.schedules.times import next_occurrence
 from gateway.inbound.intake import MAX_WAITING
-from gateway.schedules.runner import MISSED_NOTE, firing_plan
+from gateway.schedules import MISSED_NOTE, firing_plan
 from hermes_state.chats import ensure_chat
 from hermes_state.journal import SCHEDULED_NOTE
 from hermes_state.store.writer import Store
@@ -57,7 +57,7 @@ async def looked(gateway: TestGateway, clock: SetClock, local: str, *, hours: in
     """Set the clock, let the timer look, and return the local times that have come so far, in order."""
     clock.set(local)
     clock.millis = Millis(clock.millis + hours * HOUR)
-    gateway.schedules.timer.wake()
+    gateway.rescheduled.wake()
     async with asyncio.timeout(5):
         while await store_is_due(gateway, clock):  # noqa: ASYNC110 - rows have no event
             await asyncio.sleep(0.002)
@@ -69,7 +69,7 @@ async def looked(gateway: TestGateway, clock: SetClock, local: str, *, hours: in
 async def all_waiting(gateway: TestGateway, clock: SetClock, local: str) -> int:
     """Set the clock, let the timer look behind a turn that hangs, and return how many rows wait then."""
     clock.set(local)
-    gateway.schedules.timer.wake()
+    gateway.rescheduled.wake()
     done = f"SELECT 1 WHERE NOT EXISTS (SELECT 1 FROM schedules WHERE next_at <= {clock.now()})"
     await gateway.until_rows(done)
     return len(await gateway.rows("SELECT id FROM inbox WHERE state = 'new'"))
@@ -161,7 +161,7 @@ async def test_whoever_made_it_and_has_no_access_any_more_brings_nothing(store: 
     clock = SetClock("2026-11-23T07:30")
     async with serving(store, tmp_path, clock=clock, agent=BERLIN) as gateway:
         await gateway.ask("/schedule add 0 8 * * * look")
-        gateway.live.config = config_of(agent=BERLIN, access={"allow": [BOB.ref], "admins": [BOSS.ref]})
+        gateway.configure(config_of(agent=BERLIN, access={"allow": [BOB.ref], "admins": [BOSS.ref]}))
         assert await looked(gateway, clock, "2026-11-23T08:00") == []
         assert await looked(gateway, clock, "2026-11-24T08:00") == []
         told = [text for text in gateway.adapter.texts() if "has no access any more" in text]

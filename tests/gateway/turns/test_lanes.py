@@ -481,8 +481,10 @@ async def test_a_cancellation_that_nobody_ordered_is_told_and_the_chat_goes_on(s
 
 async def test_a_turn_has_a_deadline(store: Store, tmp_path: Path) -> None:
     async with serving(store, tmp_path) as gateway:
-        gateway.live.config = gateway.live.config.model_copy(
-            update={"model": gateway.live.config.model.model_copy(update={"turn_seconds": 0.05})}
+        gateway.configure(
+            gateway.live.config.model_copy(
+                update={"model": gateway.live.config.model.model_copy(update={"turn_seconds": 0.05})}
+            )
         )
         gateway.model.script.append(Hang())
         assert await gateway.ask("q") == DEADLINE_SENTENCE

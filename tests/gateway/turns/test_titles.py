@@ -10,7 +10,7 @@ import pytest
 
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.circuit_breaker import MAX_FAILURES
-from gateway.models.auxiliary import route_for
+from gateway.models.routes import route_for
 from gateway.turns.titles import MAX_CALLS, MAX_CONCURRENT, MAX_WAITING
 from hermes_state.errors import ModelTimeout, ModelUnavailable
 from hermes_state.store.writer import Store

@@ -59,7 +59,7 @@ async def test_a_recording_that_is_being_fetched_when_listening_ends_is_refused(
         gateway.adapter.download = slow  # type: ignore[method-assign]
         await gateway.say("", files=[VOICE])
         await begun.wait()
-        gateway.live.config = config_of()
+        gateway.configure(config_of())
         assert await gateway.replies(1) == ["I cannot listen to recordings any more; please write to me instead."]
         assert await gateway.rows("SELECT state FROM inbox") == [("done",)]
 
@@ -84,7 +84,7 @@ async def test_a_reload_that_moves_what_calls_cost_or_where_days_begin_brings_an
         row = await store.read(inbox.load, InboxId(1))
         assert row is not None
         for config in (gateway.live.config, config_of(transcription=NOBODY_LISTENS, **change)):
-            gateway.live.config = config
+            gateway.configure(config)
             with pytest.raises(AttachmentError):
                 await ears.transcribe(row, VOICE, b"")
         assert len(made_for) == lines

@@ -207,6 +207,6 @@ async def test_a_long_page_is_cut_and_says_so() -> None:
 
 def test_nothing_that_reads_pages_or_speaks_http_is_loaded_with_the_tools() -> None:
     heavy = ("aiohttp", "yarl", "trafilatura", "lxml", "htmldate", "justext", "dateparser")
-    program = f"import sys, gateway.turns.web; print([name for name in {heavy!r} if name in sys.modules])"
+    program = f"import sys, gateway.daemon.tools; print([name for name in {heavy!r} if name in sys.modules])"
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert json.loads(output.stdout.replace("'", '"')) == []

@@ -7,9 +7,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent.settings import WebSettings
 from agent.tools.web.search_clients import BraveClient, SearxngClient, TavilyClient
-from gateway.config import load_config
+from gateway.config import LiveConfig, load_config
 from gateway.config.fields import secrets_of
-from gateway.turns.web import search_settings, web_tools
+from gateway.daemon.tools import search_settings, web_tools
 
 checked = TypeAdapter(WebSettings).validate_python
 
@@ -66,8 +66,8 @@ def test_what_is_no_host_is_refused(written: str) -> None:
 
 
 def test_the_tools_follow_the_configuration_in_force() -> None:
-    loaded = load_config({"HERMES_HOME": "/nonexistent", "HERMES_WEB__ENABLED": "false"})
-    fetch, search = web_tools(lambda: loaded)
+    live = LiveConfig(load_config({"HERMES_HOME": "/nonexistent", "HERMES_WEB__ENABLED": "false"}))
+    fetch, search = web_tools(live)
     assert fetch.why_unavailable() == search.why_unavailable() == "web.enabled is false"
-    loaded = load_config({"HERMES_HOME": "/nonexistent"})
+    live.loaded = load_config({"HERMES_HOME": "/nonexistent"})
     assert fetch.why_unavailable() is None

@@ -1,0 +1,248 @@
+"""The agent of the daemon and its models, made from the configuration, again when a reload changes it."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from agent.context.base import Engine
+from agent.context.commit import CompressionRegistry
+from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
+from agent.engines.adapter import PluginEngine
+from agent.engines.loader import load_engine
+from agent.images.model_images import ModelImages
+from agent.images.scaling import ImageScaler
+from agent.memory.files import MemoryDirectory
+from agent.memory.sections import SectionReader
+from agent.memory.skills import SkillCatalog
+from agent.memory_flush import MemoryWriter
+from agent.model.catalog import known_model
+from agent.model.sizes import ASSUMED_CONTEXT
+from agent.prompt import DEFAULT_PERSONA, PromptBuilder
+from agent.subagents import SubagentRunner
+from agent.tools.budgets import ResultBudget
+from agent.tools.context import context_tool
+from agent.tools.delegate import delegate_tool
+from agent.tools.memory import memory_tool
+from agent.tools.offers import OfferRegistry, ToolAccess
+from agent.tools.plugins import load_plugin_tools
+from agent.tools.recall import recall_tools
+from agent.tools.registry import Tool, ToolRegistry, ToolSource
+from agent.tools.skill import skill_tool
+from agent.tools.todo import todo_tool
+from agent.turn import Agent
+from gateway.config import LoadedConfig
+from gateway.config.fields import block_json, secrets_of
+from gateway.config.routes import RouteConfig
+from gateway.config.settings import Config
+from gateway.models.clients import ClientRegistry
+from gateway.models.pricing import SpendingControl
+from gateway.models.routes import capacity_in, configured_limits, route_for
+from gateway.models.selection import ModelRegistry
+from gateway.models.window import context_settings, zone_of
+from gateway.outbound.notices import NoticeWriter
+from hermes_state.redaction import Redactor
+from hermes_state.store.writer import Store
+from hermes_state.values import Clock, Tokens
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
+class AgentMaker:
+    """Maker of the agent and the models of a configuration.
+
+    A running turn may still use older ones after a reload, so all of them are closed at the end.
+    """
+
+    store: Store
+    clock: Clock
+    scaler: ImageScaler
+    spending: SpendingControl
+    access: ToolAccess
+    tools: Callable[[LoadedConfig], Sequence[Tool]] = lambda _: ()
+    """Makes the tools that need a part of the daemon."""
+    tool_source: ToolSource | None = None
+    notices: NoticeWriter
+    _pending: CompressionRegistry = field(default_factory=CompressionRegistry, init=False)
+    _agents: list[Agent] = field(default_factory=list, init=False)
+    _clients: list[ClientRegistry] = field(default_factory=list, init=False)
+
+    def make(self, loaded: LoadedConfig) -> tuple[Agent, ModelRegistry]:
+        """Return an agent, which runs the turns of all models, and the models, the configured one first.
+
+        Raises `ConfigError` for a protocol that cannot be spoken here, and for a missing or broken context engine.
+        """
+        clients = ClientRegistry(loaded.config, self.spending)
+        self._clients.append(clients)
+        agent = self._agent(loaded)
+        self._agents.append(agent)
+        return agent, self._models(loaded, clients)
+
+    def expire_learned(self) -> None:
+        """Let what the clients have learned be read again when it is needed."""
+        for clients in self._clients:
+            clients.expire_learned()
+
+    async def close(self) -> None:
+        for agent in self._agents:
+            await agent.close()
+        for clients in self._clients:
+            await clients.close()
+
+    def _agent(self, loaded: LoadedConfig) -> Agent:
+        config, store, clock, redactor = loaded.config, self.store, self.clock, Redactor(loaded.secrets())
+        memory, zone = config.memory, zone_of(config)
+        skills = SkillCatalog(path=loaded.home / "skills")
+        skills.load()
+        notes = writer = None
+        if memory.enabled:
+            notes = MemoryDirectory(path=loaded.home / "memory", settings=memory, holds_secret=redactor.knows)
+        files = SectionReader(
+            home=loaded.home,
+            notes=notes,
+            skills=skills,
+            reads_persona=config.agent.persona is None,
+            is_on=lambda name, chat: config.tools.switch_of(name, chat) == "on",
+        )
+        if notes is not None and memory.flush is not False:
+            is_shared = memory.flush is True
+            writer = MemoryWriter(notes=notes, redact=redactor, clock=clock, is_on=files.is_on, is_shared_on=is_shared)
+        tools = [*recall_tools(), context_tool(), todo_tool(clock), skill_tool(skills)]
+        tools += [memory_tool(notes)] if notes is not None else []
+        tools += [delegate_tool()] if config.auxiliary.delegate != "off" else []
+        registry = ToolRegistry((*tools, *self.tools(loaded)), self.tool_source)
+        for plugin_tool in load_plugin_tools(registry.by_name):
+            registry.add(plugin_tool)
+        plugin, mark = load_engine(config.context.engine, loaded.home), settings_mark(config)
+
+        def make_engine(built_in: Engine) -> Engine:
+            assert plugin is not None
+            return PluginEngine(
+                plugin.name,
+                plugin.make,
+                model=_model_info(config.model.route),
+                fallback=built_in,
+                redact=redactor,
+                clock=clock,
+                mark=mark,
+                schemas=plugin.schemas,
+                home=str(loaded.home),
+                store=store,
+            )
+
+        budget = ResultBudget(result_size=config.tools.default_result_size, turn_budget=config.tools.turn_budget)
+        subagents = SubagentRunner(
+            store=store,
+            clock=clock,
+            tools=registry,
+            access=self.access,
+            settings=config.subagents,
+            budget=budget,
+            zone=zone,
+            redact=redactor,
+        )
+        return Agent(
+            store=store,
+            prompts=PromptBuilder(
+                tools=registry,
+                offers=OfferRegistry(registry, store, self.access),
+                persona=config.agent.persona or DEFAULT_PERSONA,
+                zone=zone,
+                files=files,
+            ),
+            clock=clock,
+            pending=self._pending,
+            listeners=[self.notices.write],
+            before_split=[writer.flush] if writer is not None else [],
+            on_wait=self.notices.write_waiting,
+            redact=redactor,
+            make_engine=None if plugin is None else make_engine,
+            max_tool_rounds=config.agent.max_tool_rounds,
+            budget=budget,
+            approval_minutes=config.tools.approval_minutes,
+            delegate=subagents.run,
+        )
+
+    def _models(self, loaded: LoadedConfig, clients: ClientRegistry) -> ModelRegistry:
+        config, store, clock = loaded.config, self.store, self.clock
+
+        def make(route: RouteConfig) -> ModelHandle:
+            client, flush = clients.of(route), route_for(config, "flush", route)
+            source, name, fetch = client.route, client.name, client.model.fetch_limits
+            mark = _mark(route.model_dump_json(), route.plain_key)
+            images = ModelImages(scaler=self.scaler, store=store, route=source, model=name, mark=mark, clock=clock)
+            flush_route = None
+            if flush is not None:
+                flush_route = SummaryRoute(client=clients.of(flush), context_length=_context_of(flush, route, config))
+            return ModelHandle(
+                client=client,
+                profile=LearnedProfile(store, source, name, configured_limits(route), clock, fetch=fetch),
+                info=_model_info(route),
+                context=context_settings(config, zone_of(config), route.name),
+                summary_routes=tuple(summary_routes(config, route, clients)),
+                flush_route=flush_route,
+                images=images if route.sees_images else None,
+                subagent_model=partial(subagent_model, route),
+            )
+
+        def subagent_model(own: RouteConfig) -> ModelHandle | None:
+            route = route_for(config, "delegate", own)
+            return None if route is None or route == own else models.of(route)
+
+        models = ModelRegistry(config.model.route, make, clients.of)
+        return models
+
+
+def _model_info(route: RouteConfig) -> ModelInfo:
+    return ModelInfo(
+        name=route.label,
+        context_length=capacity_in(route).context_length,
+        base_url=route.base_url or "",
+        api_key=route.plain_key,
+        provider=route.protocol,
+    )
+
+
+def summary_routes(config: Config, own: RouteConfig, clients: ClientRegistry) -> list[SummaryRoute]:
+    """Return the summary routes of conversations with a model: the model named for that task, then the model itself.
+
+    The built-in offline model is never one of them: it cannot write a summary.
+    """
+    mark, routes, is_own = settings_mark(config), [], False
+    named = route_for(config, "compression", own)
+    if named is not None and named != own:
+        length = _context_of(named, own, config)
+        # A conversation's own model with settings for this task keeps its window, and is asked once.
+        is_own = length is None
+        routes.append(SummaryRoute(client=clients.of(named), context_length=length, mark=mark))
+    if own.protocol != "offline" and not is_own:
+        routes.append(SummaryRoute(client=clients.of(own), mark=mark))
+    return routes
+
+
+def _context_of(route: RouteConfig, own: RouteConfig, config: Config) -> Tokens | None:
+    """Return the context of a model that only does a task, whose provider is not asked; None for the own model."""
+    if (route.name, route.protocol, route.address) == (own.name, own.protocol, own.address):
+        return None
+    known = known_model(route.label)
+    listed = None if known is None else known.context_length
+    return Tokens(route.context_length or listed or config.model.context_length or ASSUMED_CONTEXT)
+
+
+def agent_inputs(config: Config) -> tuple[object, ...]:
+    """Return the blocks of the configuration that an agent is made from. If one changes, a new agent is needed."""
+    blocks = (config.model, config.agent, config.compression, config.hygiene, config.auxiliary, config.context)
+    return (*blocks, config.costs, config.tools, config.memory, config.subagents)
+
+
+def settings_mark(config: Config) -> str:
+    """Return a fingerprint of the agent's settings and keys, six hexadecimal digits. A change clears cooldowns.
+
+    It is stored with conversations, so it is too short to tell anything about a key.
+    """
+    blocks = [block_json(block) for block in agent_inputs(config)]
+    keys = [key for block in agent_inputs(config) for key in secrets_of(block)]
+    return _mark(*blocks, *keys)
+
+
+def _mark(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:6]

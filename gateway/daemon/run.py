@@ -1,0 +1,208 @@
+"""One run of the daemon: the order in which its parts start and stop, and the reload.
+
+Start: database, access, unfinished commands, unfinished deliveries, open turns, then the adapters.
+Stop: no new turn is claimed (messages that arrive are still stored), running turns drain, replies go out, then the
+adapters, the models and, last, the database close.
+"""
+
+import asyncio
+import gc
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from agent.model.protocols.caching import marks_prompts
+from agent.model.protocols.offline import MODEL_SETUP_HINT
+from agent.tools.registry import Tool
+from agent.tools.terminal.sandbox import terminal_fault
+from gateway.config import ConfigRejected, LoadedConfig, load_config, merge_for_reload, reload_differences
+from gateway.config.settings import Config
+from gateway.daemon.agent import agent_inputs
+from gateway.daemon.parts import Parts
+from gateway.health import notify
+from gateway.logs import update_logging
+from gateway.models.clients import preload
+from gateway.models.pricing import unpriced_models, unpriced_sentence
+from gateway.operator.socket import serve_control
+from gateway.schedules import schedule_zone
+from hermes_state.aio import run_until
+from hermes_state.disk import take_reserve
+from hermes_state.engines.opening import open_store
+from hermes_state.errors import ConfigError, HermesError
+from hermes_state.files.folder import AttachmentFolder
+from hermes_state.search.upkeep import keep_index
+
+log = structlog.get_logger()
+
+FLUSH_SECONDS = 10.0
+"""Seconds for deliveries after the last turn. The next start sends the rest."""
+
+
+async def run_daemon(
+    loaded: LoadedConfig,
+    files: AttachmentFolder,
+    *,
+    environ: Mapping[str, str],
+    extra_tools: Sequence[Tool] = (),
+    is_fresh: bool = False,
+) -> int:
+    """Run until SIGTERM or SIGINT; returns the exit code. `is_fresh`: begin without the database that was there.
+
+    Raises `LockUnavailable` if another process holds the database, `DatabaseRejected` if it is not ours to open,
+    `StoreUnavailable` if it cannot be opened.
+    """
+    wanted = loaded.config.store
+    async with open_store(loaded.database, wanted.url, wanted, is_fresh=is_fresh) as store:
+        group = asyncio.TaskGroup()
+        parts = Parts(loaded, store, files, environ, extra_tools, group)
+        _freeze_memory()
+        try:
+            async with group, parts.signals.handled():
+                await _serve(parts)
+        except ExceptionGroup as failed:
+            if isinstance(failed.exceptions[0], HermesError):  # a sentence for the operator, the group only hides it
+                raise failed.exceptions[0] from failed
+            raise
+        finally:
+            await parts.close()
+    return 0
+
+
+async def _serve(parts: Parts) -> None:
+    left = None
+    if parts.is_shared:  # before anything that may wait for what was left
+        left = parts.group.create_task(parts.membership.end_left_transactions(), name="left")
+
+    async def take_up() -> None:
+        await parts.access.load()
+        await parts.node.start()
+
+    if await run_until(parts.signals.stopping, take_up()):
+        await _serve_until_stopped(parts)
+    else:  # a database that another process locks can hold up a start for as long as it likes
+        notify(parts.environ, "STOPPING=1")
+        await _drain_within(parts, 0.0)
+        await parts.commands.close()
+    if left is not None:
+        left.cancel()
+    log.info("daemon.stopped")
+
+
+async def _serve_until_stopped(parts: Parts) -> None:
+    works = {
+        "node": parts.node.run(),
+        "heartbeat": parts.heartbeat.run(),
+        "search": keep_index(parts.store),
+        "access": parts.access.follow(parts.access_changed),
+        "reload": _reload_when_asked(parts),
+        "late": _load_late(parts),
+    }
+    if parts.is_shared:
+        works |= {"membership": parts.membership.run(), "previews": parts.previews.run()}
+    tasks = [parts.group.create_task(work, name=name) for name, work in works.items()]
+    loaded = parts.live.loaded
+    async with serve_control(loaded.control_socket, parts.operator.handlers()):
+        notify(parts.environ, "READY=1")
+        await asyncio.to_thread(take_reserve, loaded.home)
+        model = loaded.config.model
+        log.info("daemon.started", adapters=sorted(parts.adapters.supervised), model=model.name or "offline")
+        if model.protocol == "offline":
+            log.warning("model.offline", hint=f"the built-in offline model answers; for a real one, {MODEL_SETUP_HINT}")
+        _log_prices_and_caching(loaded.config)
+        await parts.signals.stopping.wait()
+        notify(parts.environ, "STOPPING=1")
+        await _drain(parts)
+    await parts.background.stop("the gateway's own end")
+    await parts.tools.servers.close()
+    await parts.commands.close()
+    for task in tasks:
+        task.cancel()
+
+
+async def _load_late(parts: Parts) -> None:
+    """Load what the first answer needs, after the platforms have connected (5 seconds at most)."""
+    await parts.adapters.listening(5.0)
+    config = parts.live.config
+    try:
+        await asyncio.to_thread(preload, config)
+        await asyncio.to_thread(schedule_zone, config)  # reads the time zone of the machine
+        await asyncio.to_thread(terminal_fault, config.terminal)
+    except OSError as error:  # such as no file descriptor: the first answer loads it, only later
+        log.warning("daemon.load_delayed", error=str(error))
+    _freeze_memory()
+    parts.tools.connect(parts.group)
+
+
+async def _drain(parts: Parts) -> None:
+    """Let turns finish and answers go out, within bounds. A second signal cuts it short."""
+    parts.titles.stop()
+    seconds = parts.live.config.lifecycle.drain_seconds
+    turns = len(parts.lanes.active)
+    log.info("daemon.draining", turns=turns, seconds=seconds, hint="a second signal ends it at once")
+    if not await run_until(parts.signals.stopping_now, _drain_within(parts, seconds)):
+        await _drain_within(parts, 0.0)
+
+
+async def _drain_within(parts: Parts, seconds: float) -> None:
+    cut = await parts.lanes.drain(seconds)
+    if cut:
+        log.warning("daemon.turns_cut", count=cut)
+    await parts.delivery.flush(min(FLUSH_SECONDS, seconds))
+
+
+def _freeze_memory() -> None:
+    """Keep the garbage collector away from what stays for the whole run.
+
+    The SDKs bring some hundred thousand objects, almost none of them garbage. Without this, every full collection walks
+    over all of them in the event loop.
+    """
+    gc.freeze()
+    gc.enable()
+    gc.collect()  # tells the collector how little is left to walk: it waits for a quarter more than that
+
+
+# ---- reload
+
+
+async def _reload_when_asked(parts: Parts) -> None:
+    while True:
+        await parts.signals.reload_asked.wait()
+        parts.signals.reload_asked.clear()
+        await _reload(parts)
+
+
+async def _reload(parts: Parts) -> None:
+    """Put a changed configuration in force, for the next turns. A bad file changes nothing."""
+    loaded, runtime = parts.live.loaded, parts.runtime
+    try:
+        new = await asyncio.to_thread(load_config, parts.environ)
+        await asyncio.to_thread(preload, new.config)
+        _warn(new.warnings)
+        plan, merged = reload_differences(loaded, new), merge_for_reload(loaded, new)
+        if agent_inputs(merged.config) != agent_inputs(loaded.config):
+            runtime.agent, runtime.models = parts.agents.make(merged)
+    except ConfigError as error:
+        _warn(error.warnings if isinstance(error, ConfigRejected) else ())
+        log.error("config.rejected", error=str(error), kept="the last good configuration")
+        return
+    parts.live.loaded = merged
+    await parts.tools.reload(runtime.agent.offers.registry.by_name, parts.group)
+    update_logging(merged.config.logging.level, merged.secrets())
+    parts.access_changed.set()
+    parts.membership.changed.set()
+    log.info("config.reloaded", applied=plan.applied, needs_restart=plan.needs_restart)
+    _log_prices_and_caching(merged.config)
+
+
+def _warn(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        log.warning("config.warned", reason=warning)
+
+
+def _log_prices_and_caching(config: Config) -> None:
+    if names := unpriced_models(config):
+        log.warning("model.unpriced", models=names, hint=unpriced_sentence(names))
+    model = config.model
+    route = f"{model.protocol}:{model.route.host}" if model.route.host else model.protocol
+    is_on = marks_prompts(model.route.name or "", route)
+    log.info("prompt_cache.configured", is_on=is_on, route=route, ttl=model.cache_ttl, model=model.label)

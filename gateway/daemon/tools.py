@@ -1,0 +1,162 @@
+"""Tools that need a part of the daemon: files, the terminal, the web, schedules, MCP servers."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from agent.images.scaling import ImageScaler
+from agent.settings import WebSettings
+from agent.tools.files.file_tools import file_tools
+from agent.tools.files.image_reader import ImageReader
+from agent.tools.files.search_files import search_tool as search_files_tool
+from agent.tools.files.send_file import FileDelivery, send_file_tool
+from agent.tools.files.workspace import WorkspaceStore
+from agent.tools.mcp.servers import ServerRegistry
+from agent.tools.registry import Tool, ToolContext
+from agent.tools.schedules.schedule_tool import schedule_tool
+from agent.tools.terminal.sandbox import probe_sandbox
+from agent.tools.terminal.terminal_tool import TERMINAL, BackgroundCommand, BackgroundRegistry, terminal_tool
+from agent.tools.web.fetch_tool import fetch_tool
+from agent.tools.web.fetching import FetchSettings
+from agent.tools.web.search_clients import BraveClient, SearxngClient, TavilyClient
+from agent.tools.web.search_tool import SearchSettings, search_tool
+from gateway.access.permissions import AccessControl
+from gateway.config import LiveConfig, LoadedConfig
+from gateway.schedules import schedule_zone
+from hermes_state import inbox, outbox
+from hermes_state.inbox import InboxKind, InboxMode, InboxPayload, NewInboxRow
+from hermes_state.outbox import OutboxKind, Reply
+from hermes_state.sessions import load_active
+from hermes_state.store.locks import locks
+from hermes_state.store.sql import Connection
+from hermes_state.store.writer import Store
+from hermes_state.text import shortened
+from hermes_state.values import ChatId, Clock, Millis
+
+_WEB_OFF = "web.enabled is false"
+
+
+@dataclass(frozen=True, eq=False, repr=False, slots=True, kw_only=True)
+class BuiltInTools:
+    """Maker of the built-in tools, and owner of background commands and MCP servers, which outlive a call."""
+
+    live: LiveConfig
+    access: AccessControl
+    workspaces: WorkspaceStore
+    background: BackgroundRegistry
+    servers: ServerRegistry
+    sending: FileDelivery
+    scaler: ImageScaler
+    reschedule: Callable[[], None]
+
+    def make(self, loaded: LoadedConfig) -> tuple[Tool, ...]:
+        """Return new tools. All but the size of images follows the configuration in force."""
+        live, workspaces, files, clock = self.live, self.workspaces, self.sending.files, self.sending.clock
+        max_bytes = loaded.config.attachments.max_bytes
+        images = ImageReader(files=files, max_bytes=max_bytes, scaler=self.scaler, clock=clock)
+        return (
+            *file_tools(workspaces, images),
+            search_files_tool(workspaces),
+            send_file_tool(workspaces, self.sending),
+            terminal_tool(lambda: live.config.terminal, workspaces.folder_of, self.background),
+            *web_tools(live),
+            schedule_tool(lambda: schedule_zone(live.config), self.access.may_moderate, self.reschedule, clock),
+        )
+
+    async def reload(self, tools: Mapping[str, Tool], group: asyncio.TaskGroup) -> None:
+        """Bring background commands and servers in line with the configuration in force."""
+        probe_sandbox.cache_clear()
+
+        def has_no_terminal(context: ToolContext) -> bool:
+            refusal = self.access.refusal(tools[TERMINAL], context.chat, context.chat_kind, context.started_by)
+            return refusal is not None or not self.live.config.terminal.enabled
+
+        await self.background.stop("the terminal having been switched off", has_no_terminal)
+        self.connect(group)
+
+    def connect(self, group: asyncio.TaskGroup) -> None:
+        """Start the configured MCP servers, and end those that are not configured any more."""
+        self.servers.configure(self.live.config.mcp.enabled_servers, group)
+
+
+# ---- the web
+
+
+def web_tools(live: LiveConfig) -> tuple[Tool, ...]:
+    """Return the web tools. They follow the configuration in force."""
+
+    def holds_secret(text: str) -> bool:
+        return live.redactor().would_leak(text)
+
+    def fault() -> str | None:
+        return None if live.config.web.enabled else _WEB_OFF
+
+    return (
+        fetch_tool(lambda: FetchSettings(hosts=live.config.web), holds_secret, fault),
+        search_tool(lambda: search_settings(live.config.web), holds_secret),
+    )
+
+
+def search_settings(config: WebSettings) -> SearchSettings:
+    """Return the configured search service, or the reason why there is none."""
+    key = config.search_key.get_secret_value() if config.search_key is not None else ""
+    url, fault = config.search_url, None
+    match config.search:
+        case _ if not config.enabled:
+            fault = _WEB_OFF
+        case None:
+            fault = "no search is configured: web.search names a service"
+        case "searxng" if url:
+            return SearchSettings(service=SearxngClient(url=url, key=key))
+        case "searxng":
+            fault = "web.search is searxng, and web.search_url does not say where it is"
+        case name if key:
+            client = BraveClient(key=key) if name == "brave" else TavilyClient(key=key)
+            return SearchSettings(service=replace(client, url=url) if url else client)
+        case name:
+            fault = f"web.search is {name}, and web.search_key is not set"
+    return SearchSettings(service=None, fault=fault)
+
+
+# ---- background commands
+
+
+async def tell_background_end(
+    store: Store, clock: Clock, deliver: Callable[[ChatId], None], ended: BackgroundCommand
+) -> None:
+    """Tell a conversation that a background command has ended: its people now, the model with its next call."""
+    if await store.write_with_retry(_write_background_end, ended, clock.now()):
+        deliver(ended.context.chat_id)
+
+
+@locks(chat="ended.context.chat_id")
+def _write_background_end(db: Connection, ended: BackgroundCommand, now: Millis) -> bool:
+    """Return False if the conversation is closed: the next one has never heard of the command.
+
+    The model reads no output here: output is a tool's result, and this notice is the gateway's own words.
+    """
+    context = ended.context
+    active = load_active(db, context.chat_id)
+    if active is None or active.lineage_id != context.lineage_id:
+        return False
+    key, sentence = f"terminal:{ended.id}", f"Background command {ended.id} has ended: {ended.running.outcome}."
+    notice = NewInboxRow(
+        platform=context.chat.platform,
+        account=context.chat.account,
+        event_ref=key,
+        chat_id=context.chat_id,
+        kind=InboxKind.NOTICE,
+        mode=InboxMode.STEER,
+        sender_ref=context.started_by,
+        sender_name="",
+        message_ref="",
+        payload=InboxPayload(text=f"{sentence} Its output waits for poll."),
+        expects_more=False,
+        sent_at=now,
+    )
+    inbox.insert(db, notice, now)
+    command = shortened(ended.command).replace("`", "'")
+    markdown = f"{sentence} It was `{command}`."
+    reply = Reply(chat_id=context.chat_id, kind=OutboxKind.STATUS, markdown=markdown, dedupe_key=key)
+    outbox.enqueue(db, reply, now)
+    return True

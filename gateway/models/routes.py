@@ -1,0 +1,132 @@
+"""Routes of a configuration: which model does a task, how large it is, and what every call to it says.
+
+Light: the command line imports it.
+"""
+
+from collections.abc import Iterator
+
+from pydantic import SecretStr
+
+from agent.model.base import ModelLimits
+from agent.model.catalog import load_catalog
+from agent.model.sizes import UNKNOWN_LIMITS, ModelSize, SizeSource, model_size
+from gateway.config.context_settings import AuxiliaryTask
+from gateway.config.routes import CALL_KEYS, RouteConfig, completed, written_route
+from gateway.config.settings import Config
+from hermes_state.models.profiles import OfferedSize
+from hermes_state.values import ReasoningEffort, Tokens
+
+
+def route_for(config: Config, task: AuxiliaryTask, own: RouteConfig) -> RouteConfig | None:
+    """Return the route that does `task` for conversations with the model at `own`; None: the task is left out.
+
+    Summaries have a block of settings. Every other task has a route: the conversation's own model, the configured one,
+    an alias, or none. The offline model cannot do any of them.
+    """
+    if task == "compression":
+        settings = config.auxiliary.compression
+        route = _summary_model(config) or (config.model.route if settings.mode == "same-as-main" else own)
+        route = route.model_copy(update=settings.call_settings)
+    else:
+        word = config.auxiliary.routes[task]
+        if word == "off":
+            return None
+        route = own if word == "auto" else config.model.route if word == "main" else config.model.alias_route(word)
+    return None if route.protocol == "offline" else route
+
+
+def all_routes(config: Config) -> tuple[RouteConfig, ...]:
+    """Return every route of the configuration once: those that people may choose, and that of summaries."""
+    route = _summary_model(config)
+    return tuple(dict.fromkeys((*config.model.routes, *((route,) if route is not None else ()))))
+
+
+def _summary_model(config: Config) -> RouteConfig | None:
+    """Return the route that is named for summaries: an alias, or a model at the API of `model` or at another.
+
+    The key of `model` goes along only to the API that it is for.
+    """
+    settings, main = config.auxiliary.compression, config.model
+    name = (settings.model or "").strip()
+    if not name:
+        return None
+    keys = ("protocol", "base_url", "api_key", "context_length")
+    block = written_route({"name": name} | {key: getattr(settings, key) for key in keys}, "auxiliary.compression")
+    if name.lower() in main.aliases and set(block) <= {"name", "context_length"}:
+        route = main.alias_route(name.lower())
+        size = settings.context_length
+        return route if size is None else route.model_copy(update={"context_length": size})
+    return completed(block, main)
+
+
+# ---- sizes
+
+
+def configured_limits(route: RouteConfig) -> ModelLimits:
+    """Return the size of a model by the configuration alone."""
+    context, output = route.context_length, route.max_output_tokens
+    return ModelLimits(
+        context_length=None if context is None else Tokens(context),
+        max_output_tokens=None if output is None else Tokens(output),
+    )
+
+
+def capacity_in(route: RouteConfig, offer: OfferedSize | None = None) -> ModelSize:
+    """Return the size of a model by the configuration, its provider's `offer` and the catalogue.
+
+    `gateway.models.window` makes the window of conversations of this and of what was learned.
+    """
+    said = offer or UNKNOWN_LIMITS
+    offered = ModelLimits(context_length=said.context_length, max_output_tokens=said.max_output_tokens)
+    return model_size(route.label, configured_limits(route), offered)
+
+
+def window_from(source: SizeSource) -> str:
+    """Return words for people about the source of a window's size, to go on after a comma."""
+    return {
+        SizeSource.CONFIGURED: "as configured",
+        SizeSource.OFFERED: "as its provider says",
+        SizeSource.CATALOGUE: f"by the built-in list of {load_catalog().sizes_taken_on}",
+        SizeSource.ASSUMED: "assumed, for nobody says it; `model.context_length` does",
+        SizeSource.LEARNED: "as its provider said when it refused a prompt",
+        SizeSource.GUESSED: "assumed for this conversation, since a prompt was refused",
+    }[source]
+
+
+# ---- call settings
+
+
+def settings_text(route: RouteConfig, chosen: ReasoningEffort | None = None) -> str:
+    """Return settings of calls, to go on after a comma: `, temperature 0.2, reasoning effort high`; else nothing.
+
+    `chosen`: the effort of a conversation. Headers and further fields are told by name only.
+    """
+    words = [f"{key} {value:g}" for key in ("temperature", "top_p") if (value := getattr(route, key)) is not None]
+    if effort := chosen or route.reasoning_effort:
+        words.append(f"reasoning effort {effort}" + (" (chosen here)" if chosen else ""))
+    for what, block in (("header", route.extra_headers), ("field", route.extra_body)):
+        words += [f"{what} {name}" for name in block]
+    return "".join(f", {word}" for word in words)
+
+
+def left_out(route: RouteConfig, chosen: ReasoningEffort | None = None) -> Iterator[str]:
+    """Yield sentences about settings that a route's protocol does not accept; the log has what a model refuses."""
+    sampling = " and ".join(f"`{key}`" for key in ("temperature", "top_p") if getattr(route, key) is not None)
+    if route.protocol == "offline":
+        if chosen or any(getattr(route, key) for key in CALL_KEYS):
+            yield "What is set for calls is left out: the built-in offline model takes no settings."
+    elif route.protocol == "anthropic" and sampling and (chosen or route.reasoning_effort) not in (None, "off"):
+        yield f"{sampling}: left out where the model thinks (`reasoning_effort`), for it takes none then."
+    elif route.protocol == "anthropic" and (" and " in sampling or (route.temperature or 0) > 1):
+        yield "This protocol takes `temperature` up to 1, and `top_p` only without it: the rest is left out."
+
+
+def missing_keys(config: Config) -> Iterator[str]:
+    """Yield sentences about models on the internet that are called without a key."""
+    for route in all_routes(config):
+        host, headers = route.host or "", route.extra_headers.values()
+        is_own = "." not in host or host.endswith((".local", ".localhost", ".lan", ".internal", ".home.arpa"))
+        is_public = (route.address or "").startswith("https:") and not is_own and not host.replace(".", "").isdecimal()
+        if is_public and route.api_key is None and not any(isinstance(value, SecretStr) for value in headers):
+            where = "model.api_key" if route == config.model.route else f"api_key of the model {route.label}"
+            yield f"{where} is missing: {host} is asked without a key; if it needs none, write any word"

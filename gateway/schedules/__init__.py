@@ -1,1 +1,0 @@
-"""Times: schedules of chats, and the gateway's own jobs."""
