@@ -21,8 +21,8 @@ from agent.memory.files import FILE_NAMES, MemoryDirectory
 from agent.memory.notes import Person, part_of
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.sizes import MIN_OUTPUT, room_beside
-from agent.tools.arguments import checked_arguments
-from agent.tools.memory import MEMORY, change_notes, has_parts, memory_tool
+from agent.tools.arguments import parsed
+from agent.tools.memory import MEMORY, NoteChange, change_notes, has_parts, memory_tool
 from hermes_state.errors import HermesError, ToolError
 from hermes_state.journal import NOT_SAID_NOW
 from hermes_state.transcripts import EMPTY_BODY
@@ -120,10 +120,10 @@ class MemoryWriter:
 
     def _apply(self, job: CompressionJob, reply: ModelReply, person: Person | None) -> tuple[int, int]:
         """Make the changes that a reply asks for; returns how many were made, and how many could not be."""
-        schema, done, refused = memory_tool(self.notes).parameters, 0, 0
+        done = refused = 0
         for call in reply.calls[:MAX_CALLS]:
             try:
-                change_notes(self.notes, job.conversation.chat_id, person, checked_arguments(call.arguments, schema))
+                change_notes(self.notes, job.conversation.chat_id, person, parsed(call.arguments, NoteChange))
                 done += 1
             except ToolError as error:
                 refused += 1

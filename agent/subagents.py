@@ -21,8 +21,8 @@ from agent.model.base import Payer
 from agent.prompt import PromptBuilder, subagent_prompt
 from agent.settings import SubagentSettings
 from agent.tools.budgets import ResultBudget
-from agent.tools.delegate import DELEGATE
 from agent.tools.offers import OfferRegistry, OpenAccess, Policy, ToolAccess
+from agent.tools.planning import DELEGATE
 from agent.tools.registry import DelegateRequest, Tool, ToolRegistry
 from agent.turn import Agent, Answer
 from hermes_state import journal

@@ -23,8 +23,7 @@ from agent.tools.offers import OfferRegistry, offer, schema_tokens
 from agent.tools.registry import ToolContext, ToolRegistry, tool
 from agent.tools.terminal.running_command import RunningCommand
 from agent.tools.terminal.sandbox import probe_sandbox
-from agent.tools.web.fetch_tool import fetch_tool
-from agent.tools.web.fetching import FetchSettings
+from agent.tools.web.fetching import FetchSettings, fetch_tool
 from bench.built_in import agent_with_all_tools
 from bench.compression_bench import heartbeat
 from bench.measure import Measure, percentile, resident_mb

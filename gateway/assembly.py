@@ -24,20 +24,17 @@ from agent.model.sizes import ASSUMED_CONTEXT
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.subagents import SubagentRunner
 from agent.tools.budgets import ResultBudget
-from agent.tools.context import context_tool
-from agent.tools.delegate import delegate_tool
 from agent.tools.files.file_tools import file_tools
 from agent.tools.files.image_reader import ImageReader
 from agent.tools.files.search_files import search_tool
 from agent.tools.files.send_file import FileDelivery, send_file_tool
 from agent.tools.files.workspace import WorkspaceStore
-from agent.tools.memory import memory_tool
+from agent.tools.memory import memory_tool, skill_tool
 from agent.tools.offers import OfferRegistry, ToolAccess
+from agent.tools.planning import context_tool, delegate_tool, todo_tool
 from agent.tools.plugins import load_plugin_tools
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolRegistry, ToolSource
-from agent.tools.skill import skill_tool
-from agent.tools.todo import todo_tool
 from agent.turn import Agent
 from gateway.config import LoadedConfig
 from gateway.config.fields import DEFAULT_SOURCE, block_json, secrets_of

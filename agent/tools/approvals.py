@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import orjson
+import msgspec
 
 from agent.tools.memory import has_parts
 from agent.tools.offers import Policy, ReadyCall, ToolAccess
@@ -181,6 +181,6 @@ def _shown(found: re.Match[str]) -> str:
     return f"\\u{ord(character):04x}" if is_hidden and not joins else character
 
 
-def json_block(arguments: Mapping[str, object]) -> str:
-    """The arguments of a call as a code block."""
-    return fenced(orjson.dumps(arguments, option=orjson.OPT_INDENT_2).decode(), "json")
+def json_block(arguments: object) -> str:
+    """Return the arguments of a call as a code block."""
+    return fenced(msgspec.json.format(msgspec.json.encode(arguments)).decode(), "json")

@@ -9,13 +9,14 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import orjson
+from msgspec import Meta
 
 from agent.tokens import estimated_schema_tokens
-from agent.tools.arguments import checked_arguments, schema, text
+from agent.tools.arguments import Arguments, parsed
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from hermes_state.errors import ToolError
 from hermes_state.store.sql import Connection
@@ -90,7 +91,8 @@ class ReadyCall:
     call: ToolCall
     """As its tool is called, which is not what the model wrote where that was `more_tools`."""
     tool: Tool
-    arguments: dict[str, Any]
+    arguments: Any
+    """Arguments as the tool declares them; a dict for tools of plugins and servers."""
 
     @property
     def may_need_approval(self) -> bool:
@@ -152,8 +154,7 @@ class OfferRegistry:
             meant = self._behind(call)
             if meant is None:
                 finder = more_tools(self.usable(context.chat, context.chat_kind))
-                arguments = checked_arguments(call.arguments, finder.parameters)
-                return ReadyCall(call=call, tool=finder, arguments=arguments)
+                return ReadyCall(call=call, tool=finder, arguments=parsed(call.arguments, _MoreTools))
             call = meant
         tool = self.registry.get(call.name)
         if tool is not None:
@@ -167,10 +168,10 @@ class OfferRegistry:
 
     def _behind(self, call: ToolCall) -> ToolCall | None:
         """The call that a call of `more_tools` stands for; None where it only looks for tools."""
-        given = checked_arguments(call.arguments, _MORE_PARAMETERS)
-        if "tool" not in given or "arguments" not in given:
+        given: _MoreTools = parsed(call.arguments, _MoreTools)
+        if given.tool is None or given.arguments is None:
             return None
-        return msgspec.structs.replace(call, name=given["tool"], arguments=orjson.dumps(given["arguments"]).decode())
+        return msgspec.structs.replace(call, name=given.tool, arguments=orjson.dumps(given.arguments).decode())
 
 
 def offer(tools: Sequence[Tool], uses: Mapping[str, int], threshold: Tokens) -> tuple[Tool, ...]:
@@ -194,27 +195,26 @@ def offer(tools: Sequence[Tool], uses: Mapping[str, int], threshold: Tokens) -> 
 
 def schema_tokens(tool: Tool) -> int:
     """Estimated tokens of a tool's schema."""
-    return estimated_schema_tokens(tool.name, tool.description, tool.parameters)
+    return estimated_schema_tokens(tool.name, tool.description, tool.schema.parameters)
 
 
-_MORE_PARAMETERS = schema(
-    query=text("Words; empty lists all."),
-    tool=text("Alone: shows its arguments."),
-    arguments={"type": "object", "description": "Runs `tool`."},
-)
+class _MoreTools(Arguments, frozen=True):
+    query: Annotated[str, Meta(description="Words; empty lists all.")] = ""
+    tool: Annotated[str | None, Meta(description="Alone: shows its arguments.")] = None
+    arguments: Annotated[dict[str, Any] | None, Meta(description="Runs `tool`.")] = None
 
 
 def more_tools(behind: Iterable[Tool]) -> Tool:
     """The tool that finds and runs those that the prompt does not list."""
     tools = tuple(behind)
 
-    async def run(arguments: dict[str, Any], context: ToolContext) -> str:
-        name = arguments.get("tool")
+    async def run(arguments: _MoreTools, context: ToolContext) -> str:
+        name = arguments.tool
         if name is None:
-            return _listed(tools, arguments.get("query", ""))
+            return _listed(tools, arguments.query)
         for tool in tools:
             if tool.name == name:
-                schema = orjson.dumps(tool.parameters).decode()
+                schema = orjson.dumps(tool.schema.parameters).decode()
                 return f"{tool.name}: {tool.description}\nArguments (JSON schema): {schema}"
         raise ToolError(f"there is no tool named {name[:64]!r}; {_listed(tools, '')}")
 
@@ -222,7 +222,7 @@ def more_tools(behind: Iterable[Tool]) -> Tool:
     return Tool(
         name=MORE_TOOLS,
         description=f"Finds and runs tools that are not listed: {names}{', …' if len(tools) > MAX_NAMED else ''}.",
-        parameters=_MORE_PARAMETERS,
+        parameters=_MoreTools,
         effect=ToolEffect.READ_ONLY,
         run=run,
         is_persisted=False,

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self, TypeAlias
 import structlog
 
 from agent.model.base import ToolSchema
-from agent.tools.arguments import checked_arguments
+from agent.tools.arguments import Arguments, parsed, schema_of
 from hermes_state.errors import ToolError
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import ToolRunState
@@ -120,11 +120,8 @@ class ToolOutput:
     images: tuple[Image, ...]
 
 
-ToolFunction: TypeAlias = Callable[[dict[str, Any], ToolContext], Awaitable[str | ToolOutput]]
-"""Function of a tool: takes checked arguments, returns the result as the model reads it.
-
-It raises `ToolError` with what went wrong.
-"""
+ToolFunction: TypeAlias = Callable[[Any, ToolContext], Awaitable[str | ToolOutput]]
+"""Function of a tool: it receives parsed arguments and returns the result for the model, or raises `ToolError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +130,8 @@ class Tool:
 
     name: str
     description: str
-    parameters: Mapping[str, Any]
-    """JSON schema of type object."""
+    parameters: type[Arguments] | Mapping[str, Any]
+    """Type of the arguments, or a JSON schema of type object, with which the tool's functions receive a dict."""
     effect: ToolEffect
     run: ToolFunction
     why_unavailable: Callable[[], str | None] = lambda: None
@@ -149,19 +146,19 @@ class Tool:
     themselves by `ToolContext.result_size`."""
     needs_approval: bool = True
     """A call that writes or executes follows the approval policy. False for what is the chat's own, such as notes."""
-    is_exempt: Callable[[Mapping[str, Any]], bool] = lambda arguments: False
+    is_exempt: Callable[[Any], bool] = lambda arguments: False
     """Tells of a call, by its arguments, that it follows no policy, because it neither writes nor executes."""
-    check: Callable[[Mapping[str, Any], ToolContext], None] = lambda arguments, context: None
+    check: Callable[[Any, ToolContext], None] = lambda arguments, context: None
     """Looks at a call before anybody is asked about it; raises `ToolError` for one that cannot be done."""
-    shape: Callable[[Mapping[str, Any]], str] = lambda arguments: "any"
+    shape: Callable[[Any], str] = lambda arguments: "any"
     """Kind of a call, by its arguments: what `session` and `always` allow is this tool with calls of the same shape."""
     reach: Callable[[str], str] = lambda shape: "with any arguments" if shape == "any" else f"of the kind `{shape}`"
     """The calls of a shape, in words that follow the tool's name."""
-    instructs: Callable[[Mapping[str, Any]], bool] = lambda arguments: False
+    instructs: Callable[[Any], bool] = lambda arguments: False
     """True for a call that changes what later turns are told: in a chat of several people a moderator must allow it."""
     is_remote: bool = False
     """The tool runs on an MCP server, and follows the policy for those."""
-    shown: Callable[[Mapping[str, Any]], str] | None = None
+    shown: Callable[[Any], str] | None = None
     """Exact effect of a call, as Markdown for whoever is asked; None: its arguments."""
     is_essential: bool = False
     """Always listed in prompts, however small the window is."""
@@ -170,9 +167,9 @@ class Tool:
 
     @property
     def schema(self) -> ToolSchema:
-        return ToolSchema(name=self.name, description=self.description, parameters=self.parameters)
+        return ToolSchema(name=self.name, description=self.description, parameters=schema_of(self.parameters))
 
-    async def reply(self, arguments: dict[str, Any], context: ToolContext) -> "ToolReply":
+    async def reply(self, arguments: Any, context: ToolContext) -> "ToolReply":
         """Run the tool with arguments that fit. Whatever goes wrong in it becomes a reply."""
         try:
             async with asyncio.timeout(self.timeout_seconds):
@@ -242,7 +239,7 @@ class ToolRegistry:
     def available(self) -> tuple[Tool, ...]:
         return tuple(tool for tool in self.by_name.values() if tool.why_unavailable() is None)
 
-    def check(self, call: ToolCall) -> dict[str, Any]:
+    def check(self, call: ToolCall) -> Any:
         """The call's arguments, fit for its tool. Raises `ToolError` when there is nothing that could be run.
 
         >>> ToolRegistry().check(ToolCall(id="1", name="look", arguments="{}"))
@@ -255,15 +252,20 @@ class ToolRegistry:
                 raise ToolError(reason)
             names = ", ".join(tool.name for tool in self.available())
             raise ToolError(f"there is no tool named {call.name[:64]!r}; there are: {names or 'none'}")
-        return checked_arguments(call.arguments, tool.parameters)
+        return parsed(call.arguments, tool.parameters)
 
-    async def run(self, call: ToolCall, arguments: dict[str, Any], context: ToolContext) -> ToolReply:
+    async def run(self, call: ToolCall, arguments: Any, context: ToolContext) -> ToolReply:
         """Run a call that `check` has passed. Whatever goes wrong in the tool becomes a reply."""
         return await self.by_name[call.name].reply(arguments, context)
 
 
 def tool(
-    *, description: str, parameters: Mapping[str, Any], effect: ToolEffect, name: str | None = None, **options: Any
+    *,
+    description: str,
+    parameters: type[Arguments] | Mapping[str, Any],
+    effect: ToolEffect,
+    name: str | None = None,
+    **options: Any,
 ) -> Callable[[ToolFunction], Tool]:
     """Decorator that makes a tool of a function, by its name unless another is given; `options` are fields of `Tool`.
 

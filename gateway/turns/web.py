@@ -1,14 +1,11 @@
 """The web tools in the daemon: their settings, as the configuration in force has them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from agent.tools.registry import Tool
 from agent.tools.web.addresses import HostSettings
-from agent.tools.web.fetch_tool import fetch_tool
-from agent.tools.web.fetching import FetchSettings
-from agent.tools.web.search_clients import BraveClient, SearchClient, SearxngClient, TavilyClient
-from agent.tools.web.search_tool import SearchSettings, search_tool
+from agent.tools.web.fetching import FetchSettings, fetch_tool
+from agent.tools.web.search_tool import SearchService, brave, search_tool, searxng, tavily
 from gateway.config import LoadedConfig
 from gateway.config.tool_settings import WebConfig
 from hermes_state.redaction import Redactor
@@ -27,7 +24,7 @@ def web_tools(loaded: Callable[[], LoadedConfig]) -> tuple[Tool, ...]:
 
     return (
         fetch_tool(lambda: fetch_settings(config()), holds_secret, fault=lambda: None if config().enabled else _OFF),
-        search_tool(lambda: search_settings(config()), holds_secret),
+        search_tool(lambda: search_service(config()), holds_secret),
     )
 
 
@@ -37,25 +34,16 @@ def fetch_settings(config: WebConfig) -> FetchSettings:
     return FetchSettings(hosts=hosts)
 
 
-def search_settings(config: WebConfig) -> SearchSettings:
-    """The configured search service, or the reason why there is none."""
-    fault = _search_fault(config)
-    return SearchSettings(service=None if fault else _service(config), fault=fault)
-
-
-def _search_fault(config: WebConfig) -> str | None:
+def search_service(config: WebConfig) -> SearchService | str:
+    """Return the configured search service, or the reason why there is none."""
+    key, url = config.search_key.get_secret_value() if config.search_key is not None else "", config.search_url
     if not config.enabled:
         return _OFF
     if config.search is None:
         return "no search is configured: web.search names a service"
     if config.search == "searxng":
-        return None if config.search_url else "web.search is searxng, and web.search_url does not say where it is"
-    return None if config.search_key else f"web.search is {config.search}, and web.search_key is not set"
-
-
-def _service(config: WebConfig) -> SearchClient:
-    key = config.search_key.get_secret_value() if config.search_key is not None else ""
-    if config.search == "searxng":
-        return SearxngClient(url=config.search_url or "", key=key)
-    service = BraveClient(key=key) if config.search == "brave" else TavilyClient(key=key)
-    return replace(service, url=config.search_url) if config.search_url else service
+        return searxng(url, key) if url else "web.search is searxng, and web.search_url does not say where it is"
+    if not key:
+        return f"web.search is {config.search}, and web.search_key is not set"
+    service = brave if config.search == "brave" else tavily
+    return service(key, url) if url else service(key)

@@ -7,11 +7,10 @@ import pytest
 
 from agent.context.model_handle import ModelHandle
 from agent.subagents import NEEDS_A_YES, NOT_GIVEN, OF_THE_CONVERSATION, SubagentAccess, SubagentRunner
-from agent.tools.delegate import delegate_tool
 from agent.tools.offers import OpenAccess, Policy
+from agent.tools.planning import delegate_tool, todo_tool
 from agent.tools.recall import recall_tools
 from agent.tools.registry import DelegateRequest, Tool, ToolRegistry
-from agent.tools.todo import todo_tool
 from hermes_state.errors import StoreBroken
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn

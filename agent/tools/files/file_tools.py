@@ -9,12 +9,14 @@ import codecs
 import difflib
 import io
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TextIO, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, TextIO, TypeAlias, TypeVar
+
+from msgspec import Meta
 
 from agent.memory.sections import CONTEXT_FILES
 from agent.tools.approvals import fenced, inline
-from agent.tools.arguments import schema, switch, text, whole
+from agent.tools.arguments import Arguments
 from agent.tools.files.image_reader import ImageReader
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import load_row, whole_text
@@ -25,8 +27,6 @@ from hermes_state.values import Message, ToolEffect, parse_recall_id
 
 T = TypeVar("T")
 
-_DEFAULT_LINES = 500
-_MAX_LINES = 5_000
 _LINE_CHARACTERS = 2_000
 """Longest line that is shown whole among others; `column` reads on in it."""
 _MAX_CHARACTERS = 40_000
@@ -44,101 +44,111 @@ _PLAIN_QUOTES = {
 
 ANY_FILE = "any file in this chat's workspace"
 """Shape of calls that change files: what is allowed for longer is allowed for all of them."""
-PATH = "Path in the workspace, such as notes/plan.md."
+WorkspacePath: TypeAlias = Annotated[str, Meta(description="Path in the workspace, such as notes/plan.md.")]
+
+
+class _Read(Arguments, frozen=True):
+    path: Annotated[str, Meta(description="Path in the workspace, or an id such as m123.")]
+    offset: Annotated[int, Meta(ge=1, description="First line.")] = 1
+    limit: Annotated[int, Meta(ge=1, le=5_000, description="Most lines.")] = 500
+    column: Annotated[int, Meta(ge=1, description="Character of the first line to start at, for very long lines.")] = 1
+
+
+class _Write(Arguments, frozen=True):
+    path: WorkspacePath
+    content: str
+
+
+class _Edit(Arguments, frozen=True):
+    path: WorkspacePath
+    old: Annotated[str, Meta(description="Text as it is in the file, without line numbers.")]
+    new: str
+    all: Annotated[bool, Meta(description="Replace every occurrence.")] = False
+
+
+class _List(Arguments, frozen=True):
+    path: Annotated[str, Meta(description="Folder; empty: the whole workspace.")] = ""
+    depth: Annotated[int, Meta(ge=1, le=10)] = 3
 
 
 def file_tools(workspaces: WorkspaceStore, images: ImageReader | None = None) -> tuple[Tool, ...]:
-    """`read_file`, `write_file`, `edit_file` and `list_files`. `images` reads what is a picture."""
+    """Return `read_file`, `write_file`, `edit_file` and `list_files`. `images` reads pictures."""
 
-    async def read(arguments: dict[str, Any], context: ToolContext) -> str | ToolOutput:
-        view = {name: arguments[name] for name in ("offset", "limit", "column")}
+    async def read(asked: _Read, context: ToolContext) -> str | ToolOutput:
         room = min(_MAX_CHARACTERS, context.result_size)
-        row = await stored_row(arguments["path"], context)
+        row = await stored_row(asked.path, context)
         if row is not None:
-            text, name = io.StringIO(whole_text(row)), arguments["path"].strip()
-            excerpt = await asyncio.to_thread(_excerpt, text, name, room=room, **view)
-            is_first = view["offset"] == view["column"] == 1
+            excerpt = await asyncio.to_thread(
+                _excerpt, io.StringIO(whole_text(row)), asked.path.strip(), asked, room=room
+            )
+            is_first = asked.offset == asked.column == 1
             return ToolOutput(text=excerpt, images=row.body.images) if is_first and row.body.images else excerpt
-        parts, workspace = parse_path(arguments["path"]), workspaces.of(context.chat_id)
+        parts, workspace = parse_path(asked.path), workspaces.of(context.chat_id)
         if images is not None and (picture := await images.read(workspace, parts, context)) is not None:
             return picture
-        return await asyncio.to_thread(_read, workspace, parts, room=room, **view)
+        return await asyncio.to_thread(_read, workspace, parts, asked, room)
 
-    async def write(arguments: dict[str, Any], context: ToolContext) -> str:
-        parts, data = parse_path(arguments["path"]), arguments["content"].encode()
+    async def write(asked: _Write, context: ToolContext) -> str:
+        parts, data = parse_path(asked.path), asked.content.encode()
         is_new = await _changed(workspaces.of(context.chat_id), lambda workspace: workspace.write(parts, data))
         state = "a new file" if is_new else "it replaced what was there"
         return f"Wrote {len(data):,} bytes to {shown('/'.join(parts))}: {state}."
 
-    async def edit(arguments: dict[str, Any], context: ToolContext) -> str:
-        parts, old, new, is_all = parse_path(arguments["path"]), arguments["old"], arguments["new"], arguments["all"]
-        return await _changed(
-            workspaces.of(context.chat_id), lambda workspace: _edit(workspace, parts, old, new, is_all=is_all)
-        )
+    async def edit(asked: _Edit, context: ToolContext) -> str:
+        parts = parse_path(asked.path)
+        return await _changed(workspaces.of(context.chat_id), lambda workspace: _edit(workspace, parts, asked))
 
-    async def list_(arguments: dict[str, Any], context: ToolContext) -> str:
-        parts = parse_path(arguments["path"])
-        return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parts, arguments["depth"])
+    async def list_(asked: _List, context: ToolContext) -> str:
+        return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parse_path(asked.path), asked.depth)
 
-    look, change = ToolEffect.READ_ONLY, ToolEffect.WRITES
+    def shown_edit(asked: _Edit) -> str:
+        where = "each" if asked.all else "one"
+        return f"{_shown_path(asked)}, {where}\n{fenced(asked.old)}\nbecomes\n{fenced(asked.new)}"
+
     changes: dict[str, Any] = {
-        "check": lambda arguments, context: parse_path(arguments["path"]),
-        "shape": lambda arguments: ANY_FILE,
+        "effect": ToolEffect.WRITES,
+        "check": lambda asked, context: parse_path(asked.path),
+        "shape": lambda asked: ANY_FILE,
         "reach": lambda shape: f"for {shape}",
-        "instructs": lambda arguments: "/".join(parse_path(arguments["path"])) in CONTEXT_FILES,
+        "instructs": lambda asked: "/".join(parse_path(asked.path)) in CONTEXT_FILES,
     }
     return (
         Tool(
             name="read_file",
             description="Read a text or picture of the workspace, or a stored result by its id, with line numbers.",
-            parameters=schema(
-                "path",
-                path=text("Path in the workspace, or an id such as m123."),
-                offset=whole(1, "First line.", minimum=1),
-                limit=whole(_DEFAULT_LINES, "Most lines.", minimum=1, maximum=_MAX_LINES),
-                column=whole(1, "Character of the first line to start at, for very long lines.", minimum=1),
-            ),
-            effect=look,
+            parameters=_Read,
+            effect=ToolEffect.READ_ONLY,
             run=read,
             is_persisted=False,
         ),
         Tool(
             name="write_file",
             description="Write a whole text file in the workspace; folders are made, what was there is replaced.",
-            parameters=schema("path", "content", path=text(PATH), content=text()),
-            effect=change,
+            parameters=_Write,
             run=write,
-            shown=lambda arguments: (
-                f"{inline('/'.join(parse_path(arguments['path'])))} with\n{fenced(arguments['content'])}"
-            ),
+            shown=lambda asked: f"{_shown_path(asked)} with\n{fenced(asked.content)}",
             **changes,
         ),
         Tool(
             name="edit_file",
             description="Replace an exact text in a file of the workspace; it must occur once, unless all is set.",
-            parameters=schema(
-                *("path", "old", "new"),
-                path=text(PATH),
-                old=text("Text as it is in the file, without line numbers."),
-                new=text(),
-                all=switch("Replace every occurrence."),
-            ),
-            effect=change,
+            parameters=_Edit,
             run=edit,
-            shown=_shown_edit,
+            shown=shown_edit,
             **changes,
         ),
         Tool(
             name="list_files",
             description="List files and folders of the workspace with their sizes.",
-            parameters=schema(
-                path=text("Folder; empty: the whole workspace.", default=""),
-                depth=whole(3, minimum=1, maximum=10),
-            ),
-            effect=look,
+            parameters=_List,
+            effect=ToolEffect.READ_ONLY,
             run=list_,
         ),
     )
+
+
+def _shown_path(asked: _Write | _Edit) -> str:
+    return inline("/".join(parse_path(asked.path)))
 
 
 async def stored_row(path: str, context: ToolContext) -> Message | None:
@@ -176,13 +186,7 @@ def encoding_of(data: bytes) -> str | None:
     return "utf-8"
 
 
-def _shown_edit(arguments: Mapping[str, Any]) -> str:
-    where = "each" if arguments["all"] else "one"
-    path = inline("/".join(parse_path(arguments["path"])))
-    return f"{path}, {where}\n{fenced(arguments['old'])}\nbecomes\n{fenced(arguments['new'])}"
-
-
-def _read(workspace: WorkspaceHandle, parts: PathParts, *, room: int, offset: int, limit: int, column: int) -> str:
+def _read(workspace: WorkspaceHandle, parts: PathParts, asked: _Read, room: int) -> str:
     path = "/".join(parts)
     with workspace.open_file(parts) as file:
         size, most = file.seek(0, io.SEEK_END), workspace.settings.max_file_bytes
@@ -195,12 +199,12 @@ def _read(workspace: WorkspaceHandle, parts: PathParts, *, room: int, offset: in
         file.seek(0)
         stream = io.TextIOWrapper(file, "utf-8-sig" if encoding == "utf-8" else encoding, errors="replace")
         note = " It is not UTF-8, and was read as Windows-1252." if encoding == "cp1252" else ""
-        return _excerpt(stream, path, room=room, offset=offset, limit=limit, column=column, note=note)
+        return _excerpt(stream, path, asked, room=room, note=note)
 
 
-def _excerpt(stream: TextIO, name: str, *, room: int, offset: int, limit: int, column: int, note: str = "") -> str:
-    """Numbered lines of a text, as many as there is room for, and how to read on."""
-    rows: list[str] = []
+def _excerpt(stream: TextIO, name: str, asked: _Read, *, room: int, note: str = "") -> str:
+    """Return numbered lines of a text, as many as fit into `room` characters, and how to read on."""
+    rows, offset, column = list[str](), asked.offset, asked.column
     total, is_full, more = 0, False, ""
     for total, (line, length) in enumerate(_lines(stream, column - 1 + room), start=1):
         if total < offset or is_full:
@@ -217,7 +221,7 @@ def _excerpt(stream: TextIO, name: str, *, room: int, offset: int, limit: int, c
             rows.append(
                 f"[line {total} has {length:,} characters; read_file with offset {total} and column {end + 1} reads on]"
             )
-        is_full = len(rows) >= limit or room <= 0
+        is_full = len(rows) >= asked.limit or room <= 0
     if not rows and offset > max(total, 1):
         raise ToolError(f"{shown(name)} ends after {counted(total, 'line')}")
     last = offset - 1 + sum(row[0] != "[" for row in rows)
@@ -241,8 +245,9 @@ def _lines(stream: TextIO, keep: int) -> Iterator[tuple[str, int]]:
 # ---- editing
 
 
-def _edit(workspace: WorkspaceHandle, parts: PathParts, old: str, new: str, *, is_all: bool) -> str:
+def _edit(workspace: WorkspaceHandle, parts: PathParts, asked: _Edit) -> str:
     data, path = workspace.read(parts, _MAX_EDITED), shown("/".join(parts))
+    old, new = asked.old, asked.new
     encoding = encoding_of(data)
     if encoding is None:
         raise ToolError(f"{path} is no text")
@@ -250,11 +255,11 @@ def _edit(workspace: WorkspaceHandle, parts: PathParts, old: str, new: str, *, i
         text = data.decode(encoding)
         if "\r\n" in text and "\r" not in old:
             old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
-        changed = _replaced(text, old, new, path, is_all=is_all).encode(encoding)
+        changed = _replaced(text, old, new, path, is_all=asked.all).encode(encoding)
     except UnicodeError as error:
         raise ToolError(f"{path} is not UTF-8, and the change does not fit its encoding") from error
     workspace.write(parts, changed)
-    count = text.count(old) if is_all else 1
+    count = text.count(old) if asked.all else 1
     first = text.count("\n", 0, text.index(old)) + 1
     return (
         f"Replaced {counted(count, 'occurrence')} in {path}, from line {first} on; it has {len(changed):,} bytes now."

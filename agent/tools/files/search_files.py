@@ -15,9 +15,11 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
-from agent.tools.arguments import schema, switch, text
+from msgspec import Meta
+
+from agent.tools.arguments import Arguments
 from agent.tools.files.file_tools import encoding_of, stored_row
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import whole_text
@@ -86,26 +88,34 @@ class _SearchState:
     """Time or room ended before the files did."""
 
 
+class _Search(Arguments, frozen=True):
+    pattern: str
+    path: Annotated[str, Meta(description="File, folder or id such as m123.")] = ""
+    glob: Annotated[str, Meta(description="Only files such as *.py or src/*.ts.")] = ""
+    literal: Annotated[bool, Meta(description="The pattern is plain text.")] = False
+    ignore_case: bool = False
+
+
 def search_tool(workspaces: WorkspaceStore) -> Tool:
     """`search_files`."""
 
     turns = FairSlots(_MAX_SEARCHES)
 
-    async def search(arguments: dict[str, Any], context: ToolContext) -> str:
+    async def search(asked: _Search, context: ToolContext) -> str:
         async with turns.taken_by(context.chat_id):
-            return await search_alone(arguments, context)
+            return await search_alone(asked, context)
 
-    async def search_alone(arguments: dict[str, Any], context: ToolContext) -> str:
-        command = _command(arguments["pattern"], is_literal=arguments["literal"], is_any_case=arguments["ignore_case"])
+    async def search_alone(asked: _Search, context: ToolContext) -> str:
+        command = _command(asked)
         deadline, state = asyncio.get_running_loop().time() + _SEARCH_SECONDS, _SearchState()
-        stored = await stored_row(arguments["path"], context)
+        stored = await stored_row(asked.path, context)
         if stored is not None:
             with ExitStack() as held:
                 handle = await asyncio.to_thread(_as_file, whole_text(stored), held)
-                await _search(command, {handle: arguments["path"].strip()}, deadline, state)
+                await _search(command, {handle: asked.path.strip()}, deadline, state)
         else:
-            parts = parse_path(arguments["path"])
-            files = _files(workspaces.of(context.chat_id), parts, arguments["glob"])
+            parts = parse_path(asked.path)
+            files = _files(workspaces.of(context.chat_id), parts, asked.glob)
             while not state.is_cut:
                 with ExitStack() as held:
                     batch = await asyncio.to_thread(_open, workspaces.of(context.chat_id), files, held)
@@ -118,27 +128,21 @@ def search_tool(workspaces: WorkspaceStore) -> Tool:
         name="search_files",
         description="Search the text files of the workspace, or a stored result by its id, for a regular expression, "
         "line by line.",
-        parameters=schema(
-            "pattern",
-            pattern=text(),
-            path=text("File, folder or id such as m123.", default=""),
-            glob=text("Only files such as *.py or src/*.ts.", default=""),
-            literal=switch("The pattern is plain text."),
-            ignore_case=switch(),
-        ),
+        parameters=_Search,
         effect=ToolEffect.READ_ONLY,
         run=search,
         is_persisted=False,
     )
 
 
-def _command(pattern: str, *, is_literal: bool, is_any_case: bool) -> list[str]:
+def _command(asked: _Search) -> list[str]:
+    pattern = asked.pattern
     if not pattern or "\n" in pattern or "\0" in pattern:
         raise ToolError("the pattern must have something to look for, in one line")
     program = shutil.which("rg")
     if program is None:
-        text = re.escape(pattern) if is_literal else pattern
-        return [sys.executable, "-I", "-S", "-c", _WORKER, "i" if is_any_case else "-", text]
+        text = re.escape(pattern) if asked.literal else pattern
+        return [sys.executable, "-I", "-S", "-c", _WORKER, "i" if asked.ignore_case else "-", text]
     return [
         *(
             program,
@@ -150,18 +154,10 @@ def _command(pattern: str, *, is_literal: bool, is_any_case: bool) -> list[str]:
             "--null",
             "--column",
         ),
-        *(
-            "--text",
-            "--max-columns",
-            str(_LINE_CHARACTERS),
-            "--max-columns-preview",
-            "--max-count",
-            str(_FOUND_IN_FILE),
-            "--threads=1",  # each takes of the memory
-            "--dfa-size-limit=64M",
-        ),
-        *(["--fixed-strings"] if is_literal else []),
-        *(["--ignore-case"] if is_any_case else []),
+        *("--text", f"--max-columns={_LINE_CHARACTERS}", "--max-columns-preview", f"--max-count={_FOUND_IN_FILE}"),
+        *("--threads=1", "--dfa-size-limit=64M"),  # each thread uses more memory
+        *(["--fixed-strings"] if asked.literal else []),
+        *(["--ignore-case"] if asked.ignore_case else []),
         *("--regexp", pattern, "--"),
     ]
 

@@ -9,10 +9,12 @@ import mimetypes
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
-from agent.tools.arguments import schema, text
-from agent.tools.files.file_tools import PATH
+from msgspec import Meta
+
+from agent.tools.arguments import Arguments
+from agent.tools.files.file_tools import WorkspacePath
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.registry import Tool, ToolContext
 from hermes_state import attachments, outbox
@@ -43,11 +45,16 @@ class FileDelivery:
     clock: Clock
 
 
+class _Sent(Arguments, frozen=True):
+    path: WorkspacePath
+    caption: Annotated[str, Meta(description="Plain text below it.")] = ""
+
+
 def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
     """`send_file`."""
 
-    async def send(arguments: dict[str, Any], context: ToolContext) -> str:
-        parts, caption, limit = parse_path(arguments["path"]), arguments["caption"], delivery.max_bytes(context.chat)
+    async def send(asked: _Sent, context: ToolContext) -> str:
+        parts, caption, limit = parse_path(asked.path), asked.caption, delivery.max_bytes(context.chat)
         if not limit:
             raise ToolError("files cannot be given to this chat")
         if len(caption) > _MAX_CAPTION:
@@ -66,7 +73,7 @@ def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
     return Tool(
         name="send_file",
         description="Give a file or picture of the workspace to the people in the chat.",
-        parameters=schema("path", path=text(PATH), caption=text("Plain text below it.", default="")),
+        parameters=_Sent,
         effect=ToolEffect.WRITES,  # so that a restart does not send it again
         run=send,
         needs_approval=False,  # the chat is given what is its own

@@ -8,15 +8,17 @@ import asyncio
 import re
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 from weakref import WeakValueDictionary
+
+from msgspec import Meta
 
 from agent.settings import TerminalSettings
 from agent.tools.approvals import fenced
-from agent.tools.arguments import schema, switch, text
+from agent.tools.arguments import Arguments
 from agent.tools.registry import Tool, ToolContext
 from agent.tools.terminal.running_command import RunningCommand
 from agent.tools.terminal.sandbox import terminal_fault
@@ -33,20 +35,24 @@ _MAX_ENDED = 10
 _TIMEOUT_SECONDS = 90_000.0
 """Above the highest `terminal.seconds`: this tool ends its commands itself."""
 
-_DESCRIPTION = (
-    "Run a shell command (bash, if there is one) in a sandbox. It begins in /workspace, the files of this chat, which "
-    "is all that stays; /tmp is gone afterwards, and there is no network unless the operator allows it. Of a long "
-    "output you see the beginning and the end. What a command leaves running ends with it: for servers and long work "
-    "set background, then use poll (reads new output), kill and list."
-)
 _SECONDS = "run: stop it after so long. poll: wait so long for its end, by default not at all."
-_PARAMETERS = schema(
-    action=text(enum=["run", "poll", "kill", "list"], default="run"),
-    command=text("For run."),
-    background=switch("Return at once, with an id."),
-    seconds={"type": "number", "minimum": 0, "description": _SECONDS},
-    id=text("For poll and kill."),
-)
+
+
+class Command(Arguments, frozen=True):
+    """A call of the terminal."""
+
+    action: Literal["run", "poll", "kill", "list"] = "run"
+    command: Annotated[str, Meta(description="For run.")] = ""
+    background: Annotated[bool, Meta(description="Return at once, with an id.")] = False
+    seconds: Annotated[float, Meta(ge=0, description=_SECONDS)] | None = None
+    id: Annotated[str, Meta(description="For poll and kill.")] = ""
+
+    def needed(self, name: Literal["command", "id"]) -> str:
+        """Return an argument that the action needs. Raises `ToolError` if it is missing."""
+        value: str = getattr(self, name)
+        if not value:
+            raise ToolError(f"{self.action} needs {name}")
+        return value
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -150,14 +156,14 @@ def terminal_tool(
     """The tool; `settings` are those in force, `folder_of` gives a chat's workspace."""
     lines: WeakValueDictionary[ChatId, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def run(arguments: dict[str, Any], context: ToolContext) -> str:
-        given, seconds = settings(), arguments.get("seconds")
-        match arguments["action"]:
+    async def run(asked: Command, context: ToolContext) -> str:
+        given, seconds = settings(), asked.seconds
+        match asked.action:
             case "list":
                 return _listed(background.of(context.chat_id))
             case "run":
-                command, folder = _required(arguments, "command"), folder_of(context.chat_id)
-                if arguments["background"]:
+                command, folder = asked.needed("command"), folder_of(context.chat_id)
+                if asked.background:
                     one = await background.start(command, folder, given, context)
                     return f"Started in the background; its id is {one.id}."
                 async with lines.setdefault(context.chat_id, asyncio.Semaphore(_MAX_WAITED_FOR)):
@@ -166,7 +172,7 @@ def terminal_tool(
                     await running.finish(min(seconds or given.seconds, given.seconds))
                 return running.report()
             case action:
-                one = background.find(context.chat_id, _required(arguments, "id"))
+                one = background.find(context.chat_id, asked.needed("id"))
                 if action == "poll":
                     return await background.wait(one, min(seconds or 0.0, given.seconds))
                 one.pollers += 1  # this call tells of the end
@@ -175,14 +181,17 @@ def terminal_tool(
 
     return Tool(
         name=TERMINAL,
-        description=_DESCRIPTION,
-        parameters=_PARAMETERS,
+        description="Run a shell command (bash, if there is one) in a sandbox. It begins in /workspace, the files of "
+        "this chat, which is all that stays; /tmp is gone afterwards, and there is no network unless the operator "
+        "allows it. Of a long output you see the beginning and the end. What a command leaves running ends with it: "
+        "for servers and long work set background, then use poll (reads new output), kill and list.",
+        parameters=Command,
         effect=ToolEffect.EXECUTES,
         run=run,
         why_unavailable=lambda: terminal_fault(settings()),
         timeout_seconds=_TIMEOUT_SECONDS,
-        is_exempt=lambda arguments: arguments["action"] != "run",
-        shape=lambda arguments: command_shape(arguments, is_exact=settings().unsafe),
+        is_exempt=lambda asked: asked.action != "run",
+        shape=lambda asked: command_shape(asked, is_exact=settings().unsafe),
         reach=lambda shape: (
             f"running `{shape[:-2]}` with any plain words"
             if shape.endswith(" …")
@@ -200,32 +209,25 @@ _PLAIN = re.compile(
 _MAX_SHAPE_CHARACTERS = 200
 
 
-def command_shape(arguments: Mapping[str, Any], *, is_exact: bool = False) -> str:
+def command_shape(asked: Command, *, is_exact: bool = False) -> str:
     """Kind of a command, for what is allowed for longer: its program where that starts no others, else all of it.
 
     `is_exact`: always all of it, where no sandbox bounds what the program reaches.
 
-    >>> [command_shape({"command": one, "background": False}) for one in ("ls -l notes", "ls; reboot", "make all")]
+    >>> [command_shape(Command(command=one)) for one in ("ls -l notes", "ls; reboot", "make all")]
     ['ls …', 'ls; reboot', 'make all']
     """
-    command = arguments.get("command", "").strip()
+    command = asked.command.strip()
     found = None if is_exact else _PLAIN.fullmatch(command)
     shape = command if found is None else f"{found[1]} …"
-    return "" if arguments["background"] or len(shape) > _MAX_SHAPE_CHARACTERS else shape
+    return "" if asked.background or len(shape) > _MAX_SHAPE_CHARACTERS else shape
 
 
-def _shown(arguments: Mapping[str, Any]) -> str:
-    """A command for whoever is asked."""
-    where = "\nIt goes on in the background." if arguments["background"] else ""
-    limit = f"\nIt is stopped after {arguments['seconds']:g} seconds." if "seconds" in arguments else ""
-    return f"{fenced(arguments.get('command', ''), 'sh')}{where}{limit}"
-
-
-def _required(arguments: dict[str, Any], key: str) -> str:
-    value: str | None = arguments.get(key)
-    if not value:
-        raise ToolError(f"{arguments['action']} needs {key}")
-    return value
+def _shown(asked: Command) -> str:
+    """Return a command as people are asked about it."""
+    where = "\nIt goes on in the background." if asked.background else ""
+    limit = f"\nIt is stopped after {asked.seconds:g} seconds." if asked.seconds is not None else ""
+    return f"{fenced(asked.command, 'sh')}{where}{limit}"
 
 
 def _listed(commands: list[BackgroundCommand]) -> str:

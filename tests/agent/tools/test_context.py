@@ -6,7 +6,7 @@ import pytest
 
 from agent.context.model_handle import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from agent.tools.context import context_tool
+from agent.tools.planning import context_tool
 from hermes_state.values import MessageRole
 from tests.agent.conftest import Chat, Sink
 from tests.agent.context.contexts import agent_of, dialled, fill_and_ask, look, summary_of

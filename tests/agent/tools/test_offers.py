@@ -7,8 +7,8 @@ import pytest
 
 from agent.tool_calls import ToolCallRunner
 from agent.tools.budgets import ResultBudget
-from agent.tools.context import context_tool
 from agent.tools.offers import MORE_TOOLS, OfferRegistry, OpenAccess, Policy, offer, schema_tokens
+from agent.tools.planning import context_tool
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry, tool
 from hermes_state import journal
