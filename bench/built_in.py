@@ -7,7 +7,7 @@ from pathlib import Path
 from agent.context.commit import CompressionRegistry
 from agent.images.scaling import ImageScaler
 from agent.settings import TerminalSettings
-from agent.tools.files.image_reader import ImageReader
+from agent.tools.files.file_tools import ImageReader
 from agent.tools.files.send_file import FileDelivery
 from agent.tools.offers import OpenAccess
 from agent.tools.schedules.schedule_tool import schedule_tool

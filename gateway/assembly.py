@@ -24,8 +24,7 @@ from agent.model.sizes import ASSUMED_CONTEXT
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.subagents import SubagentRunner
 from agent.tools.budgets import ResultBudget
-from agent.tools.files.file_tools import file_tools
-from agent.tools.files.image_reader import ImageReader
+from agent.tools.files.file_tools import ImageReader, file_tools
 from agent.tools.files.search_files import search_tool
 from agent.tools.files.send_file import FileDelivery, send_file_tool
 from agent.tools.files.workspace import WorkspaceStore

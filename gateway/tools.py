@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from agent.images.scaling import ImageScaler
-from agent.tools.files.image_reader import ImageReader
+from agent.tools.files.file_tools import ImageReader
 from agent.tools.files.send_file import FileDelivery
 from agent.tools.files.workspace import WorkspaceStore
 from agent.tools.mcp.results import ImageStore

@@ -1,7 +1,6 @@
-"""Tools for the files of a chat's workspace: read, write, edit and list them.
+"""Tools that read, write, edit and list the files of a chat's workspace.
 
-`read_file` also reads what is stored of this conversation by its recall id: a result that was too long to show whole.
-Its own limits bound what it gives, so that reading never has to be stored in turn.
+`read_file` also reads stored messages by recall id. It bounds its own results, so that they never need to be stored.
 """
 
 import asyncio
@@ -9,33 +8,35 @@ import codecs
 import difflib
 import io
 import itertools
+import mimetypes
+import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TextIO, TypeAlias, TypeVar
 
 from msgspec import Meta
 
+from agent.images.scaling import ImageLimits, ImageScaler, OversizedImageError, UnreadableImageError, mime_of
 from agent.memory.sections import CONTEXT_FILES
 from agent.tools.approvals import fenced, inline
 from agent.tools.arguments import Arguments
-from agent.tools.files.image_reader import ImageReader
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import load_row, whole_text
 from agent.tools.registry import Tool, ToolContext, ToolOutput
+from hermes_state import attachments
+from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.text import counted
-from hermes_state.values import Message, ToolEffect, parse_recall_id
+from hermes_state.values import Clock, Image, Message, ToolEffect, parse_recall_id
 
 T = TypeVar("T")
 
 _LINE_CHARACTERS = 2_000
 """Longest line that is shown whole among others; `column` reads on in it."""
-_MAX_CHARACTERS = 40_000
 _PIECE = 65_536
-_MAX_EDITED = 5_000_000
-"""Largest file that is edited, in bytes: each step over all of a text holds up every chat."""
 _MAX_LISTED = 500
-_COMPARED_LINES = 5_000
-"""Most lines of a file that are compared with a text that was not found in it."""
 _PLAIN_QUOTES = {
     ord(odd): plain
     for plain, odds in {'"': "\u201c\u201d\u201e\u00ab\u00bb", "'": "\u2018\u2019\u201a\u00b4`"}.items()
@@ -71,11 +72,11 @@ class _List(Arguments, frozen=True):
     depth: Annotated[int, Meta(ge=1, le=10)] = 3
 
 
-def file_tools(workspaces: WorkspaceStore, images: ImageReader | None = None) -> tuple[Tool, ...]:
+def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) -> tuple[Tool, ...]:
     """Return `read_file`, `write_file`, `edit_file` and `list_files`. `images` reads pictures."""
 
     async def read(asked: _Read, context: ToolContext) -> str | ToolOutput:
-        room = min(_MAX_CHARACTERS, context.result_size)
+        room = min(40_000, context.result_size)
         row = await stored_row(asked.path, context)
         if row is not None:
             excerpt = await asyncio.to_thread(
@@ -152,7 +153,7 @@ def _shown_path(asked: _Write | _Edit) -> str:
 
 
 async def stored_row(path: str, context: ToolContext) -> Message | None:
-    """The row that is stored under a recall id; None where `path` is none. Raises `ToolError` for an unknown one."""
+    """Return the row of a recall id; None if `path` is no id. Raises `ToolError` for an unknown id."""
     message_id = parse_recall_id(path)
     if message_id is None:
         return None
@@ -174,7 +175,7 @@ async def _changed(workspace: WorkspaceHandle, change: Callable[[WorkspaceHandle
 
 
 def encoding_of(data: bytes) -> str | None:
-    """The encoding of a text by its beginning; None for what is no text."""
+    """Return the encoding of a text, by its beginning; None if it is no text."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in data:
@@ -232,7 +233,7 @@ def _excerpt(stream: TextIO, name: str, asked: _Read, *, room: int, note: str = 
 
 
 def _lines(stream: TextIO, keep: int) -> Iterator[tuple[str, int]]:
-    """Lines without their ends, at most their first `keep` characters, each with its length."""
+    """Yield the first `keep` characters of each line, without its end, and its length."""
     while piece := stream.readline(_PIECE):
         kept, length = piece[:keep], len(piece)
         while not piece.endswith("\n") and (piece := stream.readline(_PIECE)):
@@ -246,8 +247,8 @@ def _lines(stream: TextIO, keep: int) -> Iterator[tuple[str, int]]:
 
 
 def _edit(workspace: WorkspaceHandle, parts: PathParts, asked: _Edit) -> str:
-    data, path = workspace.read(parts, _MAX_EDITED), shown("/".join(parts))
-    old, new = asked.old, asked.new
+    data = workspace.read(parts, 5_000_000)  # each step over a whole text holds up every chat
+    path, old, new = shown("/".join(parts)), asked.old, asked.new
     encoding = encoding_of(data)
     if encoding is None:
         raise ToolError(f"{path} is no text")
@@ -285,8 +286,8 @@ def _replaced(text: str, old: str, new: str, path: str, *, is_all: bool) -> str:
 
 
 def _nearest(text: str, old: str) -> str:
-    """Part of a text that comes closest to one that it does not have, for the model to see the difference."""
-    lines = text.splitlines()[:_COMPARED_LINES]
+    """Return the part of a text that is most like `old`, which it does not contain."""
+    lines = text.splitlines()[:5_000]  # comparing takes time
     wanted = [_folded(line) for line in old.strip("\r\n").splitlines()] or [""]
     folded = [_folded(line) for line in lines]
     size = len(wanted)
@@ -322,3 +323,63 @@ def _list(workspace: WorkspaceHandle, parts: PathParts, depth: int) -> str:
         return f"{shown('/'.join(parts)) if parts else 'The workspace'} is empty."
     more = f", the first {_MAX_LISTED}: a path or a lower depth shows less" if len(found) > _MAX_LISTED else ""
     return "\n".join([f"Files with their bytes, and folders{more}:", *rows])
+
+
+# ---- pictures
+
+_PICTURE = re.compile(
+    rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*|\0\0\x01\0|\0\0\0\x0cjP  |"
+    rb"....ftypavi[fs]",
+    re.DOTALL,
+)
+"""First bytes of the formats that the worker reads: PNG, JPEG, GIF, WebP, BMP, TIFF, ICO, JPEG 2000 and AVIF."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageReader:
+    """Shows pictures of workspaces to models that see, kept and scaled like pictures that people send."""
+
+    files: AttachmentFolder
+    max_bytes: int
+    """Largest picture that is read."""
+    scaler: ImageScaler
+    clock: Clock
+
+    async def read(self, workspace: WorkspaceHandle, parts: PathParts, context: ToolContext) -> str | ToolOutput | None:
+        """Return a picture, or a sentence for a model that sees none; None if it is no picture. Raises `ToolError`."""
+
+        def is_picture() -> bool:
+            with workspace.open_file(parts) as file:
+                return _PICTURE.match(file.read(32)) is not None
+
+        if not await asyncio.to_thread(is_picture):
+            return None
+        name = shown("/".join(parts))
+        if not context.sees_images:
+            return f"{name} is a picture, and the model of this conversation sees none; send_file gives it to people."
+        file, copy = await self._scaled(workspace, parts, name)
+        await self.scaler.keep(file.path, ImageLimits(), copy)
+        kept = replace(file, size_bytes=file.size_bytes + len(copy))
+        attachment_id = await context.store.write(attachments.insert, context.chat_id, kept, self.clock.now())
+        image = Image(attachment_id=attachment_id, mime=mime_of(copy), path=file.path)
+        return ToolOutput(text=f"{name} is a picture; it is shown behind this result.", images=(image,))
+
+    async def _scaled(self, workspace: WorkspaceHandle, parts: PathParts, name: str) -> tuple[StoredFile, bytes]:
+        """Keep a picture as it is now. Return its file, and the scaled copy that models are shown."""
+        mime = mimetypes.guess_type(parts[-1])[0]
+        data = await asyncio.to_thread(workspace.read, parts, self.max_bytes)
+        try:
+            fetched = await asyncio.to_thread(self.files.new_file)
+            try:
+                await asyncio.to_thread(fetched.write_bytes, data)
+                copy = await self.scaler.scaled(fetched, ImageLimits())
+                return await asyncio.to_thread(self.files.keep, fetched, parts[-1], mime), copy
+            finally:
+                with suppress(OSError):  # it was moved, or is removed as a leftover
+                    fetched.unlink(missing_ok=True)
+        except OversizedImageError as error:
+            raise ToolError(f"{name} has more pixels than can be looked at; a smaller copy can") from error
+        except UnreadableImageError as error:
+            raise ToolError(f"{name} begins like a picture, but is broken or of a kind that is not read") from error
+        except OSError as error:
+            raise ToolError(f"{name} cannot be looked at now: {error.strerror or error}") from error

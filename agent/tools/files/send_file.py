@@ -1,7 +1,6 @@
-"""Tool that gives a file of the workspace to the chat.
+"""Tool `send_file`: gives a file of the workspace to the chat.
 
-The bytes are kept as they are at the time of the call, and what is owed is a row of the outbox: delivered once, also
-after a restart, and unchanged by what happens to the file later.
+The call keeps a copy of the file and adds a row to the outbox, so it is delivered once, also after a restart.
 """
 
 import asyncio
@@ -27,21 +26,19 @@ from hermes_state.store.sql import Connection, scalar_or_none
 from hermes_state.turns import TurnMoved, require_running
 from hermes_state.values import ChatId, ChatKey, Clock, MessageId, Millis, ToolEffect
 
-_PIECE = 1 << 20
 _MAX_CAPTION = 1_000
-"""Longest caption, in characters: Telegram takes 1,024 units."""
+"""Longest caption, in characters: Telegram accepts 1,024 units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDelivery:
-    """Ways of a file from a workspace to people."""
+    """Delivery of files from workspaces to people."""
 
     files: AttachmentFolder
-    """Files that are kept."""
     max_bytes: Callable[[ChatKey], int]
-    """Largest file that a chat's platform takes; 0: none."""
+    """Returns the largest file that a chat's platform accepts; 0: none."""
     deliver: Callable[[ChatId], None]
-    """Called when a chat is owed something."""
+    """Called after a row was added to the outbox of a chat."""
     clock: Clock
 
 
@@ -51,7 +48,7 @@ class _Sent(Arguments, frozen=True):
 
 
 def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
-    """`send_file`."""
+    """Return `send_file`."""
 
     async def send(asked: _Sent, context: ToolContext) -> str:
         parts, caption, limit = parse_path(asked.path), asked.caption, delivery.max_bytes(context.chat)
@@ -81,12 +78,12 @@ def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
 
 
 def _keep(workspace: WorkspaceHandle, parts: PathParts, files: AttachmentFolder, limit: int) -> StoredFile:
-    """Copy a file to where attachments are kept."""
+    """Copy a file to the attachments."""
     most = min(limit, workspace.settings.max_file_bytes)
     target = files.new_file()
     try:
         with workspace.open_file(parts) as file, target.open("wb") as copy:
-            while copy.tell() <= most and (piece := file.read(_PIECE)):
+            while copy.tell() <= most and (piece := file.read(1 << 20)):
                 copy.write(piece)
             size = copy.tell()
         if not 0 < size <= most:
@@ -94,13 +91,13 @@ def _keep(workspace: WorkspaceHandle, parts: PathParts, files: AttachmentFolder,
             raise ToolError(f"{shown('/'.join(parts))} {state}")
         return files.keep(target, parts[-1], mimetypes.guess_type(parts[-1])[0])
     finally:
-        with suppress(OSError):  # it is where it belongs by now, or nobody will miss it
+        with suppress(OSError):  # it was moved, or is removed as a leftover
             target.unlink(missing_ok=True)
 
 
 @locks(chat="context.chat_id")
 def _owe(db: Connection, context: ToolContext, file: StoredFile, caption: str, now: Millis) -> bool:
-    """Owe a file to the chat; False where the turn has sent the same already. Raises `TurnMoved`."""
+    """Add a file to the outbox. Return False if the turn has sent the same already. Raises `TurnMoved`."""
     require_running(db, context.claim)
     key = f"turn:{context.turn_id}:file:{file.sha256}:{file.name}"
     if outbox.find_recipient(db, key) is not None:

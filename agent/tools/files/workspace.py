@@ -270,10 +270,9 @@ def _replace(folder: int, name: str, data: bytes, mode: int) -> None:
             os.fchmod(handle, mode)
             os.fsync(handle)
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        with suppress(OSError):
+    finally:
+        with suppress(OSError):  # it is gone after a rename
             os.unlink(draft, dir_fd=folder)
-        raise
     os.fsync(folder)
 
 

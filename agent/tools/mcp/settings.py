@@ -1,6 +1,6 @@
-"""Settings of one MCP server, and what it has said of itself: values without the SDK."""
+"""Values about one MCP server, without the SDK: its settings, its lists and its state."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -11,7 +11,7 @@ from hermes_state.values import Millis, ToolEffect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Server that is started (`command`) or reached over HTTP (`url`), and what of it may be used."""
+    """Server to start (`command`) or to reach over HTTP (`url`), and which of its tools may be used."""
 
     name: str
     command: str | None = None
@@ -28,19 +28,16 @@ class ServerSettings:
     seconds: float = 60.0
 
     def offers(self, tool: str) -> bool:
-        """True for a tool that the agent may know of."""
-        return _fits(tool, self.allow) and not _fits(tool, self.deny)
+        """Return True for a tool that the agent may know of."""
+        is_allowed, is_denied = (any(fnmatchcase(tool, one) for one in some) for some in (self.allow, self.deny))
+        return is_allowed and not is_denied
 
     def effect_of(self, tool: "RemoteTool") -> ToolEffect:
-        """Effect of a tool on the world: by the operator, and by the server's own word only where that is trusted."""
+        """Return the effect of a tool as the operator says, or as the server does if it is trusted."""
         for pattern, effect in self.effects.items():
             if fnmatchcase(tool.name, pattern):
                 return effect
         return ToolEffect.READ_ONLY if self.trusts_hints and tool.claims_to_read else ToolEffect.WRITES
-
-
-def _fits(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +72,11 @@ class ServerStatus:
     """State of a server for people."""
 
     name: str
-    state: ServerState
+    state: ServerState = ServerState.STARTING
     since: Millis
-    tools: Mapping[str, ToolEffect]
+    tools: Mapping[str, ToolEffect] = field(default_factory=dict)
     """Effects of its tools, by the names that the agent calls."""
-    catalog: ServerCatalog
-    error: str | None
+    catalog: ServerCatalog = ServerCatalog()
+    error: str | None = None
     """Last failure."""
-    next_try_at: Millis | None
+    next_try_at: Millis | None = None

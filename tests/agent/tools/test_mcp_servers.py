@@ -19,11 +19,11 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.tools.mcp.bounds import GOODBYE_SECONDS, LineReader, find_id, weight
+from agent.tools.mcp.connection import GOODBYE_SECONDS
 from agent.tools.mcp.results import ImageStore, RemoteResult
 from agent.tools.mcp.servers import RETRIES, ServerRegistry
 from agent.tools.mcp.settings import RemoteTool, ServerSettings, ServerState, ServerStatus
-from agent.tools.mcp.stdio import server_environ
+from agent.tools.mcp.stdio import LineReader, find_id, server_environ, weight
 from agent.tools.registry import ToolContext, ToolOutput
 from hermes_state.aio import Backoff
 from hermes_state.errors import ToolError
