@@ -1,7 +1,7 @@
-"""Flush of memory: before older messages leave a model's view, it notes what must be known beyond the conversation.
+"""Memory flush: before a compression, a model notes facts that other conversations need.
 
-One model call with no other tool than `memory`, beside the call that writes the summary. It is shown what people and
-the assistant said, and nothing that a tool returned or a handoff says: neither becomes a note. No row of it is stored.
+It is one model call with `memory` as its only tool. It reads the words of people and of the assistant, but no results
+of tools and no handoffs. No row of it is stored.
 """
 
 import asyncio
@@ -30,12 +30,8 @@ from hermes_state.values import ChatKey, Clock, Origin, Transcript, UserRef
 
 log = structlog.get_logger()
 
-FLUSH_SECONDS = 60.0
-"""Longest time of the call, in seconds."""
 ASKS = "Note now what must be noted."
 """Last line of the request."""
-MAX_CALLS = 20
-"""Most changes of one flush."""
 
 _SYSTEM = """\
 You keep the notes of an assistant who talks with people for months. Part of a conversation is about to leave the \
@@ -60,26 +56,24 @@ class MemoryWriter:
     redact: Callable[[str], str]
     clock: Clock
     is_on: Callable[[str, ChatKey], bool] = lambda name, chat: True
-    """Tells if everybody in a chat may use the tool of a name; nothing is noted by itself where not."""
+    """Returns True if everybody in a chat may use a tool. Without that, a chat has no flush."""
     is_shared_on: bool = True
-    """True where notes are also written by themselves in shared chats, of what anybody there has said."""
+    """True if shared chats have flushes, too, on which anybody there has influence."""
 
     async def flush(self, job: CompressionJob) -> None:
-        """Let the conversation's model, or the one for this task, note what it should. What fails is logged."""
+        """Let the conversation's model, or the one for this task, write notes. Failures are logged."""
         route, rows = job.flush_route, words_of_people(job.view.transcript)
         newest = next((row for row in reversed(rows) if row.origin is Origin.HUMAN), None)
         if route is None or route.client.breaker.open is not None or newest is None:
             return
-        if not self.is_on(MEMORY, job.conversation.chat):
-            return
         has_person = has_parts(job.conversation.chat, job.conversation.chat_kind)
-        if has_person and not self.is_shared_on:
+        if not self.is_on(MEMORY, job.conversation.chat) or (has_person and not self.is_shared_on):
             return
-        # Whoever wrote last: it is their turn in which the conversation is compressed.
+        # The sender of the newest message: the conversation is compressed in that person's turn.
         person = (UserRef(newest.sender_ref or ""), newest.sender_name or "") if has_person else None
         try:
             request = await asyncio.to_thread(self._request, job, route, rows, person)
-            done = await route.client.complete(request, purpose="flush", within=FLUSH_SECONDS)
+            done = await route.client.complete(request, purpose="flush", within=60.0)
             await route.client.ledger.record(job.request.payer, done.call)
             changed, refused = await asyncio.to_thread(self._apply, job, done.reply, person)
         except HermesError as error:
@@ -109,7 +103,7 @@ class MemoryWriter:
         return replace(request, output_cap=max(MIN_OUTPUT, room_beside(job.estimator.whole(request), window)))
 
     def _notes(self, job: CompressionJob, person: Person | None) -> list[str]:
-        """Notes that there are already. Raises `ToolError` for notes that nothing can be added to."""
+        """Return the present notes. Raises `ToolError` if they cannot be read."""
         memory, user = (self.notes.read(job.conversation.chat_id, target) for target in FILE_NAMES)
         sizes = (self.notes.settings.memory_size, self.notes.settings.user_size)
         texts = (memory.strip(), part_of(user, person)[1].strip())
@@ -119,9 +113,9 @@ class MemoryWriter:
         ]
 
     def _apply(self, job: CompressionJob, reply: ModelReply, person: Person | None) -> tuple[int, int]:
-        """Make the changes that a reply asks for; returns how many were made, and how many could not be."""
+        """Make up to 20 changes that a reply asks for. Return how many were made and how many were refused."""
         done = refused = 0
-        for call in reply.calls[:MAX_CALLS]:
+        for call in reply.calls[:20]:
             try:
                 change_notes(self.notes, job.conversation.chat_id, person, parsed(call.arguments, NoteChange))
                 done += 1
@@ -132,7 +126,7 @@ class MemoryWriter:
 
 
 def words_of_people(rows: Transcript) -> Transcript:
-    """Words of people and answers of the assistant, without what others wrote: documents, quotes, forwarded text."""
+    """Return the rows of people and the assistant's answers, without documents, quotes and forwarded text."""
     return tuple(
         msgspec.structs.replace(row, body=EMPTY_BODY)
         for row in rows

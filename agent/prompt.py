@@ -1,7 +1,7 @@
-"""Prompts: the system prompt of a session, and the model request that a view makes.
+"""Prompts: the system prompt of a session, and the model request for a view.
 
-A system prompt is assembled once per session and stored with it, so that its bytes stay the same. It holds nothing that
-changes while the session lasts: no time, no count, no name of the day.
+A system prompt is assembled once per session and stored, so that its bytes stay the same. It holds nothing that changes
+during the session, such as a time or a count.
 """
 
 import asyncio
@@ -25,9 +25,6 @@ DEFAULT_PERSONA = (
     "done something that you have not done."
 )
 
-MAX_RESULT_CHARACTERS = 100_000
-"""Most characters of one tool result that a model is shown."""
-
 _PLACES = {
     ChatKind.DIRECT: "a private chat with one person",
     ChatKind.GROUP: "a group chat",
@@ -44,24 +41,21 @@ _PLATFORM_FACTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBuilder:
-    """Builder of prompts: what every prompt of an agent is made of, whatever conversation it is for.
-
-    Whoever measures prompts and whoever sends them build them with the same one.
-    """
+    """Builder of all prompts of an agent, for those that are measured and those that are sent."""
 
     tools: ToolRegistry
     persona: str = DEFAULT_PERSONA
     zone: tzinfo = UTC
     """Time zone of the stamps on messages."""
     offers: OfferRegistry | None = None
-    """Offers of tools to each session; None: all of them."""
+    """Offers of tools to each session; None: every session has all tools."""
     files: SectionReader | None = None
-    """Reader of the sections that stand in files; None: there are none."""
+    """Reader of prompt sections in files, if any."""
     system: str | None = None
-    """System prompt of every session; None: assembled for each."""
+    """System prompt of every session; None: one is assembled for each."""
 
     async def system_for(self, conversation: ConversationRef, threshold: Tokens) -> str:
-        """The system prompt as it would be assembled now, for a conversation that is compressed at `threshold`."""
+        """Assemble the system prompt of a conversation that is compressed at `threshold`."""
         if self.system is not None:
             return self.system
         persona, sections = None, list[str]()
@@ -76,7 +70,7 @@ class PromptBuilder:
         )
 
     async def tools_for(self, conversation: ConversationRef, view: View, threshold: Tokens) -> tuple[Tool, ...]:
-        """The tools that the prompts of a view's session list."""
+        """Return the tools in the prompts of a view's session."""
         if self.offers is None:
             return self.tools.available()
         return await self.offers.of(conversation, view.session.id, threshold)
@@ -91,16 +85,16 @@ class PromptBuilder:
         input_window: Tokens,
         threshold: Tokens,
     ) -> ModelRequest:
-        """The next model call for a view, in a model with room for so many tokens of prompt; without an output limit.
+        """Return the next model call for a view, without an output limit.
 
-        `threshold`: tokens of prompt from which on the conversation is compressed. `maker`: the model by
-        `agent.model.base.made_by`; its own reasoning goes back to it. `images`: None for a model that sees none.
+        `threshold`: prompt tokens at which the conversation is compressed. `maker`: the model as
+        `agent.model.base.made_by` names it, which gets its own reasoning back. `images`: None if it sees no images.
         """
         style = WireSettings(
             is_shared=conversation.chat_kind.is_shared,
             zone=self.zone,
             # A fifth of the input window, at four characters a token.
-            max_result_characters=min(MAX_RESULT_CHARACTERS, input_window * 4 // 5),
+            max_result_characters=min(100_000, input_window * 4 // 5),
             reasoning_of=maker,
         )
         return ModelRequest(
@@ -118,7 +112,7 @@ class PromptBuilder:
 def system_prompt(
     *, persona: str, chat: ChatKey, kind: ChatKind, tool_names: Collection[str], sections: Sequence[str] = ()
 ) -> str:
-    """All of it, blank lines between; `sections`: those that stand in files."""
+    """Return a whole system prompt. `sections` come from files."""
     guidance = [_tool_guidance(tool_names)] if tool_names else []
     return "\n\n".join((persona.strip(), _where(chat, kind), _how_messages_look(kind), *guidance, *sections))
 
@@ -135,7 +129,7 @@ SUBAGENT = (
 
 
 def subagent_prompt(tool_names: Collection[str]) -> str:
-    """System prompt of sub-agents, the same for each with these tools. It has no persona: it speaks to no person."""
+    """Return the system prompt of sub-agents with these tools. They speak to no person, so they have no persona."""
     return "\n\n".join((SUBAGENT, _how_messages_look(ChatKind.DIRECT), _tool_guidance(tool_names)))
 
 

@@ -1,7 +1,7 @@
-"""Calls of tools in a turn: those of one answer are run side by side, asked about, or refused.
+"""Tool calls of a turn: those of one answer run side by side, are asked about, or are refused.
 
-That a call begins is committed before it does, and its result is a row before the next model call, so that a restart
-never repeats what may have taken effect.
+The start of a call is committed before it runs, and its result before the next model call. So a restart never repeats a
+call that may have taken effect.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ OUTCOME_UNKNOWN = (
 
 
 class ApprovalNeededError(HermesError):
-    """The turn waits for a person's answer; the last one lets it run again."""
+    """The turn waits for answers of people. The last answer lets it run again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallRunner:
-    """Runs the calls of answers, any number of turns at a time."""
+    """Runs the calls of answers, of any number of turns."""
 
     store: Store
     clock: Clock
@@ -58,10 +58,10 @@ class ToolCallRunner:
     async def resume(
         self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext
     ) -> None:
-        """Answer the calls that a crash or a question left open.
+        """Finish the calls that a crash or a question left open.
 
-        A call that never began is run. One that began without an end may have taken effect: its outcome is unknown,
-        and only a tool that reads is run again.
+        A call that never began runs. One that began without an end may have taken effect: it runs again only if its
+        tool reads, else its outcome is unknown.
         """
         runs = await self.store.read(load_tool_runs, message.id)
         begun = [call for call in calls if call.id in runs and not self._is_read_only(call, context)]
@@ -77,9 +77,9 @@ class ToolCallRunner:
             return False
 
     async def run(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> None:
-        """Run the calls of one answer side by side; that they begin is committed before any does.
+        """Run the calls of one answer side by side, after their start is committed.
 
-        Raises `ApprovalNeededError` when some of them wait for a person's yes: the others have their results then.
+        Raises `ApprovalNeededError` if some wait for a person's yes. The others have their results then.
         """
         sorted_calls = await self._sort(message, calls, context)
         ready, refused = sorted_calls.ready, sorted_calls.refused
@@ -94,7 +94,7 @@ class ToolCallRunner:
                 for one in ready:
                     run = self._run_one(message, by_id[one.call.id], one, context)
                     group.create_task(run, name=f"tool {one.tool.name}")
-        except BaseExceptionGroup as group_error:  # tools do not raise: the store did, or the turn is closed
+        except BaseExceptionGroup as group_error:  # of the store, or because the turn is closed: tools do not raise
             raise group_error.exceptions[0] from group_error
         if sorted_calls.asking:
             chats, minutes, now = sorted_calls.admin_chats, self.approval_minutes, self.clock.now()
@@ -103,7 +103,7 @@ class ToolCallRunner:
             raise ApprovalNeededError(f"{len(questions)} calls wait for a yes")
 
     async def _sort(self, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> CallPlan:
-        """The calls by what becomes of them."""
+        """Sort the calls by what must be done with them."""
         found = CallPlan(access=self.offers.access, context=context)
         resolved: list[ReadyCall] = []
         for call in calls:
@@ -140,13 +140,13 @@ class ToolCallRunner:
         await self.store.write(journal.finish_tool, context.claim, result, self.clock.now())
 
     async def end_round(self, claim: TurnClaim, input_window: Tokens) -> None:
-        """Give the results of a round their room, and let what people said meanwhile join behind them."""
+        """Fit the results of a round into their room, and add messages that people have sent meanwhile."""
         tools = self.offers.registry.by_name
         await self.store.write(_end_round, claim, self.budget, tools, input_window, self.clock.now())
 
 
 def _questions(db: Connection, plan: CallPlan) -> list[ApprovalRequest]:
-    """Questions about the calls of a plan; what admins are asked in their own chats says whom it is for, and where."""
+    """Return the questions about the calls of a plan. Those to admins name the person and the chat."""
     context, origin = plan.context, ""
     if plan.admin_chats:
         name = load_sender_name(db, context.turn_id, context.started_by) or context.started_by
@@ -165,13 +165,12 @@ def _end_round(
     input_window: Tokens,
     now: Millis,
 ) -> None:
-    """The end of a round of calls: its results take their room, and what people said meanwhile joins behind them."""
     budget.spill(db, claim.id, tools, input_window, now)
     journal.join_steers(db, claim, now)
 
 
 def open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[ToolCall]] | None:
-    """The turn's newest answer with calls, and those of them that have no result yet; None where all have one."""
+    """Return the turn's newest answer with calls, and its calls without a result; None if all have one."""
     answered: set[str] = set()
     for row in reversed(transcript):
         if row.turn_id != turn_id:
@@ -185,5 +184,5 @@ def open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[T
 
 
 def ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
-    """The process ended between the last result and the next model call: steers may not have joined yet."""
+    """Return True if the process ended between a result and the next model call. Steers may not have joined yet."""
     return bool(transcript) and transcript[-1].role is MessageRole.TOOL and transcript[-1].turn_id == turn_id

@@ -31,9 +31,8 @@ from agent.tools.files.workspace import WorkspaceStore
 from agent.tools.memory import memory_tool, skill_tool
 from agent.tools.offers import OfferRegistry, ToolAccess
 from agent.tools.planning import context_tool, delegate_tool, todo_tool
-from agent.tools.plugins import load_plugin_tools
 from agent.tools.recall import recall_tools
-from agent.tools.registry import Tool, ToolRegistry, ToolSource
+from agent.tools.registry import Tool, ToolRegistry, ToolSource, load_plugin_tools
 from agent.turn import Agent
 from gateway.config import LoadedConfig
 from gateway.config.fields import DEFAULT_SOURCE, block_json, secrets_of

@@ -1,8 +1,7 @@
-"""Budgets of tool results: what is too long for the window is stored whole, and shown by its beginning.
+"""Budgets of tool results: a result that is too long for the window is stored whole, and its beginning shown.
 
-Three layers, in this order: a tool bounds its own result; one result over its budget is shown as a preview; the
-results of one round over theirs together are, the largest first, until the rest fits. The whole text stays a row of the
-conversation, which the search finds and the reading tools open by its recall id.
+A tool bounds its own result first. Then a result over its budget becomes a preview, and so do the largest results of a
+round until the rest fits. The search finds the whole text, and the reading tools open it by its recall id.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,13 +15,9 @@ from hermes_state.transcripts import load_message, show_instead
 from hermes_state.values import MessageId, Millis, Tokens, TurnId, recall_id
 
 RESULT_SHARE = 20
-"""Percent of the input window that one result may take."""
-ROUND_SHARE = 40
-"""Percent of the input window that the results of one round may take together."""
-CHARACTERS_PER_TOKEN = 4
-"""Characters of a token, where a tool bounds itself by characters."""
+"""Percent of the input window for one result. The results of a round may take twice as much together."""
 BLOCK = "persisted-output"
-"""Tag of what stands for a stored result."""
+"""Tag of the preview of a stored result."""
 
 # Purpose: the results of a turn's newest round that are still shown whole.
 _WHOLE_RESULTS = """
@@ -36,18 +31,18 @@ WHERE m.turn_id = :turn_id AND m.role = 'tool' AND m.seq > 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultBudget:
-    """Room for tool results in a prompt, in characters and in shares of the input window, whichever is less."""
+    """Room for tool results in a prompt: the smaller of these characters and shares of the input window."""
 
     result_size: int = 100_000
     turn_budget: int = 200_000
     preview_size: int = 1_500
 
     def longest(self, input_window: Tokens) -> int:
-        """Most characters of one result that are shown."""
-        return min(self.result_size, input_window * CHARACTERS_PER_TOKEN * RESULT_SHARE // 100)
+        """Return the longest result that is shown, in characters: four a token."""
+        return min(self.result_size, input_window * 4 * RESULT_SHARE // 100)
 
     def preview_for(self, tool: Tool | None, text: str, input_window: Tokens) -> Callable[[MessageId], str] | None:
-        """Words in place of a result that is too long, by the id of its row; None for one that is not."""
+        """Return a function that makes a preview from the row's id; None if the result fits."""
         limit = self.result_size
         if tool is not None:
             if not tool.is_persisted:
@@ -59,7 +54,7 @@ class ResultBudget:
         return lambda message_id: self.block(message_id, text, input_window)
 
     def block(self, message_id: MessageId, text: str, input_window: Tokens) -> str:
-        """The words that stand for a stored result."""
+        """Return the preview of a stored result."""
         name = recall_id(message_id)
         preview = text[: min(self.preview_size, max(200, self.longest(input_window) // 4))]
         size = f"{len(text):,} characters, {len(text.encode('utf-8', 'replace')) / 1_024:,.0f} KB"
@@ -73,10 +68,10 @@ class ResultBudget:
     def spill(
         self, db: Connection, turn_id: TurnId, tools: Mapping[str, Tool], input_window: Tokens, now: Millis
     ) -> int:
-        """Show previews of the largest results of a turn's newest round until the rest fits; returns how many."""
+        """Replace the largest results of a turn's newest round by previews until the rest fits. Return their number."""
         names = dict(db.execute(_WHOLE_RESULTS, {"turn_id": turn_id}).fetchall())
         rows = [load_message(db, row_id) for row_id in names]
-        length, room_tokens = sum(len(row.text or "") for row in rows), input_window * ROUND_SHARE // 100
+        length, room_tokens = sum(len(row.text or "") for row in rows), input_window * 2 * RESULT_SHARE // 100
         if length <= min(self.turn_budget, room_tokens):  # no text has more tokens than characters
             return 0
         tokens = {row.id: estimated_text_tokens(row.text or "") for row in rows}

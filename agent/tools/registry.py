@@ -1,8 +1,9 @@
-"""Tools of an agent: their registry, what each may do to the world, and running one of them."""
+"""Tools of an agent: their declaration, their registry, and the plugins that bring more."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from typing import Any, Protocol, Self, TypeAlias
 
 import structlog
@@ -34,15 +35,15 @@ DEFAULT_INPUT_WINDOW = Tokens(128_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptStatus:
-    """Size of the prompt that a call answers, in tokens, and a way to have it compressed."""
+    """Size of the last prompt in tokens, and a way to have it compressed."""
 
     tokens: int
     threshold: Tokens
     context_length: Tokens
     held_back: str | None
-    """Reason why no compression may be asked for now; None: one may."""
+    """Reason why no compression is possible now, if any."""
     compress: Callable[[str | None], None]
-    """Asks for a compression, with a focus if any, before the next model call."""
+    """Asks for a compression before the next model call, with a focus or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +51,15 @@ class DelegateRequest:
     """A task for a sub-agent."""
 
     call: tuple[MessageId, str]
-    """Stored answer that asks for it, and the id of its call there."""
+    """Stored answer with the call, and the id of the call."""
     task: str
     tools: tuple[str, ...] | None
-    """Names of the only tools that it may use; None: all that sub-agents may."""
+    """Names of the only tools that it may use; None: all that sub-agents may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """Conversation and turn that a tool runs for, and whose turn it is."""
+    """Conversation, turn and user of a tool call."""
 
     chat_id: ChatId
     lineage_id: LineageId
@@ -69,33 +70,32 @@ class ToolContext:
     chat: ChatKey
     chat_kind: ChatKind
     started_by: UserRef
-    """Person whose message the turn answers."""
+    """User who started the turn."""
     is_scheduled: bool = False
-    """True in a turn that a schedule began."""
+    """True in a turn that a schedule started."""
     is_subagent: bool = False
     input_window: Tokens = DEFAULT_INPUT_WINDOW
     """Longest prompt, in tokens, of the model that reads the result."""
     result_size: int = 100_000
-    """Most characters of one result that this model is shown."""
+    """Longest result that this model is shown, in characters."""
     sees_images: bool = False
-    """The model that reads the result sees images."""
     prompt: PromptStatus | None = None
-    """None where no prompt of the turn was measured since a restart."""
+    """None if no prompt of the turn was measured since a restart."""
     call: tuple[MessageId, str] | None = None
-    """Stored answer with the call that the tool is run for, and its id there."""
+    """Stored answer with the call, and the id of the call."""
     delegate: Callable[[DelegateRequest], Awaitable[str]] | None = None
-    """Has a sub-agent do a task and returns its report; raises `ToolError`. None in the turn of a sub-agent."""
+    """Lets a sub-agent do a task and returns its report, or raises `ToolError`. None in the turn of a sub-agent."""
 
     @property
     def claim(self) -> TurnClaim:
-        """The turn as it was taken up, for whoever writes for it."""
+        """Claim on the turn, for its writes."""
         return TurnClaim(id=self.turn_id, epoch=self.epoch)
 
     @classmethod
     def of(
         cls, turn: RunningTurn, store: Store, input_window: Tokens = DEFAULT_INPUT_WINDOW, result_size: int = 100_000
     ) -> Self:
-        """The context of a turn's tools."""
+        """Return the context of a turn's tools."""
         return cls(
             chat_id=turn.chat_id,
             lineage_id=turn.lineage_id,
@@ -114,7 +114,7 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolOutput:
-    """Result of a tool that shows images beside its text."""
+    """Result of a tool with images."""
 
     text: str
     images: tuple[Image, ...]
@@ -135,33 +135,33 @@ class Tool:
     effect: ToolEffect
     run: ToolFunction
     why_unavailable: Callable[[], str | None] = lambda: None
-    """Reason why the tool cannot be used now, in words for people; it is not offered then. None: it can."""
+    """Returns why the tool cannot be used now, for people. It is offered only if that is None."""
     timeout_seconds: float = 120.0
     max_result_characters: int = 1_000_000
-    """Longest result, in characters; more is cut, with a note. A backstop: a good tool limits itself far below."""
+    """Longest result. More is cut, with a note. A good tool limits itself far below."""
     max_shown_characters: int | None = None
-    """Result from which on only its beginning is shown, where that is less than the budget."""
+    """Length from which only the beginning of a result is shown, if that is less than the budget."""
     is_persisted: bool = True
-    """A long result is stored and shown by its beginning. False for tools that read such results: they bound
-    themselves by `ToolContext.result_size`."""
+    """A long result is stored, and its beginning shown. False for tools that read such results: they bound themselves
+    by `ToolContext.result_size`."""
     needs_approval: bool = True
-    """A call that writes or executes follows the approval policy. False for what is the chat's own, such as notes."""
+    """A call that writes or executes follows the approval policy. False for things of the chat, such as notes."""
     is_exempt: Callable[[Any], bool] = lambda arguments: False
-    """Tells of a call, by its arguments, that it follows no policy, because it neither writes nor executes."""
+    """Returns True for a call that follows no policy, because it neither writes nor executes."""
     check: Callable[[Any, ToolContext], None] = lambda arguments, context: None
-    """Looks at a call before anybody is asked about it; raises `ToolError` for one that cannot be done."""
+    """Checks a call before people are asked about it. Raises `ToolError` if it is impossible."""
     shape: Callable[[Any], str] = lambda arguments: "any"
-    """Kind of a call, by its arguments: what `session` and `always` allow is this tool with calls of the same shape."""
+    """Returns the kind of a call. `session` and `always` allow all calls of the same shape."""
     reach: Callable[[str], str] = lambda shape: "with any arguments" if shape == "any" else f"of the kind `{shape}`"
-    """The calls of a shape, in words that follow the tool's name."""
+    """Returns words about the calls of a shape, which follow the tool's name."""
     instructs: Callable[[Any], bool] = lambda arguments: False
-    """True for a call that changes what later turns are told: in a chat of several people a moderator must allow it."""
+    """Returns True for a call that changes the instructions of later turns. In a group a moderator must allow it."""
     is_remote: bool = False
-    """The tool runs on an MCP server, and follows the policy for those."""
+    """The tool runs on an MCP server and follows the policy for those."""
     shown: Callable[[Any], str] | None = None
-    """Exact effect of a call, as Markdown for whoever is asked; None: its arguments."""
+    """Returns the exact effect of a call, as Markdown for people; None: its arguments are shown."""
     is_essential: bool = False
-    """Always listed in prompts, however small the window is."""
+    """The tool is in every prompt, however small the window is."""
     source: str = ""
     """Plugin or server that brought the tool; empty for the gateway's own."""
 
@@ -170,7 +170,7 @@ class Tool:
         return ToolSchema(name=self.name, description=self.description, parameters=schema_of(self.parameters))
 
     async def reply(self, arguments: Any, context: ToolContext) -> "ToolReply":
-        """Run the tool with arguments that fit. Whatever goes wrong in it becomes a reply."""
+        """Run the tool with parsed arguments. Every error in it becomes a reply."""
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 output = await self.run(arguments, context)
@@ -178,7 +178,7 @@ class Tool:
             return failed(str(error))
         except TimeoutError:
             return failed(f"no answer within {self.timeout_seconds:g} seconds; what it had begun may still take effect")
-        except Exception as error:  # a broken tool is the model's news, not the end of the turn
+        except Exception as error:  # the boundary of a tool call: the model is told, and the turn continues
             log.exception("tool.crashed", tool=self.name)
             return failed(f"the tool broke ({type(error).__name__})")
         text, images = (output, ()) if isinstance(output, str) else (output.text, output.images)
@@ -189,7 +189,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReply:
-    """Reply of a tool to a call: `DONE` or `FAILED`, and the text that the model reads."""
+    """Reply to a call: `DONE` or `FAILED`, and the text for the model."""
 
     text: str
     state: ToolRunState
@@ -197,17 +197,17 @@ class ToolReply:
 
 
 class ToolSource(Protocol):
-    """Tools that come and go while the agent is there."""
+    """Tools that come and go while the agent runs."""
 
     @property
     def by_name(self) -> Mapping[str, Tool]: ...
 
     def why_missing(self, name: str) -> str | None:
-        """Reason why a tool is not there now, if the source knows one."""
+        """Return why a tool is missing now, if the source knows."""
 
 
 class ToolRegistry:
-    """The tools of an agent, by name: its own in the order in which they were added, behind them those of a source."""
+    """Tools of an agent by name: its own in the order of their addition, then those of a source."""
 
     def __init__(self, tools: Iterable[Tool] = (), source: ToolSource | None = None) -> None:
         self._tools: dict[str, Tool] = {}
@@ -233,14 +233,14 @@ class ToolRegistry:
         return self._source.by_name if self._source is not None else {}
 
     def is_awaited(self, name: str) -> bool:
-        """True for a tool that is not known, and may be as soon as whoever brings it is there."""
+        """Return True for an unknown tool that the source may bring later."""
         return self._source is not None and self.get(name) is None and self._source.why_missing(name) is not None
 
     def available(self) -> tuple[Tool, ...]:
         return tuple(tool for tool in self.by_name.values() if tool.why_unavailable() is None)
 
     def check(self, call: ToolCall) -> Any:
-        """The call's arguments, fit for its tool. Raises `ToolError` when there is nothing that could be run.
+        """Return the parsed arguments of a call. Raises `ToolError` if it cannot be run.
 
         >>> ToolRegistry().check(ToolCall(id="1", name="look", arguments="{}"))
         Traceback (most recent call last):
@@ -255,7 +255,7 @@ class ToolRegistry:
         return parsed(call.arguments, tool.parameters)
 
     async def run(self, call: ToolCall, arguments: Any, context: ToolContext) -> ToolReply:
-        """Run a call that `check` has passed. Whatever goes wrong in the tool becomes a reply."""
+        """Run a call with the arguments that `check` returned. Every error in the tool becomes a reply."""
         return await self.by_name[call.name].reply(arguments, context)
 
 
@@ -267,7 +267,7 @@ def tool(
     name: str | None = None,
     **options: Any,
 ) -> Callable[[ToolFunction], Tool]:
-    """Decorator that makes a tool of a function, by its name unless another is given; `options` are fields of `Tool`.
+    """Decorate a function that is a tool, of the same name unless another is given. `options` are fields of `Tool`.
 
     >>> @tool(description="Adds.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY, timeout_seconds=1.0)
     ... async def add(arguments, context):
@@ -284,5 +284,30 @@ def tool(
 
 
 def failed(reason: str) -> ToolReply:
-    """Reply to a call that could not be done."""
+    """Return the reply to a call that could not be done."""
     return ToolReply(text=f"Error: {reason}", state=ToolRunState.FAILED)
+
+
+# ---- plugins
+
+
+def load_plugin_tools(taken: Iterable[str]) -> list[Tool]:
+    """Load the tools of installed packages. Broken ones, and names in `taken`, are left out with a warning."""
+    names, found = set(taken), list[Tool]()
+    for point in sorted(entry_points(group="hermes_gateway.tools"), key=lambda point: point.name):
+        source = point.dist.name if point.dist is not None else point.value
+        try:
+            offered = point.load()
+            tools = [offered] if isinstance(offered, Tool) else list(offered)
+            if not all(isinstance(tool, Tool) for tool in tools):
+                raise TypeError(f"{point.value} is no tool: use the decorator of agent.tools")
+        except Exception as error:  # noqa: BLE001 - a plugin's code may raise anything, and the gateway starts without it
+            log.warning("tools.plugin_failed", plugin=source, error=f"{type(error).__name__}: {error}")
+            continue
+        for tool in tools:
+            if tool.name in names:
+                log.warning("tools.left_out", plugin=source, tool=tool.name, why="its name is taken")
+                continue
+            names.add(tool.name)
+            found.append(replace(tool, source=source))
+    return found
