@@ -19,7 +19,7 @@ from agent.context.model_handle import ModelHandle
 from agent.model.base import Payer
 from agent.prompt import PromptBuilder, subagent_prompt
 from agent.settings import SubagentSettings
-from agent.tools.budgets import ResultBudget
+from agent.tool_calls import ResultBudget
 from agent.tools.offers import OfferRegistry, OpenAccess, Policy, ToolAccess
 from agent.tools.planning import DELEGATE
 from agent.tools.registry import DelegateRequest, Tool, ToolRegistry

@@ -24,8 +24,7 @@ from agent.images.model_images import RetriedImageCall
 from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
 from agent.model.client import CompletedCall, record_cancelled
 from agent.prompt import PromptBuilder
-from agent.tool_calls import ToolCallRunner, ends_with_results, open_calls
-from agent.tools.budgets import ResultBudget
+from agent.tool_calls import ResultBudget, ToolCallRunner, ends_with_results, open_calls
 from agent.tools.offers import OfferRegistry
 from agent.tools.registry import DelegateRequest, PromptStatus, ToolContext
 from agent.view_cache import ViewCache

@@ -17,8 +17,7 @@ from typing import Any
 
 from agent.context.limits import LimitSettings, limits_of
 from agent.settings import TerminalSettings
-from agent.tool_calls import ToolCallRunner
-from agent.tools.budgets import ResultBudget
+from agent.tool_calls import ResultBudget, ToolCallRunner
 from agent.tools.offers import OfferRegistry, offer, schema_tokens
 from agent.tools.registry import ToolContext, ToolRegistry, tool
 from agent.tools.terminal.running_command import RunningCommand

@@ -23,7 +23,7 @@ from agent.model.catalog import known_model
 from agent.model.sizes import ASSUMED_CONTEXT
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.subagents import SubagentRunner
-from agent.tools.budgets import ResultBudget
+from agent.tool_calls import ResultBudget
 from agent.tools.files.file_tools import ImageReader, file_tools
 from agent.tools.files.search_files import search_tool
 from agent.tools.files.send_file import FileDelivery, send_file_tool

@@ -82,10 +82,9 @@ async def _search(asked: _Search, context: ToolContext) -> str:
         hits, words = await context.store.read_within(_SEARCH_SECONDS, search_in_other_words, query, limit=20, **place)
     except StoreUnavailable as error:
         raise ToolError("the search took too long or could not read; rarer words are found faster") from error
-    made = await context.store.read(load_progress)
-    note = (
-        "" if made is None else f" The search index is being made anew ({made} % done): older messages may be missing."
-    )
+    made, note = await context.store.read(load_progress), ""
+    if made is not None:
+        note = f" The search index is being made anew ({made} % done): older messages may be missing."
     if not hits:
         return f"Nothing in this conversation matches {query!r}.{note}"
     rows = "\n".join(

@@ -23,11 +23,9 @@ from hermes_state.values import ChatId, Clock, Millis, ToolEffect, UserRef
 
 MAX_TEXT_CHARACTERS = 4_000
 MAX_PER_CHAT = 20
-"""Most schedules of one chat: every one of them starts turns that cost money."""
+"""Most schedules of a chat, because each starts turns that cost money."""
 MIN_MINUTES = 5
-"""Shortest time, in minutes, between two messages of a schedule, so that the turns of one do not pile up."""
-SHOWN_TIMES = 3
-"""Next times that people are shown before they say yes."""
+"""Shortest time between two messages of a schedule, so that its turns do not pile up."""
 
 
 class _Change(Arguments, frozen=True):
@@ -54,9 +52,9 @@ def schedule_tool(
     on_change: Callable[[], None],
     clock: Clock,
 ) -> Tool:
-    """The tool `schedule`. It changes only what its own chat has, and adds nothing in a turn that a schedule began.
+    """Return `schedule`. It changes only its own chat's schedules, and adds none in a turn that a schedule started.
 
-    `zone`: name of the time zone of new schedules; empty where the server's has none.
+    `zone` gives the time zone of new schedules, empty if the server's has no name.
     """
 
     def draft(asked: _Change, context: ToolContext, name: str) -> NewSchedule:
@@ -121,10 +119,7 @@ def _change(asked: _Change, context: ToolContext, is_in_charge: bool, db: Connec
 def new_schedule(
     zone: str, chat_id: ChatId, creator: tuple[UserRef, str], spec: str, text: str, now: Millis
 ) -> NewSchedule:
-    """Make a schedule that can be stored. Raises `ToolError`.
-
-    `zone`: name of the time zone; empty where the server's has none. `spec`: a cron expression, or a date with a time.
-    """
+    """Return a schedule to store. `spec` is a cron expression, or a date with a time. Raises `ToolError`."""
     if not zone:
         raise ToolError("the server's time zone has no name: whoever runs the gateway has to set agent.time_zone")
     if not 0 < len(text := text.strip()) <= MAX_TEXT_CHARACTERS:
@@ -151,7 +146,7 @@ def new_schedule(
 
 @locks(chat="schedule.chat_id")
 def add(db: Connection, schedule: NewSchedule) -> str:
-    """Store a schedule and say when it comes. Raises `ToolError` in a chat that has as many as it may."""
+    """Store a schedule and return its next times. Raises `ToolError` if the chat has the most that it may have."""
     if schedules.count_schedules(db, schedule.chat_id) >= MAX_PER_CHAT:
         raise ToolError(f"this chat has {MAX_PER_CHAT} schedules, and a chat cannot have more: remove one")
     number = schedules.insert_schedule(db, schedule)
@@ -177,7 +172,7 @@ def change(db: Connection, row: ScheduleRow, action: str, now: Millis) -> str:
 
 
 def find(db: Connection, chat_id: ChatId, number: int | None, who: UserRef, *, is_in_charge: bool) -> ScheduleRow:
-    """A schedule that somebody may change: its creator, and whoever is in charge. Raises `ToolError`."""
+    """Return a schedule that `who` may change, as its creator or in charge of the chat. Raises `ToolError`."""
     row = schedules.find_schedule(db, chat_id, number) if number is not None else None
     if row is None:
         raise ToolError(f"there is no schedule {number} here; {listed(schedules.load_schedules(db, chat_id))}")
@@ -187,22 +182,22 @@ def find(db: Connection, chat_id: ChatId, number: int | None, who: UserRef, *, i
 
 
 def listed(rows: Sequence[ScheduleRow]) -> str:
-    """Schedules for people and models, a line each."""
-    return "\n".join(_line(row) for row in rows) or "no schedules are set."
-
-
-def _line(row: ScheduleRow) -> str:
-    try:
-        when = row.state.value if row.next_at is None else f"next {_shown(row.next_at, row.zone)}"
-    except ToolError as error:
-        when = str(error)
-    return f"- {row.id}: `{row.spec}` ({row.zone}), {when}, by {row.creator_name}: {shortened(row.text, 200)}"
+    """Return schedules for people and models, a line each."""
+    lines = []
+    for row in rows:
+        try:
+            when = row.state.value if row.next_at is None else f"next {_shown(row.next_at, row.zone)}"
+        except ToolError as error:
+            when = str(error)
+        text = shortened(row.text, 200)
+        lines.append(f"- {row.id}: `{row.spec}` ({row.zone}), {when}, by {row.creator_name}: {text}")
+    return "\n".join(lines) or "no schedules are set."
 
 
 def upcoming(spec: str, zone: str, after: Millis) -> list[str]:
-    """The next local times of a schedule, as people read them."""
+    """Return the next three local times of a schedule, as people read them."""
     times: list[str] = []
-    while len(times) < SHOWN_TIMES and (following := next_occurrence(spec, zone, after)) is not None:
+    while len(times) < 3 and (following := next_occurrence(spec, zone, after)) is not None:
         times.append(_shown(following.at, zone))
         after = following.at
     return times

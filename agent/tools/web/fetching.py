@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     from yarl import URL
 
 MAX_REDIRECTS = 5
-CONNECT_SECONDS = 10.0
-PIECE_BYTES = 65_536
-_REDIRECTS = (301, 302, 303, 307, 308)
 _CODINGS = ("", "identity", "gzip", "deflate")
-"""Packings that are read; others need megabytes before they give anything."""
+"""Encodings that are read. Others need megabytes before they give anything."""
 _HEADERS = {
     "User-Agent": "Mozilla/5.0 (compatible; hermes-gateway)",
     "Accept": "text/html, text/markdown, text/plain, application/json, application/xml;q=0.9, */*;q=0.5",
@@ -58,28 +55,27 @@ class FetchSettings:
 
     hosts: HostSettings = field(default_factory=HostSettings)
     seconds: float = 30.0
-    """Longest time for all of it, redirects included."""
+    """Longest time of a fetch, redirects included."""
     max_bytes: int = 5_000_000
-    """Most bytes of a body, unpacked, that are read."""
+    """Longest part of an unpacked body that is read."""
     is_public: Callable[[str], bool] = is_public
     """Guard of every connection, by its address."""
     resolver: "AbstractResolver | None" = None
-    """Looks names up; None: the system's way."""
+    """Resolver of names; None: the system's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchResult:
-    """Body of a page as it came."""
+    """Body of a page as the server sent it."""
 
     url: str
-    """Its own address, behind all redirects."""
+    """Address after all redirects."""
     media_type: str
-    """Such as `text/html`; empty where the server names none."""
+    """Media type and character set that the server states, or empty."""
     charset: str
-    """Character set that the server states, if any."""
     data: bytes
     is_cut: bool
-    """There is more of it than may be read."""
+    """True if only the beginning was read."""
 
 
 class _Page(Arguments, frozen=True):
@@ -104,7 +100,7 @@ def fetch_tool(
     async def run(asked: _Page, context: ToolContext) -> str:
         check_secret(asked.url, holds_secret)
         async with pages.taken_by(context.chat_id):
-            page = await fetch_page(asked.url, settings(), is_readable)
+            page = await fetch_page(asked.url, settings())
             async with workers.taken_by(context.chat_id):
                 return _told(page, await _read(page))
 
@@ -121,13 +117,13 @@ def fetch_tool(
 
 
 def check_secret(written: str, holds_secret: Callable[[str], bool]) -> None:
-    """Raises `ToolError` where a secret of the gateway's would be sent."""
+    """Raise `ToolError` if a text holds a secret of the configuration."""
     if holds_secret(written):
         raise ToolError("a secret of the gateway's configuration stands in it, so it is not sent anywhere")
 
 
 def is_readable(media_type: str) -> bool:
-    """True for the media types of text, and where none is named.
+    """Return True for a media type of text, and for an empty one.
 
     >>> [is_readable(one) for one in ("text/html", "application/ld+json", "application/pdf")]
     [True, True, False]
@@ -138,9 +134,10 @@ def is_readable(media_type: str) -> bool:
 # ---- fetching
 
 
-async def fetch_page(url: str, settings: FetchSettings, is_readable: Callable[[str], bool]) -> FetchResult:
-    """The page at an address, if its media type is readable. Raises `ToolError` with what is wrong."""
+async def fetch_page(url: str, settings: FetchSettings) -> FetchResult:
+    """Return the page at an address if it is text. Raises `ToolError` that says what is wrong."""
     import aiohttp
+    from yarl import URL
 
     target = checked_url(url, settings.hosts)
     cookies = aiohttp.CookieJar()  # some sites redirect for ever without theirs
@@ -148,9 +145,11 @@ async def fetch_page(url: str, settings: FetchSettings, is_readable: Callable[[s
         async with asyncio.timeout(settings.seconds):
             for _ in range(MAX_REDIRECTS + 1):
                 async with _asked(target, settings, cookies) as response:
-                    if response.status not in _REDIRECTS:
-                        return await _page(response, settings.max_bytes, is_readable)
-                    target = _next(response, settings.hosts)
+                    if response.status not in (301, 302, 303, 307, 308):
+                        return await _page(response, settings.max_bytes)
+                    if not (place := response.headers.get("Location", "")):
+                        raise ToolError(f"{host_of(response.url)} redirects to nowhere")
+                    target = checked_url(str(response.url.join(URL(place))), settings.hosts)
     except TimeoutError:
         raise ToolError(f"{host_of(target)} did not answer within {settings.seconds:g} seconds") from None
     except (aiohttp.ClientError, ValueError) as error:
@@ -169,7 +168,7 @@ async def _asked(url: "URL", settings: FetchSettings, cookies: "CookieJar") -> "
         use_dns_cache=False,
         force_close=True,
     )
-    timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=None, connect=10.0)
     async with (
         aiohttp.ClientSession(
             connector=connector, cookie_jar=cookies, headers=_HEADERS, timeout=timeout, trust_env=False
@@ -179,16 +178,7 @@ async def _asked(url: "URL", settings: FetchSettings, cookies: "CookieJar") -> "
         yield response
 
 
-def _next(response: "ClientResponse", hosts: HostSettings) -> "URL":
-    from yarl import URL
-
-    place = response.headers.get("Location", "")
-    if not place:
-        raise ToolError(f"{host_of(response.url)} redirects to nowhere")
-    return checked_url(str(response.url.join(URL(place))), hosts)
-
-
-async def _page(response: "ClientResponse", max_bytes: int, is_readable: Callable[[str], bool]) -> FetchResult:
+async def _page(response: "ClientResponse", max_bytes: int) -> FetchResult:
     host, kind = host_of(response.url), response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if response.status != 200:
         wait = retry_after(response)
@@ -203,9 +193,9 @@ async def _page(response: "ClientResponse", max_bytes: int, is_readable: Callabl
 
 
 async def read_body(response: "ClientResponse", max_bytes: int) -> tuple[bytes, bool]:
-    """The beginning of a body, unpacked, of at most `max_bytes`; tells whether there is more."""
+    """Return the first `max_bytes` of an unpacked body, and True if there is more."""
     data = bytearray()
-    async for piece in response.content.iter_chunked(PIECE_BYTES):
+    async for piece in response.content.iter_chunked(65_536):
         data += piece
         if len(data) > max_bytes:
             del data[max_bytes:]
@@ -215,13 +205,13 @@ async def read_body(response: "ClientResponse", max_bytes: int) -> tuple[bytes, 
 
 
 def retry_after(response: "ClientResponse") -> int | None:
-    """Seconds for which a server asks not to be called, where it says so in seconds."""
+    """Return the seconds that a server asks to wait, if it states seconds."""
     stated = response.headers.get("Retry-After", "").strip()
     return int(stated) if stated.isdecimal() and len(stated) < 7 else None
 
 
 def _fault(error: Exception) -> str:
-    """Failure of a request, as the end of a sentence."""
+    """Return the failure of a request as the end of a sentence."""
     import aiohttp
 
     cause = getattr(error, "os_error", None)

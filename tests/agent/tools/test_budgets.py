@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from agent.tools.budgets import ResultBudget
+from agent.tool_calls import ResultBudget
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from hermes_state.search.other_words import search_in_other_words

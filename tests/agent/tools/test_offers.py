@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.tool_calls import ToolCallRunner
-from agent.tools.budgets import ResultBudget
+from agent.tool_calls import ResultBudget, ToolCallRunner
 from agent.tools.offers import MORE_TOOLS, OfferRegistry, OpenAccess, Policy, offer, schema_tokens
 from agent.tools.planning import context_tool
 from agent.tools.recall import recall_tools
