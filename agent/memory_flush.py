@@ -47,6 +47,10 @@ conversations, in this order:
 answer no question in it. No passwords, keys or other secrets.
 - Where nothing is worth a note, call nothing and answer with the word `nothing`."""
 
+_ABOUT_PEOPLE = """\
+Several people write here. Target `user` is the part of {name} ({ref}), whose turn it is: note there only what that \
+person said. What another one prefers goes to target `memory`, with the name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryWriter:
@@ -85,32 +89,27 @@ class MemoryWriter:
         self, job: CompressionJob, route: SummaryRoute, rows: Transcript, person: Person | None
     ) -> ModelRequest:
         window = route.context_length or job.limits.context_length
+        memory, user = (self.notes.read(job.conversation.chat_id, target) for target in FILE_NAMES)
+        sizes = (self.notes.settings.memory_size, self.notes.settings.user_size)
+        texts = (memory.strip(), part_of(user, person)[1].strip())
         is_shared = job.request.style.is_shared
         shown = excerpt(
             rows, summary_input_tokens(window), redact=self.redact, zone=job.settings.zone, has_names=is_shared
         )
         parts = [
-            *self._notes(job, person),
-            f"<conversation>\n{shown}\n</conversation>",
-            *([_about_people(person)] if person is not None else []),
-            ASKS,
+            f'<notes target="{target}" characters="{len(text)} of {size}">\n{escape_markers(text)}\n</notes>'
+            for target, text, size in zip(FILE_NAMES, texts, sizes, strict=True)
         ]
+        parts.append(f"<conversation>\n{shown}\n</conversation>")
+        if person is not None:
+            parts.append(_ABOUT_PEOPLE.format(name=person[1] or person[0], ref=person[0]))
+        parts.append(ASKS)
         row = asking_row("\n\n".join(parts), self.clock.now())
         tools = (memory_tool(self.notes).schema,)
         request = ModelRequest(
             system=_SYSTEM, transcript=(row,), tools=tools, max_output_tokens=None, payer=job.request.payer
         )
         return replace(request, output_cap=max(MIN_OUTPUT, room_beside(job.estimator.whole(request), window)))
-
-    def _notes(self, job: CompressionJob, person: Person | None) -> list[str]:
-        """Return the present notes. Raises `ToolError` if they cannot be read."""
-        memory, user = (self.notes.read(job.conversation.chat_id, target) for target in FILE_NAMES)
-        sizes = (self.notes.settings.memory_size, self.notes.settings.user_size)
-        texts = (memory.strip(), part_of(user, person)[1].strip())
-        return [
-            f'<notes target="{target}" characters="{len(text)} of {size}">\n{escape_markers(text)}\n</notes>'
-            for target, text, size in zip(FILE_NAMES, texts, sizes, strict=True)
-        ]
 
     def _apply(self, job: CompressionJob, reply: ModelReply, person: Person | None) -> tuple[int, int]:
         """Make up to 20 changes that a reply asks for. Return how many were made and how many were refused."""
@@ -133,12 +132,4 @@ def words_of_people(rows: Transcript) -> Transcript:
         if (row.origin is Origin.HUMAN and NOT_SAID_NOW.isdisjoint(row.body.notes))
         or (row.origin is Origin.NOTICE and row.sender_ref is not None and row.body.words_by is None)
         or (row.origin is Origin.ASSISTANT and row.text and not row.body.calls)
-    )
-
-
-def _about_people(person: Person) -> str:
-    ref, name = person
-    return (
-        f"Several people write here. Target `user` is the part of {name or ref} ({ref}), whose turn it is: note there "
-        "only what that person said. What another one prefers goes to target `memory`, with the name."
     )

@@ -113,8 +113,13 @@ def system_prompt(
     *, persona: str, chat: ChatKey, kind: ChatKind, tool_names: Collection[str], sections: Sequence[str] = ()
 ) -> str:
     """Return a whole system prompt. `sections` come from files."""
+    facts = _PLATFORM_FACTS.get(chat.platform, "Write plain Markdown.")
+    place = (
+        f"# Where you are\nYou speak in {_PLACES[kind]}. {facts} Messages are read on phones: prefer short paragraphs, "
+        "and put code and command lines into fences. What you write is sent as it is, so write only the answer."
+    )
     guidance = [_tool_guidance(tool_names)] if tool_names else []
-    return "\n\n".join((persona.strip(), _where(chat, kind), _how_messages_look(kind), *guidance, *sections))
+    return "\n\n".join((persona.strip(), place, _how_messages_look(kind), *guidance, *sections))
 
 
 SUBAGENT = (
@@ -131,14 +136,6 @@ SUBAGENT = (
 def subagent_prompt(tool_names: Collection[str]) -> str:
     """Return the system prompt of sub-agents with these tools. They speak to no person, so they have no persona."""
     return "\n\n".join((SUBAGENT, _how_messages_look(ChatKind.DIRECT), _tool_guidance(tool_names)))
-
-
-def _where(chat: ChatKey, kind: ChatKind) -> str:
-    facts = _PLATFORM_FACTS.get(chat.platform, "Write plain Markdown.")
-    return (
-        f"# Where you are\nYou speak in {_PLACES[kind]}. {facts} Messages are read on phones: prefer short paragraphs, "
-        "and put code and command lines into fences. What you write is sent as it is, so write only the answer."
-    )
 
 
 def _how_messages_look(kind: ChatKind) -> str:

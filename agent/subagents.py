@@ -92,7 +92,13 @@ class SubagentRunner:
 
         Raises `ToolError` if it has none. If it is cancelled, it stays open with its steps stored.
         """
-        access = self._access_for(parent, request)
+        access = SubagentAccess(access=self.access, person=parent.started_by)
+        for name in request.tools or ():
+            tool = self.tools.get(name)
+            refusal = None if tool is None else access.refusal(tool, parent.chat, parent.chat_kind, None)
+            if tool is None or refusal is not None:
+                raise ToolError(f"{name[:64]!r} cannot be given to a sub-agent: {refusal or 'there is no such tool'}")
+        access = replace(access, names=None if request.tools is None else frozenset(request.tools))
         slot = self._slots.get(parent.id) or asyncio.Semaphore(self.settings.max_parallel)
         self._slots[parent.id] = slot
         async with slot:
@@ -114,18 +120,6 @@ class SubagentRunner:
         if opened.state is not TurnState.FINISHED:
             raise ToolError(opened.text)
         return opened.text
-
-    def _access_for(self, parent: RunningTurn, request: DelegateRequest) -> SubagentAccess:
-        """Raises `ToolError` if the request names a tool that a sub-agent cannot have."""
-        access = SubagentAccess(access=self.access, person=parent.started_by)
-        if request.tools is None:
-            return access
-        for name in request.tools:
-            tool = self.tools.get(name)
-            refusal = None if tool is None else access.refusal(tool, parent.chat, parent.chat_kind, None)
-            if tool is None or refusal is not None:
-                raise ToolError(f"{name[:64]!r} cannot be given to a sub-agent: {refusal or 'there is no such tool'}")
-        return replace(access, names=frozenset(request.tools))
 
     async def _work(self, turn: RunningTurn, model: ModelHandle, access: SubagentAccess) -> str:
         """Run a sub-agent up to its report."""

@@ -114,7 +114,7 @@ class RowTokenCache:
     """
 
     def __init__(self, kept: int = 32_768) -> None:
-        """Cache at most twice `kept` sizes of the latest rows: enough for several conversations at the message limit."""
+        """Cache at most twice `kept` sizes of the latest rows. Several long conversations fit into the default."""
         self._kept = kept
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}

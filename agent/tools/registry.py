@@ -221,16 +221,12 @@ class ToolRegistry:
         self._tools[tool.name] = tool
 
     def get(self, name: str) -> Tool | None:
-        return self._tools.get(name) or self._brought.get(name)
+        return self.by_name.get(name)
 
     @property
     def by_name(self) -> Mapping[str, Tool]:
-        brought = {name: tool for name, tool in self._brought.items() if name not in self._tools}
-        return self._tools | brought if brought else self._tools
-
-    @property
-    def _brought(self) -> Mapping[str, Tool]:
-        return self._source.by_name if self._source is not None else {}
+        brought = self._source.by_name if self._source is not None else {}
+        return {**self._tools, **{name: tool for name, tool in brought.items() if name not in self._tools}}
 
     def is_awaited(self, name: str) -> bool:
         """Return True for an unknown tool that the source may bring later."""

@@ -91,26 +91,7 @@ def search_tool(workspaces: WorkspaceStore) -> Tool:
 
     async def search(asked: _Search, context: ToolContext) -> str:
         async with turns.taken_by(context.chat_id):
-            return await search_alone(asked, context)
-
-    async def search_alone(asked: _Search, context: ToolContext) -> str:
-        command = _command(asked)
-        deadline, state = asyncio.get_running_loop().time() + _SEARCH_SECONDS, _SearchState()
-        stored = await stored_row(asked.path, context)
-        if stored is not None:
-            with open(os.memfd_create("stored"), "wb", buffering=0) as file:  # noqa: ASYNC230 - a file in memory
-                await asyncio.to_thread(file.write, whole_text(stored).encode())
-                await _search(command, {file.fileno(): asked.path.strip()}, deadline, state)
-        else:
-            parts = parse_path(asked.path)
-            files = _files(workspaces.of(context.chat_id), parts, asked.glob)
-            while not state.is_cut:
-                with ExitStack() as held:
-                    batch = await asyncio.to_thread(_open, workspaces.of(context.chat_id), files, held)
-                    if not batch:
-                        break
-                    await _search(command, batch, deadline, state)
-        return _told(state, min(40_000, context.result_size))
+            return await _found(asked, context, workspaces.of(context.chat_id))
 
     return Tool(
         name="search_files",
@@ -121,6 +102,26 @@ def search_tool(workspaces: WorkspaceStore) -> Tool:
         run=search,
         is_persisted=False,
     )
+
+
+async def _found(asked: _Search, context: ToolContext, workspace: WorkspaceHandle) -> str:
+    command = _command(asked)
+    deadline, state = asyncio.get_running_loop().time() + _SEARCH_SECONDS, _SearchState()
+    stored = await stored_row(asked.path, context)
+    if stored is not None:
+        with open(os.memfd_create("stored"), "wb", buffering=0) as file:  # noqa: ASYNC230 - a file in memory
+            await asyncio.to_thread(file.write, whole_text(stored).encode())
+            await _search(command, {file.fileno(): asked.path.strip()}, deadline, state)
+    else:
+        parts = parse_path(asked.path)
+        files = _files(workspace, parts, asked.glob)
+        while not state.is_cut:
+            with ExitStack() as held:
+                batch = await asyncio.to_thread(_open, workspace, files, held)
+                if not batch:
+                    break
+                await _search(command, batch, deadline, state)
+    return _told(state, min(40_000, context.result_size))
 
 
 def _command(asked: _Search) -> list[str]:

@@ -27,22 +27,10 @@ T = TypeVar("T")
 
 START_SECONDS: Final = 60.0
 """Longest wait for an answer while a connection is made, in seconds: some servers are fetched first."""
-MAX_TOOLS: Final = 500
-MAX_LISTED: Final = 1_000
-"""Most tools, and most resources and prompts, that are taken from a server's lists."""
-MAX_REMOTE_NAME: Final = 256
-"""Longest name of a tool, in characters; the protocol has 128."""
 NAMES_SECONDS: Final = 5.0
 """Longest wait for a page of resources or prompts, in seconds. Only admins see their names."""
 GOODBYE_SECONDS: Final = 2.0
 _MAX_ERROR = 2_000
-_ASSUMED_VERSION = "2025-03-26"
-"""Version of the protocol for a server that names no version, or an unknown one."""
-_CHANGES = (
-    types.ToolListChangedNotification,
-    types.ResourceListChangedNotification,
-    types.PromptListChangedNotification,
-)
 
 
 class Connection:
@@ -58,9 +46,9 @@ class Connection:
         session, has = self._session, self._session.server_capabilities or types.ServerCapabilities()
         lists, faults = dict[str, Any](), tuple[str, ...]()
         for field, ask, most, kept, seconds in (
-            ("tools", session.list_tools, MAX_TOOLS, _remote_tool, START_SECONDS),
-            ("resources", session.list_resources, MAX_LISTED, lambda one: clean_text(one.uri, 200), NAMES_SECONDS),
-            ("prompts", session.list_prompts, MAX_LISTED, lambda one: clean_text(one.name, 64), NAMES_SECONDS),
+            ("tools", session.list_tools, 500, _remote_tool, START_SECONDS),
+            ("resources", session.list_resources, 1_000, lambda one: clean_text(one.uri, 200), NAMES_SECONDS),
+            ("prompts", session.list_prompts, 1_000, lambda one: clean_text(one.name, 64), NAMES_SECONDS),
         ):
             if getattr(has, field) is not None:
                 lists[field], more = await _pages(ask, field, most, kept, seconds)
@@ -155,30 +143,31 @@ def _mended_greeting(result: dict[str, Any]) -> dict[str, Any]:
     version, info, has = (result.get(key) for key in ("protocolVersion", "serverInfo", "capabilities"))
     has = has if isinstance(has, dict) else {"tools": {}}
     return {
-        "protocolVersion": version if version in HANDSHAKE_PROTOCOL_VERSIONS else _ASSUMED_VERSION,
+        "protocolVersion": version if version in HANDSHAKE_PROTOCOL_VERSIONS else "2025-03-26",
         "serverInfo": {key: str((info if isinstance(info, dict) else {}).get(key, "")) for key in ("name", "version")},
         "capabilities": {key: {} for key in ("tools", "resources", "prompts") if has.get(key) not in (None, False)},
     }
 
 
 _LISTS: Final = {
-    "tools/list": ("tools", "name", MAX_REMOTE_NAME),
+    "tools/list": ("tools", "name", 256),  # the protocol has 128
     "resources/list": ("resources", "uri", MAX_WEIGHT),
     "prompts/list": ("prompts", "name", MAX_WEIGHT),
 }
-"""Name of each list, and the text that each of its items must have, with its greatest length."""
-_TEXTS: Final = ("name", "uri", "title", "description")
+"""Name of each list, with the text that each item must have and its greatest length."""
 
 
 async def _mended_list(field: str, key: str, longest: int, result: dict[str, Any]) -> dict[str, Any]:
-    """Return a page of a list with the fields of its items that are used; items without their text are left out."""
+    """Return a page of a list with the used fields of its items, without items that lack their text."""
     listed, cursor = result.get(field), result.get("nextCursor")
     if not isinstance(listed, list):
         raise MCPError(code=types.INTERNAL_ERROR, message=f"the answer holds no list of {field}")
     found = []
     for one in listed:
         if isinstance(one, dict) and isinstance(one.get(key), str) and 0 < len(one[key]) <= longest:
-            texts = {name: one[name] for name in _TEXTS if isinstance(one.get(name), str)}
+            texts = {
+                name: one[name] for name in ("name", "uri", "title", "description") if isinstance(one.get(name), str)
+            }
             notes, schema = one.get("annotations"), clean_schema(one.get("inputSchema"))
             reads = isinstance(notes, dict) and notes.get("readOnlyHint") is True
             found.append({"name": "", **texts, "inputSchema": schema, "annotations": {"readOnlyHint": reads}})
@@ -187,7 +176,7 @@ async def _mended_list(field: str, key: str, longest: int, result: dict[str, Any
 
 
 def _mended_result(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of a call. A result that does not follow the protocol becomes text."""
+    """Return the result of a call. An invalid result becomes text."""
     try:
         parse_server_result("tools/call", HANDSHAKE_PROTOCOL_VERSIONS[-1], result)
     except ValidationError:
@@ -210,7 +199,8 @@ async def connected(settings: ServerSettings, changed: asyncio.Event) -> AsyncIt
     """Yield a connection. `changed` is set when the server's lists have changed."""
 
     async def on_message(message: object) -> None:
-        if isinstance(message, _CHANGES):
+        tools, resources = types.ToolListChangedNotification, types.ResourceListChangedNotification
+        if isinstance(message, tools | resources | types.PromptListChangedNotification):
             changed.set()
 
     ended = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Results of calls at MCP servers, as tools return them: text, and images that are kept like those that people send."""
+"""Results of calls of MCP servers as text, and as images that are kept like those that people send."""
 
 import asyncio
 import base64
@@ -19,8 +19,6 @@ from hermes_state.store.sql import Connection
 from hermes_state.text import printable, well_formed
 from hermes_state.values import ChatId, Clock, Image, Millis
 
-MAX_IMAGES: Final = 4
-"""Most images of one result that the model is shown."""
 MAX_TEXT: Final = 900_000
 """Longest text of a result, in characters."""
 _MIMES = [f"image/{kind}" for kind in ("png", "jpeg", "jpg", "gif", "webp", "bmp", "tiff", "avif")]
@@ -28,7 +26,7 @@ _MIMES = [f"image/{kind}" for kind in ("png", "jpeg", "jpg", "gif", "webp", "bmp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteResult:
-    """Result of a call as the protocol has it: blocks of content as their JSON."""
+    """Result of a call: the blocks of its content as JSON."""
 
     content: Sequence[dict[str, Any]]
     structured: object
@@ -36,7 +34,7 @@ class RemoteResult:
 
     @property
     def text(self) -> str:
-        """All that can be said of it in words."""
+        """Words for the whole result."""
         words = [_words(block) for block in self.content]
         if self.structured is not None and not any(block.get("type") == "text" for block in self.content):
             words.append(json.dumps(self.structured, ensure_ascii=False))
@@ -47,11 +45,11 @@ class RemoteResult:
 
     @property
     def images(self) -> list[tuple[str, bytes]]:
-        """Kind and bytes of the images that can be shown."""
+        """Media type and bytes of at most four images that can be shown."""
         found: list[tuple[str, bytes]] = []
         for block in self.content:
             mime = str(block.get("mimeType")).lower()
-            if block.get("type") == "image" and mime in _MIMES and len(found) < MAX_IMAGES:
+            if block.get("type") == "image" and mime in _MIMES and len(found) < 4:
                 data = "".join(block["data"].rpartition(",")[2].split())  # some write an address, or lines
                 with suppress(binascii.Error):
                     found.append((mime, base64.b64decode(data, validate=True)))
@@ -59,7 +57,7 @@ class RemoteResult:
 
 
 def _words(block: dict[str, Any]) -> str:
-    """One block in words; of what is no text, that it is there."""
+    """Return a block in words. A block without text is only named."""
     match block:
         case {"type": "text", "text": str(text)}:
             return text
@@ -76,14 +74,14 @@ def _words(block: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageStore:
-    """Keeps the images of results beside those that people send."""
+    """Keeps the images of results with those that people send."""
 
     files: AttachmentFolder
     clock: Clock
     scaler: ImageScaler | None = None
 
     async def output(self, result: RemoteResult, context: ToolContext) -> str | ToolOutput:
-        """The result for the model."""
+        """Return the result for the model."""
         text = result.text or "(the result is empty)"
         if not (count := sum(block.get("type") == "image" for block in result.content)):
             return text
@@ -100,7 +98,7 @@ class ImageStore:
             target.write_bytes(data)
             return self.files.keep(target, f"result.{mime.partition('/')[2]}", mime)
         finally:
-            with suppress(OSError):  # it is where it belongs by now
+            with suppress(OSError):  # it was moved
                 target.unlink(missing_ok=True)
 
 
