@@ -139,8 +139,8 @@ def make_agent(
         is_shared = memory.flush is True
         writer = MemoryWriter(notes=notes, redact=redactor, clock=clock, is_on=files.is_on, is_shared_on=is_shared)
     tools, zone = loaded.config.tools, zone_of(loaded.config)
-    delegating = [delegate_tool()] if loaded.config.auxiliary.delegate != "off" else []
-    own = (context_tool(), *keeping, skill_tool(files.skills), *delegating)
+    delegating = [delegate_tool] if loaded.config.auxiliary.delegate != "off" else []
+    own = (context_tool, *keeping, skill_tool(files.skills), *delegating)
     registry = ToolRegistry((*recall_tools(), *own, *extra_tools), tool_source)
     for plugin_tool in load_plugin_tools(registry.by_name):
         registry.add(plugin_tool)

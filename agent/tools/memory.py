@@ -9,7 +9,7 @@ from agent.memory.files import MemoryDirectory, Target, read_text
 from agent.memory.notes import Person, added, one_line, replaced
 from agent.memory.skills import SKILL_FILE, SkillCatalog, SkillInfo
 from agent.tools.arguments import Arguments
-from agent.tools.registry import Tool, ToolContext
+from agent.tools.registry import Tool, ToolContext, tool
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
 from hermes_state.transcripts import load_sender_name
@@ -32,24 +32,22 @@ class NoteChange(Arguments, frozen=True):
 def memory_tool(notes: MemoryDirectory) -> Tool:
     """Return `memory`. It writes only for the chat that it runs in, and about a person only in that person's turns."""
 
-    async def run(change: NoteChange, context: ToolContext) -> str:
+    @tool(
+        description="Keep a note for later conversations. `user`: who the person is and how they want things done; "
+        "`memory`: lasting facts about the work. Note preferences and corrections at once, in one sentence each; no "
+        "task progress, secrets or results of tools. Never promise to remember without this.",
+        effect=ToolEffect.WRITES,
+        needs_approval=False,
+        instructs=lambda change: (change.action, change.target) != ("remove", "user"),
+    )
+    async def memory(change: NoteChange, context: ToolContext) -> str:
         person = None
         if has_parts(context.chat, context.chat_kind):
             name = await context.store.read(load_sender_name, context.turn_id, context.started_by)
             person = context.started_by, name or context.started_by
         return await asyncio.to_thread(change_notes, notes, context.chat_id, person, change)
 
-    return Tool(
-        name=MEMORY,
-        description="Keep a note for later conversations. `user`: who the person is and how they want things done; "
-        "`memory`: lasting facts about the work. Note preferences and corrections at once, in one sentence each; no "
-        "task progress, secrets or results of tools. Never promise to remember without this.",
-        parameters=NoteChange,
-        effect=ToolEffect.WRITES,
-        run=run,
-        needs_approval=False,
-        instructs=lambda change: (change.action, change.target) != ("remove", "user"),
-    )
+    return memory
 
 
 def has_parts(chat: ChatKey, kind: ChatKind) -> bool:
@@ -91,22 +89,21 @@ class _SkillFile(Arguments, frozen=True):
 def skill_tool(catalog: SkillCatalog) -> Tool:
     """Return `skill`, which reads the skills of a catalog. It is offered while there are any."""
 
-    async def run(asked: _SkillFile, context: ToolContext) -> str:
-        skill = catalog.skills.get(asked.name)
-        if skill is None:
-            raise ToolError(f"there is no such skill; there are: {', '.join(catalog.skills) or 'none'}")
-        return await asyncio.to_thread(_read_skill, skill, asked, min(_MAX_CHARACTERS, context.result_size))
-
-    return Tool(
-        name="skill",
+    @tool(
         description="Read a skill: instructions for a kind of task, written by whoever runs this gateway. Read the one "
         "that fits before you begin; then its further files, as far as it asks for them.",
-        parameters=_SkillFile,
         effect=ToolEffect.READ_ONLY,
-        run=run,
         why_unavailable=lambda: None if catalog.skills else f"there are no skills in {catalog.path.name}/",
         is_persisted=False,
     )
+    async def skill(asked: _SkillFile, context: ToolContext) -> str:
+        if asked.name not in catalog.skills:
+            raise ToolError(f"there is no such skill; there are: {', '.join(catalog.skills) or 'none'}")
+        return await asyncio.to_thread(
+            _read_skill, catalog.skills[asked.name], asked, min(_MAX_CHARACTERS, context.result_size)
+        )
+
+    return skill
 
 
 def _read_skill(skill: SkillInfo, asked: _SkillFile, room: int) -> str:

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from agent.tokens import estimated_schema_tokens
 from agent.tools.arguments import Arguments, parsed
-from agent.tools.registry import Tool, ToolContext, ToolRegistry
+from agent.tools.registry import Tool, ToolContext, ToolRegistry, tool
 from hermes_state.errors import ToolError
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
@@ -174,10 +174,10 @@ def offer(tools: Sequence[Tool], uses: Mapping[str, int], threshold: Tokens) -> 
         return tuple(tools)
     room -= schema_tokens(more_tools(tools))
     kept: set[str] = set()
-    for tool in sorted(tools, key=lambda tool: (not tool.is_essential, bool(tool.source), -uses.get(tool.name, 0))):
-        if tool.is_essential or sizes[tool.name] <= room:
-            kept.add(tool.name)
-            room -= sizes[tool.name]
+    for one in sorted(tools, key=lambda one: (not one.is_essential, bool(one.source), -uses.get(one.name, 0))):
+        if one.is_essential or sizes[one.name] <= room:
+            kept.add(one.name)
+            room -= sizes[one.name]
     return (*(tool for tool in tools if tool.name in kept), more_tools(tools))
 
 
@@ -195,26 +195,25 @@ class _MoreTools(Arguments, frozen=True):
 def more_tools(behind: Iterable[Tool]) -> Tool:
     """Return the tool that finds and runs tools that are not in the prompt."""
     tools = tuple(behind)
+    names = ", ".join(tool.name for tool in tools[:MAX_NAMED])
 
+    @tool(
+        name=MORE_TOOLS,
+        description=f"Finds and runs tools that are not listed: {names}{', …' if len(tools) > MAX_NAMED else ''}.",
+        effect=ToolEffect.READ_ONLY,
+        is_persisted=False,
+    )
     async def run(arguments: _MoreTools, context: ToolContext) -> str:
         name = arguments.tool
         if name is None:
             return _listed(tools, arguments.query)
-        for tool in tools:
-            if tool.name == name:
-                schema = orjson.dumps(tool.schema.parameters).decode()
-                return f"{tool.name}: {tool.description}\nArguments (JSON schema): {schema}"
+        for one in tools:
+            if one.name == name:
+                schema = orjson.dumps(one.schema.parameters).decode()
+                return f"{one.name}: {one.description}\nArguments (JSON schema): {schema}"
         raise ToolError(f"there is no tool named {name[:64]!r}; {_listed(tools, '')}")
 
-    names = ", ".join(tool.name for tool in tools[:MAX_NAMED])
-    return Tool(
-        name=MORE_TOOLS,
-        description=f"Finds and runs tools that are not listed: {names}{', …' if len(tools) > MAX_NAMED else ''}.",
-        parameters=_MoreTools,
-        effect=ToolEffect.READ_ONLY,
-        run=run,
-        is_persisted=False,
-    )
+    return run
 
 
 def _listed(tools: Sequence[Tool], query: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from agent.tools.arguments import Arguments
-from agent.tools.registry import DelegateRequest, Tool, ToolContext
+from agent.tools.registry import DelegateRequest, Tool, ToolContext, tool
 from hermes_state.errors import ToolError
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
@@ -36,22 +36,20 @@ class _TodoList(Arguments, frozen=True):
 def todo_tool(clock: Clock) -> Tool:
     """Return `todo`, the agent's list of what is to be done in a conversation."""
 
-    async def run(arguments: _TodoList, context: ToolContext) -> str:
+    @tool(
+        description="Your list of what is to be done in this conversation, for tasks of three steps or more: write it "
+        "before you begin, keep one item in_progress, and set an item to done as soon as it is. The list stays when "
+        "older messages leave your view. Without items: shows it.",
+        effect=ToolEffect.WRITES,
+        needs_approval=False,
+    )
+    async def todo(arguments: _TodoList, context: ToolContext) -> str:
         if arguments.items is None:
             return shown(await context.store.read(load_todos, context.lineage_id))
         write = partial(_change, changes=arguments.items, is_whole=not arguments.update, now=clock.now())
         return shown(await context.store.write(write, context.lineage_id))
 
-    return Tool(
-        name="todo",
-        description="Your list of what is to be done in this conversation, for tasks of three steps or more: write it "
-        "before you begin, keep one item in_progress, and set an item to done as soon as it is. The list stays when "
-        "older messages leave your view. Without items: shows it.",
-        parameters=_TodoList,
-        effect=ToolEffect.WRITES,
-        run=run,
-        needs_approval=False,
-    )
+    return todo
 
 
 @locks(lineage="lineage_id")
@@ -97,26 +95,16 @@ class _Task(Arguments, frozen=True):
     ] = None
 
 
-def delegate_tool() -> Tool:
-    """Return `delegate`, which hands a task on to a sub-agent whose report is the result.
-
-    It counts as reading, so that a restart runs the call again, which finds its sub-agent and continues with it. The
-    calls of the sub-agent follow the policy of the chat.
-    """
-    return Tool(
-        name=DELEGATE,
-        description="Hands a task on to a sub-agent, which works by itself with tools and without this conversation; "
-        "its report is the result. For work of many steps of which only the outcome counts, such as looking through "
-        "many files or pages. Several calls in one step work side by side. It asks nobody and does nothing that needs "
-        "a yes.",
-        parameters=_Task,
-        effect=ToolEffect.READ_ONLY,
-        run=_delegate,
-        timeout_seconds=86_400.0,  # it may wait for other sub-agents; other bounds end it far earlier
-    )
-
-
-async def _delegate(arguments: _Task, context: ToolContext) -> str:
+@tool(
+    name=DELEGATE,
+    description="Hands a task on to a sub-agent, which works by itself with tools and without this conversation; its "
+    "report is the result. For work of many steps of which only the outcome counts, such as looking through many files "
+    "or pages. Several calls in one step work side by side. It asks nobody and does nothing that needs a yes.",
+    effect=ToolEffect.READ_ONLY,  # so that a restart runs the call again, which continues its sub-agent
+    timeout_seconds=86_400.0,  # it may wait for other sub-agents; other bounds end it far earlier
+)
+async def delegate_tool(arguments: _Task, context: ToolContext) -> str:
+    """Hand a task on to a sub-agent, whose calls follow the policy of the chat, and return its report."""
     if context.delegate is None or context.call is None:
         raise ToolError("there are no sub-agents here")
     known = f"\n\nWhat is known:\n{arguments.context}" if arguments.context else ""
@@ -132,18 +120,13 @@ class _Window(Arguments, frozen=True):
     focus: str | None = None
 
 
-def context_tool() -> Tool:
-    """Return `context`, which tells how full the agent's window is and asks for a compression."""
-    return Tool(
-        name="context",
-        description="How full your context window is. `compress` summarises what is above; `focus` is kept in detail.",
-        parameters=_Window,
-        effect=ToolEffect.READ_ONLY,
-        run=_look_at_window,
-    )
-
-
-async def _look_at_window(arguments: _Window, context: ToolContext) -> str:
+@tool(
+    name="context",
+    description="How full your context window is. `compress` summarises what is above; `focus` is kept in detail.",
+    effect=ToolEffect.READ_ONLY,
+)
+async def context_tool(arguments: _Window, context: ToolContext) -> str:
+    """Tell how full the agent's window is, or ask for a compression."""
     use = context.prompt
     if use is None:
         raise ToolError("the prompt was not measured since the gateway restarted; ask again in the next step")

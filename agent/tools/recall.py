@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from agent.tools.arguments import Arguments
-from agent.tools.registry import Tool, ToolContext, ToolOutput
+from agent.tools.registry import Tool, ToolContext, ToolReply, tool
 from hermes_state.errors import StoreUnavailable, ToolError
 from hermes_state.search.index import load_progress
 from hermes_state.search.other_words import search_in_other_words
@@ -50,31 +50,14 @@ class _Open(Arguments, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=_MAX_CHARACTERS, description="Characters.")] = 4_000
 
 
-def recall_tools() -> tuple[Tool, Tool]:
-    """Return `history_search` and `history_open`."""
-    return (
-        Tool(
-            name=HISTORY_SEARCH,
-            description="Search all of this conversation, also what is out of view: messages, documents, calls of "
-            "tools. Gives ids for history_open.",
-            parameters=_Search,
-            effect=ToolEffect.READ_ONLY,
-            run=_search,
-            is_persisted=False,
-            is_essential=True,
-        ),
-        Tool(
-            name=HISTORY_OPEN,
-            description="Read a stored message whole, in parts if it is long; its images are shown.",
-            parameters=_Open,
-            effect=ToolEffect.READ_ONLY,
-            run=_open,
-            is_persisted=False,
-            is_essential=True,
-        ),
-    )
-
-
+@tool(
+    name=HISTORY_SEARCH,
+    description="Search all of this conversation, also what is out of view: messages, documents, calls of tools. Gives "
+    "ids for history_open.",
+    effect=ToolEffect.READ_ONLY,
+    is_persisted=False,
+    is_essential=True,
+)
 async def _search(asked: _Search, context: ToolContext) -> str:
     query, since = asked.query, None if asked.since is None else _millis(asked.since)
     try:
@@ -97,7 +80,14 @@ async def _search(asked: _Search, context: ToolContext) -> str:
     )
 
 
-async def _open(asked: _Open, context: ToolContext) -> str | ToolOutput:
+@tool(
+    name=HISTORY_OPEN,
+    description="Read a stored message whole, in parts if it is long; its images are shown.",
+    effect=ToolEffect.READ_ONLY,
+    is_persisted=False,
+    is_essential=True,
+)
+async def _open(asked: _Open, context: ToolContext) -> str | ToolReply:
     name, offset, limit = asked.id, asked.offset, asked.limit
     number = name.strip()
     message_id = parse_recall_id(f"m{number}" if number.isdecimal() else number)
@@ -112,7 +102,12 @@ async def _open(asked: _Open, context: ToolContext) -> str | ToolOutput:
     head = f"Characters {offset}-{end} of {len(text)} of {recall_id(row.id)}.{more} {_UNTRUSTED}"
     origin = f'role="{row.role}" time="{_when(row.created_at)}"'
     opened = f"{head}\n<history {origin}>\n{enclosed('history', text[offset:end])}\n</history>"
-    return opened if offset or not row.body.images else ToolOutput(text=opened, images=row.body.images)
+    return opened if offset or not row.body.images else ToolReply(text=opened, images=row.body.images)
+
+
+def recall_tools() -> tuple[Tool, Tool]:
+    """Return `history_search` and `history_open`."""
+    return _search, _open
 
 
 def load_row(db: Connection, lineage_id: LineageId, message_id: MessageId) -> Message | None:

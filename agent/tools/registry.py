@@ -112,15 +112,7 @@ class ToolContext:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolOutput:
-    """Result of a tool with images."""
-
-    text: str
-    images: tuple[Image, ...]
-
-
-ToolFunction: TypeAlias = Callable[[Any, ToolContext], Awaitable[str | ToolOutput]]
+ToolFunction: TypeAlias = Callable[[Any, ToolContext], Awaitable["str | ToolReply"]]
 """Function of a tool: it receives parsed arguments and returns the result for the model, or raises `ToolError`."""
 
 
@@ -137,8 +129,6 @@ class Tool:
     why_unavailable: Callable[[], str | None] = lambda: None
     """Returns why the tool cannot be used now, for people. It is offered only if that is None."""
     timeout_seconds: float = 120.0
-    max_result_characters: int = 1_000_000
-    """Longest result. More is cut, with a note. A good tool limits itself far below."""
     max_shown_characters: int | None = None
     """Length from which only the beginning of a result is shown, if that is less than the budget."""
     is_persisted: bool = True
@@ -181,18 +171,18 @@ class Tool:
         except Exception as error:  # the boundary of a tool call: the model is told, and the turn continues
             log.exception("tool.crashed", tool=self.name)
             return failed(f"the tool broke ({type(error).__name__})")
-        text, images = (output, ()) if isinstance(output, str) else (output.text, output.images)
-        if len(text) > (limit := self.max_result_characters):
-            text = f"{text[:limit]}\n[cut here: the result had {len(text):,} characters]"
-        return ToolReply(text=text, state=ToolRunState.DONE, images=images)
+        reply = ToolReply(text=output) if isinstance(output, str) else output
+        if (length := len(reply.text)) > 1_000_000:  # a good tool limits itself far below
+            reply = replace(reply, text=f"{reply.text[:1_000_000]}\n[cut here: the result had {length:,} characters]")
+        return reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReply:
-    """Reply to a call: `DONE` or `FAILED`, and the text for the model."""
+    """Reply to a call: `DONE` or `FAILED`, with text and images for the model."""
 
     text: str
-    state: ToolRunState
+    state: ToolRunState = ToolRunState.DONE
     images: tuple[Image, ...] = ()
 
 
@@ -258,23 +248,28 @@ class ToolRegistry:
 def tool(
     *,
     description: str,
-    parameters: type[Arguments] | Mapping[str, Any],
     effect: ToolEffect,
+    parameters: Mapping[str, Any] | None = None,
     name: str | None = None,
     **options: Any,
 ) -> Callable[[ToolFunction], Tool]:
     """Decorate a function that is a tool, of the same name unless another is given. `options` are fields of `Tool`.
 
-    >>> @tool(description="Adds.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY, timeout_seconds=1.0)
-    ... async def add(arguments, context):
-    ...     return "3"
-    >>> add.name, add.timeout_seconds
-    ('add', 1.0)
+    The type of its first argument declares the arguments, unless `parameters` gives their JSON schema.
+
+    >>> class Sum(Arguments, frozen=True):
+    ...     numbers: list[int]
+    >>> @tool(description="Adds.", effect=ToolEffect.READ_ONLY, timeout_seconds=1.0)
+    ... async def add(asked: Sum, context: ToolContext) -> str:
+    ...     return str(sum(asked.numbers))
+    >>> add.name, add.schema.parameters["required"]
+    ('add', ['numbers'])
     """
 
     def made(run: ToolFunction) -> Tool:
+        declared = next(iter(run.__annotations__.values())) if parameters is None else parameters
         own_name = name or run.__name__
-        return Tool(name=own_name, description=description, parameters=parameters, effect=effect, run=run, **options)
+        return Tool(name=own_name, description=description, parameters=declared, effect=effect, run=run, **options)
 
     return made
 

@@ -69,7 +69,7 @@ def test_what_reads_is_there_and_what_writes_only_where_nobody_is_asked(policy: 
 
 def test_what_is_the_conversations_own_is_left_to_it() -> None:
     assert refusal(todo_tool(SystemClock())) == OF_THE_CONVERSATION
-    assert refusal(delegate_tool()) == OF_THE_CONVERSATION
+    assert refusal(delegate_tool) == OF_THE_CONVERSATION
     assert refusal(made("schedule", ToolEffect.WRITES)) == OF_THE_CONVERSATION
 
 

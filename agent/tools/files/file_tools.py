@@ -23,7 +23,7 @@ from agent.tools.approvals import fenced, inline
 from agent.tools.arguments import Arguments
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import load_row, whole_text
-from agent.tools.registry import Tool, ToolContext, ToolOutput
+from agent.tools.registry import Tool, ToolContext, ToolReply, tool
 from hermes_state import attachments
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError
@@ -75,37 +75,6 @@ class _List(Arguments, frozen=True):
 def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) -> tuple[Tool, ...]:
     """Return `read_file`, `write_file`, `edit_file` and `list_files`. `images` reads pictures."""
 
-    async def read(asked: _Read, context: ToolContext) -> str | ToolOutput:
-        room = min(40_000, context.result_size)
-        row = await stored_row(asked.path, context)
-        if row is not None:
-            excerpt = await asyncio.to_thread(
-                _excerpt, io.StringIO(whole_text(row)), asked.path.strip(), asked, room=room
-            )
-            is_first = asked.offset == asked.column == 1
-            return ToolOutput(text=excerpt, images=row.body.images) if is_first and row.body.images else excerpt
-        parts, workspace = parse_path(asked.path), workspaces.of(context.chat_id)
-        if images is not None and (picture := await images.read(workspace, parts, context)) is not None:
-            return picture
-        return await asyncio.to_thread(_read, workspace, parts, asked, room)
-
-    async def write(asked: _Write, context: ToolContext) -> str:
-        parts, data = parse_path(asked.path), asked.content.encode()
-        is_new = await _changed(workspaces.of(context.chat_id), lambda workspace: workspace.write(parts, data))
-        state = "a new file" if is_new else "it replaced what was there"
-        return f"Wrote {len(data):,} bytes to {shown('/'.join(parts))}: {state}."
-
-    async def edit(asked: _Edit, context: ToolContext) -> str:
-        parts = parse_path(asked.path)
-        return await _changed(workspaces.of(context.chat_id), lambda workspace: _edit(workspace, parts, asked))
-
-    async def list_(asked: _List, context: ToolContext) -> str:
-        return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parse_path(asked.path), asked.depth)
-
-    def shown_edit(asked: _Edit) -> str:
-        where = "each" if asked.all else "one"
-        return f"{_shown_path(asked)}, {where}\n{fenced(asked.old)}\nbecomes\n{fenced(asked.new)}"
-
     changes: dict[str, Any] = {
         "effect": ToolEffect.WRITES,
         "check": lambda asked, context: parse_path(asked.path),
@@ -113,39 +82,56 @@ def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) 
         "reach": lambda shape: f"for {shape}",
         "instructs": lambda asked: "/".join(parse_path(asked.path)) in CONTEXT_FILES,
     }
-    return (
-        Tool(
-            name="read_file",
-            description="Read a text or picture of the workspace, or a stored result by its id, with line numbers.",
-            parameters=_Read,
-            effect=ToolEffect.READ_ONLY,
-            run=read,
-            is_persisted=False,
-        ),
-        Tool(
-            name="write_file",
-            description="Write a whole text file in the workspace; folders are made, what was there is replaced.",
-            parameters=_Write,
-            run=write,
-            shown=lambda asked: f"{_shown_path(asked)} with\n{fenced(asked.content)}",
-            **changes,
-        ),
-        Tool(
-            name="edit_file",
-            description="Replace an exact text in a file of the workspace; it must occur once, unless all is set.",
-            parameters=_Edit,
-            run=edit,
-            shown=shown_edit,
-            **changes,
-        ),
-        Tool(
-            name="list_files",
-            description="List files and folders of the workspace with their sizes.",
-            parameters=_List,
-            effect=ToolEffect.READ_ONLY,
-            run=list_,
-        ),
+
+    @tool(
+        description="Read a text or picture of the workspace, or a stored result by its id, with line numbers.",
+        effect=ToolEffect.READ_ONLY,
+        is_persisted=False,
     )
+    async def read_file(asked: _Read, context: ToolContext) -> str | ToolReply:
+        room = min(40_000, context.result_size)
+        row = await stored_row(asked.path, context)
+        if row is not None:
+            text, is_first = io.StringIO(whole_text(row)), asked.offset == asked.column == 1
+            excerpt = await asyncio.to_thread(_excerpt, text, asked.path.strip(), asked, room=room)
+            return ToolReply(text=excerpt, images=row.body.images if is_first else ())
+        parts, workspace = parse_path(asked.path), workspaces.of(context.chat_id)
+        if images is not None and (picture := await images.read(workspace, parts, context)) is not None:
+            return picture
+        return await asyncio.to_thread(_read, workspace, parts, asked, room)
+
+    @tool(
+        description="Write a whole text file in the workspace; folders are made, what was there is replaced.",
+        shown=lambda asked: f"{_shown_path(asked)} with\n{fenced(asked.content)}",
+        **changes,
+    )
+    async def write_file(asked: _Write, context: ToolContext) -> str:
+        parts, data = parse_path(asked.path), asked.content.encode()
+        is_new = await _changed(workspaces.of(context.chat_id), lambda workspace: workspace.write(parts, data))
+        state = "a new file" if is_new else "it replaced what was there"
+        return f"Wrote {len(data):,} bytes to {shown('/'.join(parts))}: {state}."
+
+    def shown_edit(asked: _Edit) -> str:
+        where = "each" if asked.all else "one"
+        return f"{_shown_path(asked)}, {where}\n{fenced(asked.old)}\nbecomes\n{fenced(asked.new)}"
+
+    @tool(
+        description="Replace an exact text in a file of the workspace; it must occur once, unless all is set.",
+        shown=shown_edit,
+        **changes,
+    )
+    async def edit_file(asked: _Edit, context: ToolContext) -> str:
+        parts = parse_path(asked.path)
+        return await _changed(workspaces.of(context.chat_id), lambda workspace: _edit(workspace, parts, asked))
+
+    @tool(
+        description="List files and folders of the workspace with their sizes.",
+        effect=ToolEffect.READ_ONLY,
+    )
+    async def list_files(asked: _List, context: ToolContext) -> str:
+        return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parse_path(asked.path), asked.depth)
+
+    return read_file, write_file, edit_file, list_files
 
 
 def _shown_path(asked: _Write | _Edit) -> str:
@@ -345,7 +331,7 @@ class ImageReader:
     scaler: ImageScaler
     clock: Clock
 
-    async def read(self, workspace: WorkspaceHandle, parts: PathParts, context: ToolContext) -> str | ToolOutput | None:
+    async def read(self, workspace: WorkspaceHandle, parts: PathParts, context: ToolContext) -> str | ToolReply | None:
         """Return a picture, or a sentence for a model that sees none; None if it is no picture. Raises `ToolError`."""
 
         def is_picture() -> bool:
@@ -362,7 +348,7 @@ class ImageReader:
         kept = replace(file, size_bytes=file.size_bytes + len(copy))
         attachment_id = await context.store.write(attachments.insert, context.chat_id, kept, self.clock.now())
         image = Image(attachment_id=attachment_id, mime=mime_of(copy), path=file.path)
-        return ToolOutput(text=f"{name} is a picture; it is shown behind this result.", images=(image,))
+        return ToolReply(text=f"{name} is a picture; it is shown behind this result.", images=(image,))
 
     async def _scaled(self, workspace: WorkspaceHandle, parts: PathParts, name: str) -> tuple[StoredFile, bytes]:
         """Keep a picture as it is now. Return its file, and the scaled copy that models are shown."""

@@ -22,7 +22,7 @@ from agent.tools.arguments import Arguments
 from agent.tools.files.file_tools import encoding_of, stored_row
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import whole_text
-from agent.tools.registry import Tool, ToolContext
+from agent.tools.registry import Tool, ToolContext, tool
 from hermes_state.aio import FairSlots
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
@@ -89,19 +89,17 @@ def search_tool(workspaces: WorkspaceStore) -> Tool:
     """Return `search_files`."""
     turns = FairSlots(2)  # a dozen searches at once must not use up the handles of the process
 
-    async def search(asked: _Search, context: ToolContext) -> str:
+    @tool(
+        description="Search the text files of the workspace, or a stored result by its id, for a regular expression, "
+        "line by line.",
+        effect=ToolEffect.READ_ONLY,
+        is_persisted=False,
+    )
+    async def search_files(asked: _Search, context: ToolContext) -> str:
         async with turns.taken_by(context.chat_id):
             return await _found(asked, context, workspaces.of(context.chat_id))
 
-    return Tool(
-        name="search_files",
-        description="Search the text files of the workspace, or a stored result by its id, for a regular expression, "
-        "line by line.",
-        parameters=_Search,
-        effect=ToolEffect.READ_ONLY,
-        run=search,
-        is_persisted=False,
-    )
+    return search_files
 
 
 async def _found(asked: _Search, context: ToolContext, workspace: WorkspaceHandle) -> str:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from agent.tools.arguments import Arguments
 from agent.tools.files.file_tools import WorkspacePath
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
-from agent.tools.registry import Tool, ToolContext
+from agent.tools.registry import Tool, ToolContext, tool
 from hermes_state import attachments, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError
@@ -50,7 +50,12 @@ class _Sent(Arguments, frozen=True):
 def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
     """Return `send_file`."""
 
-    async def send(asked: _Sent, context: ToolContext) -> str:
+    @tool(
+        description="Give a file or picture of the workspace to the people in the chat.",
+        effect=ToolEffect.WRITES,  # so that a restart does not send it again
+        needs_approval=False,  # the chat is given what is its own
+    )
+    async def send_file(asked: _Sent, context: ToolContext) -> str:
         parts, caption, limit = parse_path(asked.path), asked.caption, delivery.max_bytes(context.chat)
         if not limit:
             raise ToolError("files cannot be given to this chat")
@@ -67,14 +72,7 @@ def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
             return f"{name} with the same content was given to the chat in this turn already; it is not sent again."
         return f"{name} ({file.size_bytes:,} bytes) is on its way to the chat."
 
-    return Tool(
-        name="send_file",
-        description="Give a file or picture of the workspace to the people in the chat.",
-        parameters=_Sent,
-        effect=ToolEffect.WRITES,  # so that a restart does not send it again
-        run=send,
-        needs_approval=False,  # the chat is given what is its own
-    )
+    return send_file
 
 
 def _keep(workspace: WorkspaceHandle, parts: PathParts, files: AttachmentFolder, limit: int) -> StoredFile:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agent.images.scaling import ImageLimits, ImageScaler
-from agent.tools.registry import ToolContext, ToolOutput
+from agent.tools.registry import ToolContext, ToolReply
 from hermes_state import attachments
 from hermes_state.attachments import StoredFile
 from hermes_state.files.folder import AttachmentFolder
@@ -80,7 +80,7 @@ class ImageStore:
     clock: Clock
     scaler: ImageScaler | None = None
 
-    async def output(self, result: RemoteResult, context: ToolContext) -> str | ToolOutput:
+    async def output(self, result: RemoteResult, context: ToolContext) -> str | ToolReply:
         """Return the result for the model."""
         text = result.text or "(the result is empty)"
         if not (count := sum(block.get("type") == "image" for block in result.content)):
@@ -90,7 +90,7 @@ class ImageStore:
         scaler = self.scaler or ImageScaler(self.files)
         shown = [image for image in images if context.sees_images and await scaler.load(image.path, ImageLimits())]
         note = f"\n[{count - len(shown)} of the images cannot be shown to you]" if len(shown) < count else ""
-        return ToolOutput(text=text + note, images=tuple(shown))
+        return ToolReply(text=text + note, images=tuple(shown))
 
     def _keep(self, data: bytes, mime: str) -> StoredFile:
         target = self.files.new_file()

@@ -18,7 +18,7 @@ from agent.tools.approvals import inline, json_block
 from agent.tools.mcp.results import ImageStore
 from agent.tools.mcp.schemas import MAX_NAME, clean_text, tool_names
 from agent.tools.mcp.settings import RemoteTool, ServerCatalog, ServerSettings, ServerState, ServerStatus
-from agent.tools.registry import Tool, ToolContext, ToolOutput
+from agent.tools.registry import Tool, ToolContext, ToolReply
 from hermes_state.aio import Backoff, cancel_all, wait_until
 from hermes_state.errors import HermesError, ToolError
 from hermes_state.imports import defer
@@ -144,7 +144,7 @@ class ServerHandle:
             source=server,
         )
 
-    async def call(self, tool: str, arguments: dict[str, Any], context: ToolContext) -> str | ToolOutput:
+    async def call(self, tool: str, arguments: dict[str, Any], context: ToolContext) -> str | ToolReply:
         """Call a tool of the server. Raises `ToolError`."""
         if self._connection is None:
             raise ToolError(self._why_down())

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from agent.tools.approvals import fenced, inline
 from agent.tools.arguments import Arguments
-from agent.tools.registry import Tool, ToolContext
+from agent.tools.registry import Tool, ToolContext, tool
 from agent.tools.schedules.times import is_local, known_zone, next_occurrence, normalised, parse_crontab
 from hermes_state.errors import ToolError
 from hermes_state.store.locks import locks
@@ -71,7 +71,24 @@ def schedule_tool(
         elif asked.action != "list" and asked.id is None:
             raise ToolError(f"{asked.action} needs the id that list shows")
 
-    async def run(asked: _Change, context: ToolContext) -> str:
+    def shown(asked: _Change) -> str:
+        if asked.action != "add":
+            return f"{asked.action.capitalize()} schedule {asked.id} (`/schedule` lists them)."
+        name = zone()
+        spec = normalised(asked.spec, name)
+        times = ", ".join(upcoming(spec, name, clock.now()))
+        return f"At {inline(spec)} ({name}), next {times}, this comes into the chat:\n{fenced(asked.text)}"
+
+    @tool(
+        description="Has a message come back into this chat at a time, once or again and again, for you to act on "
+        "then: reminders, reports, checks. Times are local, as messages are stamped.",
+        effect=ToolEffect.WRITES,
+        check=check,
+        is_exempt=lambda asked: asked.action == "list",
+        shape=lambda asked: "",
+        shown=shown,
+    )
+    async def schedule(asked: _Change, context: ToolContext) -> str:
         store, action = context.store, asked.action
         if action == "list":
             return listed(await store.read(schedules.load_schedules, context.chat_id))
@@ -85,26 +102,7 @@ def schedule_tool(
         on_change()
         return text
 
-    def shown(asked: _Change) -> str:
-        if asked.action != "add":
-            return f"{asked.action.capitalize()} schedule {asked.id} (`/schedule` lists them)."
-        name = zone()
-        spec = normalised(asked.spec, name)
-        times = ", ".join(upcoming(spec, name, clock.now()))
-        return f"At {inline(spec)} ({name}), next {times}, this comes into the chat:\n{fenced(asked.text)}"
-
-    return Tool(
-        name="schedule",
-        description="Has a message come back into this chat at a time, once or again and again, for you to act on "
-        "then: reminders, reports, checks. Times are local, as messages are stamped.",
-        parameters=_Change,
-        effect=ToolEffect.WRITES,
-        run=run,
-        check=check,
-        is_exempt=lambda asked: asked.action == "list",
-        shape=lambda asked: "",
-        shown=shown,
-    )
+    return schedule
 
 
 @locks(chat="context.chat_id")

@@ -19,7 +19,7 @@ from msgspec import Meta
 from agent.settings import TerminalSettings
 from agent.tools.approvals import fenced
 from agent.tools.arguments import Arguments
-from agent.tools.registry import Tool, ToolContext
+from agent.tools.registry import Tool, ToolContext, tool
 from agent.tools.terminal.running_command import RunningCommand
 from agent.tools.terminal.sandbox import terminal_fault
 from hermes_state.aio import cancel_all, wait_until
@@ -148,7 +148,24 @@ def terminal_tool(
     """Return `terminal`. `settings` gives those in force, `folder_of` a chat's workspace."""
     lines: WeakValueDictionary[ChatId, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def run(asked: Command, context: ToolContext) -> str:
+    @tool(
+        description="Run a shell command (bash, if there is one) in a sandbox. It begins in /workspace, the files of "
+        "this chat, which is all that stays; /tmp is gone afterwards, and there is no network unless the operator "
+        "allows it. Of a long output you see the beginning and the end. What a command leaves running ends with it: "
+        "for servers and long work set background, then use poll (reads new output), kill and list.",
+        effect=ToolEffect.EXECUTES,
+        why_unavailable=lambda: terminal_fault(settings()),
+        timeout_seconds=90_000.0,  # above the highest `terminal.seconds`: this tool ends its commands itself
+        is_exempt=lambda asked: asked.action != "run",
+        shape=lambda asked: command_shape(asked, is_exact=settings().unsafe),
+        reach=lambda shape: (
+            f"running `{shape[:-2]}` with any plain words"
+            if shape.endswith(" …")
+            else f"running exactly\n{fenced(shape, 'sh')}\n"
+        ),
+        shown=_shown,
+    )
+    async def terminal(asked: Command, context: ToolContext) -> str:
         given, seconds = settings(), asked.seconds
         match asked.action:
             case "list":
@@ -171,26 +188,7 @@ def terminal_tool(
                 one.running.stop("being asked to")
                 return await background.wait(one, STOP_SECONDS)
 
-    return Tool(
-        name=TERMINAL,
-        description="Run a shell command (bash, if there is one) in a sandbox. It begins in /workspace, the files of "
-        "this chat, which is all that stays; /tmp is gone afterwards, and there is no network unless the operator "
-        "allows it. Of a long output you see the beginning and the end. What a command leaves running ends with it: "
-        "for servers and long work set background, then use poll (reads new output), kill and list.",
-        parameters=Command,
-        effect=ToolEffect.EXECUTES,
-        run=run,
-        why_unavailable=lambda: terminal_fault(settings()),
-        timeout_seconds=90_000.0,  # above the highest `terminal.seconds`: this tool ends its commands itself
-        is_exempt=lambda asked: asked.action != "run",
-        shape=lambda asked: command_shape(asked, is_exact=settings().unsafe),
-        reach=lambda shape: (
-            f"running `{shape[:-2]}` with any plain words"
-            if shape.endswith(" …")
-            else f"running exactly\n{fenced(shape, 'sh')}\n"
-        ),
-        shown=_shown,
-    )
+    return terminal
 
 
 _PLAIN = re.compile(

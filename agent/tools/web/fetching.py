@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.tools.arguments import Arguments
-from agent.tools.registry import Tool, ToolContext
+from agent.tools.registry import Tool, ToolContext, tool
 from agent.tools.web.addresses import AddressRejected, HostSettings, checked_url, host_of, is_public, open_socket
 from agent.workers import run_worker
 from hermes_state.aio import FairSlots
@@ -97,23 +97,21 @@ def fetch_tool(
     pages = FairSlots(16)  # a page takes up to three times its bytes of memory
     workers = FairSlots(2)
 
-    async def run(asked: _Page, context: ToolContext) -> str:
+    @tool(
+        description="Read a page of the web: its text as Markdown, or a text file or JSON as it is.",
+        effect=ToolEffect.READ_ONLY,
+        why_unavailable=fault,
+        timeout_seconds=1_000.0,  # it ends itself
+        max_shown_characters=40_000,  # of a longer page the model opens parts
+    )
+    async def web_fetch(asked: _Page, context: ToolContext) -> str:
         check_secret(asked.url, holds_secret)
         async with pages.taken_by(context.chat_id):
             page = await fetch_page(asked.url, settings())
             async with workers.taken_by(context.chat_id):
                 return _told(page, await _read(page))
 
-    return Tool(
-        name="web_fetch",
-        description="Read a page of the web: its text as Markdown, or a text file or JSON as it is.",
-        parameters=_Page,
-        effect=ToolEffect.READ_ONLY,
-        run=run,
-        why_unavailable=fault,
-        timeout_seconds=1_000.0,  # it ends itself
-        max_shown_characters=40_000,  # of a longer page the model opens parts
-    )
+    return web_fetch
 
 
 def check_secret(written: str, holds_secret: Callable[[str], bool]) -> None:

@@ -11,7 +11,7 @@ import orjson
 from msgspec import Meta
 
 from agent.tools.arguments import Arguments
-from agent.tools.registry import Tool, ToolContext
+from agent.tools.registry import Tool, ToolContext, tool
 from agent.tools.web.fetching import UNTRUSTED, check_secret, read_body, retry_after
 from hermes_state.errors import ToolError
 from hermes_state.text import counted, enclosed, shortened, well_formed
@@ -88,7 +88,17 @@ def search_tool(configured: Callable[[], SearchService | str], holds_secret: Cal
     """Return `web_search`. `configured` gives the service in force, or the reason why there is none."""
     one_at_a_time = asyncio.Lock()  # some plans allow no more than one search in a second
 
-    async def run(search: _Search, context: ToolContext) -> str:
+    def why_unavailable() -> str | None:
+        service = configured()
+        return service if isinstance(service, str) else None
+
+    @tool(
+        description="Search the web. Results are short; web_fetch reads a page.",
+        effect=ToolEffect.READ_ONLY,
+        why_unavailable=why_unavailable,
+        timeout_seconds=1_000.0,  # it ends itself
+    )
+    async def web_search(search: _Search, context: ToolContext) -> str:
         query, service = " ".join(search.query.split()), configured()
         if isinstance(service, str):
             raise ToolError(service)
@@ -99,19 +109,7 @@ def search_tool(configured: Callable[[], SearchService | str], holds_secret: Cal
             answer = await _answer(service, query, search.count)
         return _told(query, service, _rows(service, answer)[: search.count])
 
-    def why_unavailable() -> str | None:
-        service = configured()
-        return service if isinstance(service, str) else None
-
-    return Tool(
-        name="web_search",
-        description="Search the web. Results are short; web_fetch reads a page.",
-        parameters=_Search,
-        effect=ToolEffect.READ_ONLY,
-        run=run,
-        why_unavailable=why_unavailable,
-        timeout_seconds=1_000.0,  # it ends itself
-    )
+    return web_search
 
 
 async def _answer(service: SearchService, query: str, count: int) -> Json:

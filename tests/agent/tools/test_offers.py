@@ -80,7 +80,7 @@ def _load(db: Any, lineage_id: Any) -> Any:
 
 
 def test_a_small_window_lists_the_history_s_tools_and_what_finds_the_others() -> None:
-    listed = offer([*recall_tools(), context_tool(), plain("own")], {}, Tokens(4_096))
+    listed = offer([*recall_tools(), context_tool, plain("own")], {}, Tokens(4_096))
     assert names(listed) == ["history_search", "history_open", MORE_TOOLS]
     assert sum(map(schema_tokens, listed)) <= (4_096 - 1_024) // 10
 
