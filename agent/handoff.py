@@ -47,8 +47,6 @@ _HEADING = re.compile(r"^#{1,4}\s+\S", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handoff:
-    """Content of a handoff row."""
-
     text: str
     messages: int
     """Number of original messages that it replaces, also through earlier handoffs."""

@@ -58,7 +58,6 @@ class SubagentAccess(OpenAccess):
     """Names of its only tools; None: all that it may use."""
 
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
-        """Return why a sub-agent may not use a tool; None if it may."""
         is_reading = tool.effect is ToolEffect.READ_ONLY
         if tool.name in (DELEGATE, "schedule") or not (is_reading or tool.needs_approval):
             return OF_THE_CONVERSATION
@@ -122,7 +121,6 @@ class SubagentRunner:
         return opened.text
 
     async def _work(self, turn: RunningTurn, model: ModelHandle, access: SubagentAccess) -> str:
-        """Run a sub-agent up to its report."""
         began, seconds = time.monotonic(), self.settings.seconds
         agent = self._agent(turn, access)
         try:

@@ -62,10 +62,8 @@ class ThinkTagParser:
         """Text of the beginning that is not decided yet."""
         self._end = _HARMONY_END
         self._thought = StringIO()
-        """Reasoning that goes on."""
         self._tail = ""
         self._thoughts: list[str] = []
-        """Reasoning that has ended."""
         self._is_cut = self._has_shown = False
         self._markers = 0
 

@@ -13,7 +13,6 @@ from hermes_state.values import Millis, Tokens, Transcript
 MAX_INPUT_TOKENS = Tokens(1_200)
 """Longest part of the conversation in the request, by estimate: its beginning says what it is about."""
 MAX_CHARACTERS = 80
-"""Longest title in characters."""
 
 _SYSTEM: Final = """\
 You name conversations for a list in which people look for them again.

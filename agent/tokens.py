@@ -96,7 +96,6 @@ def estimated_text_tokens(text: str) -> EstimatedTokens:
 
 
 def estimated_schema_tokens(name: str, description: str, parameters: Mapping[str, object]) -> EstimatedTokens:
-    """Return the estimated tokens of a tool's schema."""
     schema = f"{name} {description} {orjson.dumps(parameters).decode()}"
     return EstimatedTokens(8 + cached_text_tokens(schema))  # with its frame
 
@@ -145,7 +144,6 @@ class RowTokenCache:
         return size
 
     def has(self, row: Message, max_result_characters: int) -> bool:
-        """Return True if the row's size is cached."""
         key = _key(row, max_result_characters)
         return key in self._young or key in self._old
 

@@ -106,7 +106,6 @@ class ToolCallRunner:
             raise ApprovalNeededError(f"{len(questions)} calls wait for a yes")
 
     async def _sort(self, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> CallPlan:
-        """Sort the calls by what must be done with them."""
         found = CallPlan(access=self.offers.access, context=context)
         resolved: list[ReadyCall] = []
         for call in calls:

@@ -84,20 +84,15 @@ class Answer:
 
 @dataclass(slots=True, kw_only=True)
 class _RunState:
-    """State of a running turn."""
-
     turn: RunningTurn
     model: ModelHandle
     on_text: Callable[[str], None]
     rounds: int
-    """Rounds of tool calls so far."""
     refusals: int = 0
-    """Prompts that the provider refused as too long."""
     is_unexplained: bool = False
     """True if the last prompt was refused without a reason, and compressed because it may have been too long."""
     notice: str | None = None
     prompt: MeasuredPrompt | None = None
-    """Prompt that was answered last."""
     compression: tuple[str | None] | None = None
     """Focus, or None, of a compression that a tool has asked for."""
 

@@ -32,7 +32,6 @@ class CallPlan:
     grants: Collection[tuple[str, str, str]] = ()
     """Tools and shapes that were allowed for longer, each with the person who allowed them."""
     admin_chats: Sequence[ChatId] = ()
-    """Chats in which admins are asked."""
     ready: list[ReadyCall] = field(default_factory=list)
     refused: list[tuple[ToolCall, ToolReply]] = field(default_factory=list)
     asking: list[tuple[ReadyCall, Answerer]] = field(default_factory=list)
@@ -176,5 +175,4 @@ def _shown(found: re.Match[str]) -> str:
 
 
 def json_block(arguments: object) -> str:
-    """Return the arguments of a call as a code block."""
     return fenced(msgspec.json.format(msgspec.json.encode(arguments)).decode(), "json")

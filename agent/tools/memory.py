@@ -17,12 +17,9 @@ from hermes_state.values import ChatId, ChatKey, ChatKind, ToolEffect
 
 MEMORY: Final = "memory"
 _NEEDED: Final = {"add": ("text",), "replace": ("old", "text"), "remove": ("old",)}
-"""Arguments that each action needs."""
 
 
 class NoteChange(Arguments, frozen=True):
-    """A change of the notes."""
-
     action: Literal["add", "replace", "remove"]
     target: Target
     text: Annotated[str, Meta(description="The new entry.")] = ""

@@ -41,8 +41,6 @@ MAX_NAMED = 40
 
 
 class Policy(StrEnum):
-    """Policy for a call that writes or executes."""
-
     ASK = "ask"
     ASK_ADMIN = "ask_admin"
     ALLOW = "allow"
@@ -50,8 +48,6 @@ class Policy(StrEnum):
 
 
 class ToolAccess(Protocol):
-    """Rules for the tools of chats and people."""
-
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
         """Return why a tool may not be used in a chat, or in a turn of this person; None if it may."""
 
@@ -91,7 +87,6 @@ class ReadyCall:
 
     @property
     def may_need_approval(self) -> bool:
-        """True if the call follows the approval policy."""
         is_exempt = not self.tool.needs_approval or self.tool.is_exempt(self.arguments)
         return self.tool.effect is not ToolEffect.READ_ONLY and not is_exempt
 
@@ -140,7 +135,6 @@ class OfferRegistry:
         return (*tools, more_tools(behind)), is_whole
 
     def usable(self, chat: ChatKey, kind: ChatKind) -> list[Tool]:
-        """Return the tools that a chat may use now."""
         return [tool for tool in self.registry.available() if self.access.refusal(tool, chat, kind, None) is None]
 
     def resolve(self, call: ToolCall, context: ToolContext) -> ReadyCall:
@@ -182,7 +176,6 @@ def offer(tools: Sequence[Tool], uses: Mapping[str, int], threshold: Tokens) -> 
 
 
 def schema_tokens(tool: Tool) -> int:
-    """Return the estimated tokens of a tool's schema."""
     return estimated_schema_tokens(tool.name, tool.description, tool.schema.parameters)
 
 

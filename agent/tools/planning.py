@@ -75,7 +75,6 @@ def _change(
 
 
 def shown(items: Sequence[TodoRow]) -> str:
-    """Return a list for people and models."""
     if not items:
         return "The list is empty."
     left = sum(item.state in OPEN_STATES for item in items)

@@ -106,7 +106,6 @@ async def _open(asked: _Open, context: ToolContext) -> str | ToolReply:
 
 
 def recall_tools() -> tuple[Tool, Tool]:
-    """Return `history_search` and `history_open`."""
     return _search, _open
 
 

@@ -48,8 +48,6 @@ class PromptStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelegateRequest:
-    """A task for a sub-agent."""
-
     call: tuple[MessageId, str]
     """Stored answer with the call, and the id of the call."""
     task: str
@@ -59,20 +57,16 @@ class DelegateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """Conversation, turn and user of a tool call."""
-
     chat_id: ChatId
     lineage_id: LineageId
     turn_id: TurnId
     epoch: int
-    """Epoch in which the turn was taken up."""
     store: Store
     chat: ChatKey
     chat_kind: ChatKind
     started_by: UserRef
     """User who started the turn."""
     is_scheduled: bool = False
-    """True in a turn that a schedule started."""
     is_subagent: bool = False
     input_window: Tokens = DEFAULT_INPUT_WINDOW
     """Longest prompt, in tokens, of the model that reads the result."""
@@ -88,14 +82,12 @@ class ToolContext:
 
     @property
     def claim(self) -> TurnClaim:
-        """Claim on the turn, for its writes."""
         return TurnClaim(id=self.turn_id, epoch=self.epoch)
 
     @classmethod
     def of(
         cls, turn: RunningTurn, store: Store, input_window: Tokens = DEFAULT_INPUT_WINDOW, result_size: int = 100_000
     ) -> Self:
-        """Return the context of a turn's tools."""
         return cls(
             chat_id=turn.chat_id,
             lineage_id=turn.lineage_id,
@@ -275,7 +267,6 @@ def tool(
 
 
 def failed(reason: str) -> ToolReply:
-    """Return the reply to a call that could not be done."""
     return ToolReply(text=f"Error: {reason}", state=ToolRunState.FAILED)
 
 

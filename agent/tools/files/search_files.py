@@ -67,8 +67,6 @@ except MemoryError:
 
 @dataclass(slots=True)
 class _SearchState:
-    """Hits of a search so far."""
-
     rows: list[str] = field(default_factory=list)
     files: int = 0
     left_out: list[str] = field(default_factory=list)
@@ -86,7 +84,6 @@ class _Search(Arguments, frozen=True):
 
 
 def search_tool(workspaces: WorkspaceStore) -> Tool:
-    """Return `search_files`."""
     turns = FairSlots(2)  # a dozen searches at once must not use up the handles of the process
 
     @tool(

@@ -32,8 +32,6 @@ _MAX_CAPTION = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDelivery:
-    """Delivery of files from workspaces to people."""
-
     files: AttachmentFolder
     max_bytes: Callable[[ChatKey], int]
     """Returns the largest file that a chat's platform accepts; 0: none."""
@@ -48,8 +46,6 @@ class _Sent(Arguments, frozen=True):
 
 
 def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
-    """Return `send_file`."""
-
     @tool(
         description="Give a file or picture of the workspace to the people in the chat.",
         effect=ToolEffect.WRITES,  # so that a restart does not send it again
@@ -76,7 +72,6 @@ def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
 
 
 def _keep(workspace: WorkspaceHandle, parts: PathParts, files: AttachmentFolder, limit: int) -> StoredFile:
-    """Copy a file to the attachments."""
     most = min(limit, workspace.settings.max_file_bytes)
     target = files.new_file()
     try:

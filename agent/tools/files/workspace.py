@@ -42,8 +42,6 @@ PathParts: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """File, folder or other entry of a workspace."""
-
     parts: PathParts
     is_folder: bool
     is_file: bool
@@ -137,7 +135,6 @@ class WorkspaceHandle:
 
     @contextmanager
     def open_file(self, parts: PathParts) -> Iterator[BufferedReader]:
-        """Open a regular file for reading."""
         *folders, name = _named(parts)
         with self.open_folder(tuple(folders)) as folder, _explained(parts, folder, name):
             refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=False), parts)

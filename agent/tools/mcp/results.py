@@ -20,7 +20,6 @@ from hermes_state.text import printable, well_formed
 from hermes_state.values import ChatId, Clock, Image, Millis
 
 MAX_TEXT: Final = 900_000
-"""Longest text of a result, in characters."""
 _MIMES = [f"image/{kind}" for kind in ("png", "jpeg", "jpg", "gif", "webp", "bmp", "tiff", "avif")]
 
 
@@ -34,7 +33,6 @@ class RemoteResult:
 
     @property
     def text(self) -> str:
-        """Words for the whole result."""
         words = [_words(block) for block in self.content]
         if self.structured is not None and not any(block.get("type") == "text" for block in self.content):
             words.append(json.dumps(self.structured, ensure_ascii=False))
@@ -81,7 +79,6 @@ class ImageStore:
     scaler: ImageScaler | None = None
 
     async def output(self, result: RemoteResult, context: ToolContext) -> str | ToolReply:
-        """Return the result for the model."""
         text = result.text or "(the result is empty)"
         if not (count := sum(block.get("type") == "image" for block in result.content)):
             return text

@@ -81,8 +81,6 @@ def clean_schema(schema: object) -> Mapping[str, Any]:
 
 
 class _SchemaBuilder:
-    """Builds a clean copy of one schema."""
-
     def __init__(self, root: Mapping[str, Any], max_text: int) -> None:
         self._root, self._max_text, self._nodes, self._merges = root, max_text, 0, 0
 

@@ -39,8 +39,6 @@ def missing_sdk() -> str | None:
 
 
 class ServerHandle:
-    """One server: its connection, its tools, its state."""
-
     def __init__(
         self, settings: ServerSettings, images: ImageStore, clock: Clock, redact: Callable[[str], str]
     ) -> None:
@@ -145,7 +143,6 @@ class ServerHandle:
         )
 
     async def call(self, tool: str, arguments: dict[str, Any], context: ToolContext) -> str | ToolReply:
-        """Call a tool of the server. Raises `ToolError`."""
         if self._connection is None:
             raise ToolError(self._why_down())
         result = await self._connection.call(tool, arguments)
@@ -183,14 +180,12 @@ class ServerRegistry:
                 self._tasks[name] = group.create_task(handle.run(before), name=f"mcp {name}")
 
     async def close(self) -> None:
-        """End all servers, for good."""
         self._is_closed = True
         self._handles.clear()
         await cancel_all(self._tasks.values())
 
     @property
     def by_name(self) -> Mapping[str, Tool]:
-        """Tools of all servers that have ever been connected."""
         return {name: tool for handle in self._handles.values() for name, tool in handle.tools.items()}
 
     def why_missing(self, name: str) -> str | None:

@@ -52,8 +52,6 @@ class RemoteTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCatalog:
-    """Lists of a server."""
-
     tools: tuple[RemoteTool, ...] = ()
     resources: tuple[str, ...] = ()
     prompts: tuple[str, ...] = ()
@@ -69,8 +67,6 @@ class ServerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """State of a server for people."""
-
     name: str
     state: ServerState = ServerState.STARTING
     since: Millis
@@ -78,5 +74,4 @@ class ServerStatus:
     """Effects of its tools, by the names that the agent calls."""
     catalog: ServerCatalog = ServerCatalog()
     error: str | None = None
-    """Last failure."""
     next_try_at: Millis | None = None

@@ -153,7 +153,6 @@ def add(db: Connection, schedule: NewSchedule) -> str:
 
 
 def change(db: Connection, row: ScheduleRow, action: str, now: Millis) -> str:
-    """Pause, resume or remove a schedule. Raises `ToolError`."""
     if action in ("pause", "remove"):
         schedules.drop_waiting(db, row, now)
     if action == "remove":

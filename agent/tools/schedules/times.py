@@ -43,8 +43,6 @@ _PART = re.compile(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d{1,4
 
 @dataclass(frozen=True, slots=True, order=True)
 class Occurrence:
-    """A time of a schedule: its moment and its local time."""
-
     at: Millis
     local: datetime
 
@@ -56,8 +54,6 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crontab:
-    """Values of the five fields of a cron expression."""
-
     minutes: frozenset[int]
     hours: frozenset[int]
     days: frozenset[int]
@@ -68,13 +64,11 @@ class Crontab:
     """True if the day of the month or of the week is enough: in cron, when neither field begins with `*`."""
 
     def has(self, day: date) -> bool:
-        """Return True for a day with occurrences."""
         is_day, is_weekday = day.day in self.days, day.isoweekday() % 7 in self.weekdays
         return day.month in self.months and (is_day or is_weekday if self.is_either else is_day and is_weekday)
 
     @property
     def times(self) -> list[time]:
-        """Times of a day, in order."""
         return [time(hour, minute) for hour in sorted(self.hours) for minute in sorted(self.minutes)]
 
     @property

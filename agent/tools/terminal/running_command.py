@@ -30,7 +30,6 @@ from hermes_state.text import printable, well_formed
 _LOOKS: Final = Backoff(0.02, 0.2)
 """Pauses between looks at a command's processes, memory and disk: short at first, because programs can multiply."""
 _OWN_PROCESSES = 4
-"""Processes of a sandbox that are its own."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CREDENTIALS = struct.Struct("iii")
 """Process, user and group id of a socket's writer, as they are outside of the sandbox."""
@@ -52,7 +51,6 @@ class OutputReader:
         self._fd = fd
 
     def close(self) -> None:
-        """Read no more."""
         if self._fd is not None:
             asyncio.get_running_loop().remove_reader(self._fd)
             os.close(self._fd)
@@ -108,8 +106,6 @@ def readable(text: str) -> str:
 
 
 class RunningCommand:
-    """A command that was started."""
-
     def __init__(
         self,
         process: asyncio.subprocess.Process,
@@ -241,7 +237,6 @@ class RunningCommand:
 
     @property
     def outcome(self) -> str:
-        """Words about its end."""
         if self.stopped_for is not None:
             return f"stopped, for {self.stopped_for}"
         code = self._process.returncode or 0

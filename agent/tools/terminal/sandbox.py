@@ -38,7 +38,6 @@ ENVIRON: Final[Mapping[str, str]] = {
 }
 """All variables of a command: none of the gateway's, which hold keys."""
 _NEEDED: Final = {"bwrap": "bubblewrap", "setpriv": "util-linux", "unshare": "util-linux"}
-"""Packages of the programs that make a sandbox."""
 _MAX_COMMAND_BYTES: Final = 100_000
 """Longest command line: Linux accepts 128 KiB in one argument."""
 

@@ -35,8 +35,6 @@ _SECONDS = "run: stop it after so long. poll: wait so long for its end, by defau
 
 
 class Command(Arguments, frozen=True):
-    """A call of the terminal."""
-
     action: Literal["run", "poll", "kill", "list"] = "run"
     command: Annotated[str, Meta(description="For run.")] = ""
     background: Annotated[bool, Meta(description="Return at once, with an id.")] = False
@@ -53,8 +51,6 @@ class Command(Arguments, frozen=True):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class BackgroundCommand:
-    """A command in the background."""
-
     id: str
     command: str
     context: ToolContext
@@ -76,15 +72,12 @@ class BackgroundRegistry:
         self._on_end = on_end
         self._commands: dict[str, BackgroundCommand] = {}
         self._starting: Counter[ChatId] = Counter()
-        """Commands of each chat that are being started."""
         self._tasks: dict[asyncio.Task[None], BackgroundCommand] = {}
 
     def of(self, chat_id: ChatId) -> list[BackgroundCommand]:
-        """Return those of a chat, oldest first."""
         return [one for one in self._commands.values() if one.context.chat_id == chat_id]
 
     def find(self, chat_id: ChatId, command_id: str) -> BackgroundCommand:
-        """Return one of a chat by its id. Raises `ToolError`."""
         found = self._commands.get(command_id)
         if found is None or found.context.chat_id != chat_id:
             known = ", ".join(one.id for one in self.of(chat_id)) or "none"
@@ -213,7 +206,6 @@ def command_shape(asked: Command, *, is_exact: bool = False) -> str:
 
 
 def _shown(asked: Command) -> str:
-    """Return a command as people are asked about it."""
     where = "\nIt goes on in the background." if asked.background else ""
     limit = f"\nIt is stopped after {asked.seconds:g} seconds." if asked.seconds is not None else ""
     return f"{fenced(asked.command, 'sh')}{where}{limit}"

@@ -83,7 +83,6 @@ _BROKEN = re.compile(r"[\x00-\x20\x7f\\]")
 
 
 def host_of(url: "URL") -> str:
-    """Return the host of a URL, as the rules name it."""
     return (url.raw_host or "").rstrip(".").lower()
 
 

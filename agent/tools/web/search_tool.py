@@ -40,7 +40,6 @@ class SearchService:
     refusals: Mapping[int, str] = field(default_factory=dict)
     """Reasons by HTTP status that only this service means."""
     seconds: float = 30.0
-    """Longest wait for an answer."""
 
 
 def searxng(url: str, key: str = "") -> SearchService:
@@ -55,7 +54,6 @@ def searxng(url: str, key: str = "") -> SearchService:
 
 
 def brave(key: str, url: str = "https://api.search.brave.com") -> SearchService:
-    """Return Brave's search API."""
     return SearchService(
         name="Brave",
         url=f"{url}/res/v1/web/search",
@@ -68,7 +66,6 @@ def brave(key: str, url: str = "https://api.search.brave.com") -> SearchService:
 
 
 def tavily(key: str, url: str = "https://api.tavily.com") -> SearchService:
-    """Return Tavily's search API."""
     return SearchService(
         name="Tavily",
         url=f"{url}/search",

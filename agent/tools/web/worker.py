@@ -31,7 +31,6 @@ _MEANT: Final = {
 }
 _AFFIX: Final = re.compile(r"^x-|(?<=8)-[ie]$", re.IGNORECASE)
 _NONE: Final = ("utf-7", "idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined")
-"""Codecs of Python that no page uses."""
 _HEAD: Final = ("title", "script", "style", "template", "textarea", "meta", "link", "base", "noscript")
 """Elements whose text is not part of the page's text."""
 
