@@ -15,7 +15,7 @@ from agent.model.base import ModelRequest, Payer
 from agent.model.wire import NOTICE, WireSettings
 from agent.tools.offers import OfferRegistry
 from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH
-from agent.tools.registry import Tool, ToolRegistry
+from agent.tools.registry import ToolRegistry
 from hermes_state.transcripts import View
 from hermes_state.values import ChatKey, ChatKind, ConversationRef, Tokens
 
@@ -69,12 +69,6 @@ class PromptBuilder:
             sections=sections,
         )
 
-    async def tools_for(self, conversation: ConversationRef, view: View, threshold: Tokens) -> tuple[Tool, ...]:
-        """Return the tools in the prompts of a view's session."""
-        if self.offers is None:
-            return self.tools.available()
-        return await self.offers.of(conversation, view.session.id, threshold)
-
     async def request_for(
         self,
         conversation: ConversationRef,
@@ -97,10 +91,14 @@ class PromptBuilder:
             max_result_characters=min(100_000, input_window * 4 // 5),
             reasoning_of=maker,
         )
+        if self.offers is None:
+            tools = self.tools.available()
+        else:
+            tools = await self.offers.of(conversation, view.session.id, threshold)
         return ModelRequest(
             system=view.session.system_prompt or await self.system_for(conversation, threshold),
             transcript=view.transcript,
-            tools=tuple(tool.schema for tool in await self.tools_for(conversation, view, threshold)),
+            tools=tuple(tool.schema for tool in tools),
             max_output_tokens=None,
             style=style if images is None else await images.shown_in(style, view.transcript),
             payer=Payer.of(conversation),

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
-from functools import partial
 from weakref import WeakValueDictionary
 
 import structlog
@@ -22,8 +21,8 @@ from agent.settings import SubagentSettings
 from agent.tool_calls import ResultBudget
 from agent.tools.offers import OfferRegistry, OpenAccess, Policy, ToolAccess
 from agent.tools.planning import DELEGATE
-from agent.tools.registry import DelegateRequest, Tool, ToolRegistry
-from agent.turn import Agent, Answer
+from agent.tools.registry import Tool, ToolRegistry
+from agent.turn import Agent
 from hermes_state import journal
 from hermes_state.aio import retried
 from hermes_state.errors import ModelError, SpendingCapExceeded, StoreBroken, StoreUnavailable, ToolError
@@ -34,7 +33,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.tools.subagents import open_subagent
 from hermes_state.turns import RunningTurn, TurnMoved
-from hermes_state.values import ChatKey, ChatKind, Clock, ToolEffect, TurnId, TurnState, UserRef
+from hermes_state.values import ChatKey, ChatKind, Clock, MessageId, ToolEffect, TurnId, TurnState, UserRef
 
 log = structlog.get_logger()
 
@@ -86,39 +85,43 @@ class SubagentRunner:
     redact: Callable[[str], str] = redact
     _slots: WeakValueDictionary[TurnId, asyncio.Semaphore] = field(default_factory=WeakValueDictionary, init=False)
 
-    async def run(self, parent: RunningTurn, model: ModelHandle, request: DelegateRequest) -> str:
+    async def run(
+        self,
+        parent: RunningTurn,
+        model: ModelHandle,
+        call: tuple[MessageId, str],
+        task: str,
+        tools: tuple[str, ...] | None,
+    ) -> str:
         """Return the report of a call's sub-agent, which continues from its rows and outlasts a lost store.
 
         Raises `ToolError` if it has none. If it is cancelled, it stays open with its steps stored.
         """
         access = SubagentAccess(access=self.access, person=parent.started_by)
-        for name in request.tools or ():
+        for name in tools or ():
             tool = self.tools.get(name)
             refusal = None if tool is None else access.refusal(tool, parent.chat, parent.chat_kind, None)
             if tool is None or refusal is not None:
                 raise ToolError(f"{name[:64]!r} cannot be given to a sub-agent: {refusal or 'there is no such tool'}")
-        access = replace(access, names=None if request.tools is None else frozenset(request.tools))
+        access = replace(access, names=None if tools is None else frozenset(tools))
         slot = self._slots.get(parent.id) or asyncio.Semaphore(self.settings.max_parallel)
         self._slots[parent.id] = slot
+
+        async def take_up() -> str:
+            opened = await self.store.write(open_subagent, parent, *call, task, self.clock.now())
+            if isinstance(opened, RunningTurn):
+                with bound_contextvars(subagent_id=opened.id):
+                    return await self._work(opened, model.subagent_model() or model, access)
+            if opened.state is not TurnState.FINISHED:
+                raise ToolError(opened.text)
+            return opened.text
+
         async with slot:
             try:
                 # A broken store needs no wait: the turn continues, or the next write tells the chat.
-                call = partial(self._take_up, parent, model, request, access)
-                return await retried(call, StoreUnavailable, "subagent.delayed", unless=(StoreBroken,))
+                return await retried(take_up, StoreUnavailable, "subagent.delayed", unless=(StoreBroken,))
             except TurnMoved as error:
                 raise ToolError("the turn has ended") from error
-
-    async def _take_up(
-        self, parent: RunningTurn, model: ModelHandle, request: DelegateRequest, access: SubagentAccess
-    ) -> str:
-        """Open a call's sub-agent if needed, and return its report. Raises `ToolError` if it ended without one."""
-        opened = await self.store.write(open_subagent, parent, *request.call, request.task, self.clock.now())
-        if isinstance(opened, RunningTurn):
-            with bound_contextvars(subagent_id=opened.id):
-                return await self._work(opened, model.subagent_model() or model, access)
-        if opened.state is not TurnState.FINISHED:
-            raise ToolError(opened.text)
-        return opened.text
 
     async def _work(self, turn: RunningTurn, model: ModelHandle, access: SubagentAccess) -> str:
         began, seconds = time.monotonic(), self.settings.seconds
@@ -139,9 +142,15 @@ class SubagentRunner:
             raise await self._failed(turn, type(error).__name__, "it broke") from error
         finally:
             await agent.close()
-        report = await self._finish(turn, model, answer)
+        text, tokens = answer.text or NO_REPORT, answer.reported_prompt_tokens
+        final = ModelAnswer(text=text, call=answer.call, reported_prompt_tokens=tokens)
+        try:
+            await self.store.write_with_retry(_store_report, turn, final, self.clock)
+        except TurnMoved:  # it was stopped: only its cost is stored
+            await model.client.ledger.record(Payer.of(turn.conversation), answer.call)
+            raise
         log.info("subagent.finished", seconds=round(time.monotonic() - began, 3))
-        return report
+        return text
 
     def _agent(self, turn: RunningTurn, access: SubagentAccess) -> Agent:
         """Return an agent for one turn, with the built-in context engine."""
@@ -156,16 +165,6 @@ class SubagentRunner:
             max_tool_rounds=self.settings.max_rounds,
             budget=self.budget,
         )
-
-    async def _finish(self, turn: RunningTurn, model: ModelHandle, answer: Answer) -> str:
-        text, tokens = answer.text or NO_REPORT, answer.reported_prompt_tokens
-        final = ModelAnswer(text=text, call=answer.call, reported_prompt_tokens=tokens)
-        try:
-            await self.store.write_with_retry(_store_report, turn, final, self.clock)
-        except TurnMoved:  # it was stopped: only its cost is stored
-            await model.client.ledger.record(Payer.of(turn.conversation), answer.call)
-            raise
-        return text
 
     async def _failed(self, turn: RunningTurn, kind: str, reason: str, error: ModelError | None = None) -> ToolError:
         """End a sub-agent without a report. Return the error for its parent."""

@@ -6,9 +6,8 @@ in an answer are text, because people may ask about them.
 
 import re
 from collections.abc import Mapping
-from enum import Enum, auto
 from io import StringIO
-from typing import Final
+from typing import Final, Literal
 
 _NAMES: Final = (
     *("think", "thinking", "thought", "thoughts", "reasoning", "antthinking", "reasoning_scratchpad"),
@@ -40,13 +39,6 @@ _WITHOUT_MARKERS: Final = re.compile(r"analysis(?=[A-Z\"'])(.*?)assistantfinal(?
 """Rest of gpt-oss's channels where a server has dropped the markers around their names."""
 
 
-class _State(Enum):
-    BEGINNING = auto()
-    """Only blanks have come, or a text that may become a marker."""
-    THINKING = auto()
-    ANSWERING = auto()
-
-
 class ThinkTagParser:
     """Splits one answer into text and reasoning while it comes in.
 
@@ -57,7 +49,7 @@ class ThinkTagParser:
     """
 
     def __init__(self) -> None:
-        self._state = _State.BEGINNING
+        self._state: Literal["beginning", "thinking", "answering"] = "beginning"
         self._held = ""
         """Text of the beginning that is not decided yet."""
         self._end = _HARMONY_END
@@ -69,13 +61,13 @@ class ThinkTagParser:
 
     def feed(self, piece: str) -> str:
         """Add a piece, and return the text that now is known to belong to the answer."""
-        if self._state is _State.ANSWERING:
+        if self._state == "answering":
             return piece
-        if self._state is _State.BEGINNING:
+        if self._state == "beginning":
             self._held += piece
         elif not self._think(piece):
             return ""
-        while self._state is _State.BEGINNING:
+        while self._state == "beginning":
             text = self._held.lstrip()
             found = _marker(text)
             if found is None or self._markers >= 200:
@@ -86,7 +78,7 @@ class ThinkTagParser:
             self._is_cut, self._held = True, text[length:]
             if end is not None:
                 rest, self._held = self._held, ""
-                self._state, self._end = _State.THINKING, end
+                self._state, self._end = "thinking", end
                 self._think(rest)
         return ""
 
@@ -94,7 +86,7 @@ class ThinkTagParser:
         """Return the undecided text when a call begins, because the text after the call is another beginning."""
         held, self._held = self._held, ""
         self._end_thought(self._thought.getvalue())
-        self._state = _State.BEGINNING
+        self._state = "beginning"
         return "" if self._is_cut and not held.strip() else held
 
     def finish(self, shown: str) -> tuple[str, str]:
@@ -111,7 +103,7 @@ class ThinkTagParser:
     def _answer(self, text: str) -> str:
         """Return the beginning of an answer. Blanks in front of it stay, unless they follow reasoning."""
         held, self._held = self._held, ""
-        self._state = _State.ANSWERING
+        self._state = "answering"
         if self._is_cut:
             held = f"\n\n{text}" if self._has_shown else text
         self._has_shown = True
@@ -128,7 +120,7 @@ class ThinkTagParser:
         thought = self._thought.getvalue()
         self._held = window[found.end() :]
         self._end_thought(thought[: len(thought) - len(window) + found.start()])
-        self._state = _State.BEGINNING
+        self._state = "beginning"
         return True
 
     def _end_thought(self, thought: str) -> None:

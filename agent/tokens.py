@@ -24,19 +24,19 @@ BLOCK_TOKENS = 14
 _OTHER = ord("o")
 _WEIGHTS = {
     # words after a space, punctuation, a capital, a digit, a line's end; long ones take more
-    **{"sl": 0.845, "pl": 1.138, "ul": 0.824, "dl": 0.8, "nl": 0.86, "llllll": 0.345},
-    **{"lu": 0.623, "pu": 0.839, "du": 0.538, "u": 0.212},
+    **{b"sl": 0.845, b"pl": 1.138, b"ul": 0.824, b"dl": 0.8, b"nl": 0.86, b"llllll": 0.345},
+    **{b"lu": 0.623, b"pu": 0.839, b"du": 0.538, b"u": 0.212},
     # numbers: three digits a token, and one more where a number begins
-    **{"d": 0.05, "ddd": 0.75, "sd": 2.0, "ld": 1.162, "pd": 1.772, "ud": 1.065},
-    **{"p": 0.188, "sp": 0.843, "s": 0.064, "n": 0.738, "t": 1.236},
+    **{b"d": 0.05, b"ddd": 0.75, b"sd": 2.0, b"ld": 1.162, b"pd": 1.772, b"ud": 1.065},
+    **{b"p": 0.188, b"sp": 0.843, b"s": 0.064, b"n": 0.738, b"t": 1.236},
 }
 _WEIGHTS_BEYOND_ASCII = {
-    **{"y": 1.078, "w": 0.694, "g": 0.415, "V": 0.5, "i": 0.417, "o": 1.5},
-    **{"r": 0.229, "sr": 0.488, "a": 0.393},
-    **{"k": 0.651, "h": 0.786, "hk": 0.363, "K": 0.198, "KK": 0.955, "sK": 0.523},
-    **{"x": 1.107, "f": 0.409, "e": 1.987},
+    **{b"y": 1.078, b"w": 0.694, b"g": 0.415, b"V": 0.5, b"i": 0.417, b"o": 1.5},
+    **{b"r": 0.229, b"sr": 0.488, b"a": 0.393},
+    **{b"k": 0.651, b"h": 0.786, b"hk": 0.363, b"K": 0.198, b"KK": 0.955, b"sK": 0.523},
+    **{b"x": 1.107, b"f": 0.409, b"e": 1.987},
 }
-_RARE_LETTERS = {"q": 0.577, "x": 0.336, "z": 1.867, "j": 1.165, "v": 0.256, "w": 0.371}
+_RARE_LETTERS = {b"q": 0.577, b"x": 0.336, b"z": 1.867, b"j": 1.165, b"v": 0.256, b"w": 0.371}
 """Letters of rarer words, and of random text (base64, keys)."""
 
 # Class of a character by the first byte of its UTF-8 form; its other bytes are left out.
@@ -63,15 +63,6 @@ _CLASSES = _class_table()
 _FOLLOWING = bytes(range(0x80, 0xC0))
 
 
-def _as_bytes(weights: Mapping[str, float]) -> tuple[tuple[bytes, float], ...]:
-    return tuple((sequence.encode(), weight) for sequence, weight in weights.items())
-
-
-_ASCII = _as_bytes(_WEIGHTS)
-_BEYOND = _as_bytes(_WEIGHTS_BEYOND_ASCII)
-_LETTERS = _as_bytes(_RARE_LETTERS)
-
-
 def estimated_text_tokens(text: str) -> EstimatedTokens:
     """Return the estimated tokens of a text, rounded up; 0 only for an empty text.
 
@@ -82,15 +73,15 @@ def estimated_text_tokens(text: str) -> EstimatedTokens:
         return EstimatedTokens(0)
     raw = text.encode("utf-8", "surrogatepass")
     total = 0.675  # the first word, which has nothing in front of it
-    for letter, weight in _LETTERS:
+    for letter, weight in _RARE_LETTERS.items():
         total += weight * raw.count(letter)
     if len(raw) == len(text):
         classes = raw.translate(_CLASSES)
     else:
         classes = raw.translate(_CLASSES, _FOLLOWING)
-        for sequence, weight in _BEYOND:
+        for sequence, weight in _WEIGHTS_BEYOND_ASCII.items():
             total += weight * classes.count(sequence)
-    for sequence, weight in _ASCII:
+    for sequence, weight in _WEIGHTS.items():
         total += weight * classes.count(sequence)
     return EstimatedTokens(int(total) + 1)
 

@@ -21,12 +21,12 @@ from agent.context.job import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import ModelHandle
 from agent.images.model_images import RetriedImageCall
-from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
+from agent.model.base import FinishReason, ModelRequest, Payer
 from agent.model.client import CompletedCall, record_cancelled
 from agent.prompt import PromptBuilder
 from agent.tool_calls import ResultBudget, ToolCallRunner, ends_with_results, open_calls
 from agent.tools.offers import OfferRegistry
-from agent.tools.registry import DelegateRequest, PromptStatus, ToolContext
+from agent.tools.registry import PromptStatus, ToolContext
 from agent.view_cache import ViewCache
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
@@ -37,12 +37,7 @@ from hermes_state.store.writer import Store
 from hermes_state.tool_runs import count_tool_rounds
 from hermes_state.transcripts import View
 from hermes_state.turns import RunningTurn, TurnMoved
-from hermes_state.values import (
-    Clock,
-    ConversationRef,
-    Message,
-    ModelCall,
-)
+from hermes_state.values import Clock, ConversationRef, Message, MessageId, ModelCall
 
 log = structlog.get_logger()
 
@@ -64,8 +59,10 @@ SUBAGENT_ROUNDS_USED_UP = (
     "(The sub-agent has used up its {} rounds of tool calls, so the work may not be finished; another one can go on.)"
 )
 
-Delegate: TypeAlias = Callable[[RunningTurn, ModelHandle, DelegateRequest], Awaitable[str]]
-"""Lets a sub-agent do a task of a turn with its model, and returns the report. Raises `ToolError` without one."""
+Delegate: TypeAlias = Callable[
+    [RunningTurn, ModelHandle, tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]
+]
+"""Lets a sub-agent do a task of a turn with its model, as `ToolContext.delegate` does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +204,7 @@ class Agent:
             text=done.reply.text,
             calls=done.reply.calls,
             call=done.call,
-            reported_prompt_tokens=_reported_prompt_tokens(done.reply),
+            reported_prompt_tokens=None if done.reply.usage is None else done.reply.usage.prompt,
             reasoning=done.reply.reasoning,
         )
         try:
@@ -269,16 +266,15 @@ class Agent:
                 if not await self.context.after_overflow(conversation, model, stated):
                     raise
             except ModelError as error:
-                if type(error) is not ModelError or not await self._made_smaller(state, prompt, error):
+                if type(error) is not ModelError:
+                    raise
+                # It was refused without a reason: compress it, once, because it may have been too long.
+                answered = await self.context.largest_answered(prompt)
+                error.has_answered = answered is not None
+                was_smaller, state.is_unexplained = state.is_unexplained, True
+                if not await self.context.after_unexplained(prompt, answered, is_again=was_smaller):
                     raise
             view, prompt = await self._view(conversation, model), None
-
-    async def _made_smaller(self, state: _RunState, prompt: MeasuredPrompt, error: ModelError) -> bool:
-        """Compress a prompt that was refused without a reason, once, because it may have been too long."""
-        answered = await self.context.largest_answered(prompt)
-        error.has_answered = answered is not None
-        was_smaller, state.is_unexplained = state.is_unexplained, True
-        return await self.context.after_unexplained(prompt, answered, is_again=was_smaller)
 
     async def _call(self, state: _RunState, prompt: MeasuredPrompt) -> tuple[MeasuredPrompt, CompletedCall]:
         client, images = prompt.model.client, prompt.model.images
@@ -320,27 +316,33 @@ class Agent:
             await record_cancelled(prompt.model.client.ledger, prompt.request.payer, done.call)
             raise
         return Answer(
-            text=text, call=done.call, reported_prompt_tokens=_reported_prompt_tokens(reply), pressure=pressure
+            text=text,
+            call=done.call,
+            reported_prompt_tokens=None if reply.usage is None else reply.usage.prompt,
+            pressure=pressure,
         )
 
     # ---- the tools
 
     def _context(self, state: _RunState) -> ToolContext:
-        window, prompt = state.model.limits.input_window, state.prompt
-        context = ToolContext.of(state.turn, self._store, window, self._calls.budget.longest(window))
-        context = replace(context, sees_images=state.model.images is not None)
-        if self._delegate is not None:
-            context = replace(context, delegate=partial(self._delegate, state.turn, state.model))
-        if prompt is None:
-            return context
-        use = PromptStatus(
-            tokens=prompt.estimated,
-            threshold=prompt.limits.threshold,
-            context_length=prompt.limits.context_length,
-            held_back=held_back(prompt),
-            compress=state.ask_compression,
+        window, prompt, use = state.model.limits.input_window, state.prompt, None
+        if prompt is not None:
+            use = PromptStatus(
+                tokens=prompt.estimated,
+                threshold=prompt.limits.threshold,
+                context_length=prompt.limits.context_length,
+                held_back=held_back(prompt),
+                compress=state.ask_compression,
+            )
+        return ToolContext.of(
+            state.turn,
+            self._store,
+            input_window=window,
+            result_size=self._calls.budget.longest(window),
+            sees_images=state.model.images is not None,
+            prompt=use,
+            delegate=None if self._delegate is None else partial(self._delegate, state.turn, state.model),
         )
-        return replace(context, prompt=use)
 
 
 def _lower_output(request: ModelRequest, error: OutputCapExceeded) -> int:
@@ -350,7 +352,3 @@ def _lower_output(request: ModelRequest, error: OutputCapExceeded) -> int:
     if lower < 256:
         raise error
     return lower
-
-
-def _reported_prompt_tokens(reply: ModelReply) -> int | None:
-    return None if reply.usage is None else reply.usage.prompt

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from agent.tools.arguments import Arguments
-from agent.tools.registry import DelegateRequest, Tool, ToolContext, tool
+from agent.tools.registry import Tool, ToolContext, tool
 from hermes_state.errors import ToolError
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
@@ -107,8 +107,7 @@ async def delegate_tool(arguments: _Task, context: ToolContext) -> str:
     if context.delegate is None or context.call is None:
         raise ToolError("there are no sub-agents here")
     known = f"\n\nWhat is known:\n{arguments.context}" if arguments.context else ""
-    request = DelegateRequest(call=context.call, task=f"{arguments.task}{known}", tools=arguments.tools)
-    return await context.delegate(request)
+    return await context.delegate(context.call, f"{arguments.task}{known}", arguments.tools)
 
 
 # ---- the context window

@@ -47,15 +47,6 @@ class PromptStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelegateRequest:
-    call: tuple[MessageId, str]
-    """Stored answer with the call, and the id of the call."""
-    task: str
-    tools: tuple[str, ...] | None
-    """Names of the only tools that it may use; None: all that sub-agents may use."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
     chat_id: ChatId
     lineage_id: LineageId
@@ -77,17 +68,17 @@ class ToolContext:
     """None if no prompt of the turn was measured since a restart."""
     call: tuple[MessageId, str] | None = None
     """Stored answer with the call, and the id of the call."""
-    delegate: Callable[[DelegateRequest], Awaitable[str]] | None = None
-    """Lets a sub-agent do a task and returns its report, or raises `ToolError`. None in the turn of a sub-agent."""
+    delegate: "Callable[[tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]] | None" = None
+    """Lets a sub-agent do the task of a call, with only these tools if any are named. Returns its report or raises
+    `ToolError`. None in the turn of a sub-agent."""
 
     @property
     def claim(self) -> TurnClaim:
         return TurnClaim(id=self.turn_id, epoch=self.epoch)
 
     @classmethod
-    def of(
-        cls, turn: RunningTurn, store: Store, input_window: Tokens = DEFAULT_INPUT_WINDOW, result_size: int = 100_000
-    ) -> Self:
+    def of(cls, turn: RunningTurn, store: Store, **more: Any) -> Self:
+        """Return the context of a turn's tools. `more` are fields."""
         return cls(
             chat_id=turn.chat_id,
             lineage_id=turn.lineage_id,
@@ -99,8 +90,7 @@ class ToolContext:
             started_by=turn.started_by,
             is_scheduled=turn.is_scheduled,
             is_subagent=turn.parent is not None,
-            input_window=input_window,
-            result_size=result_size,
+            **more,
         )
 
 

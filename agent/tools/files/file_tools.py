@@ -124,10 +124,7 @@ def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) 
         parts = parse_path(asked.path)
         return await _changed(workspaces.of(context.chat_id), lambda workspace: _edit(workspace, parts, asked))
 
-    @tool(
-        description="List files and folders of the workspace with their sizes.",
-        effect=ToolEffect.READ_ONLY,
-    )
+    @tool(description="List files and folders of the workspace with their sizes.", effect=ToolEffect.READ_ONLY)
     async def list_files(asked: _List, context: ToolContext) -> str:
         return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parse_path(asked.path), asked.depth)
 
@@ -151,7 +148,7 @@ async def stored_row(path: str, context: ToolContext) -> Message | None:
 
 async def _changed(workspace: WorkspaceHandle, change: Callable[[WorkspaceHandle], T]) -> T:
     def run() -> T:
-        with workspace.writing():  # calls of one round run side by side
+        with workspace.lock:  # calls of one round run side by side
             return change(workspace)
 
     return await asyncio.to_thread(run)

@@ -108,12 +108,7 @@ class WorkspaceHandle:
     name: str
     settings: WorkspaceSettings
     lock: threading.Lock
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Keep other writers of this process out of the workspace."""
-        with self.lock:
-            yield
+    """Held by writers of this process."""
 
     @contextmanager
     def open_folder(self, parts: PathParts, *, is_made: bool = False) -> Iterator[int]:
@@ -153,7 +148,7 @@ class WorkspaceHandle:
         return data
 
     def write(self, parts: PathParts, data: bytes) -> bool:
-        """Write a file as a whole or not at all, within `writing`. Return True if it is new.
+        """Write a file as a whole or not at all, within `lock`. Return True if it is new.
 
         A file that was there keeps its permissions. Missing folders are made.
         """
@@ -178,7 +173,7 @@ class WorkspaceHandle:
         if source.stat().st_size > self.settings.max_file_bytes:
             raise ToolError(f"it is larger than {self.settings.max_file_bytes:,} bytes")
         data, path = source.read_bytes(), PurePath(name)
-        with self.writing():
+        with self.lock:
             with self.open_folder((folder,), is_made=True):
                 taken = {entry.parts[-1] for entry in self.walk((folder,), depth=1)}
             for number in itertools.count(1):

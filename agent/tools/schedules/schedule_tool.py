@@ -47,10 +47,7 @@ class _Change(Arguments, frozen=True):
 
 
 def schedule_tool(
-    zone: Callable[[], str],
-    may_moderate: Callable[[UserRef], bool],
-    on_change: Callable[[], None],
-    clock: Clock,
+    zone: Callable[[], str], may_moderate: Callable[[UserRef], bool], on_change: Callable[[], None], clock: Clock
 ) -> Tool:
     """Return `schedule`. It changes only its own chat's schedules, and adds none in a turn that a schedule started.
 

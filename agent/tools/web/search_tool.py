@@ -85,14 +85,10 @@ def search_tool(configured: Callable[[], SearchService | str], holds_secret: Cal
     """Return `web_search`. `configured` gives the service in force, or the reason why there is none."""
     one_at_a_time = asyncio.Lock()  # some plans allow no more than one search in a second
 
-    def why_unavailable() -> str | None:
-        service = configured()
-        return service if isinstance(service, str) else None
-
     @tool(
         description="Search the web. Results are short; web_fetch reads a page.",
         effect=ToolEffect.READ_ONLY,
-        why_unavailable=why_unavailable,
+        why_unavailable=lambda: fault if isinstance(fault := configured(), str) else None,
         timeout_seconds=1_000.0,  # it ends itself
     )
     async def web_search(search: _Search, context: ToolContext) -> str:

@@ -67,7 +67,7 @@ async def test_a_stored_result_is_opened_in_parts_and_is_never_stored_again(
     call = ToolCall(
         id="c", name="history_open", arguments=f'{{"id": "m{stored.id}", "offset": 149000, "limit": 20000}}'
     )
-    context = ToolContext.of(turn, chat.store, Tokens(8_192), ResultBudget().longest(Tokens(8_192)))
+    context = ToolContext.of(turn, chat.store, result_size=ResultBudget().longest(Tokens(8_192)))
     opened = await tools.run(call, tools.check(call), context)
     assert "zanzibar-end" in opened.text
     assert ResultBudget().preview_for(tools.get("history_open"), "x" * 1_000_000, Tokens(8_192)) is None
