@@ -25,6 +25,7 @@ from hermes_state.tools.approvals import Answerer, ApprovalRequest
 from hermes_state.transcripts import load_message, load_sender_name, show_instead
 from hermes_state.turns import RunningTurn, TurnClaim
 from hermes_state.values import (
+    ChatId,
     Clock,
     Message,
     MessageId,
@@ -106,19 +107,20 @@ class ToolCallRunner:
             raise ApprovalNeededError(f"{len(questions)} calls wait for a yes")
 
     async def _sort(self, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> CallPlan:
-        found = CallPlan(access=self.offers.access, context=context)
-        resolved: list[ReadyCall] = []
+        refused, resolved = list[tuple[ToolCall, ToolReply]](), list[ReadyCall]()
         for call in calls:
             try:
                 resolved.append(self.offers.resolve(call, context))
             except ToolError as error:
-                found.refused.append((call, failed(str(error))))
-        answers: Mapping[str, approvals.Approval] = {}
+                refused.append((call, failed(str(error))))
+        access, read = self.offers.access, self.store.read
+        answers, grants, chats = dict[str, approvals.Approval](), list[tuple[str, str, str]](), list[ChatId]()
         if any(one.may_need_approval or one.tool.instructs(one.arguments) for one in resolved):
-            answers = await self.store.read(approvals.load_approvals, message.id)
-            found.grants = await self.store.read(approvals.load_grants, context.chat_id, context.lineage_id)
-            if not found.access.is_admin(context.started_by):  # who is asked in the turn's own chat
-                found.admin_chats = await self.store.read(found.access.load_admin_chats)
+            answers |= await read(approvals.load_approvals, message.id)
+            grants += await read(approvals.load_grants, context.chat_id, context.lineage_id)
+            if not access.is_admin(context.started_by):  # an admin is asked in the turn's own chat
+                chats += await read(access.load_admin_chats)
+        found = CallPlan(access=access, context=context, grants=grants, admin_chats=chats, refused=refused)
         for one in resolved:
             found.add(one, answers.get(one.call.id))
         return found

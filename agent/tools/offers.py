@@ -107,32 +107,23 @@ class OfferRegistry:
 
     async def of(self, conversation: ConversationRef, session_id: SessionId, threshold: Tokens) -> tuple[Tool, ...]:
         """Return the tools in the prompts of a session."""
-        kept = self._kept.get(session_id)
-        if kept is None:
-            kept, is_whole = await self._load(conversation, session_id, threshold)
-            if not is_whole:  # the server of some of them is not connected yet
-                return kept
-            self._kept[session_id] = kept
-            if len(self._kept) > 4_096:
-                self._kept.popitem(last=False)
-        return kept
-
-    async def _load(
-        self, conversation: ConversationRef, session_id: SessionId, threshold: Tokens
-    ) -> tuple[tuple[Tool, ...], bool]:
-        """Return the known tools of a session's offer, and True if no more of them can appear."""
+        if (kept := self._kept.get(session_id)) is not None:
+            return kept
+        usable = self.usable(conversation.chat, conversation.chat_kind)
         names = await self._store.read_short(load_offer, session_id)
         if names is None:
             uses = await self._store.read_short(count_tool_uses, conversation.chat_id)
-            offered = offer(self.usable(conversation.chat, conversation.chat_kind), uses, threshold)
+            offered = offer(usable, uses, threshold)
             names = await self._store.write(keep_offer, session_id, [tool.name for tool in offered])
         found = [self.registry.get(name) for name in names]
         tools = tuple(tool for tool in found if tool is not None)
-        is_whole = not any(self.registry.is_awaited(name) for name in names)
-        if MORE_TOOLS not in names:
-            return tools, is_whole
-        behind = [tool for tool in self.usable(conversation.chat, conversation.chat_kind) if tool.name not in names]
-        return (*tools, more_tools(behind)), is_whole
+        if MORE_TOOLS in names:
+            tools = (*tools, more_tools(tool for tool in usable if tool.name not in names))
+        if not any(self.registry.is_awaited(name) for name in names):  # of a server that is not connected yet
+            self._kept[session_id] = tools
+            if len(self._kept) > 4_096:
+                self._kept.popitem(last=False)
+        return tools
 
     def usable(self, chat: ChatKey, kind: ChatKind) -> list[Tool]:
         return [tool for tool in self.registry.available() if self.access.refusal(tool, chat, kind, None) is None]

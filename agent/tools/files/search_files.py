@@ -123,22 +123,13 @@ def _command(asked: _Search) -> list[str]:
     pattern = asked.pattern
     if not pattern or "\n" in pattern or "\0" in pattern:
         raise ToolError("the pattern must have something to look for, in one line")
-    program = shutil.which("rg")
-    if program is None:
+    if (program := shutil.which("rg")) is None:
         text = re.escape(pattern) if asked.literal else pattern
         return [sys.executable, "-I", "-S", "-c", _WORKER, "i" if asked.ignore_case else "-", text]
     return [
-        *(
-            program,
-            "--no-config",
-            "--no-mmap",
-            "--color=never",
-            "--no-heading",
-            "--with-filename",
-            "--null",
-            "--column",
-        ),
-        *("--text", f"--max-columns={_LINE_CHARACTERS}", "--max-columns-preview", f"--max-count={_FOUND_IN_FILE}"),
+        *(program, "--no-config", "--no-mmap", "--color=never", "--no-heading", "--with-filename", "--null"),
+        *("--text", "--column", f"--max-columns={_LINE_CHARACTERS}", "--max-columns-preview"),
+        f"--max-count={_FOUND_IN_FILE}",
         *("--threads=1", "--dfa-size-limit=64M"),  # each thread uses more memory
         *(["--fixed-strings"] if asked.literal else []),
         *(["--ignore-case"] if asked.ignore_case else []),

@@ -65,19 +65,18 @@ class Connection:
         except ValidationError as error:
             raise ToolError(INVALID_ANSWER) from error
         except MCPError as error:
-            raise ToolError(self._explained(error)) from error
+            if error.code == types.REQUEST_TIMEOUT:
+                seconds = f"{self._settings.seconds:g} seconds"
+                raise ToolError(f"no answer within {seconds}; what it had begun may still take effect") from error
+            if _is_end(error):
+                self.ended.set()
+                reason = "the connection to the server ended during the call; what it had begun may have taken effect"
+                raise ToolError(reason) from error
+            is_stream = error.message.startswith("SSE stream")
+            what = "the answer of the server could not be read" if is_stream else "the server refused the call"
+            raise ToolError(f"{what}: {clean_text(error.message, _MAX_ERROR)}") from error
         content = [block.model_dump(by_alias=True, mode="json", exclude_none=True) for block in result.content]
         return RemoteResult(content=content, structured=result.structured_content, is_error=bool(result.is_error))
-
-    def _explained(self, error: MCPError) -> str:
-        if error.code == types.REQUEST_TIMEOUT:
-            return f"no answer within {self._settings.seconds:g} seconds; what it had begun may still take effect"
-        is_stream = error.message.startswith("SSE stream")
-        if _is_end(error):
-            self.ended.set()
-            return "the connection to the server ended during the call; what it had begun may have taken effect"
-        what = "the answer of the server could not be read" if is_stream else "the server refused the call"
-        return f"{what}: {clean_text(error.message, _MAX_ERROR)}"
 
 
 def _is_end(error: MCPError) -> bool:
@@ -226,9 +225,8 @@ async def connected(settings: ServerSettings, changed: asyncio.Event) -> AsyncIt
 @asynccontextmanager
 async def _http_streams(settings: ServerSettings, ended: asyncio.Event) -> AsyncIterator[Any]:  # the SDK's own types
     timeout = httpx2.Timeout(connect=10.0, read=max(300.0, settings.seconds), write=30.0, pool=10.0)
-    transport = _BoundedTransport(httpx2.AsyncHTTPTransport(verify=ssl_context(), trust_env=False), ended)
     async with httpx2.AsyncClient(
-        transport=transport, timeout=timeout, headers=dict(settings.headers), trust_env=False
+        transport=_BoundedTransport(ended), timeout=timeout, headers=dict(settings.headers), trust_env=False
     ) as client:
         opened: AbstractAsyncContextManager[Any] = streamable_http_client(
             settings.url or "", http_client=client, max_sse_event_size=MAX_WEIGHT // 4
@@ -241,20 +239,21 @@ class OversizedAnswerError(httpx2.SSEError, httpx2.StreamError):
     """An answer was too large. The SDK turns either base, by the form of the answer, into an error of the call."""
 
 
-class _BoundedTransport(httpx2.AsyncBaseTransport):
+class _BoundedTransport(httpx2.AsyncHTTPTransport):
     """HTTP transport whose answers are bounded, and never compressed because those may unpack to any size.
 
     `ended` is set when the server does not know the session any more, as after a restart.
     """
 
-    def __init__(self, inner: httpx2.AsyncBaseTransport, ended: asyncio.Event) -> None:
-        self._inner, self._ended = inner, ended
+    def __init__(self, ended: asyncio.Event) -> None:
+        super().__init__(verify=ssl_context(), trust_env=False)
+        self._ended = ended
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         request.headers["accept-encoding"] = "identity"
         if request.method == "DELETE":  # the goodbye, which a server that hangs may not hold up
             request.extensions = {**request.extensions, "timeout": httpx2.Timeout(GOODBYE_SECONDS).as_dict()}
-        response = await self._inner.handle_async_request(request)
+        response = await super().handle_async_request(request)
         if response.status_code == 404 and "mcp-session-id" in request.headers:
             self._ended.set()
         if response.headers.get("content-encoding", "identity") != "identity":
@@ -264,9 +263,6 @@ class _BoundedTransport(httpx2.AsyncBaseTransport):
         kind = response.headers.get("content-type", "").lower()
         response.stream = _BoundedStream(response.stream, has_events=kind.startswith("text/event-stream"))
         return response
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
 
 
 class _BoundedStream(httpx2.AsyncByteStream):

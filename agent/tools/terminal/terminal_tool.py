@@ -61,13 +61,10 @@ class BackgroundCommand:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-OnEnd = Callable[[BackgroundCommand], Awaitable[None]]
-
-
 class BackgroundRegistry:
     """Background commands of all chats. They outlive turns and configurations, not the process."""
 
-    def __init__(self, on_end: OnEnd) -> None:
+    def __init__(self, on_end: Callable[[BackgroundCommand], Awaitable[None]]) -> None:
         """`on_end` is called when one has ended and no call waits for that."""
         self._on_end = on_end
         self._commands: dict[str, BackgroundCommand] = {}
