@@ -1,7 +1,6 @@
 """Memory flush: before a compression, a model notes facts that other conversations need.
 
-It is one model call with `memory` as its only tool. It reads the words of people and of the assistant, but no results
-of tools and no handoffs. No row of it is stored.
+It reads the words of people and of the assistant, but no results of tools and no handoffs. No row of it is stored.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """Prompts: the system prompt of a session, and the model request for a view.
 
-A system prompt is assembled once per session and stored, so that its bytes stay the same. It holds nothing that changes
-during the session, such as a time or a count.
+A system prompt is assembled once and stored. It holds nothing that changes, so its bytes stay the same.
 """
 
 import asyncio

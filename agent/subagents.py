@@ -1,7 +1,4 @@
-"""Sub-agents: tasks that the agent hands on. Each is a turn of its own with fewer tools that ends with a report.
-
-Its steps are rows like those of any turn, so a restart continues it. Its cost counts to the turn that it works for.
-"""
+"""Sub-agents: turns of their own with fewer tools, which end with a report and count to the turn that they work for."""
 
 import asyncio
 import time

@@ -1,7 +1,6 @@
-"""Reasoning that models write into their text, between tags such as `<think>`.
+"""Reasoning that models write into their text, between tags such as `<think>`, in front of the answer.
 
-Servers that know a model put its reasoning into a field of its own. Others leave it in front of the answer. Tags later
-in an answer are text, because people may ask about them.
+Servers that know a model put it into a field of its own. Tags later in an answer are text: people may ask about them.
 """
 
 import re

@@ -1,7 +1,6 @@
 """Tool calls of a turn: those of one answer run side by side, are asked about, or are refused.
 
-The start of a call is committed before it runs, and its result before the next model call. So a restart never repeats a
-call that may have taken effect. A result that is too long for the window is stored whole, and its beginning shown.
+A call's start is committed before it runs, so a restart never repeats a call that may have taken effect.
 """
 
 import asyncio

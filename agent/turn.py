@@ -1,7 +1,6 @@
-"""One turn: a model call, tools, again, until there is an answer.
+"""One turn: a model call, tools, again, until there is an answer, which the caller stores with its delivery.
 
-Every step is a committed row before the next begins. The rows alone say where a turn continues, after a steer or a
-crash, too. The caller stores the answer, together with its delivery.
+Every step is a committed row before the next begins, so the rows alone say where a turn continues.
 """
 
 import asyncio

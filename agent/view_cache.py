@@ -1,7 +1,4 @@
-"""Cache of decoded views: a long conversation in use is decoded once, then only its new rows.
-
-A view of thousands of rows takes milliseconds to decode, at every turn and between tools.
-"""
+"""Cache of decoded views, because decoding thousands of rows at every turn and between tools takes milliseconds."""
 
 import time
 from collections import OrderedDict

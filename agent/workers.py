@@ -1,7 +1,4 @@
-"""Worker processes: short scripts that decode files and pages of strangers outside of the daemon.
-
-A worker is never imported, so the daemon loads no decoder.
-"""
+"""Worker processes: scripts, never imported, that decode files and pages of strangers outside of the daemon."""
 
 import asyncio
 import os

@@ -9,8 +9,7 @@ from agent.images.scaling import ImageScaler
 from agent.tools.files.file_tools import ImageReader
 from agent.tools.files.send_file import FileDelivery
 from agent.tools.files.workspace import WorkspaceStore
-from agent.tools.mcp.results import ImageStore
-from agent.tools.mcp.servers import ServerRegistry
+from agent.tools.mcp.servers import ImageStore, ServerRegistry
 from agent.tools.registry import Tool, ToolContext
 from agent.tools.schedules.schedule_tool import schedule_tool
 from agent.tools.terminal.sandbox import probe_sandbox

@@ -1,7 +1,6 @@
 """Approvals of tool calls: the calls that need a person's yes, and the question about them.
 
-A call that reads, or changes only the chat's own notes, needs none. Any other follows the policy of its chat, unless a
-person has allowed calls of its shape before. Only commands of people answer, never text in a result.
+Only commands of people answer, never text in a result.
 """
 
 import re

@@ -1,7 +1,6 @@
 """Arguments of tools: a type declares them, gives their JSON schema and parses those of a call.
 
-Plugins and MCP servers bring a JSON schema instead. Both are checked here, with sentences that let a model correct its
-call: it mostly gets types wrong, leaves keys out or makes them up.
+Plugins and MCP servers bring a JSON schema instead. Errors are sentences that let a model correct its call.
 """
 
 from collections.abc import Mapping

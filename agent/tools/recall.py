@@ -1,7 +1,4 @@
-"""Tools that search and open earlier messages of a conversation, in the model's view or not.
-
-They reach the rows of one lineage only: not other chats, and nothing from before `/new`.
-"""
+"""Tools that search and open earlier messages of one lineage, in the model's view or not."""
 
 from datetime import UTC, datetime
 from typing import Annotated

@@ -111,6 +111,8 @@ class Tool:
     why_unavailable: Callable[[], str | None] = lambda: None
     """Returns why the tool cannot be used now, for people. It is offered only if that is None."""
     timeout_seconds: float = 120.0
+    max_result_characters: int = 1_000_000
+    """Longest result. More is cut, with a note. A good tool limits itself far below."""
     max_shown_characters: int | None = None
     """Length from which only the beginning of a result is shown, if that is less than the budget."""
     is_persisted: bool = True
@@ -154,8 +156,9 @@ class Tool:
             log.exception("tool.crashed", tool=self.name)
             return failed(f"the tool broke ({type(error).__name__})")
         reply = ToolReply(text=output) if isinstance(output, str) else output
-        if (length := len(reply.text)) > 1_000_000:  # a good tool limits itself far below
-            reply = replace(reply, text=f"{reply.text[:1_000_000]}\n[cut here: the result had {length:,} characters]")
+        if len(reply.text) > (limit := self.max_result_characters):
+            note = f"[cut here: the result had {len(reply.text):,} characters]"
+            reply = replace(reply, text=f"{reply.text[:limit]}\n{note}")
         return reply
 
 

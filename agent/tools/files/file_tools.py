@@ -1,7 +1,4 @@
-"""Tools that read, write, edit and list the files of a chat's workspace.
-
-`read_file` also reads stored messages by recall id. It bounds its own results, so that they never need to be stored.
-"""
+"""Tools that read, write, edit and list the files of a chat's workspace. `read_file` reads stored messages, too."""
 
 import asyncio
 import codecs

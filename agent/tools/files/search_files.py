@@ -1,7 +1,6 @@
 """Tool `search_files`: searches the files of a workspace, or one stored result, for a regular expression.
 
-A process (ripgrep, else Python) gets open files and finds lines in them. So no path is looked up twice, an expression
-that never ends is killed in time, and a file that takes too much memory is left out alone.
+A process (ripgrep, else Python) gets open files, so no path is looked up twice and an endless search is killed in time.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""Tool `send_file`: gives a file of the workspace to the chat.
-
-The call keeps a copy of the file and adds a row to the outbox, so it is delivered once, also after a restart.
-"""
+"""Tool `send_file`: copies a file of the workspace and adds it to the outbox, which delivers it once."""
 
 import asyncio
 import mimetypes

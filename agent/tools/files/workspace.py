@@ -1,7 +1,6 @@
-"""Workspaces: the folder of each chat, which its file tools cannot leave.
+"""Workspaces: the folder of each chat, which its file tools cannot leave. Everything here blocks its thread.
 
-Every folder on the way to a file is opened by the handle of its parent (`openat`), and no symbolic link is followed. So
-nothing that is swapped between a check and its use is followed. Everything here blocks its thread.
+Folders are opened by the handle of their parent, never through links, so nothing swapped after a check is followed.
 """
 
 import errno

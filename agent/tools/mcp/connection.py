@@ -17,9 +17,8 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from agent.model.connections import ssl_context
-from agent.tools.mcp.results import RemoteResult
 from agent.tools.mcp.schemas import MAX_TOOL_TEXT, clean_schema, clean_text
-from agent.tools.mcp.settings import RemoteTool, ServerCatalog, ServerSettings
+from agent.tools.mcp.settings import RemoteResult, RemoteTool, ServerCatalog, ServerSettings
 from agent.tools.mcp.stdio import INVALID_ANSWER, MAX_WEIGHT, TOO_LARGE, stdio_streams, weight
 from hermes_state.errors import ToolError
 

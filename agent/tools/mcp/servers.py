@@ -6,23 +6,29 @@ A server that is down keeps its tools, so that prompts keep their bytes. A call 
 import asyncio
 import importlib
 import random
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
 import structlog
 
+from agent.images.scaling import ImageLimits, ImageScaler
 from agent.tools.approvals import inline, json_block
-from agent.tools.mcp.results import ImageStore
 from agent.tools.mcp.schemas import MAX_NAME, clean_text, tool_names
-from agent.tools.mcp.settings import RemoteTool, ServerCatalog, ServerSettings, ServerState, ServerStatus
+from agent.tools.mcp.settings import RemoteResult, RemoteTool, ServerCatalog, ServerSettings, ServerState, ServerStatus
 from agent.tools.registry import Tool, ToolContext, ToolReply
+from hermes_state import attachments
 from hermes_state.aio import Backoff, cancel_all, wait_until
+from hermes_state.attachments import StoredFile
 from hermes_state.errors import HermesError, ToolError
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.imports import defer
-from hermes_state.values import Clock, Millis
+from hermes_state.store.locks import locks
+from hermes_state.store.sql import Connection
+from hermes_state.values import ChatId, Clock, Image, Millis
 
 log = structlog.get_logger()
 
@@ -40,7 +46,7 @@ def missing_sdk() -> str | None:
 
 class ServerHandle:
     def __init__(
-        self, settings: ServerSettings, images: ImageStore, clock: Clock, redact: Callable[[str], str]
+        self, settings: ServerSettings, images: "ImageStore", clock: Clock, redact: Callable[[str], str]
     ) -> None:
         self.settings = settings
         self._images, self._clock, self._redact = images, clock, redact
@@ -160,7 +166,7 @@ class ServerHandle:
 class ServerRegistry:
     """Configured servers by name, and the source of their tools."""
 
-    def __init__(self, images: ImageStore, clock: Clock, redact: Callable[[str], str]) -> None:
+    def __init__(self, images: "ImageStore", clock: Clock, redact: Callable[[str], str]) -> None:
         self._images, self._clock, self._redact = images, clock, redact
         self._handles: dict[str, ServerHandle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -210,3 +216,43 @@ def _reason(error: BaseException) -> str:
         error = error.exceptions[0]
     words = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
     return clean_text(words, 300)
+
+
+# ---- images of results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageStore:
+    """Keeps the images of results with those that people send."""
+
+    files: AttachmentFolder
+    clock: Clock
+    scaler: ImageScaler | None = None
+
+    async def output(self, result: RemoteResult, context: ToolContext) -> str | ToolReply:
+        text = result.text or "(the result is empty)"
+        if not (count := sum(block.get("type") == "image" for block in result.content)):
+            return text
+        files = await asyncio.to_thread(lambda: [self._keep(data, mime) for mime, data in result.images])
+        images = await context.store.write(_insert, context.chat_id, files, self.clock.now())
+        scaler = self.scaler or ImageScaler(self.files)
+        shown = [image for image in images if context.sees_images and await scaler.load(image.path, ImageLimits())]
+        note = f"\n[{count - len(shown)} of the images cannot be shown to you]" if len(shown) < count else ""
+        return ToolReply(text=text + note, images=tuple(shown))
+
+    def _keep(self, data: bytes, mime: str) -> StoredFile:
+        target = self.files.new_file()
+        try:
+            target.write_bytes(data)
+            return self.files.keep(target, f"result.{mime.partition('/')[2]}", mime)
+        finally:
+            with suppress(OSError):  # it was moved
+                target.unlink(missing_ok=True)
+
+
+@locks(chat="chat_id")
+def _insert(db: Connection, chat_id: ChatId, files: Sequence[StoredFile], now: Millis) -> tuple[Image, ...]:
+    return tuple(
+        Image(attachment_id=attachments.insert(db, chat_id, file, now), mime=file.mime or "", path=file.path)
+        for file in files
+    )

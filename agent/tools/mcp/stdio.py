@@ -1,7 +1,4 @@
-"""MCP servers as child processes, which speak one JSON message a line and write their log to standard error.
-
-They get nothing of the gateway's environment, and end with everything that they have started.
-"""
+"""MCP servers as child processes, which get nothing of the gateway's environment and end with all that they started."""
 
 import asyncio
 import json

@@ -1,7 +1,4 @@
-"""A running shell command: its output, whose beginning and end are kept, its bounds, and its end.
-
-A command ends when its caller stops waiting or the gateway ends. The kernel then ends everything in its sandbox.
-"""
+"""A running shell command: its output, its bounds, and its end, which also ends everything else in its sandbox."""
 
 import asyncio
 import ctypes
@@ -20,8 +17,15 @@ from pathlib import Path
 from typing import Final, Self, TextIO
 
 from agent.settings import TerminalSettings
-from agent.tools.terminal.control_groups import ControlGroup, Usage, total
-from agent.tools.terminal.sandbox import ENVIRON, bound_process, command_words, socket_filter
+from agent.tools.terminal.sandbox import (
+    ENVIRON,
+    ControlGroup,
+    Usage,
+    bound_process,
+    command_words,
+    socket_filter,
+    total,
+)
 from hermes_state.aio import Backoff, cancel_all
 from hermes_state.disk import MIN_ROOM, Room
 from hermes_state.errors import ToolError

@@ -1,7 +1,6 @@
 """Tool `terminal`: runs shell commands in the chat's workspace, in the foreground or in the background.
 
-A command in the foreground ends with its turn at the latest, one in the background with the gateway. The turn's chat
-is told when a background command ends, unless a call waits for that.
+The chat is told when a background command ends, unless a call waits for that.
 """
 
 import asyncio

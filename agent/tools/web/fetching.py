@@ -1,7 +1,6 @@
 """Tool `web_fetch`: a page of the web as text, fetched within bounds and read by a worker process.
 
-Every request has a session and a connection of its own: cookies and looked-up addresses of one chat are never there for
-the next.
+Every request has its own session and connection, so no cookie or address of one chat is there for the next.
 """
 
 import asyncio

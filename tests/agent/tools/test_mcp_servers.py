@@ -20,9 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.tools.mcp.connection import GOODBYE_SECONDS
-from agent.tools.mcp.results import ImageStore, RemoteResult
-from agent.tools.mcp.servers import RETRIES, ServerRegistry
-from agent.tools.mcp.settings import RemoteTool, ServerSettings, ServerState, ServerStatus
+from agent.tools.mcp.servers import RETRIES, ImageStore, ServerRegistry
+from agent.tools.mcp.settings import RemoteResult, RemoteTool, ServerSettings, ServerState, ServerStatus
 from agent.tools.mcp.stdio import LineReader, find_id, server_environ, weight
 from agent.tools.registry import ToolContext, ToolReply
 from hermes_state.aio import Backoff
