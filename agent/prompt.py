@@ -1,7 +1,6 @@
-"""Prompts: the system prompt of a session, and the model request that a view makes.
+"""Prompts: the system prompt of a session, and the model request for a view.
 
-A system prompt is assembled once per session and stored with it, so that its bytes stay the same. It holds nothing that
-changes while the session lasts: no time, no count, no name of the day.
+A system prompt is assembled once and stored. It holds nothing that changes, so its bytes stay the same.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ from agent.model.base import ModelRequest, Payer
 from agent.model.wire import NOTICE, WireSettings
 from agent.tools.offers import OfferRegistry
 from agent.tools.recall import HISTORY_OPEN, HISTORY_SEARCH
-from agent.tools.registry import Tool, ToolRegistry
+from agent.tools.registry import ToolRegistry
 from hermes_state.transcripts import View
 from hermes_state.values import ChatKey, ChatKind, ConversationRef, Tokens
 
@@ -24,9 +23,6 @@ DEFAULT_PERSONA = (
     "in the language you are addressed in. You are direct and warm, say what you do not know, and never claim to have "
     "done something that you have not done."
 )
-
-MAX_RESULT_CHARACTERS = 100_000
-"""Most characters of one tool result that a model is shown."""
 
 _PLACES = {
     ChatKind.DIRECT: "a private chat with one person",
@@ -44,24 +40,21 @@ _PLATFORM_FACTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBuilder:
-    """Builder of prompts: what every prompt of an agent is made of, whatever conversation it is for.
-
-    Whoever measures prompts and whoever sends them build them with the same one.
-    """
+    """Builder of all prompts of an agent, for those that are measured and those that are sent."""
 
     tools: ToolRegistry
     persona: str = DEFAULT_PERSONA
     zone: tzinfo = UTC
     """Time zone of the stamps on messages."""
     offers: OfferRegistry | None = None
-    """Offers of tools to each session; None: all of them."""
+    """Offers of tools to each session; None: every session has all tools."""
     files: SectionReader | None = None
-    """Reader of the sections that stand in files; None: there are none."""
+    """Reader of prompt sections in files, if any."""
     system: str | None = None
-    """System prompt of every session; None: assembled for each."""
+    """System prompt of every session; None: one is assembled for each."""
 
     async def system_for(self, conversation: ConversationRef, threshold: Tokens) -> str:
-        """The system prompt as it would be assembled now, for a conversation that is compressed at `threshold`."""
+        """Assemble the system prompt of a conversation that is compressed at `threshold`."""
         if self.system is not None:
             return self.system
         persona, sections = None, list[str]()
@@ -75,12 +68,6 @@ class PromptBuilder:
             sections=sections,
         )
 
-    async def tools_for(self, conversation: ConversationRef, view: View, threshold: Tokens) -> tuple[Tool, ...]:
-        """The tools that the prompts of a view's session list."""
-        if self.offers is None:
-            return self.tools.available()
-        return await self.offers.of(conversation, view.session.id, threshold)
-
     async def request_for(
         self,
         conversation: ConversationRef,
@@ -91,22 +78,26 @@ class PromptBuilder:
         input_window: Tokens,
         threshold: Tokens,
     ) -> ModelRequest:
-        """The next model call for a view, in a model with room for so many tokens of prompt; without an output limit.
+        """Return the next model call for a view, without an output limit.
 
-        `threshold`: tokens of prompt from which on the conversation is compressed. `maker`: the model by
-        `agent.model.base.made_by`; its own reasoning goes back to it. `images`: None for a model that sees none.
+        `threshold`: prompt tokens at which the conversation is compressed. `maker`: the model as
+        `agent.model.base.made_by` names it, which gets its own reasoning back. `images`: None if it sees no images.
         """
         style = WireSettings(
             is_shared=conversation.chat_kind.is_shared,
             zone=self.zone,
             # A fifth of the input window, at four characters a token.
-            max_result_characters=min(MAX_RESULT_CHARACTERS, input_window * 4 // 5),
+            max_result_characters=min(100_000, input_window * 4 // 5),
             reasoning_of=maker,
         )
+        if self.offers is None:
+            tools = self.tools.available()
+        else:
+            tools = await self.offers.of(conversation, view.session.id, threshold)
         return ModelRequest(
             system=view.session.system_prompt or await self.system_for(conversation, threshold),
             transcript=view.transcript,
-            tools=tuple(tool.schema for tool in await self.tools_for(conversation, view, threshold)),
+            tools=tuple(tool.schema for tool in tools),
             max_output_tokens=None,
             style=style if images is None else await images.shown_in(style, view.transcript),
             payer=Payer.of(conversation),
@@ -118,9 +109,14 @@ class PromptBuilder:
 def system_prompt(
     *, persona: str, chat: ChatKey, kind: ChatKind, tool_names: Collection[str], sections: Sequence[str] = ()
 ) -> str:
-    """All of it, blank lines between; `sections`: those that stand in files."""
+    """Return a whole system prompt. `sections` come from files."""
+    facts = _PLATFORM_FACTS.get(chat.platform, "Write plain Markdown.")
+    place = (
+        f"# Where you are\nYou speak in {_PLACES[kind]}. {facts} Messages are read on phones: prefer short paragraphs, "
+        "and put code and command lines into fences. What you write is sent as it is, so write only the answer."
+    )
     guidance = [_tool_guidance(tool_names)] if tool_names else []
-    return "\n\n".join((persona.strip(), _where(chat, kind), _how_messages_look(kind), *guidance, *sections))
+    return "\n\n".join((persona.strip(), place, _how_messages_look(kind), *guidance, *sections))
 
 
 SUBAGENT = (
@@ -135,16 +131,8 @@ SUBAGENT = (
 
 
 def subagent_prompt(tool_names: Collection[str]) -> str:
-    """System prompt of sub-agents, the same for each with these tools. It has no persona: it speaks to no person."""
+    """Return the system prompt of sub-agents with these tools. They speak to no person, so they have no persona."""
     return "\n\n".join((SUBAGENT, _how_messages_look(ChatKind.DIRECT), _tool_guidance(tool_names)))
-
-
-def _where(chat: ChatKey, kind: ChatKind) -> str:
-    facts = _PLATFORM_FACTS.get(chat.platform, "Write plain Markdown.")
-    return (
-        f"# Where you are\nYou speak in {_PLACES[kind]}. {facts} Messages are read on phones: prefer short paragraphs, "
-        "and put code and command lines into fences. What you write is sent as it is, so write only the answer."
-    )
 
 
 def _how_messages_look(kind: ChatKind) -> str:

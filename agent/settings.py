@@ -1,7 +1,4 @@
-"""Settings of the agent, its tools and its memory that operators may set: the values that these parts work with.
-
-A field with a `Setting` is a key of the configuration. The others are bounds that only code sets.
-"""
+"""Settings of the agent, its tools and memory. A field with a `Setting` is a key, the others are bounds of the code."""
 
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase

@@ -1,15 +1,10 @@
-"""Sub-agents: tasks that the agent hands on, each a turn of its own, with fewer tools, that ends with a report.
-
-A sub-agent is an agent whose conversation is its task. Its steps are rows like any turn's, so a restart goes on where
-it stood; its conversation is compressed like any other; what it costs counts to the turn that it works for.
-"""
+"""Sub-agents: turns of their own with fewer tools, which end with a report and count to the turn that they work for."""
 
 import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
-from functools import partial
 from weakref import WeakValueDictionary
 
 import structlog
@@ -20,11 +15,11 @@ from agent.context.model_handle import ModelHandle
 from agent.model.base import Payer
 from agent.prompt import PromptBuilder, subagent_prompt
 from agent.settings import SubagentSettings
-from agent.tools.budgets import ResultBudget
-from agent.tools.delegate import DELEGATE
+from agent.tool_calls import ResultBudget
 from agent.tools.offers import OfferRegistry, OpenAccess, Policy, ToolAccess
-from agent.tools.registry import DelegateRequest, Tool, ToolRegistry
-from agent.turn import Agent, Answer
+from agent.tools.planning import DELEGATE
+from agent.tools.registry import Tool, ToolRegistry
+from agent.turn import Agent
 from hermes_state import journal
 from hermes_state.aio import retried
 from hermes_state.errors import ModelError, SpendingCapExceeded, StoreBroken, StoreUnavailable, ToolError
@@ -35,7 +30,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.tools.subagents import open_subagent
 from hermes_state.turns import RunningTurn, TurnMoved
-from hermes_state.values import ChatKey, ChatKind, Clock, ToolEffect, TurnId, TurnState, UserRef
+from hermes_state.values import ChatKey, ChatKind, Clock, MessageId, ToolEffect, TurnId, TurnState, UserRef
 
 log = structlog.get_logger()
 
@@ -44,27 +39,23 @@ OF_THE_CONVERSATION = "it belongs to the conversation, not to a sub-agent: repor
 NEEDS_A_YES = "a person may have to allow it, whom a sub-agent cannot ask: report what should be done"
 NOT_GIVEN = "it was not given to this sub-agent"
 
-KEPT_TOOLS = frozenset({DELEGATE, "schedule"})
-"""Tools that the conversation keeps, beside those that change what is its own without a question."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubagentAccess(OpenAccess):
-    """Tools of a sub-agent: those that read, and those that its chat allows without a question.
+    """Rules for a sub-agent: it may use tools that read, and those that its chat allows without a question.
 
-    What belongs to a conversation (its notes, its list, files that people are given) is left to it.
+    Tools for the conversation's own things (notes, list, files for people) stay with the conversation.
     """
 
     access: ToolAccess
     person: UserRef
-    """Person whose message the turn that it works for answers."""
+    """User who started the turn that it works for."""
     names: frozenset[str] | None = None
-    """The only tools that it is given; None: all that it may have."""
+    """Names of its only tools; None: all that it may use."""
 
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
-        """Reason why a sub-agent may not use a tool; None: it may."""
         is_reading = tool.effect is ToolEffect.READ_ONLY
-        if tool.name in KEPT_TOOLS or not (is_reading or tool.needs_approval):
+        if tool.name in (DELEGATE, "schedule") or not (is_reading or tool.needs_approval):
             return OF_THE_CONVERSATION
         if not is_reading and self.access.policy(tool, chat) is not Policy.ALLOW:
             return NEEDS_A_YES
@@ -73,13 +64,13 @@ class SubagentAccess(OpenAccess):
         return self.access.refusal(tool, chat, kind, self.person)
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy:
-        """Policy for a call that writes or executes: it is done or refused, and nobody is asked."""
+        """Return the policy for a call that writes or executes: without a question, it runs or is refused."""
         return Policy.ALLOW if self.access.policy(tool, chat) is Policy.ALLOW else Policy.DENY
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class SubagentRunner:
-    """Runs sub-agents, some of a turn at a time; each is its own error boundary, and a failure that call's alone."""
+    """Runs sub-agents, a few at a time for each turn. The failure of one is the result of its call alone."""
 
     store: Store
     clock: Clock
@@ -91,48 +82,45 @@ class SubagentRunner:
     redact: Callable[[str], str] = redact
     _slots: WeakValueDictionary[TurnId, asyncio.Semaphore] = field(default_factory=WeakValueDictionary, init=False)
 
-    async def run(self, parent: RunningTurn, model: ModelHandle, request: DelegateRequest) -> str:
-        """The report of the sub-agent of a call, which goes on where it stands, also behind a store that was not there.
-
-        Raises `ToolError` where there is none. Cancelled, it stays open with its steps stored.
-        """
-        access = self._access_for(parent, request)
-        slot = self._slots.get(parent.id) or asyncio.Semaphore(self.settings.max_parallel)
-        self._slots[parent.id] = slot
-        async with slot:
-            try:
-                # No waiting mends a broken store: the turn goes on, or the next write tells the chat.
-                call = partial(self._take_up, parent, model, request, access)
-                return await retried(call, StoreUnavailable, "subagent.delayed", unless=(StoreBroken,))
-            except TurnMoved as error:
-                raise ToolError("the turn has ended") from error
-
-    async def _take_up(
-        self, parent: RunningTurn, model: ModelHandle, request: DelegateRequest, access: SubagentAccess
+    async def run(
+        self,
+        parent: RunningTurn,
+        model: ModelHandle,
+        call: tuple[MessageId, str],
+        task: str,
+        tools: tuple[str, ...] | None,
     ) -> str:
-        """The report of a call's sub-agent, opened if it was not. Raises `ToolError` for one that has ended without."""
-        opened = await self.store.write(open_subagent, parent, *request.call, request.task, self.clock.now())
-        if isinstance(opened, RunningTurn):
-            with bound_contextvars(subagent_id=opened.id):
-                return await self._work(opened, model.subagent_model() or model, access)
-        if opened.state is not TurnState.FINISHED:
-            raise ToolError(opened.text)
-        return opened.text
+        """Return the report of a call's sub-agent, which continues from its rows and outlasts a lost store.
 
-    def _access_for(self, parent: RunningTurn, request: DelegateRequest) -> SubagentAccess:
-        """Raises `ToolError` for a tool that is named and cannot be given."""
+        Raises `ToolError` if it has none. If it is cancelled, it stays open with its steps stored.
+        """
         access = SubagentAccess(access=self.access, person=parent.started_by)
-        if request.tools is None:
-            return access
-        for name in request.tools:
+        for name in tools or ():
             tool = self.tools.get(name)
             refusal = None if tool is None else access.refusal(tool, parent.chat, parent.chat_kind, None)
             if tool is None or refusal is not None:
                 raise ToolError(f"{name[:64]!r} cannot be given to a sub-agent: {refusal or 'there is no such tool'}")
-        return replace(access, names=frozenset(request.tools))
+        access = replace(access, names=None if tools is None else frozenset(tools))
+        slot = self._slots.get(parent.id) or asyncio.Semaphore(self.settings.max_parallel)
+        self._slots[parent.id] = slot
+
+        async def take_up() -> str:
+            opened = await self.store.write(open_subagent, parent, *call, task, self.clock.now())
+            if isinstance(opened, RunningTurn):
+                with bound_contextvars(subagent_id=opened.id):
+                    return await self._work(opened, model.subagent_model() or model, access)
+            if opened.state is not TurnState.FINISHED:
+                raise ToolError(opened.text)
+            return opened.text
+
+        async with slot:
+            try:
+                # A broken store needs no wait: the turn continues, or the next write tells the chat.
+                return await retried(take_up, StoreUnavailable, "subagent.delayed", unless=(StoreBroken,))
+            except TurnMoved as error:
+                raise ToolError("the turn has ended") from error
 
     async def _work(self, turn: RunningTurn, model: ModelHandle, access: SubagentAccess) -> str:
-        """Bring a sub-agent to its report."""
         began, seconds = time.monotonic(), self.settings.seconds
         agent = self._agent(turn, access)
         try:
@@ -146,17 +134,23 @@ class SubagentRunner:
         except ModelError as error:
             spent = " (what may be spent is used up)" if isinstance(error, SpendingCapExceeded) else ""
             raise await self._failed(turn, type(error).__name__, f"its model has failed{spent}", error) from error
-        except Exception as error:  # the boundary of a sub-agent: the others and the turn go on
+        except Exception as error:  # the boundary of a sub-agent: the others and the turn continue
             log.exception("subagent.crashed")
             raise await self._failed(turn, type(error).__name__, "it broke") from error
         finally:
             await agent.close()
-        report = await self._finish(turn, model, answer)
+        text, tokens = answer.text or NO_REPORT, answer.reported_prompt_tokens
+        final = ModelAnswer(text=text, call=answer.call, reported_prompt_tokens=tokens)
+        try:
+            await self.store.write_with_retry(_store_report, turn, final, self.clock)
+        except TurnMoved:  # it was stopped: only its cost is stored
+            await model.client.ledger.record(Payer.of(turn.conversation), answer.call)
+            raise
         log.info("subagent.finished", seconds=round(time.monotonic() - began, 3))
-        return report
+        return text
 
     def _agent(self, turn: RunningTurn, access: SubagentAccess) -> Agent:
-        """An agent for this one turn, with the built-in context engine; nobody is told of what that does."""
+        """Return an agent for one turn, with the built-in context engine."""
         offers = OfferRegistry(self.tools, self.store, access)
         names = [tool.name for tool in offers.usable(turn.chat, turn.chat_kind)]
         return Agent(
@@ -169,18 +163,8 @@ class SubagentRunner:
             budget=self.budget,
         )
 
-    async def _finish(self, turn: RunningTurn, model: ModelHandle, answer: Answer) -> str:
-        text, tokens = answer.text or NO_REPORT, answer.reported_prompt_tokens
-        final = ModelAnswer(text=text, call=answer.call, reported_prompt_tokens=tokens)
-        try:
-            await self.store.write_with_retry(_store_report, turn, final, self.clock)
-        except TurnMoved:  # it was stopped meanwhile: only its cost is kept
-            await model.client.ledger.record(Payer.of(turn.conversation), answer.call)
-            raise
-        return text
-
     async def _failed(self, turn: RunningTurn, kind: str, reason: str, error: ModelError | None = None) -> ToolError:
-        """End a sub-agent without a report; the error that tells its parent."""
+        """End a sub-agent without a report. Return the error for its parent."""
         log.warning("subagent.failed", error=kind, detail=None if error is None else str(error))
         sentence = f"the sub-agent has no report: {reason}"
         await self.store.write_with_retry(journal.fail_turn, turn, kind, sentence, self.clock.now())
@@ -189,5 +173,5 @@ class SubagentRunner:
 
 @locks(chat="turn.chat_id")
 def _store_report(db: Connection, turn: RunningTurn, final: ModelAnswer, clock: Clock) -> None:
-    """The end of a sub-agent. Of now however long it was tried: else the day's costs would miss it."""
+    """Store a report with the time of the last try, or the costs of the day would miss it."""
     journal.finish_turn(db, turn, final, clock.now())

@@ -1,14 +1,12 @@
-"""Reasoning that models write into their text, between tags such as `<think>`.
+"""Reasoning that models write into their text, between tags such as `<think>`, in front of the answer.
 
-Servers that know a model put its reasoning into a field of its own; others leave it in front of the answer as the model
-wrote it. It is reasoning only where an answer begins: who asks about the tags gets them.
+Servers that know a model put it into a field of its own. Tags later in an answer are text: people may ask about them.
 """
 
 import re
 from collections.abc import Mapping
-from enum import Enum, auto
 from io import StringIO
-from typing import Final
+from typing import Final, Literal
 
 _NAMES: Final = (
     *("think", "thinking", "thought", "thoughts", "reasoning", "antthinking", "reasoning_scratchpad"),
@@ -31,30 +29,17 @@ _MARKERS: Final[Mapping[str, re.Pattern[str] | None]] = {
     "<|channel|>commentary<|message|>": None,
     "<|channel|>final<|message|>": None,
 }
-"""Pattern that ends the reasoning, by the text that opens it; None where the text is only left out."""
-
+"""Pattern that ends the reasoning, by the text that opens it. None: the text is only left out."""
 _LAST_MARKERS: Final = ("<|end|>", "<|return|>", "<|call|>", "<|END_RESPONSE|>")
 _MAX_HELD: Final = 4_096
-"""Longest beginning that is not decided, in characters; blanks have no end of their own."""
-_MAX_MARKERS: Final = 200
-"""Most markers in one answer: each costs the length of what has come behind it."""
-_LONGEST_END: Final = 64
-"""Characters in which the end of reasoning fits: as many of an earlier piece are looked at again."""
-
+"""Longest undecided beginning, in characters, because blanks may go on for ever."""
 _UNOPENED: Final = re.compile(rf"</({'|'.join(_NAMES)})>", re.IGNORECASE)
 _WITHOUT_MARKERS: Final = re.compile(r"analysis(?=[A-Z\"'])(.*?)assistantfinal(?=\S)(.*)", re.DOTALL)
 """Rest of gpt-oss's channels where a server has dropped the markers around their names."""
 
 
-class _State(Enum):
-    BEGINNING = auto()
-    """Nothing of the answer has come but blanks, or what may become a marker."""
-    THINKING = auto()
-    ANSWERING = auto()
-
-
 class ThinkTagParser:
-    """Splits one answer into what is shown and what was thought, while it comes in.
+    """Splits one answer into text and reasoning while it comes in.
 
     >>> parser = ThinkTagParser()
     >>> shown = parser.feed("<thi") + parser.feed("nk>hm</think>It") + parser.feed(" is.")
@@ -63,50 +48,48 @@ class ThinkTagParser:
     """
 
     def __init__(self) -> None:
-        self._state = _State.BEGINNING
+        self._state: Literal["beginning", "thinking", "answering"] = "beginning"
         self._held = ""
         """Text of the beginning that is not decided yet."""
         self._end = _HARMONY_END
         self._thought = StringIO()
-        """Reasoning that goes on."""
         self._tail = ""
-        """Its last characters, in which its end may have begun."""
         self._thoughts: list[str] = []
-        """Reasoning that has ended."""
         self._is_cut = self._has_shown = False
         self._markers = 0
 
     def feed(self, piece: str) -> str:
-        """The part of a further piece, and of what was held back, that belongs to the answer."""
-        if self._state is _State.ANSWERING:
+        """Add a piece, and return the text that now is known to belong to the answer."""
+        if self._state == "answering":
             return piece
-        if self._state is _State.BEGINNING:
+        if self._state == "beginning":
             self._held += piece
         elif not self._think(piece):
             return ""
-        while self._state is _State.BEGINNING:
+        while self._state == "beginning":
             text = self._held.lstrip()
             found = _marker(text)
-            if found is None or self._markers >= _MAX_MARKERS:
-                return "" if len(self._held) < _MAX_HELD and _may_be_marker(text) else self._answer(text)
-            self._markers += 1
+            if found is None or self._markers >= 200:
+                may_become_one = any(marker.startswith((text, text.lower())) for marker in _MARKERS)
+                return "" if len(self._held) < _MAX_HELD and may_become_one else self._answer(text)
+            self._markers += 1  # each costs the length of the text after it
             length, end = found
             self._is_cut, self._held = True, text[length:]
             if end is not None:
                 rest, self._held = self._held, ""
-                self._state, self._end = _State.THINKING, end
+                self._state, self._end = "thinking", end
                 self._think(rest)
         return ""
 
     def restart(self) -> str:
-        """The text held back as a call begins: behind it stands another beginning, though no reasoning has ended."""
+        """Return the undecided text when a call begins, because the text after the call is another beginning."""
         held, self._held = self._held, ""
         self._end_thought(self._thought.getvalue())
-        self._state = _State.BEGINNING
+        self._state = "beginning"
         return "" if self._is_cut and not held.strip() else held
 
     def finish(self, shown: str) -> tuple[str, str]:
-        """The whole answer and the reasoning before it; `shown` is all that `feed` and `restart` gave."""
+        """Return the whole answer and its reasoning. `shown` is all that `feed` and `restart` have returned."""
         shown += self.restart()
         if self._is_cut:
             while (marker := next(filter(shown.rstrip().endswith, _LAST_MARKERS), None)) is not None:
@@ -117,26 +100,26 @@ class ThinkTagParser:
         return shown, "\n\n".join(self._thoughts)
 
     def _answer(self, text: str) -> str:
-        """The beginning of an answer: blanks in front of it stay, unless reasoning stood there."""
+        """Return the beginning of an answer. Blanks in front of it stay, unless they follow reasoning."""
         held, self._held = self._held, ""
-        self._state = _State.ANSWERING
+        self._state = "answering"
         if self._is_cut:
             held = f"\n\n{text}" if self._has_shown else text
         self._has_shown = True
         return held
 
     def _think(self, piece: str) -> bool:
-        """Add to the reasoning; True if it has ended, and what follows it is held."""
+        """Add to the reasoning. Return True if it has ended; the text after it is held."""
         self._thought.write(piece)
         window = self._tail + piece
         found = self._end.search(window)
         if found is None:
-            self._tail = window[-_LONGEST_END:]
+            self._tail = window[-64:]  # in which an end may have begun
             return False
         thought = self._thought.getvalue()
         self._held = window[found.end() :]
         self._end_thought(thought[: len(thought) - len(window) + found.start()])
-        self._state = _State.BEGINNING
+        self._state = "beginning"
         return True
 
     def _end_thought(self, thought: str) -> None:
@@ -147,7 +130,7 @@ class ThinkTagParser:
 
 
 def _marker(text: str) -> tuple[int, re.Pattern[str] | None] | None:
-    """Length of the marker that a text begins with, and the pattern that ends its reasoning."""
+    """Return the length of the marker that a text begins with, and the pattern that ends its reasoning."""
     for marker, end in _MARKERS.items():
         head = text[: len(marker)]
         if marker in (head, head.lower()):
@@ -155,13 +138,8 @@ def _marker(text: str) -> tuple[int, re.Pattern[str] | None] | None:
     return None
 
 
-def _may_be_marker(text: str) -> bool:
-    """Tells if a marker may become of a text, which may be empty yet."""
-    return any(marker.startswith((text, text.lower())) for marker in _MARKERS)
-
-
 def _without_opening(text: str) -> tuple[str, str] | None:
-    """Reasoning and answer where the tag that opens it stood in the prompt; None for a text that speaks of tags."""
+    """Return reasoning and answer if the prompt held the opening tag; None for a text about tags."""
     if (found := _WITHOUT_MARKERS.fullmatch(text)) is not None:
         return found[1], found[2]
     closing = _UNOPENED.search(text)

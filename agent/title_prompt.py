@@ -11,13 +11,8 @@ from hermes_state.errors import ReplyMalformed
 from hermes_state.values import Millis, Tokens, Transcript
 
 MAX_INPUT_TOKENS = Tokens(1_200)
-"""Largest part of the conversation that is shown, by estimate: how it began says what it is about."""
-MAX_OUTPUT_TOKENS = 2_000
-"""Output limit of the call, in tokens: a title takes a dozen, the rest is for models that think first."""
+"""Longest part of the conversation in the request, by estimate: its beginning says what it is about."""
 MAX_CHARACTERS = 80
-"""Longest title in characters."""
-MAX_WORDS = 12
-"""Longest title in words, twice what is asked for: more is a sentence, so no title."""
 
 _SYSTEM: Final = """\
 You name conversations for a list in which people look for them again.
@@ -37,36 +32,34 @@ _REFUSAL = re.compile(
     r"|as an ai|lo siento|d\u00e9sol\u00e9|desculpe|tut mir leid)\b|抱歉|对不起|申し訳|죄송",
     re.IGNORECASE,
 )
-"""Wording of a refusal, narrow: what people cannot do is a good title."""
+"""Wording of a refusal. It is narrow, because things that people cannot do make good titles."""
 _MARKUP = re.compile(
     r"[*`<>\[\]{}|\\\x00-\x1f\x7f\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]"
     r"|^(?:#{1,6}|[-\u2022\u2013]|\d\.)\s|__"
 )
-_MAX_REPLY_CHARACTERS = 100_000
-"""Characters of a reply that are looked at: thoughts may come first."""
 _QUOTES = "\"'\u201c\u201d\u201e\u201f\u2018\u2019\u201a\u00ab\u00bb\u2039\u203a\u300c\u300d\u300e\u300f\u300a\u300b"
 
 
 def title_request(rows: Transcript, redact: Callable[[str], str], *, now: Millis, payer: Payer) -> ModelRequest:
-    """The model call that names the conversation which begins with `rows`: no tools, little to read."""
+    """Return the model call that names the conversation which begins with `rows`."""
     shown = excerpt(rows, MAX_INPUT_TOKENS, redact=redact)
     row = asking_row(f"<conversation>\n{shown}\n</conversation>\n\nWrite the title now.", now)
-    return ModelRequest(system=_SYSTEM, transcript=(row,), max_output_tokens=MAX_OUTPUT_TOKENS, payer=payer)
+    return ModelRequest(system=_SYSTEM, transcript=(row,), max_output_tokens=2_000, payer=payer)  # some think first
 
 
 def checked_title(reply: ModelReply, redact: Callable[[str], str]) -> str:
-    """The title in a reply, on one line, without secrets. Raises `ReplyMalformed` for anything that is none.
+    """Return the title in a reply, on one line. Raises `ReplyMalformed` if it is none or holds a secret.
 
     >>> reply = ModelReply(text='Title: "Login broken after the update."', finish=FinishReason.STOP, usage=None)
     >>> checked_title(reply, redact=lambda text: text)
     'Login broken after the update'
     """
-    lines = [line for line in without_thoughts(reply.text[:_MAX_REPLY_CHARACTERS]).splitlines() if line.strip()]
+    lines = [line for line in without_thoughts(reply.text[:100_000]).splitlines() if line.strip()]
     if reply.calls or reply.finish is FinishReason.LENGTH or len(lines) != 1:
         raise ReplyMalformed("the reply is no title")
     text = " ".join(_MARKUP.sub(" ", _LABEL.sub("", lines[0].strip())).split())
     text = text.strip(_QUOTES).strip().removesuffix(".").strip()
-    if _REFUSAL.search(text) or "://" in text or len(text.split()) > MAX_WORDS or len(text) > MAX_CHARACTERS:
+    if _REFUSAL.search(text) or "://" in text or len(text.split()) > 12 or len(text) > MAX_CHARACTERS:
         raise ReplyMalformed("the reply is no title")
     if redact(text) != text or SECRET_MARK.lower() in lines[0].lower():
         raise ReplyMalformed("there is a secret in the title")

@@ -1,9 +1,9 @@
-"""Token estimates of text and stored rows, before any provider has counted them.
+"""Token estimates of text and stored rows, before a provider has counted them.
 
-There is no tokenizer here. Common ones split text at the same places, so every character becomes a letter for its
-class (lower case, digit, Han, …), and how often short sequences of classes occur says how many tokens there are:
-`sl` is a word behind a space, `ddd` three digits, `lu` the hump of a camelCase name. The weights were fitted to the
-o200k vocabulary over prose in many languages, code, JSON, logs, hex and base64; `python -m bench` shows the error.
+There is no tokenizer. Common ones split text at the same places, so every character becomes a letter for its class
+(lower case, digit, Han, …), and the number of short sequences of classes tells the number of tokens: `sl` is a word
+after a space, `ddd` three digits, `lu` the hump of a camelCase name. The weights were fitted to the o200k vocabulary
+over prose in many languages, code, JSON, logs, hex and base64; `python -m bench` shows the error.
 """
 
 from collections.abc import Mapping
@@ -17,42 +17,29 @@ from hermes_state.values import EstimatedTokens, Message, MessageRole, Origin
 
 MESSAGE_TOKENS = 4
 """Tokens of one message's role and separators."""
-STAMP_TOKENS = 12
-"""Tokens of the time in front of what a person wrote."""
 CALL_TOKENS = 10
 """Tokens of the id and frame of a tool call, or of the result that answers it."""
 BLOCK_TOKENS = 14
 """Tokens of the tags around a document or a quotation, or of the line about an image that the model cannot see."""
-TOOL_TOKENS = 8
-"""Tokens of the frame of a tool's schema."""
-
-REASONING_CHARACTERS = 4
-"""Characters to a token of reasoning: English prose has as many, encrypted reasoning a few more."""
-
-MIN_CACHED_ROWS = 32_768
-"""Rows whose sizes are cached at least; a conversation close to the message limit fits several times."""
-
 _OTHER = ord("o")
 _WEIGHTS = {
-    # words: behind a space, punctuation, a capital, a digit, a line's end; what is long takes more
-    **{"sl": 0.845, "pl": 1.138, "ul": 0.824, "dl": 0.8, "nl": 0.86, "llllll": 0.345},
-    **{"lu": 0.623, "pu": 0.839, "du": 0.538, "u": 0.212},
+    # words after a space, punctuation, a capital, a digit, a line's end; long ones take more
+    **{b"sl": 0.845, b"pl": 1.138, b"ul": 0.824, b"dl": 0.8, b"nl": 0.86, b"llllll": 0.345},
+    **{b"lu": 0.623, b"pu": 0.839, b"du": 0.538, b"u": 0.212},
     # numbers: three digits a token, and one more where a number begins
-    **{"d": 0.05, "ddd": 0.75, "sd": 2.0, "ld": 1.162, "pd": 1.772, "ud": 1.065},
-    **{"p": 0.188, "sp": 0.843, "s": 0.064, "n": 0.738, "t": 1.236},
+    **{b"d": 0.05, b"ddd": 0.75, b"sd": 2.0, b"ld": 1.162, b"pd": 1.772, b"ud": 1.065},
+    **{b"p": 0.188, b"sp": 0.843, b"s": 0.064, b"n": 0.738, b"t": 1.236},
 }
 _WEIGHTS_BEYOND_ASCII = {
-    **{"y": 1.078, "w": 0.694, "g": 0.415, "V": 0.5, "i": 0.417, "o": 1.5},
-    **{"r": 0.229, "sr": 0.488, "a": 0.393},
-    **{"k": 0.651, "h": 0.786, "hk": 0.363, "K": 0.198, "KK": 0.955, "sK": 0.523},
-    **{"x": 1.107, "f": 0.409, "e": 1.987},
+    **{b"y": 1.078, b"w": 0.694, b"g": 0.415, b"V": 0.5, b"i": 0.417, b"o": 1.5},
+    **{b"r": 0.229, b"sr": 0.488, b"a": 0.393},
+    **{b"k": 0.651, b"h": 0.786, b"hk": 0.363, b"K": 0.198, b"KK": 0.955, b"sK": 0.523},
+    **{b"x": 1.107, b"f": 0.409, b"e": 1.987},
 }
-_RARE_LETTERS = {"q": 0.577, "x": 0.336, "z": 1.867, "j": 1.165, "v": 0.256, "w": 0.371}
-"""Letters whose words are rarer, and of which random letters (base64, keys) are full."""
-_FIRST = 0.675
-"""Tokens of the first word, which has nothing in front of it."""
+_RARE_LETTERS = {b"q": 0.577, b"x": 0.336, b"z": 1.867, b"j": 1.165, b"v": 0.256, b"w": 0.371}
+"""Letters of rarer words, and of random text (base64, keys)."""
 
-# Which class the first byte of a character's UTF-8 form stands for; the bytes that follow it are left out.
+# Class of a character by the first byte of its UTF-8 form; its other bytes are left out.
 _RANGES = {
     **{"p": (0x00, 0x80), "l": (0x61, 0x7B), "u": (0x41, 0x5B), "d": (0x30, 0x3A), "s": (0x20, 0x21)},
     **{"y": (0xC2, 0xC3), "w": (0xC3, 0xCA), "g": (0xCE, 0xD0), "r": (0xD0, 0xD4), "a": (0xD6, 0xDC)},
@@ -76,17 +63,8 @@ _CLASSES = _class_table()
 _FOLLOWING = bytes(range(0x80, 0xC0))
 
 
-def _as_bytes(weights: Mapping[str, float]) -> tuple[tuple[bytes, float], ...]:
-    return tuple((sequence.encode(), weight) for sequence, weight in weights.items())
-
-
-_ASCII = _as_bytes(_WEIGHTS)
-_BEYOND = _as_bytes(_WEIGHTS_BEYOND_ASCII)
-_LETTERS = _as_bytes(_RARE_LETTERS)
-
-
 def estimated_text_tokens(text: str) -> EstimatedTokens:
-    """Estimated tokens of a text, rounded up; 0 only for no text.
+    """Return the estimated tokens of a text, rounded up; 0 only for an empty text.
 
     >>> estimated_text_tokens("Please remind me tomorrow at ten.")
     8
@@ -94,40 +72,39 @@ def estimated_text_tokens(text: str) -> EstimatedTokens:
     if not text:
         return EstimatedTokens(0)
     raw = text.encode("utf-8", "surrogatepass")
-    total = _FIRST
-    for letter, weight in _LETTERS:
+    total = 0.675  # the first word, which has nothing in front of it
+    for letter, weight in _RARE_LETTERS.items():
         total += weight * raw.count(letter)
     if len(raw) == len(text):
         classes = raw.translate(_CLASSES)
     else:
         classes = raw.translate(_CLASSES, _FOLLOWING)
-        for sequence, weight in _BEYOND:
+        for sequence, weight in _WEIGHTS_BEYOND_ASCII.items():
             total += weight * classes.count(sequence)
-    for sequence, weight in _ASCII:
+    for sequence, weight in _WEIGHTS.items():
         total += weight * classes.count(sequence)
     return EstimatedTokens(int(total) + 1)
 
 
 def estimated_schema_tokens(name: str, description: str, parameters: Mapping[str, object]) -> EstimatedTokens:
-    """Estimated tokens of a tool's schema."""
     schema = f"{name} {description} {orjson.dumps(parameters).decode()}"
-    return EstimatedTokens(TOOL_TOKENS + cached_text_tokens(schema))
+    return EstimatedTokens(8 + cached_text_tokens(schema))  # with its frame
 
 
 @lru_cache(maxsize=256)
 def cached_text_tokens(text: str) -> EstimatedTokens:
-    """`estimated_text_tokens`, cached for what goes along with every call: system prompts and schemas."""
+    """Return `estimated_text_tokens`, cached for system prompts and schemas, which are part of every call."""
     return estimated_text_tokens(text)
 
 
 class RowTokenCache:
-    """Tokens of rows on the wire, measured once: rows never change. May be used from several threads.
+    """Tokens of rows, measured once because rows never change. Several threads may use it.
 
-    A size belongs to a row's id and its words: one that was shortened for a summary keeps its id.
+    A size belongs to a row's id and its words, because a row that was shortened for a summary keeps its id.
     """
 
-    def __init__(self, kept: int = MIN_CACHED_ROWS) -> None:
-        """At most twice `kept` sizes are cached, of rows that were asked for last."""
+    def __init__(self, kept: int = 32_768) -> None:
+        """Cache at most twice `kept` sizes of the latest rows. Several long conversations fit into the default."""
         self._kept = kept
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
@@ -138,7 +115,7 @@ class RowTokenCache:
     def text_tokens(
         self, row: Message, max_result_characters: int, *, is_shared: bool = False, reasoning_of: str = ""
     ) -> int:
-        """Unscaled tokens of one row, images left out. `reasoning_of`: whose reasoning goes along."""
+        """Return the unscaled tokens of a row without images. `reasoning_of`: the model whose reasoning is sent."""
         key = _key(row, max_result_characters)
         size = self._young.get(key)
         if size is None:
@@ -146,35 +123,34 @@ class RowTokenCache:
             if size is None:
                 size = _row_tokens(row, max_result_characters)
             if len(self._young) >= self._kept:
-                # Two generations instead of an order of use: nothing is walked, so threads cannot trip over each other.
+                # Two generations instead of an order of use, so that threads walk nothing while others change it.
                 self._old, self._young = self._young, {}
             self._young[key] = size
         if reasoning_of and row.body.reasoning is not None and row.body.reasoning.made_by == reasoning_of:
             blocks = row.body.reasoning.blocks
-            # Most of it is encrypted, which no provider counts as the letters it is sent as.
-            size += len(blocks) // REASONING_CHARACTERS if blocks.isascii() else estimated_text_tokens(blocks)
+            # Most of it is encrypted, and no provider counts its letters. Prose has four to a token, too.
+            size += len(blocks) // 4 if blocks.isascii() else estimated_text_tokens(blocks)
         if is_shared and row.role is MessageRole.USER and row.sender_name:
             return size + cached_text_tokens(row.sender_name) + 1
         return size
 
     def has(self, row: Message, max_result_characters: int) -> bool:
-        """Tells if the row's size is cached."""
         key = _key(row, max_result_characters)
         return key in self._young or key in self._old
 
 
 ROW_TOKENS = RowTokenCache()
-"""Cache of the whole process: what one part has measured no other has to measure again."""
+"""Cache of the whole process."""
 
 
 def _key(row: Message, max_result_characters: int) -> int:
-    """Digest of a row's id and words: a fifth of the memory that they would take as a tuple."""
+    """Return a digest of a row's id and words, which takes a fifth of the memory of a tuple."""
     text, body = row.text or "", row.body
     return hash((row.id, _shown(row, max_result_characters), hash(text), 0 if body is EMPTY_BODY else hash(body)))
 
 
 def _shown(row: Message, max_result_characters: int) -> int:
-    """Characters of a row's text that are sent."""
+    """Return the characters of a row's text that are sent."""
     length = len(row.text or "")
     return min(length, max_result_characters) if row.role is MessageRole.TOOL else length
 
@@ -185,7 +161,7 @@ def _row_tokens(row: Message, max_result_characters: int) -> int:
     if row.role is MessageRole.TOOL:
         total += CALL_TOKENS
     elif row.origin is Origin.HUMAN:
-        total += STAMP_TOKENS
+        total += 12  # the time in front of a person's message
     elif row.origin is Origin.SUMMARY:
         total += cached_text_tokens(framed(""))
     if body is EMPTY_BODY:

@@ -1,15 +1,14 @@
-"""Calls of tools in a turn: those of one answer are run side by side, asked about, or refused.
+"""Tool calls of a turn: those of one answer run side by side, are asked about, or are refused.
 
-That a call begins is committed before it does, and its result is a row before the next model call, so that a restart
-never repeats what may have taken effect.
+A call's start is committed before it runs, so a restart never repeats a call that may have taken effect.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agent.tokens import estimated_text_tokens
 from agent.tools.approvals import CallPlan, inline, question_about
-from agent.tools.budgets import ResultBudget
 from agent.tools.offers import OfferRegistry, ReadyCall
 from agent.tools.registry import Tool, ToolContext, ToolReply, failed
 from hermes_state import journal
@@ -18,14 +17,17 @@ from hermes_state.errors import HermesError, ToolError
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
+from hermes_state.text import enclosed
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.tools import approvals
 from hermes_state.tools.approvals import Answerer, ApprovalRequest
-from hermes_state.transcripts import load_sender_name
+from hermes_state.transcripts import load_message, load_sender_name, show_instead
 from hermes_state.turns import RunningTurn, TurnClaim
 from hermes_state.values import (
+    ChatId,
     Clock,
     Message,
+    MessageId,
     MessageRole,
     Millis,
     Tokens,
@@ -33,6 +35,7 @@ from hermes_state.values import (
     ToolEffect,
     Transcript,
     TurnId,
+    recall_id,
 )
 
 OUTCOME_UNKNOWN = (
@@ -41,27 +44,27 @@ OUTCOME_UNKNOWN = (
 
 
 class ApprovalNeededError(HermesError):
-    """The turn waits for a person's answer; the last one lets it run again."""
+    """The turn waits for answers of people. The last answer lets it run again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallRunner:
-    """Runs the calls of answers, any number of turns at a time."""
+    """Runs the calls of answers, of any number of turns."""
 
     store: Store
     clock: Clock
     offers: OfferRegistry
-    budget: ResultBudget
+    budget: "ResultBudget"
     approval_minutes: float
     """Minutes in which a question can be answered."""
 
     async def resume(
         self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext
     ) -> None:
-        """Answer the calls that a crash or a question left open.
+        """Finish the calls that a crash or a question left open.
 
-        A call that never began is run. One that began without an end may have taken effect: its outcome is unknown,
-        and only a tool that reads is run again.
+        A call that never began runs. One that began without an end may have taken effect: it runs again only if its
+        tool reads, else its outcome is unknown.
         """
         runs = await self.store.read(load_tool_runs, message.id)
         begun = [call for call in calls if call.id in runs and not self._is_read_only(call, context)]
@@ -77,9 +80,9 @@ class ToolCallRunner:
             return False
 
     async def run(self, turn: RunningTurn, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> None:
-        """Run the calls of one answer side by side; that they begin is committed before any does.
+        """Run the calls of one answer side by side, after their start is committed.
 
-        Raises `ApprovalNeededError` when some of them wait for a person's yes: the others have their results then.
+        Raises `ApprovalNeededError` if some wait for a person's yes. The others have their results then.
         """
         sorted_calls = await self._sort(message, calls, context)
         ready, refused = sorted_calls.ready, sorted_calls.refused
@@ -94,7 +97,7 @@ class ToolCallRunner:
                 for one in ready:
                     run = self._run_one(message, by_id[one.call.id], one, context)
                     group.create_task(run, name=f"tool {one.tool.name}")
-        except BaseExceptionGroup as group_error:  # tools do not raise: the store did, or the turn is closed
+        except BaseExceptionGroup as group_error:  # of the store, or because the turn is closed: tools do not raise
             raise group_error.exceptions[0] from group_error
         if sorted_calls.asking:
             chats, minutes, now = sorted_calls.admin_chats, self.approval_minutes, self.clock.now()
@@ -103,20 +106,20 @@ class ToolCallRunner:
             raise ApprovalNeededError(f"{len(questions)} calls wait for a yes")
 
     async def _sort(self, message: Message, calls: Sequence[ToolCall], context: ToolContext) -> CallPlan:
-        """The calls by what becomes of them."""
-        found = CallPlan(access=self.offers.access, context=context)
-        resolved: list[ReadyCall] = []
+        refused, resolved = list[tuple[ToolCall, ToolReply]](), list[ReadyCall]()
         for call in calls:
             try:
                 resolved.append(self.offers.resolve(call, context))
             except ToolError as error:
-                found.refused.append((call, failed(str(error))))
-        answers: Mapping[str, approvals.Approval] = {}
+                refused.append((call, failed(str(error))))
+        access, read = self.offers.access, self.store.read
+        answers, grants, chats = dict[str, approvals.Approval](), list[tuple[str, str, str]](), list[ChatId]()
         if any(one.may_need_approval or one.tool.instructs(one.arguments) for one in resolved):
-            answers = await self.store.read(approvals.load_approvals, message.id)
-            found.grants = await self.store.read(approvals.load_grants, context.chat_id, context.lineage_id)
-            if not found.access.is_admin(context.started_by):  # who is asked in the turn's own chat
-                found.admin_chats = await self.store.read(found.access.load_admin_chats)
+            answers |= await read(approvals.load_approvals, message.id)
+            grants += await read(approvals.load_grants, context.chat_id, context.lineage_id)
+            if not access.is_admin(context.started_by):  # an admin is asked in the turn's own chat
+                chats += await read(access.load_admin_chats)
+        found = CallPlan(access=access, context=context, grants=grants, admin_chats=chats, refused=refused)
         for one in resolved:
             found.add(one, answers.get(one.call.id))
         return found
@@ -140,13 +143,13 @@ class ToolCallRunner:
         await self.store.write(journal.finish_tool, context.claim, result, self.clock.now())
 
     async def end_round(self, claim: TurnClaim, input_window: Tokens) -> None:
-        """Give the results of a round their room, and let what people said meanwhile join behind them."""
+        """Fit the results of a round into their room, and add messages that people have sent meanwhile."""
         tools = self.offers.registry.by_name
         await self.store.write(_end_round, claim, self.budget, tools, input_window, self.clock.now())
 
 
 def _questions(db: Connection, plan: CallPlan) -> list[ApprovalRequest]:
-    """Questions about the calls of a plan; what admins are asked in their own chats says whom it is for, and where."""
+    """Return the questions about the calls of a plan. Those to admins name the person and the chat."""
     context, origin = plan.context, ""
     if plan.admin_chats:
         name = load_sender_name(db, context.turn_id, context.started_by) or context.started_by
@@ -160,18 +163,17 @@ def _questions(db: Connection, plan: CallPlan) -> list[ApprovalRequest]:
 def _end_round(
     db: Connection,
     claim: TurnClaim,
-    budget: ResultBudget,
+    budget: "ResultBudget",
     tools: Mapping[str, Tool],
     input_window: Tokens,
     now: Millis,
 ) -> None:
-    """The end of a round of calls: its results take their room, and what people said meanwhile joins behind them."""
     budget.spill(db, claim.id, tools, input_window, now)
     journal.join_steers(db, claim, now)
 
 
 def open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[ToolCall]] | None:
-    """The turn's newest answer with calls, and those of them that have no result yet; None where all have one."""
+    """Return the turn's newest answer with calls, and its calls without a result; None if all have one."""
     answered: set[str] = set()
     for row in reversed(transcript):
         if row.turn_id != turn_id:
@@ -185,5 +187,88 @@ def open_calls(transcript: Transcript, turn_id: TurnId) -> tuple[Message, list[T
 
 
 def ends_with_results(transcript: Transcript, turn_id: TurnId) -> bool:
-    """The process ended between the last result and the next model call: steers may not have joined yet."""
+    """Return True if the process ended between a result and the next model call. Steers may not have joined yet."""
     return bool(transcript) and transcript[-1].role is MessageRole.TOOL and transcript[-1].turn_id == turn_id
+
+
+# ---- budgets of results
+
+RESULT_SHARE = 20
+"""Percent of the input window for one result. The results of a round may take twice as much together."""
+BLOCK = "persisted-output"
+"""Tag of the preview of a stored result."""
+
+# Purpose: the results of a turn's newest round that are still shown whole.
+_WHOLE_RESULTS = """
+SELECT m.id, r.tool_name FROM messages m
+JOIN tool_runs r ON r.turn_id = m.turn_id AND r.tool_call_id = m.tool_call_id
+WHERE m.turn_id = :turn_id AND m.role = 'tool' AND m.seq > 0
+  AND m.id > (SELECT max(a.id) FROM messages a WHERE a.turn_id = :turn_id AND a.role = 'assistant' AND a.seq > 0)
+  AND NOT EXISTS (SELECT 1 FROM view_edits e WHERE e.session_id = m.session_id AND e.message_id = m.id)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultBudget:
+    """Room for tool results in a prompt: the smaller of these characters and shares of the input window.
+
+    A result over its budget becomes a preview, and so do the largest results of a round until the rest fits. The search
+    finds the whole text, and the reading tools open it by its recall id.
+    """
+
+    result_size: int = 100_000
+    turn_budget: int = 200_000
+    preview_size: int = 1_500
+
+    def longest(self, input_window: Tokens) -> int:
+        """Return the longest result that is shown, in characters: four a token."""
+        return min(self.result_size, input_window * 4 * RESULT_SHARE // 100)
+
+    def preview_for(self, tool: Tool | None, text: str, input_window: Tokens) -> Callable[[MessageId], str] | None:
+        """Return a function that makes a preview from the row's id; None if the result fits."""
+        limit = self.result_size
+        if tool is not None:
+            if not tool.is_persisted:
+                return None
+            limit = min(limit, tool.max_shown_characters or limit)
+        tokens = input_window * RESULT_SHARE // 100
+        if len(text) <= limit and (len(text) <= tokens or estimated_text_tokens(text) <= tokens):
+            return None
+        return lambda message_id: self.block(message_id, text, input_window)
+
+    def block(self, message_id: MessageId, text: str, input_window: Tokens) -> str:
+        """Return the preview of a stored result."""
+        name = recall_id(message_id)
+        preview = text[: min(self.preview_size, max(200, self.longest(input_window) // 4))]
+        size = f"{len(text):,} characters, {len(text.encode('utf-8', 'replace')) / 1_024:,.0f} KB"
+        beginning = f"{enclosed(BLOCK, preview)}{'…' if len(preview) < len(text) else ''}"
+        return (
+            f'<{BLOCK} id="{name}">\nThis result is too long to be shown ({size}). All of it is stored as {name}: read '
+            f"parts with history_open, or with read_file and the path {name}, by offset and limit; search_files takes "
+            f"the same path.\nIt begins:\n{beginning}\n</{BLOCK}>"
+        )
+
+    def spill(
+        self, db: Connection, turn_id: TurnId, tools: Mapping[str, Tool], input_window: Tokens, now: Millis
+    ) -> int:
+        """Replace the largest results of a turn's newest round by previews until the rest fits. Return their number."""
+        names = dict(db.execute(_WHOLE_RESULTS, {"turn_id": turn_id}).fetchall())
+        rows = [load_message(db, row_id) for row_id in names]
+        length, room_tokens = sum(len(row.text or "") for row in rows), input_window * 2 * RESULT_SHARE // 100
+        if length <= min(self.turn_budget, room_tokens):  # no text has more tokens than characters
+            return 0
+        tokens = {row.id: estimated_text_tokens(row.text or "") for row in rows}
+        room = self.turn_budget - length
+        tokens_left = room_tokens - sum(tokens.values())
+        spilled = 0
+        for row in sorted(rows, key=lambda row: tokens[row.id], reverse=True):
+            text, tool = row.text or "", tools.get(names[row.id])
+            if min(room, tokens_left) >= 0 or len(text) <= self.preview_size:
+                break
+            if tool is None or tool.is_persisted:
+                shown = self.block(row.id, text, input_window)
+                show_instead(db, row, shown, now)
+                room += len(text) - len(shown)
+                tokens_left += tokens[row.id] - estimated_text_tokens(shown)
+                spilled += 1
+        return spilled

@@ -1,8 +1,6 @@
-"""One turn: a model call, tools, again, until there is an answer.
+"""One turn: a model call, tools, again, until there is an answer, which the caller stores with its delivery.
 
-Every step is a committed row before the next one begins, and the rows alone say where a turn stands: whether it
-starts, follows a steer, or was cut off by a crash, `Agent.run` looks at the view and goes on from there. The answer
-itself is not stored here: whoever runs the turn stores it together with the reply that is owed.
+Every step is a committed row before the next begins, so the rows alone say where a turn continues.
 """
 
 import asyncio
@@ -22,13 +20,12 @@ from agent.context.job import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import ModelHandle
 from agent.images.model_images import RetriedImageCall
-from agent.model.base import FinishReason, ModelReply, ModelRequest, Payer
+from agent.model.base import FinishReason, ModelRequest, Payer
 from agent.model.client import CompletedCall, record_cancelled
 from agent.prompt import PromptBuilder
-from agent.tool_calls import ToolCallRunner, ends_with_results, open_calls
-from agent.tools.budgets import ResultBudget
+from agent.tool_calls import ResultBudget, ToolCallRunner, ends_with_results, open_calls
 from agent.tools.offers import OfferRegistry
-from agent.tools.registry import DelegateRequest, PromptStatus, ToolContext
+from agent.tools.registry import PromptStatus, ToolContext
 from agent.view_cache import ViewCache
 from hermes_state import journal, sessions
 from hermes_state.compressions import Layer
@@ -39,25 +36,14 @@ from hermes_state.store.writer import Store
 from hermes_state.tool_runs import count_tool_rounds
 from hermes_state.transcripts import View
 from hermes_state.turns import RunningTurn, TurnMoved
-from hermes_state.values import (
-    Clock,
-    ConversationRef,
-    Message,
-    ModelCall,
-)
+from hermes_state.values import Clock, ConversationRef, Message, MessageId, ModelCall
 
 log = structlog.get_logger()
 
 MAX_OVERFLOWS = 3
-"""Most times that one turn makes room because the provider refused its prompt; then its people are told."""
-MIN_OUTPUT_TOKENS = 256
-"""Lowest output limit, in tokens: an answer that may not even be so long is no answer."""
-
-APPROVAL_MINUTES = 60.0
-"""Minutes in which a question can be answered."""
-
+"""Most times that a turn makes room because the provider refused its prompt. Then its people are told."""
 MAX_TOOL_ROUNDS = 50
-"""A turn that still calls tools after so many rounds goes in circles; it then has to answer with what it has."""
+"""Rounds of tool calls after which a turn goes in circles, and must answer with what it has."""
 
 CUT_OFF = (
     "*(This answer reached the output limit and ends here; “go on” continues it. A higher `max_output_tokens` of this "
@@ -72,8 +58,10 @@ SUBAGENT_ROUNDS_USED_UP = (
     "(The sub-agent has used up its {} rounds of tool calls, so the work may not be finished; another one can go on.)"
 )
 
-Delegate: TypeAlias = Callable[[RunningTurn, ModelHandle, DelegateRequest], Awaitable[str]]
-"""Has a sub-agent do a task for a turn, by its model, and returns the report. Raises `ToolError` for want of one."""
+Delegate: TypeAlias = Callable[
+    [RunningTurn, ModelHandle, tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]
+]
+"""Lets a sub-agent do a task of a turn with its model, as `ToolContext.delegate` does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,39 +71,33 @@ class Answer:
     text: str
     call: ModelCall
     reported_prompt_tokens: int | None
-    """None where the provider reported no usage."""
+    """None if the provider reported no usage."""
     notice: str | None = None
-    """Sentence for people about images that were refused."""
+    """Sentence for people about refused images."""
     pressure: PressureEvent | None = None
-    """Event that people should be told of: the window is nearly full."""
+    """Event for people: the window is nearly full."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _RunState:
-    """State of a turn that is brought to its answer."""
-
     turn: RunningTurn
     model: ModelHandle
     on_text: Callable[[str], None]
     rounds: int
-    """Rounds of tool calls so far."""
     refusals: int = 0
-    """Prompts of this turn that the provider has refused as too long."""
     is_unexplained: bool = False
-    """The last prompt was refused without a reason, and compressed in case it was too long."""
+    """True if the last prompt was refused without a reason, and compressed because it may have been too long."""
     notice: str | None = None
-    """Sentence for below the answer, as in `Answer.notice`."""
     prompt: MeasuredPrompt | None = None
-    """Prompt that was answered last."""
     compression: tuple[str | None] | None = None
-    """Focus, or none, of a compression that a tool has asked for."""
+    """Focus, or None, of a compression that a tool has asked for."""
 
     def ask_compression(self, focus: str | None) -> None:
         self.compression = (focus,)
 
 
 class Agent:
-    """Runs turns, any number at a time; between them it keeps only the long views of conversations in use."""
+    """Runs any number of turns. Between them it keeps only the long views of conversations in use."""
 
     def __init__(
         self,
@@ -131,20 +113,17 @@ class Agent:
         make_engine: Callable[[Engine], Engine] | None = None,
         max_tool_rounds: int = MAX_TOOL_ROUNDS,
         budget: ResultBudget | None = None,
-        approval_minutes: float = APPROVAL_MINUTES,
+        approval_minutes: float = 60.0,
         delegate: Delegate | None = None,
     ) -> None:
-        """`pending`: compressions on their way, shared by the agents of a store.
+        """`pending`: unfinished compressions, shared by the agents of a store.
 
-        `listeners` are told what happens to views, `before_split` is asked before one is compressed, `on_wait` is
-        called when a turn waits long for that. `redact` takes secrets out of what a summariser reads and writes.
-        `make_engine` puts another context engine in front of the built-in one; its tools join those of `prompts`,
-        unless their names are taken. `delegate` runs sub-agents; None: there are none.
+        `listeners` receive the changes of views, `before_split` runs before a compression, `on_wait` when a turn waits
+        long for it. `redact` removes secrets from the input and output of summaries. `make_engine` puts another context
+        engine in front of the built-in one and adds its tools to those of `prompts`. `delegate` runs sub-agents.
         """
-        self._delegate = delegate
-        self._store = store
-        tools = prompts.tools
-        self._max_tool_rounds = max_tool_rounds
+        self._delegate, self._store, self._clock, self.prompts = delegate, store, clock, prompts
+        self._max_tool_rounds, self._views, tools = max_tool_rounds, ViewCache(store), prompts.tools
         self._calls = ToolCallRunner(
             store=store,
             clock=clock,
@@ -152,12 +131,8 @@ class Agent:
             budget=budget or ResultBudget(),
             approval_minutes=approval_minutes,
         )
-        self._clock = clock
-        self._views = ViewCache(store)
-        self.prompts = prompts
-        engine: Engine = Compressor(redact=redact, clock=clock)
-        if make_engine is not None:
-            engine = make_engine(engine)
+        built_in: Engine = Compressor(redact=redact, clock=clock)
+        engine = built_in if make_engine is None else make_engine(built_in)
         for tool in engine.tools():
             if tools.get(tool.name) is None:
                 tools.add(tool)
@@ -182,20 +157,20 @@ class Agent:
         model: ModelHandle,
         prompt: MeasuredPrompt | None = None,
     ) -> Answer:
-        """Bring a turn to its answer by a model, from wherever its rows say that it stands.
+        """Bring a turn to its answer with a model, from the step that its rows show.
 
-        `on_text` is called with the whole text so far of an answer that grows; it must not block. `prompt`: the
-        conversation as hygiene has just measured it; nothing may have been stored since.
+        `on_text` receives the whole text so far of a growing answer, and must not block. `prompt`: the conversation as
+        hygiene has just measured it, with nothing stored since.
 
-        Raises the kinds of `ModelError`, `TurnMoved` when the turn was stopped meanwhile, and `StoreUnavailable`.
-        May be cancelled at any await: the rows are those of the last finished step, and running it again goes on.
-        A cancelled run may leave one write in the store's queue, so whoever takes a turn up again in the same process
-        awaits a write of their own first, such as `journal.take_up`.
+        Raises `ModelError`, `StoreUnavailable`, and `TurnMoved` if the turn was stopped meanwhile. If it is cancelled,
+        the rows are those of the last finished step, and the next run continues there. One write may still be in the
+        store's queue: before a turn is taken up again in the same process, await another, such as `journal.take_up`.
         """
         view = await self._view(turn.conversation, model, prompt)
         if prompt is not None and prompt.request.system == view.session.system_prompt:
-            prompt = replace(prompt, view=view)  # which differs by what was stored just now, and is not measured again
-        rounds = await self._rounds_so_far(turn, view)
+            prompt = replace(prompt, view=view)  # it differs only by the system prompt that was just stored
+        has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
+        rounds = await self._store.read(count_tool_rounds, turn.id) if has_begun else 0  # the view may lack some
         state = _RunState(turn=turn, model=model, on_text=on_text, rounds=rounds)
         step = open_calls(view.transcript, turn.id)
         if step is not None:
@@ -223,12 +198,12 @@ class Agent:
                 view = await self._view(turn.conversation, model)
 
     async def _keep_calls(self, turn: RunningTurn, model: ModelHandle, done: CompletedCall) -> Message:
-        """Store a reply that calls tools. Raises `TurnMoved` when the turn was stopped; then only its cost is kept."""
+        """Store a reply that calls tools. If the turn was stopped, store only its cost and raise `TurnMoved`."""
         step = ModelAnswer(
             text=done.reply.text,
             calls=done.reply.calls,
             call=done.call,
-            reported_prompt_tokens=_reported_prompt_tokens(done.reply),
+            reported_prompt_tokens=None if done.reply.usage is None else done.reply.usage.prompt,
             reasoning=done.reply.reasoning,
         )
         try:
@@ -239,22 +214,17 @@ class Agent:
 
     @property
     def offers(self) -> OfferRegistry:
-        """The tools of the agent, and which of them each session is offered."""
+        """Tools of the agent, with the offer of each session."""
         return self._calls.offers
 
     async def close(self) -> None:
-        """Give up summaries that are still being written."""
+        """Cancel summaries that are still being written."""
         await self.context.close()
-
-    async def _rounds_so_far(self, turn: RunningTurn, view: View) -> int:
-        """Rounds of tool calls that the turn has made: those that were compressed since are not in the view."""
-        has_begun = view.session.depth > 0 or any(row.turn_id == turn.id and row.body.calls for row in view.transcript)
-        return await self._store.read(count_tool_rounds, turn.id) if has_begun else 0
 
     async def _view(
         self, conversation: ConversationRef, model: ModelHandle, measured: MeasuredPrompt | None = None
     ) -> View:
-        """The conversation's view; a session's system prompt is kept from when it is assembled first."""
+        """Return the conversation's view. Store the session's system prompt when it is first assembled."""
         view = await self._views.load(conversation.lineage_id) if measured is None else measured.view
         if view.session.system_prompt is not None:
             return view
@@ -266,7 +236,7 @@ class Agent:
         return replace(view, session=msgspec.structs.replace(view.session, system_prompt=stored))
 
     async def _after_tools(self, turn: RunningTurn, model: ModelHandle) -> View:
-        """The view for the next model call: with the results, and with what people said meanwhile."""
+        """Return the view for the next model call, with the results and messages that joined the turn."""
         await self._calls.end_round(turn, model.limits.input_window)
         return await self._view(turn.conversation, model)
 
@@ -275,15 +245,15 @@ class Agent:
     async def _complete(
         self, state: _RunState, view: View, prompt: MeasuredPrompt | None
     ) -> tuple[MeasuredPrompt, CompletedCall]:
-        """The model's reply to a view that was given room first. A prompt that does not fit is made smaller."""
+        """Return the model's reply to a view. Make room for it first, and again if the prompt does not fit."""
         conversation, model = state.turn.conversation, state.model
         layer: Layer = "in_loop" if state.rounds else "preflight"
         while True:
             prompt = await self.context.make_room(conversation, model, view, layer, prompt)
-            too_large = _too_large(prompt)
+            tokens, window = prompt.estimated, prompt.model_limits.longest_prompt
             try:
-                if too_large is not None:
-                    raise too_large
+                if tokens > window:  # it cannot fit and is not sent: nothing is ever left out to make it fit
+                    raise ContextOverflow(f"about {tokens} of {window} tokens", prompt_tokens=tokens, window=window)
                 sent, done = await self._call(state, prompt)
                 state.is_unexplained = False
                 return sent, done
@@ -291,20 +261,19 @@ class Agent:
                 state.refusals += 1
                 if state.refusals > MAX_OVERFLOWS:
                     raise
-                stated = None if error is too_large else error
+                stated = None if tokens > window else error
                 if not await self.context.after_overflow(conversation, model, stated):
                     raise
             except ModelError as error:
-                if type(error) is not ModelError or not await self._made_smaller(state, prompt, error):
+                if type(error) is not ModelError:
+                    raise
+                # It was refused without a reason: compress it, once, because it may have been too long.
+                answered = await self.context.largest_answered(prompt)
+                error.has_answered = answered is not None
+                was_smaller, state.is_unexplained = state.is_unexplained, True
+                if not await self.context.after_unexplained(prompt, answered, is_again=was_smaller):
                     raise
             view, prompt = await self._view(conversation, model), None
-
-    async def _made_smaller(self, state: _RunState, prompt: MeasuredPrompt, error: ModelError) -> bool:
-        """True where a prompt that was refused without a reason is compressed: once, for it may have been too long."""
-        answered = await self.context.largest_answered(prompt)
-        error.has_answered = answered is not None
-        was_smaller, state.is_unexplained = state.is_unexplained, True
-        return await self.context.after_unexplained(prompt, answered, is_again=was_smaller)
 
     async def _call(self, state: _RunState, prompt: MeasuredPrompt) -> tuple[MeasuredPrompt, CompletedCall]:
         client, images = prompt.model.client, prompt.model.images
@@ -346,45 +315,39 @@ class Agent:
             await record_cancelled(prompt.model.client.ledger, prompt.request.payer, done.call)
             raise
         return Answer(
-            text=text, call=done.call, reported_prompt_tokens=_reported_prompt_tokens(reply), pressure=pressure
+            text=text,
+            call=done.call,
+            reported_prompt_tokens=None if reply.usage is None else reply.usage.prompt,
+            pressure=pressure,
         )
 
     # ---- the tools
 
     def _context(self, state: _RunState) -> ToolContext:
-        window, prompt = state.model.limits.input_window, state.prompt
-        context = ToolContext.of(state.turn, self._store, window, self._calls.budget.longest(window))
-        context = replace(context, sees_images=state.model.images is not None)
-        if self._delegate is not None:
-            context = replace(context, delegate=partial(self._delegate, state.turn, state.model))
-        if prompt is None:
-            return context
-        use = PromptStatus(
-            tokens=prompt.estimated,
-            threshold=prompt.limits.threshold,
-            context_length=prompt.limits.context_length,
-            held_back=held_back(prompt),
-            compress=state.ask_compression,
+        window, prompt, use = state.model.limits.input_window, state.prompt, None
+        if prompt is not None:
+            use = PromptStatus(
+                tokens=prompt.estimated,
+                threshold=prompt.limits.threshold,
+                context_length=prompt.limits.context_length,
+                held_back=held_back(prompt),
+                compress=state.ask_compression,
+            )
+        return ToolContext.of(
+            state.turn,
+            self._store,
+            input_window=window,
+            result_size=self._calls.budget.longest(window),
+            sees_images=state.model.images is not None,
+            prompt=use,
+            delegate=None if self._delegate is None else partial(self._delegate, state.turn, state.model),
         )
-        return replace(context, prompt=use)
-
-
-def _too_large(prompt: MeasuredPrompt) -> ContextOverflow | None:
-    """Error of a prompt that cannot fit and is not sent. Nothing is ever left out to make it fit."""
-    tokens, window = prompt.estimated, prompt.model_limits.longest_prompt
-    if tokens <= window:
-        return None
-    return ContextOverflow(f"about {tokens} of {window} tokens", prompt_tokens=tokens, window=window)
 
 
 def _lower_output(request: ModelRequest, error: OutputCapExceeded) -> int:
-    """A smaller output limit for this one call: what the provider allows, else half. Raises `error` at the bottom."""
+    """Return a smaller output limit for one call: the provider's, else half. Raises `error` below 256 tokens."""
     asked = request.max_output_tokens or 0
     lower = error.cap if error.cap is not None and error.cap < asked else asked // 2
-    if lower < MIN_OUTPUT_TOKENS:
+    if lower < 256:
         raise error
     return lower
-
-
-def _reported_prompt_tokens(reply: ModelReply) -> int | None:
-    return None if reply.usage is None else reply.usage.prompt

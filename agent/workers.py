@@ -1,7 +1,4 @@
-"""Worker processes: short programs of ours that decode what strangers send, apart from the daemon.
-
-A worker is a script that is run and never imported: the daemon loads none of what it decodes with.
-"""
+"""Worker processes: scripts, never imported, that decode files and pages of strangers outside of the daemon."""
 
 import asyncio
 import os
@@ -10,9 +7,9 @@ from pathlib import Path
 
 
 async def run_worker(script: Path, *arguments: str, seconds: float, data: bytes | None = None) -> tuple[int, bytes]:
-    """Exit code and output of a worker that is given `data`; killed when it takes too long, or nobody waits any more.
+    """Run a worker on `data` and return its exit code and output. It is killed if it takes too long.
 
-    Raises `TimeoutError`, and `OSError` where no process can be started now.
+    Raises `TimeoutError`, and `OSError` if no process can be started.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", str(script), *arguments),

@@ -7,8 +7,7 @@ from pathlib import Path
 from agent.images.scaling import ImageScaler
 from agent.tools.files.send_file import FileDelivery
 from agent.tools.files.workspace import WorkspaceStore
-from agent.tools.mcp.results import ImageStore
-from agent.tools.mcp.servers import ServerRegistry
+from agent.tools.mcp.servers import ImageStore, ServerRegistry
 from agent.tools.offers import OpenAccess
 from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry
 from agent.turn import Agent

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agent.settings import ServerSettings
-from agent.tools.mcp.results import ImageStore
-from agent.tools.mcp.servers import ServerRegistry
+from agent.tools.mcp.servers import ImageStore, ServerRegistry
 from agent.tools.mcp.settings import ServerState
 from bench.life_bench import SETTLE_SECONDS
 from bench.measure import Measure, percentile

@@ -17,14 +17,12 @@ from typing import Any
 
 from agent.context.limits import LimitSettings, limits_of
 from agent.settings import TerminalSettings
-from agent.tool_calls import ToolCallRunner
-from agent.tools.budgets import ResultBudget
+from agent.tool_calls import ResultBudget, ToolCallRunner
 from agent.tools.offers import OfferRegistry, offer, schema_tokens
 from agent.tools.registry import ToolContext, ToolRegistry, tool
 from agent.tools.terminal.running_command import RunningCommand
 from agent.tools.terminal.sandbox import probe_sandbox
-from agent.tools.web.fetch_tool import fetch_tool
-from agent.tools.web.fetching import FetchSettings
+from agent.tools.web.fetching import FetchSettings, fetch_tool
 from bench.built_in import agent_with_all_tools
 from bench.compression_bench import heartbeat
 from bench.measure import Measure, percentile, resident_mb

@@ -1,8 +1,4 @@
-"""Tools that a model may call: a function, its JSON schema, and what it may do to the world.
-
-A `ToolRegistry` offers its tools to the model, checks the arguments of a call and runs it; what goes wrong in a tool
-becomes a `ToolReply` that the model reads. `recall_tools` are the ones every agent has: they search and open what was
-said earlier in the conversation.
+"""Tools that a model may call. A registry offers them, checks the arguments of a call and runs it.
 
 >>> from hermes_state.values import ToolCall
 >>> @tool(

@@ -1,12 +1,13 @@
-"""Arguments of tools: their JSON schemas, and checks of a call's arguments against them.
+"""Arguments of tools: a type declares them, gives their JSON schema and parses those of a call.
 
-Models mostly get arguments right; what they get wrong are types, missing keys and made-up keys of the top level. That
-much is checked here, with a message that lets the model correct itself. Nested values are the tool's own business.
+Plugins and MCP servers bring a JSON schema instead. Errors are sentences that let a model correct its call.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
+import msgspec
 import orjson
 
 from hermes_state.errors import ToolError
@@ -22,13 +23,63 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-def checked_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call as a dict that fits `schema`; missing ones with a default are filled in.
+class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base class of declared arguments. `Meta` describes a field to models and bounds it."""
+
+
+def parsed(text: str, declared: type[Arguments] | Mapping[str, Any]) -> Any:  # what is declared, or a dict
+    """Return the arguments of a call, as a dict if a JSON schema declares them.
 
     Raises `ToolError` whose text tells the model what to change.
+    """
+    arguments = checked_arguments(text, schema_of(declared))
+    try:
+        return msgspec.convert(arguments, declared) if isinstance(declared, type) else arguments
+    except msgspec.ValidationError as error:
+        raise ToolError(f"the arguments do not fit: {error}") from error
 
-    >>> schema = {"properties": {"id": {"type": "string"}, "limit": {"type": "integer", "default": 10}}}
-    >>> checked_arguments('{"id": "m12"}', schema)
+
+def schema_of(declared: type[Arguments] | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the JSON schema of declared arguments.
+
+    >>> class Open(Arguments, frozen=True):
+    ...     id: str
+    ...     role: str | None = None
+    >>> schema_of(Open)["required"], schema_of(Open)["properties"]
+    (['id'], {'id': {'type': 'string'}, 'role': {'type': 'string'}})
+    """
+    return _generated(declared) if isinstance(declared, type) else declared
+
+
+@cache
+def _generated(declared: type[Arguments]) -> Mapping[str, Any]:
+    (root,), components = msgspec.json.schema_components([declared], ref_template="{name}")
+    return _flat(root, components)
+
+
+def _flat(place: Mapping[str, Any], components: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a schema without references, titles, null and empty defaults: every request pays for them."""
+    flat = dict(place)
+    if "anyOf" in flat:  # a type or null
+        flat |= flat.pop("anyOf")[0]
+    if "$ref" in flat:
+        named = components[flat.pop("$ref")]
+        flat |= {key: named[key] for key in named if key not in ("title", "description")}
+    if "enum" in flat:
+        flat = {"type": "string", **flat}
+    if "items" in flat:
+        flat["items"] = _flat(flat["items"], components)
+    if "properties" in flat:
+        flat["properties"] = {name: _flat(inner, components) for name, inner in flat["properties"].items()}
+    return {key: value for key, value in flat.items() if value or key not in ("default", "required")}
+
+
+def checked_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call as a dict that fits `schema`, with the defaults of those that are left out.
+
+    Checks the top level: nested values of plugins and servers are their own business. Raises `ToolError`.
+
+    >>> checked_arguments('{"id": "m12"}', {"properties": {"id": {"type": "string"}, "limit": {"default": 10}}})
     {'id': 'm12', 'limit': 10}
     """
     try:
@@ -52,9 +103,10 @@ def checked_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(key: str, value: object, rule: Mapping[str, Any]) -> None:
-    wanted = rule.get("type")
-    if wanted is not None and not any(_is(value, name) for name in ([wanted] if isinstance(wanted, str) else wanted)):
-        raise ToolError(f"{key} must be of type {wanted if isinstance(wanted, str) else ' or '.join(wanted)}")
+    wanted = rule.get("type", [])
+    kinds = [wanted] if isinstance(wanted, str) else wanted
+    if kinds and not any(_is(value, kind) for kind in kinds):
+        raise ToolError(f"{key} must be of type {' or '.join(kinds)}")
     if "enum" in rule and value not in rule["enum"]:
         raise ToolError(f"{key} must be one of {', '.join(map(str, rule['enum']))}")
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -64,44 +116,7 @@ def _check(key: str, value: object, rule: Mapping[str, Any]) -> None:
             raise ToolError(f"{key} must be at most {rule['maximum']}")
 
 
-def _is(value: object, name: str) -> bool:
+def _is(value: object, kind: str) -> bool:
     if isinstance(value, bool):  # a bool is an int to Python, not to JSON
-        return name == "boolean"
-    return isinstance(value, _TYPES.get(name, (object,)))
-
-
-# ---- schemas
-
-
-def schema(*required: str, **properties: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Schema of a tool whose arguments are these, and of them `required`.
-
-    >>> schema("path", path=text(), depth=whole(3))["properties"]["depth"]
-    {'type': 'integer', 'default': 3}
-    """
-    needed = {"required": list(required)} if required else {}
-    return {"type": "object", "properties": properties, **needed, "additionalProperties": False}
-
-
-def text(description: str = "", **rules: Any) -> Mapping[str, Any]:
-    """Schema of a text; `enum` lists the only values."""
-    return _described("string", description, rules)
-
-
-def whole(default: int | None = None, description: str = "", **rules: Any) -> Mapping[str, Any]:
-    """Schema of a whole number; without a default it may be left out."""
-    return _described("integer", description, rules if default is None else {"default": default, **rules})
-
-
-def switch(description: str = "") -> Mapping[str, Any]:
-    """Schema of something that is off unless it is set."""
-    return _described("boolean", description, {"default": False})
-
-
-def many(items: Mapping[str, Any], description: str) -> Mapping[str, Any]:
-    """Schema of a list whose items have this schema."""
-    return {"type": "array", "items": items, "description": description}
-
-
-def _described(kind: str, description: str, rules: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"type": kind, **rules, **({"description": description} if description else {})}
+        return kind == "boolean"
+    return isinstance(value, _TYPES.get(kind, (object,)))

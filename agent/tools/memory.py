@@ -1,71 +1,122 @@
-"""Tool `memory`: keeps notes beyond a conversation, about the work and about people."""
+"""Tools for what outlives a conversation: `memory` keeps notes, `skill` reads instructions."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Final, Literal
 
-from agent.memory.files import MemoryDirectory, Target
+from msgspec import Meta
+
+from agent.memory.files import MemoryDirectory, Target, read_text
 from agent.memory.notes import Person, added, one_line, replaced
-from agent.tools.arguments import schema, text
-from agent.tools.registry import Tool, ToolContext
+from agent.memory.skills import SKILL_FILE, SkillCatalog, SkillInfo
+from agent.tools.arguments import Arguments
+from agent.tools.registry import Tool, ToolContext, tool
 from hermes_state.errors import ToolError
+from hermes_state.text import counted
 from hermes_state.transcripts import load_sender_name
 from hermes_state.values import ChatId, ChatKey, ChatKind, ToolEffect
 
-MEMORY = "memory"
-_ACTIONS = {"add": ("text",), "replace": ("old", "text"), "remove": ("old",)}
-"""Actions, each with the arguments that it needs."""
+MEMORY: Final = "memory"
+_NEEDED: Final = {"add": ("text",), "replace": ("old", "text"), "remove": ("old",)}
+
+
+class NoteChange(Arguments, frozen=True):
+    action: Literal["add", "replace", "remove"]
+    target: Target
+    text: Annotated[str, Meta(description="The new entry.")] = ""
+    old: Annotated[str, Meta(description="Words of the entry to replace or remove.")] = ""
 
 
 def memory_tool(notes: MemoryDirectory) -> Tool:
-    """The tool `memory`. It writes only for the chat that it runs in, and about a person only in that one's turns."""
+    """Return `memory`. It writes only for the chat that it runs in, and about a person only in that person's turns."""
 
-    async def run(arguments: dict[str, Any], context: ToolContext) -> str:
+    @tool(
+        description="Keep a note for later conversations. `user`: who the person is and how they want things done; "
+        "`memory`: lasting facts about the work. Note preferences and corrections at once, in one sentence each; no "
+        "task progress, secrets or results of tools. Never promise to remember without this.",
+        effect=ToolEffect.WRITES,
+        needs_approval=False,
+        instructs=lambda change: (change.action, change.target) != ("remove", "user"),
+    )
+    async def memory(change: NoteChange, context: ToolContext) -> str:
         person = None
         if has_parts(context.chat, context.chat_kind):
             name = await context.store.read(load_sender_name, context.turn_id, context.started_by)
             person = context.started_by, name or context.started_by
-        return await asyncio.to_thread(change_notes, notes, context.chat_id, person, arguments)
+        return await asyncio.to_thread(change_notes, notes, context.chat_id, person, change)
 
-    return Tool(
-        name=MEMORY,
-        description="Keep a note for later conversations. `user`: who the person is and how they want things done; "
-        "`memory`: lasting facts about the work. Note preferences and corrections at once, in one sentence each; no "
-        "task progress, secrets or results of tools. Never promise to remember without this.",
-        parameters=schema(
-            *("action", "target"),
-            action=text(enum=list(_ACTIONS)),
-            target=text(enum=["memory", "user"]),
-            text=text("The new entry."),
-            old=text("Words of the entry to replace or remove."),
-        ),
-        effect=ToolEffect.WRITES,
-        run=run,
-        needs_approval=False,
-        instructs=lambda arguments: (arguments["action"], arguments["target"]) != ("remove", "user"),
-    )
+    return memory
 
 
 def has_parts(chat: ChatKey, kind: ChatKind) -> bool:
-    """True for a chat in whose `USER.md` each person has a part."""
+    """Return True for a chat in whose `USER.md` each person has a part."""
     return kind.is_shared and not chat.user_ref
 
 
-def change_notes(notes: MemoryDirectory, chat_id: ChatId, person: Person | None, arguments: Mapping[str, Any]) -> str:
-    """Do what a call asks for. `person`: whose part of `USER.md` may be written; None: all of it.
+def change_notes(notes: MemoryDirectory, chat_id: ChatId, person: Person | None, change: NoteChange) -> str:
+    """Change the notes. `person`: the only one whose part of `USER.md` may be written; None: all of it.
 
     Blocks its thread. Raises `ToolError`.
     """
-    action: str = arguments["action"]
-    target: Target = arguments["target"]
-    given = {name: one_line(arguments.get(name, "")) for name in ("text", "old")}
-    if missing := [name for name in _ACTIONS[action] if not given[name]]:
-        raise ToolError(f"{action} needs {' and '.join(missing)}")
-    text, old = given["text"], given["old"]
+    text, old = one_line(change.text), one_line(change.old)
+    if missing := [name for name in _NEEDED[change.action] if not {"text": text, "old": old}[name]]:
+        raise ToolError(f"{change.action} needs {' and '.join(missing)}")
 
-    def change(part: str) -> str:
-        if action == "add":
+    def changed(part: str) -> str:
+        if change.action == "add":
             return added(part, text)
-        return replaced(part, old, text if action == "replace" else None)
+        return replaced(part, old, text if change.action == "replace" else None)
 
-    return f"Noted. {notes.change(chat_id, target, person if target == 'user' else None, change)}"
+    return f"Noted. {notes.change(chat_id, change.target, person if change.target == 'user' else None, changed)}"
+
+
+# ---- skills
+
+_MAX_FILES: Final = 50
+"""Most files of a skill that are listed."""
+_MAX_CHARACTERS: Final = 40_000
+"""Longest part of a file that one call returns; less if the model's window is small."""
+
+
+class _SkillFile(Arguments, frozen=True):
+    name: Annotated[str, Meta(description="The skill's name, as the system prompt lists it.")]
+    file: Annotated[str, Meta(description="A file of its folder.")] = SKILL_FILE
+    offset: Annotated[int, Meta(ge=0, description="Where to start.")] = 0
+
+
+def skill_tool(catalog: SkillCatalog) -> Tool:
+    """Return `skill`, which reads the skills of a catalog. It is offered while there are any."""
+
+    @tool(
+        description="Read a skill: instructions for a kind of task, written by whoever runs this gateway. Read the one "
+        "that fits before you begin; then its further files, as far as it asks for them.",
+        effect=ToolEffect.READ_ONLY,
+        why_unavailable=lambda: None if catalog.skills else f"there are no skills in {catalog.path.name}/",
+        is_persisted=False,
+    )
+    async def skill(asked: _SkillFile, context: ToolContext) -> str:
+        if asked.name not in catalog.skills:
+            raise ToolError(f"there is no such skill; there are: {', '.join(catalog.skills) or 'none'}")
+        return await asyncio.to_thread(
+            _read_skill, catalog.skills[asked.name], asked, min(_MAX_CHARACTERS, context.result_size)
+        )
+
+    return skill
+
+
+def _read_skill(skill: SkillInfo, asked: _SkillFile, room: int) -> str:
+    root, name, end = skill.folder.resolve(), asked.file, asked.offset + room
+    files = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    more = [f"and {len(files) - _MAX_FILES} more"] if len(files) > _MAX_FILES else []
+    listed = "\n".join([*files[:_MAX_FILES], *more])
+    try:
+        path = (root / name).resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL in it, or links that go in a circle
+        raise ToolError(f"{name[:100]!r} names no file") from error
+    text = read_text(path) if path.is_relative_to(root) else None
+    if text is None:
+        raise ToolError(f"the skill has no file {name[:100]!r}; it has:\n{listed}")
+    part = text[asked.offset : end]
+    if end < len(text):
+        part += f"\n[{counted(len(text) - end, 'character')} more: read on with offset {end}]"
+    is_beginning = name == SKILL_FILE and not asked.offset
+    return f"{part}\n\n[Files of this skill]\n{listed}" if is_beginning else part

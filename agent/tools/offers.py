@@ -1,22 +1,21 @@
-"""Offers: which tools the prompts of a session list, and the one tool behind which all others stand.
+"""Offers: the tools in the prompts of a session, and `more_tools`, which finds and runs all others.
 
-A session's offer is made when it is first looked at and kept with it, so that its prompts begin with the same bytes; a
-compression starts a session, and so makes a new one. Schemas take a tenth of the threshold at most: what does not fit
-is found and run by name through `more_tools`.
+A session's offer is stored, so that its prompts begin with the same bytes. Schemas take a tenth of the threshold.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 import orjson
+from msgspec import Meta
 
 from agent.tokens import estimated_schema_tokens
-from agent.tools.arguments import checked_arguments, schema, text
-from agent.tools.registry import Tool, ToolContext, ToolRegistry
+from agent.tools.arguments import Arguments, parsed
+from agent.tools.registry import Tool, ToolContext, ToolRegistry, tool
 from hermes_state.errors import ToolError
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
@@ -35,18 +34,13 @@ from hermes_state.values import (
 
 MORE_TOOLS = "more_tools"
 SCHEMA_PERCENT = 10
-"""Percent of the threshold, above `SMALL_THRESHOLD`, that the schemas of a turn take together."""
-SMALL_THRESHOLD = 1_024
-"""Tokens of the threshold that schemas get no share of: in a small window each of them costs facts that are kept."""
+"""Percent of the threshold, above its first 1,024 tokens, that the schemas of a turn take together."""
 MAX_SCHEMA_TOKENS = 6_000
-MAX_CACHED_OFFERS = 4_096
 MAX_NAMED = 40
-"""Names of tools that the description of `more_tools` lists."""
+"""Names of tools in the description of `more_tools`."""
 
 
 class Policy(StrEnum):
-    """Policy for a call that writes or executes."""
-
     ASK = "ask"
     ASK_ADMIN = "ask_admin"
     ALLOW = "allow"
@@ -54,21 +48,19 @@ class Policy(StrEnum):
 
 
 class ToolAccess(Protocol):
-    """Rules by which a chat and a person may use tools."""
-
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
-        """Reason why a tool may not be used in a chat, or in a turn of this person; None: it may."""
+        """Return why a tool may not be used in a chat, or in a turn of this person; None if it may."""
 
     def policy(self, tool: Tool, chat: ChatKey) -> Policy: ...
 
     def is_admin(self, person: UserRef) -> bool: ...
 
     def load_admin_chats(self, db: Connection) -> Sequence[ChatId]:
-        """The direct chats in which admins can be asked."""
+        """Return the direct chats in which admins can be asked."""
 
 
 class OpenAccess:
-    """Every tool, for everybody, without questions."""
+    """Rules that allow every tool, without questions."""
 
     def refusal(self, tool: Tool, chat: ChatKey, kind: ChatKind, person: UserRef | None) -> str | None:
         return None
@@ -85,27 +77,27 @@ class OpenAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyCall:
-    """A call that can be run: the tool it means and arguments that fit."""
+    """A call that can be run, with its tool and parsed arguments."""
 
     call: ToolCall
-    """As its tool is called, which is not what the model wrote where that was `more_tools`."""
+    """Call of the tool itself, even if the model called it through `more_tools`."""
     tool: Tool
-    arguments: dict[str, Any]
+    arguments: Any
+    """Arguments as the tool declares them; a dict for tools of plugins and servers."""
 
     @property
     def may_need_approval(self) -> bool:
-        """True for a call that follows the approval policy."""
         is_exempt = not self.tool.needs_approval or self.tool.is_exempt(self.arguments)
         return self.tool.effect is not ToolEffect.READ_ONLY and not is_exempt
 
     @property
     def shape(self) -> str:
-        """Kind of the call; empty: like no other."""
+        """Kind of the call; empty if it is like no other."""
         return self.tool.shape(self.arguments)
 
 
 class OfferRegistry:
-    """Tools by session, and what a call of one means."""
+    """Offers of tools by session, and the meaning of calls."""
 
     def __init__(self, registry: ToolRegistry, store: Store, access: ToolAccess | None = None) -> None:
         self.registry = registry
@@ -114,47 +106,37 @@ class OfferRegistry:
         self._kept: OrderedDict[SessionId, tuple[Tool, ...]] = OrderedDict()
 
     async def of(self, conversation: ConversationRef, session_id: SessionId, threshold: Tokens) -> tuple[Tool, ...]:
-        """The tools that the prompts of a session list."""
-        kept = self._kept.get(session_id)
-        if kept is None:
-            kept, is_whole = await self._load(conversation, session_id, threshold)
-            if not is_whole:  # a server that brings some of them is not connected yet
-                return kept
-            self._kept[session_id] = kept
-            if len(self._kept) > MAX_CACHED_OFFERS:
-                self._kept.popitem(last=False)
-        return kept
-
-    async def _load(
-        self, conversation: ConversationRef, session_id: SessionId, threshold: Tokens
-    ) -> tuple[tuple[Tool, ...], bool]:
-        """The tools of a session's offer that there are, and whether all that may come are there."""
+        """Return the tools in the prompts of a session."""
+        if (kept := self._kept.get(session_id)) is not None:
+            return kept
+        usable = self.usable(conversation.chat, conversation.chat_kind)
         names = await self._store.read_short(load_offer, session_id)
         if names is None:
             uses = await self._store.read_short(count_tool_uses, conversation.chat_id)
-            offered = offer(self.usable(conversation.chat, conversation.chat_kind), uses, threshold)
+            offered = offer(usable, uses, threshold)
             names = await self._store.write(keep_offer, session_id, [tool.name for tool in offered])
         found = [self.registry.get(name) for name in names]
         tools = tuple(tool for tool in found if tool is not None)
-        is_whole = not any(self.registry.is_awaited(name) for name in names)
-        if MORE_TOOLS not in names:
-            return tools, is_whole
-        behind = [tool for tool in self.usable(conversation.chat, conversation.chat_kind) if tool.name not in names]
-        return (*tools, more_tools(behind)), is_whole
+        if MORE_TOOLS in names:
+            tools = (*tools, more_tools(tool for tool in usable if tool.name not in names))
+        if not any(self.registry.is_awaited(name) for name in names):  # of a server that is not connected yet
+            self._kept[session_id] = tools
+            if len(self._kept) > 4_096:
+                self._kept.popitem(last=False)
+        return tools
 
     def usable(self, chat: ChatKey, kind: ChatKind) -> list[Tool]:
-        """The tools that a chat may use now."""
         return [tool for tool in self.registry.available() if self.access.refusal(tool, chat, kind, None) is None]
 
     def resolve(self, call: ToolCall, context: ToolContext) -> ReadyCall:
-        """Meaning of a call. Raises `ToolError` when there is nothing that could be run."""
+        """Return the meaning of a call. Raises `ToolError` if it cannot be run."""
         if call.name == MORE_TOOLS:
-            meant = self._behind(call)
-            if meant is None:
+            given: _MoreTools = parsed(call.arguments, _MoreTools)
+            if given.tool is None or given.arguments is None:
                 finder = more_tools(self.usable(context.chat, context.chat_kind))
-                arguments = checked_arguments(call.arguments, finder.parameters)
-                return ReadyCall(call=call, tool=finder, arguments=arguments)
-            call = meant
+                return ReadyCall(call=call, tool=finder, arguments=given)
+            text = orjson.dumps(given.arguments).decode()
+            call = msgspec.structs.replace(call, name=given.tool, arguments=text)
         tool = self.registry.get(call.name)
         if tool is not None:
             reason = self.access.refusal(tool, context.chat, context.chat_kind, context.started_by)
@@ -165,68 +147,57 @@ class OfferRegistry:
         tool.check(arguments, context)
         return ReadyCall(call=call, tool=tool, arguments=arguments)
 
-    def _behind(self, call: ToolCall) -> ToolCall | None:
-        """The call that a call of `more_tools` stands for; None where it only looks for tools."""
-        given = checked_arguments(call.arguments, _MORE_PARAMETERS)
-        if "tool" not in given or "arguments" not in given:
-            return None
-        return msgspec.structs.replace(call, name=given["tool"], arguments=orjson.dumps(given["arguments"]).decode())
-
 
 def offer(tools: Sequence[Tool], uses: Mapping[str, int], threshold: Tokens) -> tuple[Tool, ...]:
-    """The tools that fit, in their own order, with `more_tools` at the end where some do not.
+    """Return the tools that fit, in their own order, with `more_tools` at the end if some do not fit.
 
-    First go tools that others bring, then those that the chat has not used, the last of them first; what reads the
-    history never goes.
+    Tools of plugins and servers are left out first, then the least used, the last of them first; essential ones never.
     """
-    room = min(MAX_SCHEMA_TOKENS, max(0, threshold - SMALL_THRESHOLD) * SCHEMA_PERCENT // 100)
+    room = min(MAX_SCHEMA_TOKENS, max(0, threshold - 1_024) * SCHEMA_PERCENT // 100)
     sizes = {tool.name: schema_tokens(tool) for tool in tools}
     if sum(sizes.values()) <= room:
         return tuple(tools)
     room -= schema_tokens(more_tools(tools))
     kept: set[str] = set()
-    for tool in sorted(tools, key=lambda tool: (not tool.is_essential, bool(tool.source), -uses.get(tool.name, 0))):
-        if tool.is_essential or sizes[tool.name] <= room:
-            kept.add(tool.name)
-            room -= sizes[tool.name]
+    for one in sorted(tools, key=lambda one: (not one.is_essential, bool(one.source), -uses.get(one.name, 0))):
+        if one.is_essential or sizes[one.name] <= room:
+            kept.add(one.name)
+            room -= sizes[one.name]
     return (*(tool for tool in tools if tool.name in kept), more_tools(tools))
 
 
 def schema_tokens(tool: Tool) -> int:
-    """Estimated tokens of a tool's schema."""
-    return estimated_schema_tokens(tool.name, tool.description, tool.parameters)
+    return estimated_schema_tokens(tool.name, tool.description, tool.schema.parameters)
 
 
-_MORE_PARAMETERS = schema(
-    query=text("Words; empty lists all."),
-    tool=text("Alone: shows its arguments."),
-    arguments={"type": "object", "description": "Runs `tool`."},
-)
+class _MoreTools(Arguments, frozen=True):
+    query: Annotated[str, Meta(description="Words; empty lists all.")] = ""
+    tool: Annotated[str | None, Meta(description="Alone: shows its arguments.")] = None
+    arguments: Annotated[dict[str, Any] | None, Meta(description="Runs `tool`.")] = None
 
 
 def more_tools(behind: Iterable[Tool]) -> Tool:
-    """The tool that finds and runs those that the prompt does not list."""
+    """Return the tool that finds and runs tools that are not in the prompt."""
     tools = tuple(behind)
-
-    async def run(arguments: dict[str, Any], context: ToolContext) -> str:
-        name = arguments.get("tool")
-        if name is None:
-            return _listed(tools, arguments.get("query", ""))
-        for tool in tools:
-            if tool.name == name:
-                schema = orjson.dumps(tool.parameters).decode()
-                return f"{tool.name}: {tool.description}\nArguments (JSON schema): {schema}"
-        raise ToolError(f"there is no tool named {name[:64]!r}; {_listed(tools, '')}")
-
     names = ", ".join(tool.name for tool in tools[:MAX_NAMED])
-    return Tool(
+
+    @tool(
         name=MORE_TOOLS,
         description=f"Finds and runs tools that are not listed: {names}{', …' if len(tools) > MAX_NAMED else ''}.",
-        parameters=_MORE_PARAMETERS,
         effect=ToolEffect.READ_ONLY,
-        run=run,
         is_persisted=False,
     )
+    async def run(arguments: _MoreTools, context: ToolContext) -> str:
+        name = arguments.tool
+        if name is None:
+            return _listed(tools, arguments.query)
+        for one in tools:
+            if one.name == name:
+                schema = orjson.dumps(one.schema.parameters).decode()
+                return f"{one.name}: {one.description}\nArguments (JSON schema): {schema}"
+        raise ToolError(f"there is no tool named {name[:64]!r}; {_listed(tools, '')}")
+
+    return run
 
 
 def _listed(tools: Sequence[Tool], query: str) -> str:

@@ -1,14 +1,15 @@
-"""Tools of an agent: their registry, what each may do to the world, and running one of them."""
+"""Tools of an agent: their declaration, their registry, and the plugins that bring more."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from typing import Any, Protocol, Self, TypeAlias
 
 import structlog
 
 from agent.model.base import ToolSchema
-from agent.tools.arguments import checked_arguments
+from agent.tools.arguments import Arguments, parsed, schema_of
 from hermes_state.errors import ToolError
 from hermes_state.store.writer import Store
 from hermes_state.tool_runs import ToolRunState
@@ -34,68 +35,50 @@ DEFAULT_INPUT_WINDOW = Tokens(128_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptStatus:
-    """Size of the prompt that a call answers, in tokens, and a way to have it compressed."""
+    """Size of the last prompt in tokens, and a way to have it compressed."""
 
     tokens: int
     threshold: Tokens
     context_length: Tokens
     held_back: str | None
-    """Reason why no compression may be asked for now; None: one may."""
+    """Reason why no compression is possible now, if any."""
     compress: Callable[[str | None], None]
-    """Asks for a compression, with a focus if any, before the next model call."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DelegateRequest:
-    """A task for a sub-agent."""
-
-    call: tuple[MessageId, str]
-    """Stored answer that asks for it, and the id of its call there."""
-    task: str
-    tools: tuple[str, ...] | None
-    """Names of the only tools that it may use; None: all that sub-agents may."""
+    """Asks for a compression before the next model call, with a focus or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
-    """Conversation and turn that a tool runs for, and whose turn it is."""
-
     chat_id: ChatId
     lineage_id: LineageId
     turn_id: TurnId
     epoch: int
-    """Epoch in which the turn was taken up."""
     store: Store
     chat: ChatKey
     chat_kind: ChatKind
     started_by: UserRef
-    """Person whose message the turn answers."""
+    """User who started the turn."""
     is_scheduled: bool = False
-    """True in a turn that a schedule began."""
     is_subagent: bool = False
     input_window: Tokens = DEFAULT_INPUT_WINDOW
     """Longest prompt, in tokens, of the model that reads the result."""
     result_size: int = 100_000
-    """Most characters of one result that this model is shown."""
+    """Longest result that this model is shown, in characters."""
     sees_images: bool = False
-    """The model that reads the result sees images."""
     prompt: PromptStatus | None = None
-    """None where no prompt of the turn was measured since a restart."""
+    """None if no prompt of the turn was measured since a restart."""
     call: tuple[MessageId, str] | None = None
-    """Stored answer with the call that the tool is run for, and its id there."""
-    delegate: Callable[[DelegateRequest], Awaitable[str]] | None = None
-    """Has a sub-agent do a task and returns its report; raises `ToolError`. None in the turn of a sub-agent."""
+    """Stored answer with the call, and the id of the call."""
+    delegate: "Callable[[tuple[MessageId, str], str, tuple[str, ...] | None], Awaitable[str]] | None" = None
+    """Lets a sub-agent do the task of a call, with only these tools if any are named. Returns its report or raises
+    `ToolError`. None in the turn of a sub-agent."""
 
     @property
     def claim(self) -> TurnClaim:
-        """The turn as it was taken up, for whoever writes for it."""
         return TurnClaim(id=self.turn_id, epoch=self.epoch)
 
     @classmethod
-    def of(
-        cls, turn: RunningTurn, store: Store, input_window: Tokens = DEFAULT_INPUT_WINDOW, result_size: int = 100_000
-    ) -> Self:
-        """The context of a turn's tools."""
+    def of(cls, turn: RunningTurn, store: Store, **more: Any) -> Self:
+        """Return the context of a turn's tools. `more` are fields."""
         return cls(
             chat_id=turn.chat_id,
             lineage_id=turn.lineage_id,
@@ -107,24 +90,12 @@ class ToolContext:
             started_by=turn.started_by,
             is_scheduled=turn.is_scheduled,
             is_subagent=turn.parent is not None,
-            input_window=input_window,
-            result_size=result_size,
+            **more,
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolOutput:
-    """Result of a tool that shows images beside its text."""
-
-    text: str
-    images: tuple[Image, ...]
-
-
-ToolFunction: TypeAlias = Callable[[dict[str, Any], ToolContext], Awaitable[str | ToolOutput]]
-"""Function of a tool: takes checked arguments, returns the result as the model reads it.
-
-It raises `ToolError` with what went wrong.
-"""
+ToolFunction: TypeAlias = Callable[[Any, ToolContext], Awaitable["str | ToolReply"]]
+"""Function of a tool: it receives parsed arguments and returns the result for the model, or raises `ToolError`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,47 +104,47 @@ class Tool:
 
     name: str
     description: str
-    parameters: Mapping[str, Any]
-    """JSON schema of type object."""
+    parameters: type[Arguments] | Mapping[str, Any]
+    """Type of the arguments, or a JSON schema of type object, with which the tool's functions receive a dict."""
     effect: ToolEffect
     run: ToolFunction
     why_unavailable: Callable[[], str | None] = lambda: None
-    """Reason why the tool cannot be used now, in words for people; it is not offered then. None: it can."""
+    """Returns why the tool cannot be used now, for people. It is offered only if that is None."""
     timeout_seconds: float = 120.0
     max_result_characters: int = 1_000_000
-    """Longest result, in characters; more is cut, with a note. A backstop: a good tool limits itself far below."""
+    """Longest result. More is cut, with a note. A good tool limits itself far below."""
     max_shown_characters: int | None = None
-    """Result from which on only its beginning is shown, where that is less than the budget."""
+    """Length from which only the beginning of a result is shown, if that is less than the budget."""
     is_persisted: bool = True
-    """A long result is stored and shown by its beginning. False for tools that read such results: they bound
-    themselves by `ToolContext.result_size`."""
+    """A long result is stored, and its beginning shown. False for tools that read such results: they bound themselves
+    by `ToolContext.result_size`."""
     needs_approval: bool = True
-    """A call that writes or executes follows the approval policy. False for what is the chat's own, such as notes."""
-    is_exempt: Callable[[Mapping[str, Any]], bool] = lambda arguments: False
-    """Tells of a call, by its arguments, that it follows no policy, because it neither writes nor executes."""
-    check: Callable[[Mapping[str, Any], ToolContext], None] = lambda arguments, context: None
-    """Looks at a call before anybody is asked about it; raises `ToolError` for one that cannot be done."""
-    shape: Callable[[Mapping[str, Any]], str] = lambda arguments: "any"
-    """Kind of a call, by its arguments: what `session` and `always` allow is this tool with calls of the same shape."""
+    """A call that writes or executes follows the approval policy. False for things of the chat, such as notes."""
+    is_exempt: Callable[[Any], bool] = lambda arguments: False
+    """Returns True for a call that follows no policy, because it neither writes nor executes."""
+    check: Callable[[Any, ToolContext], None] = lambda arguments, context: None
+    """Checks a call before people are asked about it. Raises `ToolError` if it is impossible."""
+    shape: Callable[[Any], str] = lambda arguments: "any"
+    """Returns the kind of a call. `session` and `always` allow all calls of the same shape."""
     reach: Callable[[str], str] = lambda shape: "with any arguments" if shape == "any" else f"of the kind `{shape}`"
-    """The calls of a shape, in words that follow the tool's name."""
-    instructs: Callable[[Mapping[str, Any]], bool] = lambda arguments: False
-    """True for a call that changes what later turns are told: in a chat of several people a moderator must allow it."""
+    """Returns words about the calls of a shape, which follow the tool's name."""
+    instructs: Callable[[Any], bool] = lambda arguments: False
+    """Returns True for a call that changes the instructions of later turns. In a group a moderator must allow it."""
     is_remote: bool = False
-    """The tool runs on an MCP server, and follows the policy for those."""
-    shown: Callable[[Mapping[str, Any]], str] | None = None
-    """Exact effect of a call, as Markdown for whoever is asked; None: its arguments."""
+    """The tool runs on an MCP server and follows the policy for those."""
+    shown: Callable[[Any], str] | None = None
+    """Returns the exact effect of a call, as Markdown for people; None: its arguments are shown."""
     is_essential: bool = False
-    """Always listed in prompts, however small the window is."""
+    """The tool is in every prompt, however small the window is."""
     source: str = ""
     """Plugin or server that brought the tool; empty for the gateway's own."""
 
     @property
     def schema(self) -> ToolSchema:
-        return ToolSchema(name=self.name, description=self.description, parameters=self.parameters)
+        return ToolSchema(name=self.name, description=self.description, parameters=schema_of(self.parameters))
 
-    async def reply(self, arguments: dict[str, Any], context: ToolContext) -> "ToolReply":
-        """Run the tool with arguments that fit. Whatever goes wrong in it becomes a reply."""
+    async def reply(self, arguments: Any, context: ToolContext) -> "ToolReply":
+        """Run the tool with parsed arguments. Every error in it becomes a reply."""
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 output = await self.run(arguments, context)
@@ -181,36 +152,37 @@ class Tool:
             return failed(str(error))
         except TimeoutError:
             return failed(f"no answer within {self.timeout_seconds:g} seconds; what it had begun may still take effect")
-        except Exception as error:  # a broken tool is the model's news, not the end of the turn
+        except Exception as error:  # the boundary of a tool call: the model is told, and the turn continues
             log.exception("tool.crashed", tool=self.name)
             return failed(f"the tool broke ({type(error).__name__})")
-        text, images = (output, ()) if isinstance(output, str) else (output.text, output.images)
-        if len(text) > (limit := self.max_result_characters):
-            text = f"{text[:limit]}\n[cut here: the result had {len(text):,} characters]"
-        return ToolReply(text=text, state=ToolRunState.DONE, images=images)
+        reply = ToolReply(text=output) if isinstance(output, str) else output
+        if len(reply.text) > (limit := self.max_result_characters):
+            note = f"[cut here: the result had {len(reply.text):,} characters]"
+            reply = replace(reply, text=f"{reply.text[:limit]}\n{note}")
+        return reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolReply:
-    """Reply of a tool to a call: `DONE` or `FAILED`, and the text that the model reads."""
+    """Reply to a call: `DONE` or `FAILED`, with text and images for the model."""
 
     text: str
-    state: ToolRunState
+    state: ToolRunState = ToolRunState.DONE
     images: tuple[Image, ...] = ()
 
 
 class ToolSource(Protocol):
-    """Tools that come and go while the agent is there."""
+    """Tools that come and go while the agent runs."""
 
     @property
     def by_name(self) -> Mapping[str, Tool]: ...
 
     def why_missing(self, name: str) -> str | None:
-        """Reason why a tool is not there now, if the source knows one."""
+        """Return why a tool is missing now, if the source knows."""
 
 
 class ToolRegistry:
-    """The tools of an agent, by name: its own in the order in which they were added, behind them those of a source."""
+    """Tools of an agent by name: its own in the order of their addition, then those of a source."""
 
     def __init__(self, tools: Iterable[Tool] = (), source: ToolSource | None = None) -> None:
         self._tools: dict[str, Tool] = {}
@@ -224,26 +196,22 @@ class ToolRegistry:
         self._tools[tool.name] = tool
 
     def get(self, name: str) -> Tool | None:
-        return self._tools.get(name) or self._brought.get(name)
+        return self.by_name.get(name)
 
     @property
     def by_name(self) -> Mapping[str, Tool]:
-        brought = {name: tool for name, tool in self._brought.items() if name not in self._tools}
-        return self._tools | brought if brought else self._tools
-
-    @property
-    def _brought(self) -> Mapping[str, Tool]:
-        return self._source.by_name if self._source is not None else {}
+        brought = self._source.by_name if self._source is not None else {}
+        return {**self._tools, **{name: tool for name, tool in brought.items() if name not in self._tools}}
 
     def is_awaited(self, name: str) -> bool:
-        """True for a tool that is not known, and may be as soon as whoever brings it is there."""
+        """Return True for an unknown tool that the source may bring later."""
         return self._source is not None and self.get(name) is None and self._source.why_missing(name) is not None
 
     def available(self) -> tuple[Tool, ...]:
         return tuple(tool for tool in self.by_name.values() if tool.why_unavailable() is None)
 
-    def check(self, call: ToolCall) -> dict[str, Any]:
-        """The call's arguments, fit for its tool. Raises `ToolError` when there is nothing that could be run.
+    def check(self, call: ToolCall) -> Any:
+        """Return the parsed arguments of a call. Raises `ToolError` if it cannot be run.
 
         >>> ToolRegistry().check(ToolCall(id="1", name="look", arguments="{}"))
         Traceback (most recent call last):
@@ -255,32 +223,66 @@ class ToolRegistry:
                 raise ToolError(reason)
             names = ", ".join(tool.name for tool in self.available())
             raise ToolError(f"there is no tool named {call.name[:64]!r}; there are: {names or 'none'}")
-        return checked_arguments(call.arguments, tool.parameters)
+        return parsed(call.arguments, tool.parameters)
 
-    async def run(self, call: ToolCall, arguments: dict[str, Any], context: ToolContext) -> ToolReply:
-        """Run a call that `check` has passed. Whatever goes wrong in the tool becomes a reply."""
+    async def run(self, call: ToolCall, arguments: Any, context: ToolContext) -> ToolReply:
+        """Run a call with the arguments that `check` returned. Every error in the tool becomes a reply."""
         return await self.by_name[call.name].reply(arguments, context)
 
 
 def tool(
-    *, description: str, parameters: Mapping[str, Any], effect: ToolEffect, name: str | None = None, **options: Any
+    *,
+    description: str,
+    effect: ToolEffect,
+    parameters: Mapping[str, Any] | None = None,
+    name: str | None = None,
+    **options: Any,
 ) -> Callable[[ToolFunction], Tool]:
-    """Decorator that makes a tool of a function, by its name unless another is given; `options` are fields of `Tool`.
+    """Decorate a function that is a tool, of the same name unless another is given. `options` are fields of `Tool`.
 
-    >>> @tool(description="Adds.", parameters={"type": "object"}, effect=ToolEffect.READ_ONLY, timeout_seconds=1.0)
-    ... async def add(arguments, context):
-    ...     return "3"
-    >>> add.name, add.timeout_seconds
-    ('add', 1.0)
+    The type of its first argument declares the arguments, unless `parameters` gives their JSON schema.
+
+    >>> class Sum(Arguments, frozen=True):
+    ...     numbers: list[int]
+    >>> @tool(description="Adds.", effect=ToolEffect.READ_ONLY, timeout_seconds=1.0)
+    ... async def add(asked: Sum, context: ToolContext) -> str:
+    ...     return str(sum(asked.numbers))
+    >>> add.name, add.schema.parameters["required"]
+    ('add', ['numbers'])
     """
 
     def made(run: ToolFunction) -> Tool:
+        declared = next(iter(run.__annotations__.values())) if parameters is None else parameters
         own_name = name or run.__name__
-        return Tool(name=own_name, description=description, parameters=parameters, effect=effect, run=run, **options)
+        return Tool(name=own_name, description=description, parameters=declared, effect=effect, run=run, **options)
 
     return made
 
 
 def failed(reason: str) -> ToolReply:
-    """Reply to a call that could not be done."""
     return ToolReply(text=f"Error: {reason}", state=ToolRunState.FAILED)
+
+
+# ---- plugins
+
+
+def load_plugin_tools(taken: Iterable[str]) -> list[Tool]:
+    """Load the tools of installed packages. Broken ones, and names in `taken`, are left out with a warning."""
+    names, found = set(taken), list[Tool]()
+    for point in sorted(entry_points(group="hermes_gateway.tools"), key=lambda point: point.name):
+        source = point.dist.name if point.dist is not None else point.value
+        try:
+            offered = point.load()
+            tools = [offered] if isinstance(offered, Tool) else list(offered)
+            if not all(isinstance(tool, Tool) for tool in tools):
+                raise TypeError(f"{point.value} is no tool: use the decorator of agent.tools")
+        except Exception as error:  # noqa: BLE001 - a plugin's code may raise anything, and the gateway starts without it
+            log.warning("tools.plugin_failed", plugin=source, error=f"{type(error).__name__}: {error}")
+            continue
+        for tool in tools:
+            if tool.name in names:
+                log.warning("tools.left_out", plugin=source, tool=tool.name, why="its name is taken")
+                continue
+            names.add(tool.name)
+            found.append(replace(tool, source=source))
+    return found

@@ -20,16 +20,12 @@ from agent.model.catalog import known_model
 from agent.model.sizes import ASSUMED_CONTEXT
 from agent.prompt import DEFAULT_PERSONA, PromptBuilder
 from agent.subagents import SubagentRunner
-from agent.tools.budgets import ResultBudget
-from agent.tools.context import context_tool
-from agent.tools.delegate import delegate_tool
-from agent.tools.memory import memory_tool
+from agent.tool_calls import ResultBudget
+from agent.tools.memory import memory_tool, skill_tool
 from agent.tools.offers import OfferRegistry, ToolAccess
-from agent.tools.plugins import load_plugin_tools
+from agent.tools.planning import context_tool, delegate_tool, todo_tool
 from agent.tools.recall import recall_tools
-from agent.tools.registry import Tool, ToolRegistry, ToolSource
-from agent.tools.skill import skill_tool
-from agent.tools.todo import todo_tool
+from agent.tools.registry import Tool, ToolRegistry, ToolSource, load_plugin_tools
 from agent.turn import Agent
 from gateway.config import LoadedConfig
 from gateway.config.fields import block_json, secrets_of
@@ -106,9 +102,9 @@ class AgentMaker:
         if notes is not None and memory.flush is not False:
             is_shared = memory.flush is True
             writer = MemoryWriter(notes=notes, redact=redactor, clock=clock, is_on=files.is_on, is_shared_on=is_shared)
-        tools = [*recall_tools(), context_tool(), todo_tool(clock), skill_tool(skills)]
+        tools = [*recall_tools(), context_tool, todo_tool(clock), skill_tool(skills)]
         tools += [memory_tool(notes)] if notes is not None else []
-        tools += [delegate_tool()] if config.auxiliary.delegate != "off" else []
+        tools += [delegate_tool] if config.auxiliary.delegate != "off" else []
         registry = ToolRegistry((*tools, *self.tools(loaded)), self.tool_source)
         for plugin_tool in load_plugin_tools(registry.by_name):
             registry.add(plugin_tool)

@@ -9,8 +9,7 @@ from functools import partial
 from agent.images.scaling import ImageScaler
 from agent.tools.files.send_file import FileDelivery
 from agent.tools.files.workspace import WorkspaceStore
-from agent.tools.mcp.results import ImageStore
-from agent.tools.mcp.servers import ServerRegistry
+from agent.tools.mcp.servers import ImageStore, ServerRegistry
 from agent.tools.registry import Tool
 from agent.tools.terminal.terminal_tool import BackgroundRegistry
 from gateway.access.permissions import AccessControl

@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from agent.images.scaling import ImageScaler
 from agent.settings import WebSettings
-from agent.tools.files.file_tools import file_tools
-from agent.tools.files.image_reader import ImageReader
+from agent.tools.files.file_tools import ImageReader, file_tools
 from agent.tools.files.search_files import search_tool as search_files_tool
 from agent.tools.files.send_file import FileDelivery, send_file_tool
 from agent.tools.files.workspace import WorkspaceStore
@@ -16,10 +15,8 @@ from agent.tools.registry import Tool, ToolContext
 from agent.tools.schedules.schedule_tool import schedule_tool
 from agent.tools.terminal.sandbox import probe_sandbox
 from agent.tools.terminal.terminal_tool import TERMINAL, BackgroundCommand, BackgroundRegistry, terminal_tool
-from agent.tools.web.fetch_tool import fetch_tool
-from agent.tools.web.fetching import FetchSettings
-from agent.tools.web.search_clients import BraveClient, SearxngClient, TavilyClient
-from agent.tools.web.search_tool import SearchSettings, search_tool
+from agent.tools.web.fetching import FetchSettings, fetch_tool
+from agent.tools.web.search_tool import SearchService, brave, search_tool, searxng, tavily
 from gateway.access.permissions import AccessControl
 from gateway.config import LiveConfig, LoadedConfig
 from gateway.schedules import schedule_zone
@@ -93,29 +90,23 @@ def web_tools(live: LiveConfig) -> tuple[Tool, ...]:
 
     return (
         fetch_tool(lambda: FetchSettings(hosts=live.config.web), holds_secret, fault),
-        search_tool(lambda: search_settings(live.config.web), holds_secret),
+        search_tool(lambda: search_service(live.config.web), holds_secret),
     )
 
 
-def search_settings(config: WebSettings) -> SearchSettings:
+def search_service(config: WebSettings) -> SearchService | str:
     """Return the configured search service, or the reason why there is none."""
-    key = config.search_key.get_secret_value() if config.search_key is not None else ""
-    url, fault = config.search_url, None
-    match config.search:
-        case _ if not config.enabled:
-            fault = _WEB_OFF
-        case None:
-            fault = "no search is configured: web.search names a service"
-        case "searxng" if url:
-            return SearchSettings(service=SearxngClient(url=url, key=key))
-        case "searxng":
-            fault = "web.search is searxng, and web.search_url does not say where it is"
-        case name if key:
-            client = BraveClient(key=key) if name == "brave" else TavilyClient(key=key)
-            return SearchSettings(service=replace(client, url=url) if url else client)
-        case name:
-            fault = f"web.search is {name}, and web.search_key is not set"
-    return SearchSettings(service=None, fault=fault)
+    key, url = config.search_key.get_secret_value() if config.search_key is not None else "", config.search_url
+    if not config.enabled:
+        return _WEB_OFF
+    if config.search is None:
+        return "no search is configured: web.search names a service"
+    if config.search == "searxng":
+        return searxng(url, key) if url else "web.search is searxng, and web.search_url does not say where it is"
+    if not key:
+        return f"web.search is {config.search}, and web.search_key is not set"
+    service = brave if config.search == "brave" else tavily
+    return service(key, url) if url else service(key)
 
 
 # ---- background commands

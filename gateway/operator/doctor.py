@@ -31,8 +31,7 @@ from agent.model.protocols.offline import MODEL_SETUP_HINT
 from agent.model.sizes import SizeSource
 from agent.tools.mcp.servers import missing_sdk
 from agent.tools.mcp.settings import ServerState, ServerStatus
-from agent.tools.terminal.control_groups import group_parents
-from agent.tools.terminal.sandbox import probe_sandbox, terminal_fault
+from agent.tools.terminal.sandbox import group_parents, probe_sandbox, terminal_fault
 from gateway.access.permissions import find_admin_chats
 from gateway.cluster.membership import node_info, refuse_early
 from gateway.config import ConfigRejected, LoadedConfig, find_store_url, load_config

@@ -7,11 +7,10 @@ import pytest
 
 from agent.context.model_handle import ModelHandle
 from agent.subagents import NEEDS_A_YES, NOT_GIVEN, OF_THE_CONVERSATION, SubagentAccess, SubagentRunner
-from agent.tools.delegate import delegate_tool
 from agent.tools.offers import OpenAccess, Policy
+from agent.tools.planning import delegate_tool, todo_tool
 from agent.tools.recall import recall_tools
-from agent.tools.registry import DelegateRequest, Tool, ToolRegistry
-from agent.tools.todo import todo_tool
+from agent.tools.registry import Tool, ToolRegistry
 from hermes_state.errors import StoreBroken
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn
@@ -70,7 +69,7 @@ def test_what_reads_is_there_and_what_writes_only_where_nobody_is_asked(policy: 
 
 def test_what_is_the_conversations_own_is_left_to_it() -> None:
     assert refusal(todo_tool(SystemClock())) == OF_THE_CONVERSATION
-    assert refusal(delegate_tool()) == OF_THE_CONVERSATION
+    assert refusal(delegate_tool) == OF_THE_CONVERSATION
     assert refusal(made("schedule", ToolEffect.WRITES)) == OF_THE_CONVERSATION
 
 
@@ -104,7 +103,6 @@ async def test_a_broken_database_is_not_waited_for(store: Store, monkeypatch: py
         preview_ref=None,
         started_at=Millis(1),
     )
-    request = DelegateRequest(call=(MessageId(1), "c1"), task="count", tools=None)
     with pytest.raises(StoreBroken):
         async with asyncio.timeout(0.5):
-            await runner.run(turn, cast("ModelHandle", None), request)
+            await runner.run(turn, cast("ModelHandle", None), (MessageId(1), "c1"), "count", None)

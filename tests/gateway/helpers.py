@@ -18,8 +18,7 @@ from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.wire import chat_messages
 from agent.prompt import PromptBuilder
 from agent.tools.files.workspace import WorkspaceStore
-from agent.tools.mcp.results import ImageStore
-from agent.tools.mcp.servers import ServerRegistry
+from agent.tools.mcp.servers import ImageStore, ServerRegistry
 from agent.tools.offers import OfferRegistry
 from agent.tools.registry import Tool, ToolRegistry
 from agent.turn import Agent

@@ -6,10 +6,10 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from agent.settings import WebSettings
-from agent.tools.web.search_clients import BraveClient, SearxngClient, TavilyClient
+from agent.tools.web.search_tool import SearchService
 from gateway.config import LiveConfig, load_config
 from gateway.config.fields import secrets_of
-from gateway.daemon.tools import search_settings, web_tools
+from gateway.daemon.tools import search_service, web_tools
 
 checked = TypeAdapter(WebSettings).validate_python
 
@@ -27,26 +27,28 @@ checked = TypeAdapter(WebSettings).validate_python
     ],
 )
 def test_a_search_that_lacks_something_names_the_key(given: dict[str, Any], fault: str) -> None:
-    settings = search_settings(checked(given))
-    assert settings.service is None
-    assert fault in (settings.fault or "")
+    assert fault in str(search_service(checked(given)))
 
 
 def test_each_service_is_made_with_its_key_and_address() -> None:
-    def service(**given: str) -> object:
-        return search_settings(checked(given)).service
+    def service(**given: str) -> tuple[str, str, dict[str, str]]:
+        made = search_service(checked(given))
+        assert isinstance(made, SearchService)
+        return made.name, made.url, dict(made.headers)
 
-    assert service(search="searxng", search_url="http://10.0.0.2:8080/") == SearxngClient(url="http://10.0.0.2:8080")
-    assert service(search="brave", search_key="key") == BraveClient(key="key", url="https://api.search.brave.com")
-    there = TavilyClient(key="key", url="https://proxy.example.org")
-    assert service(search="tavily", search_key="key", search_url="https://proxy.example.org") == there
+    searxng = service(search="searxng", search_url="http://10.0.0.2:8080/")
+    assert searxng == ("SearXNG", "http://10.0.0.2:8080/search", {})
+    brave = service(search="brave", search_key="key")
+    assert brave == ("Brave", "https://api.search.brave.com/res/v1/web/search", {"X-Subscription-Token": "key"})
+    tavily = service(search="tavily", search_key="key", search_url="https://proxy.example.org")
+    assert tavily == ("Tavily", "https://proxy.example.org/search", {"Authorization": "Bearer key"})
 
 
 def test_the_key_is_a_secret() -> None:
     config = checked({"search": "brave", "search_key": "the-key-of-brave"})
     assert secrets_of(config) == ("the-key-of-brave",)
     assert "the-key" not in repr(config)
-    assert "the-key" not in repr(search_settings(config))
+    assert "the-key" not in repr(search_service(config))
 
 
 @pytest.mark.parametrize(

@@ -1,41 +1,39 @@
-"""Tools for the files of a chat's workspace: read, write, edit and list them.
-
-`read_file` also reads what is stored of this conversation by its recall id: a result that was too long to show whole.
-Its own limits bound what it gives, so that reading never has to be stored in turn.
-"""
+"""Tools that read, write, edit and list the files of a chat's workspace. `read_file` reads stored messages, too."""
 
 import asyncio
 import codecs
 import difflib
 import io
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TextIO, TypeVar
+import mimetypes
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TextIO, TypeAlias, TypeVar
 
+from msgspec import Meta
+
+from agent.images.scaling import ImageLimits, ImageScaler, OversizedImageError, UnreadableImageError, mime_of
 from agent.memory.sections import CONTEXT_FILES
 from agent.tools.approvals import fenced, inline
-from agent.tools.arguments import schema, switch, text, whole
-from agent.tools.files.image_reader import ImageReader
+from agent.tools.arguments import Arguments
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import load_row, whole_text
-from agent.tools.registry import Tool, ToolContext, ToolOutput
+from agent.tools.registry import Tool, ToolContext, ToolReply, tool
+from hermes_state import attachments
+from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.text import counted
-from hermes_state.values import Message, ToolEffect, parse_recall_id
+from hermes_state.values import Clock, Image, Message, ToolEffect, parse_recall_id
 
 T = TypeVar("T")
 
-_DEFAULT_LINES = 500
-_MAX_LINES = 5_000
 _LINE_CHARACTERS = 2_000
 """Longest line that is shown whole among others; `column` reads on in it."""
-_MAX_CHARACTERS = 40_000
 _PIECE = 65_536
-_MAX_EDITED = 5_000_000
-"""Largest file that is edited, in bytes: each step over all of a text holds up every chat."""
 _MAX_LISTED = 500
-_COMPARED_LINES = 5_000
-"""Most lines of a file that are compared with a text that was not found in it."""
 _PLAIN_QUOTES = {
     ord(odd): plain
     for plain, odds in {'"': "\u201c\u201d\u201e\u00ab\u00bb", "'": "\u2018\u2019\u201a\u00b4`"}.items()
@@ -44,105 +42,98 @@ _PLAIN_QUOTES = {
 
 ANY_FILE = "any file in this chat's workspace"
 """Shape of calls that change files: what is allowed for longer is allowed for all of them."""
-PATH = "Path in the workspace, such as notes/plan.md."
+WorkspacePath: TypeAlias = Annotated[str, Meta(description="Path in the workspace, such as notes/plan.md.")]
 
 
-def file_tools(workspaces: WorkspaceStore, images: ImageReader | None = None) -> tuple[Tool, ...]:
-    """`read_file`, `write_file`, `edit_file` and `list_files`. `images` reads what is a picture."""
+class _Read(Arguments, frozen=True):
+    path: Annotated[str, Meta(description="Path in the workspace, or an id such as m123.")]
+    offset: Annotated[int, Meta(ge=1, description="First line.")] = 1
+    limit: Annotated[int, Meta(ge=1, le=5_000, description="Most lines.")] = 500
+    column: Annotated[int, Meta(ge=1, description="Character of the first line to start at, for very long lines.")] = 1
 
-    async def read(arguments: dict[str, Any], context: ToolContext) -> str | ToolOutput:
-        view = {name: arguments[name] for name in ("offset", "limit", "column")}
-        room = min(_MAX_CHARACTERS, context.result_size)
-        row = await stored_row(arguments["path"], context)
+
+class _Write(Arguments, frozen=True):
+    path: WorkspacePath
+    content: str
+
+
+class _Edit(Arguments, frozen=True):
+    path: WorkspacePath
+    old: Annotated[str, Meta(description="Text as it is in the file, without line numbers.")]
+    new: str
+    all: Annotated[bool, Meta(description="Replace every occurrence.")] = False
+
+
+class _List(Arguments, frozen=True):
+    path: Annotated[str, Meta(description="Folder; empty: the whole workspace.")] = ""
+    depth: Annotated[int, Meta(ge=1, le=10)] = 3
+
+
+def file_tools(workspaces: WorkspaceStore, images: "ImageReader | None" = None) -> tuple[Tool, ...]:
+    """Return `read_file`, `write_file`, `edit_file` and `list_files`. `images` reads pictures."""
+
+    changes: dict[str, Any] = {
+        "effect": ToolEffect.WRITES,
+        "check": lambda asked, context: parse_path(asked.path),
+        "shape": lambda asked: ANY_FILE,
+        "reach": lambda shape: f"for {shape}",
+        "instructs": lambda asked: "/".join(parse_path(asked.path)) in CONTEXT_FILES,
+    }
+
+    @tool(
+        description="Read a text or picture of the workspace, or a stored result by its id, with line numbers.",
+        effect=ToolEffect.READ_ONLY,
+        is_persisted=False,
+    )
+    async def read_file(asked: _Read, context: ToolContext) -> str | ToolReply:
+        room = min(40_000, context.result_size)
+        row = await stored_row(asked.path, context)
         if row is not None:
-            text, name = io.StringIO(whole_text(row)), arguments["path"].strip()
-            excerpt = await asyncio.to_thread(_excerpt, text, name, room=room, **view)
-            is_first = view["offset"] == view["column"] == 1
-            return ToolOutput(text=excerpt, images=row.body.images) if is_first and row.body.images else excerpt
-        parts, workspace = parse_path(arguments["path"]), workspaces.of(context.chat_id)
+            text, is_first = io.StringIO(whole_text(row)), asked.offset == asked.column == 1
+            excerpt = await asyncio.to_thread(_excerpt, text, asked.path.strip(), asked, room=room)
+            return ToolReply(text=excerpt, images=row.body.images if is_first else ())
+        parts, workspace = parse_path(asked.path), workspaces.of(context.chat_id)
         if images is not None and (picture := await images.read(workspace, parts, context)) is not None:
             return picture
-        return await asyncio.to_thread(_read, workspace, parts, room=room, **view)
+        return await asyncio.to_thread(_read, workspace, parts, asked, room)
 
-    async def write(arguments: dict[str, Any], context: ToolContext) -> str:
-        parts, data = parse_path(arguments["path"]), arguments["content"].encode()
+    @tool(
+        description="Write a whole text file in the workspace; folders are made, what was there is replaced.",
+        shown=lambda asked: f"{_shown_path(asked)} with\n{fenced(asked.content)}",
+        **changes,
+    )
+    async def write_file(asked: _Write, context: ToolContext) -> str:
+        parts, data = parse_path(asked.path), asked.content.encode()
         is_new = await _changed(workspaces.of(context.chat_id), lambda workspace: workspace.write(parts, data))
         state = "a new file" if is_new else "it replaced what was there"
         return f"Wrote {len(data):,} bytes to {shown('/'.join(parts))}: {state}."
 
-    async def edit(arguments: dict[str, Any], context: ToolContext) -> str:
-        parts, old, new, is_all = parse_path(arguments["path"]), arguments["old"], arguments["new"], arguments["all"]
-        return await _changed(
-            workspaces.of(context.chat_id), lambda workspace: _edit(workspace, parts, old, new, is_all=is_all)
-        )
+    def shown_edit(asked: _Edit) -> str:
+        where = "each" if asked.all else "one"
+        return f"{_shown_path(asked)}, {where}\n{fenced(asked.old)}\nbecomes\n{fenced(asked.new)}"
 
-    async def list_(arguments: dict[str, Any], context: ToolContext) -> str:
-        parts = parse_path(arguments["path"])
-        return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parts, arguments["depth"])
-
-    look, change = ToolEffect.READ_ONLY, ToolEffect.WRITES
-    changes: dict[str, Any] = {
-        "check": lambda arguments, context: parse_path(arguments["path"]),
-        "shape": lambda arguments: ANY_FILE,
-        "reach": lambda shape: f"for {shape}",
-        "instructs": lambda arguments: "/".join(parse_path(arguments["path"])) in CONTEXT_FILES,
-    }
-    return (
-        Tool(
-            name="read_file",
-            description="Read a text or picture of the workspace, or a stored result by its id, with line numbers.",
-            parameters=schema(
-                "path",
-                path=text("Path in the workspace, or an id such as m123."),
-                offset=whole(1, "First line.", minimum=1),
-                limit=whole(_DEFAULT_LINES, "Most lines.", minimum=1, maximum=_MAX_LINES),
-                column=whole(1, "Character of the first line to start at, for very long lines.", minimum=1),
-            ),
-            effect=look,
-            run=read,
-            is_persisted=False,
-        ),
-        Tool(
-            name="write_file",
-            description="Write a whole text file in the workspace; folders are made, what was there is replaced.",
-            parameters=schema("path", "content", path=text(PATH), content=text()),
-            effect=change,
-            run=write,
-            shown=lambda arguments: (
-                f"{inline('/'.join(parse_path(arguments['path'])))} with\n{fenced(arguments['content'])}"
-            ),
-            **changes,
-        ),
-        Tool(
-            name="edit_file",
-            description="Replace an exact text in a file of the workspace; it must occur once, unless all is set.",
-            parameters=schema(
-                *("path", "old", "new"),
-                path=text(PATH),
-                old=text("Text as it is in the file, without line numbers."),
-                new=text(),
-                all=switch("Replace every occurrence."),
-            ),
-            effect=change,
-            run=edit,
-            shown=_shown_edit,
-            **changes,
-        ),
-        Tool(
-            name="list_files",
-            description="List files and folders of the workspace with their sizes.",
-            parameters=schema(
-                path=text("Folder; empty: the whole workspace.", default=""),
-                depth=whole(3, minimum=1, maximum=10),
-            ),
-            effect=look,
-            run=list_,
-        ),
+    @tool(
+        description="Replace an exact text in a file of the workspace; it must occur once, unless all is set.",
+        shown=shown_edit,
+        **changes,
     )
+    async def edit_file(asked: _Edit, context: ToolContext) -> str:
+        parts = parse_path(asked.path)
+        return await _changed(workspaces.of(context.chat_id), lambda workspace: _edit(workspace, parts, asked))
+
+    @tool(description="List files and folders of the workspace with their sizes.", effect=ToolEffect.READ_ONLY)
+    async def list_files(asked: _List, context: ToolContext) -> str:
+        return await asyncio.to_thread(_list, workspaces.of(context.chat_id), parse_path(asked.path), asked.depth)
+
+    return read_file, write_file, edit_file, list_files
+
+
+def _shown_path(asked: _Write | _Edit) -> str:
+    return inline("/".join(parse_path(asked.path)))
 
 
 async def stored_row(path: str, context: ToolContext) -> Message | None:
-    """The row that is stored under a recall id; None where `path` is none. Raises `ToolError` for an unknown one."""
+    """Return the row of a recall id; None if `path` is no id. Raises `ToolError` for an unknown id."""
     message_id = parse_recall_id(path)
     if message_id is None:
         return None
@@ -154,7 +145,7 @@ async def stored_row(path: str, context: ToolContext) -> Message | None:
 
 async def _changed(workspace: WorkspaceHandle, change: Callable[[WorkspaceHandle], T]) -> T:
     def run() -> T:
-        with workspace.writing():  # calls of one round run side by side
+        with workspace.lock:  # calls of one round run side by side
             return change(workspace)
 
     return await asyncio.to_thread(run)
@@ -164,7 +155,7 @@ async def _changed(workspace: WorkspaceHandle, change: Callable[[WorkspaceHandle
 
 
 def encoding_of(data: bytes) -> str | None:
-    """The encoding of a text by its beginning; None for what is no text."""
+    """Return the encoding of a text, by its beginning; None if it is no text."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     if b"\0" in data:
@@ -176,13 +167,7 @@ def encoding_of(data: bytes) -> str | None:
     return "utf-8"
 
 
-def _shown_edit(arguments: Mapping[str, Any]) -> str:
-    where = "each" if arguments["all"] else "one"
-    path = inline("/".join(parse_path(arguments["path"])))
-    return f"{path}, {where}\n{fenced(arguments['old'])}\nbecomes\n{fenced(arguments['new'])}"
-
-
-def _read(workspace: WorkspaceHandle, parts: PathParts, *, room: int, offset: int, limit: int, column: int) -> str:
+def _read(workspace: WorkspaceHandle, parts: PathParts, asked: _Read, room: int) -> str:
     path = "/".join(parts)
     with workspace.open_file(parts) as file:
         size, most = file.seek(0, io.SEEK_END), workspace.settings.max_file_bytes
@@ -195,12 +180,12 @@ def _read(workspace: WorkspaceHandle, parts: PathParts, *, room: int, offset: in
         file.seek(0)
         stream = io.TextIOWrapper(file, "utf-8-sig" if encoding == "utf-8" else encoding, errors="replace")
         note = " It is not UTF-8, and was read as Windows-1252." if encoding == "cp1252" else ""
-        return _excerpt(stream, path, room=room, offset=offset, limit=limit, column=column, note=note)
+        return _excerpt(stream, path, asked, room=room, note=note)
 
 
-def _excerpt(stream: TextIO, name: str, *, room: int, offset: int, limit: int, column: int, note: str = "") -> str:
-    """Numbered lines of a text, as many as there is room for, and how to read on."""
-    rows: list[str] = []
+def _excerpt(stream: TextIO, name: str, asked: _Read, *, room: int, note: str = "") -> str:
+    """Return numbered lines of a text, as many as fit into `room` characters, and how to read on."""
+    rows, offset, column = list[str](), asked.offset, asked.column
     total, is_full, more = 0, False, ""
     for total, (line, length) in enumerate(_lines(stream, column - 1 + room), start=1):
         if total < offset or is_full:
@@ -217,7 +202,7 @@ def _excerpt(stream: TextIO, name: str, *, room: int, offset: int, limit: int, c
             rows.append(
                 f"[line {total} has {length:,} characters; read_file with offset {total} and column {end + 1} reads on]"
             )
-        is_full = len(rows) >= limit or room <= 0
+        is_full = len(rows) >= asked.limit or room <= 0
     if not rows and offset > max(total, 1):
         raise ToolError(f"{shown(name)} ends after {counted(total, 'line')}")
     last = offset - 1 + sum(row[0] != "[" for row in rows)
@@ -228,7 +213,7 @@ def _excerpt(stream: TextIO, name: str, *, room: int, offset: int, limit: int, c
 
 
 def _lines(stream: TextIO, keep: int) -> Iterator[tuple[str, int]]:
-    """Lines without their ends, at most their first `keep` characters, each with its length."""
+    """Yield the first `keep` characters of each line, without its end, and its length."""
     while piece := stream.readline(_PIECE):
         kept, length = piece[:keep], len(piece)
         while not piece.endswith("\n") and (piece := stream.readline(_PIECE)):
@@ -241,8 +226,9 @@ def _lines(stream: TextIO, keep: int) -> Iterator[tuple[str, int]]:
 # ---- editing
 
 
-def _edit(workspace: WorkspaceHandle, parts: PathParts, old: str, new: str, *, is_all: bool) -> str:
-    data, path = workspace.read(parts, _MAX_EDITED), shown("/".join(parts))
+def _edit(workspace: WorkspaceHandle, parts: PathParts, asked: _Edit) -> str:
+    data = workspace.read(parts, 5_000_000)  # each step over a whole text holds up every chat
+    path, old, new = shown("/".join(parts)), asked.old, asked.new
     encoding = encoding_of(data)
     if encoding is None:
         raise ToolError(f"{path} is no text")
@@ -250,11 +236,11 @@ def _edit(workspace: WorkspaceHandle, parts: PathParts, old: str, new: str, *, i
         text = data.decode(encoding)
         if "\r\n" in text and "\r" not in old:
             old, new = old.replace("\n", "\r\n"), new.replace("\n", "\r\n")
-        changed = _replaced(text, old, new, path, is_all=is_all).encode(encoding)
+        changed = _replaced(text, old, new, path, is_all=asked.all).encode(encoding)
     except UnicodeError as error:
         raise ToolError(f"{path} is not UTF-8, and the change does not fit its encoding") from error
     workspace.write(parts, changed)
-    count = text.count(old) if is_all else 1
+    count = text.count(old) if asked.all else 1
     first = text.count("\n", 0, text.index(old)) + 1
     return (
         f"Replaced {counted(count, 'occurrence')} in {path}, from line {first} on; it has {len(changed):,} bytes now."
@@ -280,8 +266,8 @@ def _replaced(text: str, old: str, new: str, path: str, *, is_all: bool) -> str:
 
 
 def _nearest(text: str, old: str) -> str:
-    """Part of a text that comes closest to one that it does not have, for the model to see the difference."""
-    lines = text.splitlines()[:_COMPARED_LINES]
+    """Return the part of a text that is most like `old`, which it does not contain."""
+    lines = text.splitlines()[:5_000]  # comparing takes time
     wanted = [_folded(line) for line in old.strip("\r\n").splitlines()] or [""]
     folded = [_folded(line) for line in lines]
     size = len(wanted)
@@ -317,3 +303,63 @@ def _list(workspace: WorkspaceHandle, parts: PathParts, depth: int) -> str:
         return f"{shown('/'.join(parts)) if parts else 'The workspace'} is empty."
     more = f", the first {_MAX_LISTED}: a path or a lower depth shows less" if len(found) > _MAX_LISTED else ""
     return "\n".join([f"Files with their bytes, and folders{more}:", *rows])
+
+
+# ---- pictures
+
+_PICTURE = re.compile(
+    rb"\x89PNG\r\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*|\0\0\x01\0|\0\0\0\x0cjP  |"
+    rb"....ftypavi[fs]",
+    re.DOTALL,
+)
+"""First bytes of the formats that the worker reads: PNG, JPEG, GIF, WebP, BMP, TIFF, ICO, JPEG 2000 and AVIF."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageReader:
+    """Shows pictures of workspaces to models that see, kept and scaled like pictures that people send."""
+
+    files: AttachmentFolder
+    max_bytes: int
+    """Largest picture that is read."""
+    scaler: ImageScaler
+    clock: Clock
+
+    async def read(self, workspace: WorkspaceHandle, parts: PathParts, context: ToolContext) -> str | ToolReply | None:
+        """Return a picture, or a sentence for a model that sees none; None if it is no picture. Raises `ToolError`."""
+
+        def is_picture() -> bool:
+            with workspace.open_file(parts) as file:
+                return _PICTURE.match(file.read(32)) is not None
+
+        if not await asyncio.to_thread(is_picture):
+            return None
+        name = shown("/".join(parts))
+        if not context.sees_images:
+            return f"{name} is a picture, and the model of this conversation sees none; send_file gives it to people."
+        file, copy = await self._scaled(workspace, parts, name)
+        await self.scaler.keep(file.path, ImageLimits(), copy)
+        kept = replace(file, size_bytes=file.size_bytes + len(copy))
+        attachment_id = await context.store.write(attachments.insert, context.chat_id, kept, self.clock.now())
+        image = Image(attachment_id=attachment_id, mime=mime_of(copy), path=file.path)
+        return ToolReply(text=f"{name} is a picture; it is shown behind this result.", images=(image,))
+
+    async def _scaled(self, workspace: WorkspaceHandle, parts: PathParts, name: str) -> tuple[StoredFile, bytes]:
+        """Keep a picture as it is now. Return its file, and the scaled copy that models are shown."""
+        mime = mimetypes.guess_type(parts[-1])[0]
+        data = await asyncio.to_thread(workspace.read, parts, self.max_bytes)
+        try:
+            fetched = await asyncio.to_thread(self.files.new_file)
+            try:
+                await asyncio.to_thread(fetched.write_bytes, data)
+                copy = await self.scaler.scaled(fetched, ImageLimits())
+                return await asyncio.to_thread(self.files.keep, fetched, parts[-1], mime), copy
+            finally:
+                with suppress(OSError):  # it was moved, or is removed as a leftover
+                    fetched.unlink(missing_ok=True)
+        except OversizedImageError as error:
+            raise ToolError(f"{name} has more pixels than can be looked at; a smaller copy can") from error
+        except UnreadableImageError as error:
+            raise ToolError(f"{name} begins like a picture, but is broken or of a kind that is not read") from error
+        except OSError as error:
+            raise ToolError(f"{name} cannot be looked at now: {error.strerror or error}") from error

@@ -1,8 +1,6 @@
-"""Tool that searches the files of a workspace, or one stored result, for a regular expression.
+"""Tool `search_files`: searches the files of a workspace, or one stored result, for a regular expression.
 
-The workspace is walked by handles; a process of its own is given open files and finds lines in them: ripgrep, or
-Python where that is not there. So no path is looked up twice, and an expression that never ends is killed in time.
-A file that takes too much memory is left out by name, and the others are searched without it.
+A process (ripgrep, else Python) gets open files, so no path is looked up twice and an endless search is killed in time.
 """
 
 import asyncio
@@ -15,13 +13,15 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
-from agent.tools.arguments import schema, switch, text
+from msgspec import Meta
+
+from agent.tools.arguments import Arguments
 from agent.tools.files.file_tools import encoding_of, stored_row
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
 from agent.tools.recall import whole_text
-from agent.tools.registry import Tool, ToolContext
+from agent.tools.registry import Tool, ToolContext, tool
 from hermes_state.aio import FairSlots
 from hermes_state.errors import ToolError
 from hermes_state.text import counted
@@ -29,24 +29,15 @@ from hermes_state.values import ToolEffect
 
 _SEARCH_SECONDS = 15.0
 """Longest search, in seconds; what was found by then is told."""
-_BATCH_FILES = 100
-"""Files that one process is given; each is an open handle of ours."""
-_MAX_SEARCHES = 2
-"""Searches at a time; others wait: a dozen calls at once must not use up the handles of the process."""
 _MAX_FOUND = 100
 _FOUND_IN_FILE = 20
 _LINE_CHARACTERS = 300
-_MAX_NAMED = 5
-"""Files that are named as left out."""
-_MAX_CHARACTERS = 40_000
 _OUTPUT_BYTES = 1 << 20
 _MAX_MEMORY_MB = 512
-"""Memory of one process: a line without an end is held whole, and so are the tries of some expressions."""
+"""Memory of one process. It holds a line without an end whole, and the attempts of some expressions."""
 _BOUNDS = f"ulimit -c 0; ulimit -v {_MAX_MEMORY_MB << 10}; echo 1000 >/proc/self/oom_score_adj"
 _BOUNDED = ("/bin/sh", "-c", f'{{ {_BOUNDS}; }} 2>/dev/null; exec "$@"', "search")
-"""Bounds a process before it begins; what cannot be set here is bounded already."""
-_LEFT_OUT = (".git",)
-"""Folders that are searched only where the path names them."""
+"""Words that bound a process before it begins. A bound that cannot be set here is lower already."""
 _FOUND = re.compile(rb"^/proc/self/fd/(\d+)\0(\d+):(\d+):(.*)", re.MULTILINE)
 
 _WORKER = f"""
@@ -75,107 +66,78 @@ except MemoryError:
 
 @dataclass(slots=True)
 class _SearchState:
-    """Hits of a search so far."""
-
     rows: list[str] = field(default_factory=list)
     files: int = 0
-    """Files that were searched."""
     left_out: list[str] = field(default_factory=list)
-    """Files that a search takes too much memory for."""
+    """Files whose search takes too much memory."""
     is_cut: bool = False
-    """Time or room ended before the files did."""
+    """True if time or room ended first."""
+
+
+class _Search(Arguments, frozen=True):
+    pattern: str
+    path: Annotated[str, Meta(description="File, folder or id such as m123.")] = ""
+    glob: Annotated[str, Meta(description="Only files such as *.py or src/*.ts.")] = ""
+    literal: Annotated[bool, Meta(description="The pattern is plain text.")] = False
+    ignore_case: bool = False
 
 
 def search_tool(workspaces: WorkspaceStore) -> Tool:
-    """`search_files`."""
+    turns = FairSlots(2)  # a dozen searches at once must not use up the handles of the process
 
-    turns = FairSlots(_MAX_SEARCHES)
-
-    async def search(arguments: dict[str, Any], context: ToolContext) -> str:
-        async with turns.taken_by(context.chat_id):
-            return await search_alone(arguments, context)
-
-    async def search_alone(arguments: dict[str, Any], context: ToolContext) -> str:
-        command = _command(arguments["pattern"], is_literal=arguments["literal"], is_any_case=arguments["ignore_case"])
-        deadline, state = asyncio.get_running_loop().time() + _SEARCH_SECONDS, _SearchState()
-        stored = await stored_row(arguments["path"], context)
-        if stored is not None:
-            with ExitStack() as held:
-                handle = await asyncio.to_thread(_as_file, whole_text(stored), held)
-                await _search(command, {handle: arguments["path"].strip()}, deadline, state)
-        else:
-            parts = parse_path(arguments["path"])
-            files = _files(workspaces.of(context.chat_id), parts, arguments["glob"])
-            while not state.is_cut:
-                with ExitStack() as held:
-                    batch = await asyncio.to_thread(_open, workspaces.of(context.chat_id), files, held)
-                    if not batch:
-                        break
-                    await _search(command, batch, deadline, state)
-        return _told(state, min(_MAX_CHARACTERS, context.result_size))
-
-    return Tool(
-        name="search_files",
+    @tool(
         description="Search the text files of the workspace, or a stored result by its id, for a regular expression, "
         "line by line.",
-        parameters=schema(
-            "pattern",
-            pattern=text(),
-            path=text("File, folder or id such as m123.", default=""),
-            glob=text("Only files such as *.py or src/*.ts.", default=""),
-            literal=switch("The pattern is plain text."),
-            ignore_case=switch(),
-        ),
         effect=ToolEffect.READ_ONLY,
-        run=search,
         is_persisted=False,
     )
+    async def search_files(asked: _Search, context: ToolContext) -> str:
+        async with turns.taken_by(context.chat_id):
+            return await _found(asked, context, workspaces.of(context.chat_id))
+
+    return search_files
 
 
-def _command(pattern: str, *, is_literal: bool, is_any_case: bool) -> list[str]:
+async def _found(asked: _Search, context: ToolContext, workspace: WorkspaceHandle) -> str:
+    command = _command(asked)
+    deadline, state = asyncio.get_running_loop().time() + _SEARCH_SECONDS, _SearchState()
+    stored = await stored_row(asked.path, context)
+    if stored is not None:
+        with open(os.memfd_create("stored"), "wb", buffering=0) as file:  # noqa: ASYNC230 - a file in memory
+            await asyncio.to_thread(file.write, whole_text(stored).encode())
+            await _search(command, {file.fileno(): asked.path.strip()}, deadline, state)
+    else:
+        parts = parse_path(asked.path)
+        files = _files(workspace, parts, asked.glob)
+        while not state.is_cut:
+            with ExitStack() as held:
+                batch = await asyncio.to_thread(_open, workspace, files, held)
+                if not batch:
+                    break
+                await _search(command, batch, deadline, state)
+    return _told(state, min(40_000, context.result_size))
+
+
+def _command(asked: _Search) -> list[str]:
+    pattern = asked.pattern
     if not pattern or "\n" in pattern or "\0" in pattern:
         raise ToolError("the pattern must have something to look for, in one line")
-    program = shutil.which("rg")
-    if program is None:
-        text = re.escape(pattern) if is_literal else pattern
-        return [sys.executable, "-I", "-S", "-c", _WORKER, "i" if is_any_case else "-", text]
+    if (program := shutil.which("rg")) is None:
+        text = re.escape(pattern) if asked.literal else pattern
+        return [sys.executable, "-I", "-S", "-c", _WORKER, "i" if asked.ignore_case else "-", text]
     return [
-        *(
-            program,
-            "--no-config",
-            "--no-mmap",
-            "--color=never",
-            "--no-heading",
-            "--with-filename",
-            "--null",
-            "--column",
-        ),
-        *(
-            "--text",
-            "--max-columns",
-            str(_LINE_CHARACTERS),
-            "--max-columns-preview",
-            "--max-count",
-            str(_FOUND_IN_FILE),
-            "--threads=1",  # each takes of the memory
-            "--dfa-size-limit=64M",
-        ),
-        *(["--fixed-strings"] if is_literal else []),
-        *(["--ignore-case"] if is_any_case else []),
+        *(program, "--no-config", "--no-mmap", "--color=never", "--no-heading", "--with-filename", "--null"),
+        *("--text", "--column", f"--max-columns={_LINE_CHARACTERS}", "--max-columns-preview"),
+        f"--max-count={_FOUND_IN_FILE}",
+        *("--threads=1", "--dfa-size-limit=64M"),  # each thread uses more memory
+        *(["--fixed-strings"] if asked.literal else []),
+        *(["--ignore-case"] if asked.ignore_case else []),
         *("--regexp", pattern, "--"),
     ]
 
 
-def _as_file(text: str, held: ExitStack) -> int:
-    handle = os.memfd_create("stored")
-    held.callback(os.close, handle)
-    with open(handle, "wb", closefd=False) as file:
-        file.write(text.encode())
-    return handle
-
-
 def _files(workspace: WorkspaceHandle, parts: PathParts, glob: str) -> Iterator[PathParts]:
-    """Paths of the files to search. Raises `ToolError` for a path that is not there."""
+    """Yield the paths of files to search, `.git` only if `parts` names it. Raises `ToolError` for a missing path."""
     with suppress(ToolError):
         with workspace.open_file(parts):
             pass
@@ -184,14 +146,14 @@ def _files(workspace: WorkspaceHandle, parts: PathParts, glob: str) -> Iterator[
     for entry in workspace.walk(parts):
         path = "/".join(entry.parts)
         is_wanted = not glob or any(fnmatch.fnmatch(one, glob) for one in (path, f"/{path}", entry.parts[-1]))
-        if entry.is_file and is_wanted and not any(part in _LEFT_OUT for part in entry.parts[len(parts) :]):
+        if entry.is_file and is_wanted and ".git" not in entry.parts[len(parts) :]:
             yield entry.parts
 
 
 def _open(workspace: WorkspaceHandle, files: Iterable[PathParts], held: ExitStack) -> dict[int, str]:
-    """Open the next text files; names by handles."""
+    """Open the next 100 text files. Return their names by handle."""
     batch: dict[int, str] = {}
-    for parts in itertools.islice(files, _BATCH_FILES):
+    for parts in itertools.islice(files, 100):
         with suppress(ToolError):  # it is gone, or was swapped
             file = held.enter_context(workspace.open_file(parts))
             if encoding_of(file.peek(1)[:1024]) is not None:
@@ -200,7 +162,7 @@ def _open(workspace: WorkspaceHandle, files: Iterable[PathParts], held: ExitStac
 
 
 async def _search(command: Sequence[str], batch: dict[int, str], deadline: float, state: _SearchState) -> None:
-    """Search files by one process; where that ends for want of memory, each half of them by one."""
+    """Search files with one process. If it runs out of memory, search each half of them with its own."""
     output = await _output(command, batch, deadline, state)
     if output is None and len(batch) == 1:
         state.left_out += batch.values()
@@ -210,13 +172,15 @@ async def _search(command: Sequence[str], batch: dict[int, str], deadline: float
             if not state.is_cut:
                 await _search(command, {handle: batch[handle] for handle in half}, deadline, state)
     else:
-        state.rows += _rows(output, batch)
+        for handle, line, column, text in _FOUND.findall(output):
+            where = f" (column {int(column)})" if int(column) > _LINE_CHARACTERS else ""
+            state.rows.append(f"{batch[int(handle)]}:{int(line)}{where}: {text.decode(errors='replace').rstrip()}")
         state.files += len(batch)
         state.is_cut = state.is_cut or len(state.rows) >= _MAX_FOUND or len(output) >= _OUTPUT_BYTES
 
 
 async def _output(command: Sequence[str], batch: dict[int, str], deadline: float, state: _SearchState) -> bytes | None:
-    """Output of the process; None where it needed more memory. Raises `ToolError` for a broken expression."""
+    """Return the output of the process; None if it ran out of memory. Raises `ToolError` for a broken expression."""
     process = await asyncio.create_subprocess_exec(
         *_BOUNDED,
         *command,
@@ -243,21 +207,13 @@ async def _output(command: Sequence[str], batch: dict[int, str], deadline: float
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
-            await process.communicate()  # also what it had written: nobody waits for a pipe that is full
+            await process.communicate()  # reads the rest, too: a full pipe would hold up its end
     if code < 0:
         return None
     if problem and not (output or state.rows):
         reason = problem.decode(errors="replace").strip()
         raise ToolError(f"the pattern cannot be searched for: {reason}\nFor plain text, set literal.")
     return output
-
-
-def _rows(output: bytes, batch: dict[int, str]) -> Iterator[str]:
-    for found in _FOUND.finditer(output):
-        handle, line, column, text = found.groups()
-        place = f"{batch[int(handle)]}:{int(line)}"
-        where = f" (column {int(column)})" if int(column) > _LINE_CHARACTERS else ""
-        yield f"{place}{where}: {text.decode(errors='replace').rstrip()}"
 
 
 def _told(state: _SearchState, room: int) -> str:
@@ -271,6 +227,6 @@ def _told(state: _SearchState, room: int) -> str:
     if len(rows) < len(state.rows):
         cut = f" Shown are {len(rows)}; a narrower path, glob or pattern shows the rest."
     if state.left_out:
-        cut += f" Left out, for a search takes too much memory: {', '.join(map(shown, state.left_out[:_MAX_NAMED]))}."
+        cut += f" Left out, for a search takes too much memory: {', '.join(map(shown, state.left_out[:5]))}."
     head = f"{counted(len(state.rows), 'line')} found in {counted(state.files, 'text file')}.{cut}"
     return "\n".join([head, *rows])

@@ -1,20 +1,18 @@
-"""Tool that gives a file of the workspace to the chat.
-
-The bytes are kept as they are at the time of the call, and what is owed is a row of the outbox: delivered once, also
-after a restart, and unchanged by what happens to the file later.
-"""
+"""Tool `send_file`: copies a file of the workspace and adds it to the outbox, which delivers it once."""
 
 import asyncio
 import mimetypes
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
-from agent.tools.arguments import schema, text
-from agent.tools.files.file_tools import PATH
+from msgspec import Meta
+
+from agent.tools.arguments import Arguments
+from agent.tools.files.file_tools import WorkspacePath
 from agent.tools.files.workspace import PathParts, WorkspaceHandle, WorkspaceStore, parse_path, shown
-from agent.tools.registry import Tool, ToolContext
+from agent.tools.registry import Tool, ToolContext, tool
 from hermes_state import attachments, outbox
 from hermes_state.attachments import StoredFile
 from hermes_state.errors import ToolError
@@ -25,29 +23,33 @@ from hermes_state.store.sql import Connection, scalar_or_none
 from hermes_state.turns import TurnMoved, require_running
 from hermes_state.values import ChatId, ChatKey, Clock, MessageId, Millis, ToolEffect
 
-_PIECE = 1 << 20
 _MAX_CAPTION = 1_000
-"""Longest caption, in characters: Telegram takes 1,024 units."""
+"""Longest caption, in characters: Telegram accepts 1,024 units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDelivery:
-    """Ways of a file from a workspace to people."""
-
     files: AttachmentFolder
-    """Files that are kept."""
     max_bytes: Callable[[ChatKey], int]
-    """Largest file that a chat's platform takes; 0: none."""
+    """Returns the largest file that a chat's platform accepts; 0: none."""
     deliver: Callable[[ChatId], None]
-    """Called when a chat is owed something."""
+    """Called after a row was added to the outbox of a chat."""
     clock: Clock
 
 
-def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
-    """`send_file`."""
+class _Sent(Arguments, frozen=True):
+    path: WorkspacePath
+    caption: Annotated[str, Meta(description="Plain text below it.")] = ""
 
-    async def send(arguments: dict[str, Any], context: ToolContext) -> str:
-        parts, caption, limit = parse_path(arguments["path"]), arguments["caption"], delivery.max_bytes(context.chat)
+
+def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
+    @tool(
+        description="Give a file or picture of the workspace to the people in the chat.",
+        effect=ToolEffect.WRITES,  # so that a restart does not send it again
+        needs_approval=False,  # the chat is given what is its own
+    )
+    async def send_file(asked: _Sent, context: ToolContext) -> str:
+        parts, caption, limit = parse_path(asked.path), asked.caption, delivery.max_bytes(context.chat)
         if not limit:
             raise ToolError("files cannot be given to this chat")
         if len(caption) > _MAX_CAPTION:
@@ -63,23 +65,15 @@ def send_file_tool(workspaces: WorkspaceStore, delivery: FileDelivery) -> Tool:
             return f"{name} with the same content was given to the chat in this turn already; it is not sent again."
         return f"{name} ({file.size_bytes:,} bytes) is on its way to the chat."
 
-    return Tool(
-        name="send_file",
-        description="Give a file or picture of the workspace to the people in the chat.",
-        parameters=schema("path", path=text(PATH), caption=text("Plain text below it.", default="")),
-        effect=ToolEffect.WRITES,  # so that a restart does not send it again
-        run=send,
-        needs_approval=False,  # the chat is given what is its own
-    )
+    return send_file
 
 
 def _keep(workspace: WorkspaceHandle, parts: PathParts, files: AttachmentFolder, limit: int) -> StoredFile:
-    """Copy a file to where attachments are kept."""
     most = min(limit, workspace.settings.max_file_bytes)
     target = files.new_file()
     try:
         with workspace.open_file(parts) as file, target.open("wb") as copy:
-            while copy.tell() <= most and (piece := file.read(_PIECE)):
+            while copy.tell() <= most and (piece := file.read(1 << 20)):
                 copy.write(piece)
             size = copy.tell()
         if not 0 < size <= most:
@@ -87,13 +81,13 @@ def _keep(workspace: WorkspaceHandle, parts: PathParts, files: AttachmentFolder,
             raise ToolError(f"{shown('/'.join(parts))} {state}")
         return files.keep(target, parts[-1], mimetypes.guess_type(parts[-1])[0])
     finally:
-        with suppress(OSError):  # it is where it belongs by now, or nobody will miss it
+        with suppress(OSError):  # it was moved, or is removed as a leftover
             target.unlink(missing_ok=True)
 
 
 @locks(chat="context.chat_id")
 def _owe(db: Connection, context: ToolContext, file: StoredFile, caption: str, now: Millis) -> bool:
-    """Owe a file to the chat; False where the turn has sent the same already. Raises `TurnMoved`."""
+    """Add a file to the outbox. Return False if the turn has sent the same already. Raises `TurnMoved`."""
     require_running(db, context.claim)
     key = f"turn:{context.turn_id}:file:{file.sha256}:{file.name}"
     if outbox.find_recipient(db, key) is not None:

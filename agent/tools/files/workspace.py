@@ -1,8 +1,6 @@
-"""Workspaces: the folder of each chat that its file tools reach, and nothing outside of it.
+"""Workspaces: the folder of each chat, which its file tools cannot leave. Everything here blocks its thread.
 
-Every folder on the way to a file is opened by a handle of the one before (`openat`), and no symbolic link is followed.
-What is swapped between a look and its use is missed or refused, never followed, so no check can be outrun. Everything
-here blocks: tools call it in a thread.
+Folders are opened by the handle of their parent, never through links, so nothing swapped after a check is followed.
 """
 
 import errno
@@ -25,37 +23,34 @@ from hermes_state.errors import ToolError
 from hermes_state.values import ChatId
 
 MOUNT = "/workspace"
-"""Path under which programs in the terminal's sandbox know the folder; a path below it is a path in it."""
+"""Path of the folder for programs in the terminal's sandbox. Tools accept paths below it, too."""
 MAX_DEPTH = 40
 """Most folders on the way to a file. Walks hold one handle a level."""
 MAX_ENTRIES = 100_000
-"""Most files and folders of a workspace: with more, nothing new is written, and walks end there."""
-_NAME_BYTES = 255
+"""Most files and folders of a workspace. With more, nothing new is written, and walks end."""
 _JOINERS = "\u200c\u200d"
-"""Characters without a shape that names need: Persian words, and emoji of several signs."""
+"""Invisible characters of Persian words and of emoji with several signs."""
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 PathParts: TypeAlias = tuple[str, ...]
-"""Names on the way from the workspace to a file; empty for the workspace itself."""
+"""Names on the way from the workspace to a file. Empty: the workspace itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """File, folder or anything else that a walk has met."""
-
     parts: PathParts
     is_folder: bool
     is_file: bool
-    """A regular file with one name; neither file nor folder: what no tool opens, such as a symbolic link."""
+    """True for a regular file with one name. No tool opens other entries, such as symbolic links."""
     size: int
     disk_bytes: int
 
 
 def parse_path(text: str) -> PathParts:
-    """The names in a path as a model writes it. Raises `ToolError` for what cannot be a path in a workspace.
+    """Return the names in a path as a model writes it. Raises `ToolError` if it cannot be a path in a workspace.
 
     >>> parse_path("/workspace/notes//./plan.md")
     ('notes', 'plan.md')
@@ -73,55 +68,50 @@ def parse_path(text: str) -> PathParts:
     for part in parts:
         if "\\" in part or not all(character.isprintable() or character in _JOINERS for character in part):
             raise ToolError(f"{shown(part)} cannot be a name here: it has a backslash or characters that do not print")
-        if len(part.encode()) > _NAME_BYTES:
-            raise ToolError(f"{shown(part)} is too long for a name: at most {_NAME_BYTES} bytes")
+        if len(part.encode()) > 255:
+            raise ToolError(f"{shown(part)} is too long for a name: at most 255 bytes")
     return parts
 
 
 def shown(text: str) -> str:
-    """A name or a path for a sentence: one line, nothing that does not print, not endless."""
+    """Return a name or a path for a sentence: on one line, printable, at most 200 characters."""
     flat = "".join(character if character.isprintable() else "�" for character in text[:200])
     return f"“{flat}{'…' if len(text) > 200 else ''}”"
 
 
 class WorkspaceStore:
-    """Workspaces of all chats, `<chat id>/` each, under one folder of the state directory."""
+    """Workspaces of all chats, each a folder `<chat id>/` in the state directory."""
 
     def __init__(self, folder: Path, settings: WorkspaceSettings) -> None:
-        """`folder`: where they are; it is made when it is first needed. Its parent is trusted."""
+        """`folder` is made when it is first needed. Its parent is trusted."""
         self.folder = folder
         self._settings = settings
         self._locks: WeakValueDictionary[ChatId, threading.Lock] = WeakValueDictionary()
 
     def of(self, chat_id: ChatId) -> "WorkspaceHandle":
-        """A hold on a chat's workspace. To be called on the event loop."""
+        """Return a handle of a chat's workspace. Call it on the event loop."""
         lock = self._locks.setdefault(chat_id, threading.Lock())
         return WorkspaceHandle(self.folder, str(chat_id), self._settings, lock)
 
     def folder_of(self, chat_id: ChatId) -> Path:
-        """The folder of a chat's workspace, made where it is missing."""
+        """Return the folder of a chat's workspace, and make it if it is missing."""
         with self.of(chat_id).open_folder(()):
             return self.folder / str(chat_id)
 
 
 @dataclass(frozen=True, repr=False, slots=True)
 class WorkspaceHandle:
-    """Hold on one workspace. Every method raises `ToolError` with a sentence for the model."""
+    """Handle of one workspace. Every method raises `ToolError` with a sentence for the model."""
 
     folder: Path
     name: str
     settings: WorkspaceSettings
     lock: threading.Lock
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Keep every other writer of this process out of the workspace within this block."""
-        with self.lock:
-            yield
+    """Held by writers of this process."""
 
     @contextmanager
     def open_folder(self, parts: PathParts, *, is_made: bool = False) -> Iterator[int]:
-        """Handle of a folder; `is_made`: made, with all on the way to it, where it is missing."""
+        """Open a folder. `is_made`: make it and its parents if they are missing."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
         handle = os.open(self.folder, _FOLDER_FLAGS & ~os.O_NOFOLLOW)  # an operator may have put it on another disk
         try:
@@ -139,7 +129,6 @@ class WorkspaceHandle:
 
     @contextmanager
     def open_file(self, parts: PathParts) -> Iterator[BufferedReader]:
-        """A regular file, open for reading."""
         *folders, name = _named(parts)
         with self.open_folder(tuple(folders)) as folder, _explained(parts, folder, name):
             refuse_special(os.stat(name, dir_fd=folder, follow_symlinks=False), parts)
@@ -149,7 +138,7 @@ class WorkspaceHandle:
             yield file
 
     def read(self, parts: PathParts, most: int | None = None) -> bytes:
-        """All of a file, which may have `most` bytes, if that is less than any may."""
+        """Read a whole file of at most `most` bytes."""
         limit = min(most or self.settings.max_file_bytes, self.settings.max_file_bytes)
         with self.open_file(parts) as file:
             data = file.read(limit + 1)
@@ -158,9 +147,9 @@ class WorkspaceHandle:
         return data
 
     def write(self, parts: PathParts, data: bytes) -> bool:
-        """Put a file in its place, as a whole or not at all; True where it is a new one. Within `writing`.
+        """Write a file as a whole or not at all, within `lock`. Return True if it is new.
 
-        A file that was there keeps its permissions. Folders on the way are made.
+        A file that was there keeps its permissions. Missing folders are made.
         """
         *folders, name = _named(parts)
         if len(data) > self.settings.max_file_bytes:
@@ -176,14 +165,14 @@ class WorkspaceHandle:
         return mode is None
 
     def receive(self, folder: str, name: str, source: Path) -> str:
-        """Copy a file from elsewhere into a folder, under a name that is free; returns its path.
+        """Copy a file from elsewhere into a folder, under a free name, and return its path.
 
-        What lies there already with the same name and content is not copied again.
+        If it is there already, with the same name and content, it is not copied again.
         """
         if source.stat().st_size > self.settings.max_file_bytes:
             raise ToolError(f"it is larger than {self.settings.max_file_bytes:,} bytes")
         data, path = source.read_bytes(), PurePath(name)
-        with self.writing():
+        with self.lock:
             with self.open_folder((folder,), is_made=True):
                 taken = {entry.parts[-1] for entry in self.walk((folder,), depth=1)}
             for number in itertools.count(1):
@@ -191,13 +180,13 @@ class WorkspaceHandle:
                 if parts[-1] not in taken:
                     self.write(parts, data)
                     break
-                with suppress(ToolError):  # a link, or whatever else somebody has put there
+                with suppress(ToolError):  # a link, for example
                     if self.read(parts) == data:
                         break
         return "/".join(parts)
 
     def walk(self, parts: PathParts = (), depth: int = MAX_DEPTH) -> Iterator[FileEntry]:
-        """Entries of a folder, sorted by name, folders before what is in them; at most `MAX_ENTRIES`."""
+        """Yield at most `MAX_ENTRIES` entries of a folder, sorted by name, folders before their content."""
         with self.open_folder(parts) as folder:
             yield from _walk(folder, parts, depth, [MAX_ENTRIES])
 
@@ -217,10 +206,7 @@ class WorkspaceHandle:
 
 
 def refuse_special(status: os.stat_result, parts: PathParts) -> None:
-    """Raise `ToolError` for anything but a regular file with one name.
-
-    Another name of the same file may be one outside of the workspace, whose content this then would be.
-    """
+    """Raise `ToolError` for anything but a regular file with one name: a second one may be outside of the workspace."""
     kind, name = stat.S_IFMT(status.st_mode), shown("/".join(parts))
     if kind == stat.S_IFLNK:
         raise ToolError(f"{name} is a symbolic link, which file tools do not follow")
@@ -240,7 +226,7 @@ def _named(parts: PathParts) -> PathParts:
 
 @contextmanager
 def _explained(parts: PathParts, folder: int, name: str) -> Iterator[None]:
-    """Make a sentence for the model of what the system says about `name` in an open folder."""
+    """Turn errors of the system about `name` in an open folder into sentences for the model."""
     try:
         yield
     except OSError as error:
@@ -258,7 +244,7 @@ def _explained(parts: PathParts, folder: int, name: str) -> Iterator[None]:
 
 
 def _replace(folder: int, name: str, data: bytes, mode: int) -> None:
-    # One name for each target: what a crash leaves behind is gone with the next write of the same file.
+    # One name for each target: the next write of the same file removes the leftover of a crash.
     draft = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.draft"
     with suppress(FileNotFoundError):
         os.unlink(draft, dir_fd=folder)
@@ -270,10 +256,9 @@ def _replace(folder: int, name: str, data: bytes, mode: int) -> None:
             os.fchmod(handle, mode)
             os.fsync(handle)
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        with suppress(OSError):
+    finally:
+        with suppress(OSError):  # it is gone after a rename
             os.unlink(draft, dir_fd=folder)
-        raise
     os.fsync(folder)
 
 

@@ -1,4 +1,4 @@
-"""Connection to one MCP server, by the SDK. Nothing else imports the SDK, and nothing imports this but a thread."""
+"""Connection to one MCP server, through the SDK, whose only importers are this module and `stdio`."""
 
 import asyncio
 import json
@@ -18,11 +18,9 @@ from pydantic import ValidationError
 
 from agent.model.connections import ssl_context
 from agent.settings import ServerSettings
-from agent.tools.mcp.bounds import MAX_WEIGHT, BoundedTransport
-from agent.tools.mcp.results import RemoteResult
 from agent.tools.mcp.schemas import MAX_TOOL_TEXT, clean_schema, clean_text
-from agent.tools.mcp.settings import RemoteTool, ServerCatalog
-from agent.tools.mcp.stdio import INVALID_ANSWER, stdio_streams
+from agent.tools.mcp.settings import RemoteResult, RemoteTool, ServerCatalog
+from agent.tools.mcp.stdio import INVALID_ANSWER, MAX_WEIGHT, TOO_LARGE, stdio_streams, weight
 from hermes_state.errors import ToolError
 from hermes_state.kinds import plain_texts
 
@@ -30,40 +28,28 @@ T = TypeVar("T")
 
 START_SECONDS: Final = 60.0
 """Longest wait for an answer while a connection is made, in seconds: some servers are fetched first."""
-MAX_TOOLS: Final = 500
-MAX_LISTED: Final = 1_000
-"""Most tools, and most resources and prompts, that are taken from a server's lists."""
-MAX_REMOTE_NAME: Final = 256
-"""Longest name of a tool, in characters; the protocol has 128."""
 NAMES_SECONDS: Final = 5.0
-"""Longest wait for a page of resources or prompts, whose names are shown to admins and nothing else, in seconds."""
+"""Longest wait for a page of resources or prompts, in seconds. Only admins see their names."""
+GOODBYE_SECONDS: Final = 2.0
 _MAX_ERROR = 2_000
-_MAX_FAULT = 200
-_ASSUMED_VERSION = "2025-03-26"
-"""Version of the protocol for a server that names no version, or an unknown one."""
-_CHANGES = (
-    types.ToolListChangedNotification,
-    types.ResourceListChangedNotification,
-    types.PromptListChangedNotification,
-)
 
 
 class Connection:
-    """Connection that is open. Its calls may be made from any task."""
+    """Open connection. Any task may make calls."""
 
     def __init__(self, session: ClientSession, settings: ServerSettings, ended: asyncio.Event) -> None:
         self._session, self._settings = session, settings
         self.ended = ended
-        """Set when it is of no more use."""
+        """Set when the connection is lost."""
 
     async def catalogs(self) -> AsyncIterator[ServerCatalog]:
         """Yield the server's lists as they are now: first its tools alone, at last all that it has."""
         session, has = self._session, self._session.server_capabilities or types.ServerCapabilities()
         lists, faults = dict[str, Any](), tuple[str, ...]()
         for field, ask, most, kept, seconds in (
-            ("tools", session.list_tools, MAX_TOOLS, _remote_tool, START_SECONDS),
-            ("resources", session.list_resources, MAX_LISTED, lambda one: clean_text(one.uri, 200), NAMES_SECONDS),
-            ("prompts", session.list_prompts, MAX_LISTED, lambda one: clean_text(one.name, 64), NAMES_SECONDS),
+            ("tools", session.list_tools, 500, _remote_tool, START_SECONDS),
+            ("resources", session.list_resources, 1_000, lambda one: clean_text(one.uri, 200), NAMES_SECONDS),
+            ("prompts", session.list_prompts, 1_000, lambda one: clean_text(one.name, 64), NAMES_SECONDS),
         ):
             if getattr(has, field) is not None:
                 lists[field], more = await _pages(ask, field, most, kept, seconds)
@@ -71,7 +57,7 @@ class Connection:
             yield ServerCatalog(**lists, faults=faults)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> RemoteResult:
-        """Call a tool; the server is told when whoever waits for it gives up. Raises `ToolError`."""
+        """Call a tool. A caller that is cancelled cancels the call on the server, too. Raises `ToolError`."""
         params = types.CallToolRequestParams(name=tool, arguments=arguments)
         try:  # not by `call_tool`, which runs the server's own patterns over its results
             result = await self._session.send_request(
@@ -80,23 +66,22 @@ class Connection:
         except ValidationError as error:
             raise ToolError(INVALID_ANSWER) from error
         except MCPError as error:
-            raise ToolError(self._explained(error)) from error
+            if error.code == types.REQUEST_TIMEOUT:
+                seconds = f"{self._settings.seconds:g} seconds"
+                raise ToolError(f"no answer within {seconds}; what it had begun may still take effect") from error
+            if _is_end(error):
+                self.ended.set()
+                reason = "the connection to the server ended during the call; what it had begun may have taken effect"
+                raise ToolError(reason) from error
+            is_stream = error.message.startswith("SSE stream")
+            what = "the answer of the server could not be read" if is_stream else "the server refused the call"
+            raise ToolError(f"{what}: {clean_text(error.message, _MAX_ERROR)}") from error
         content = [block.model_dump(by_alias=True, mode="json", exclude_none=True) for block in result.content]
         return RemoteResult(content=content, structured=result.structured_content, is_error=bool(result.is_error))
 
-    def _explained(self, error: MCPError) -> str:
-        if error.code == types.REQUEST_TIMEOUT:
-            return f"no answer within {self._settings.seconds:g} seconds; what it had begun may still take effect"
-        is_stream = error.message.startswith("SSE stream")
-        if _is_end(error):
-            self.ended.set()
-            return "the connection to the server ended during the call; what it had begun may have taken effect"
-        what = "the answer of the server could not be read" if is_stream else "the server refused the call"
-        return f"{what}: {clean_text(error.message, _MAX_ERROR)}"
-
 
 def _is_end(error: MCPError) -> bool:
-    """True for the end of the connection. Servers use the SDK's code for any error of theirs, too."""
+    """Return True for the end of the connection. Servers use the SDK's code for their own errors, too."""
     return error.code == types.CONNECTION_CLOSED and error.message == "Connection closed"
 
 
@@ -107,9 +92,9 @@ async def _pages(
     kept: Callable[[Any], T],  # one for each list
     seconds: float,
 ) -> tuple[tuple[T, ...], tuple[str, ...]]:
-    """All of a list, page by page, and what ended it too early: of each page, which may be megabytes, what is used.
+    """Return the items of a list, each reduced by `kept` because a page can be megabytes, and the faults that ended it.
 
-    Raises `MCPError` when the connection has ended.
+    Raises `ToolError` when the connection has ended.
     """
     found: list[T] = []
     cursor: str | None = None
@@ -119,10 +104,10 @@ async def _pages(
                 page = await ask(params=types.PaginatedRequestParams(cursor=cursor) if cursor else None)
         except (MCPError, ValidationError, TimeoutError) as error:
             if isinstance(error, MCPError) and _is_end(error):
-                raise
+                raise ToolError("the connection to the server ended") from error
             late = f"no answer within {seconds:g} seconds"
             reason = late if isinstance(error, TimeoutError) else getattr(error, "message", INVALID_ANSWER)
-            return tuple(found), (f"{field}/list failed: {clean_text(reason, _MAX_FAULT)}",)
+            return tuple(found), (f"{field}/list failed: {clean_text(reason, 200)}",)
         listed, before, cursor = getattr(page, field), cursor, page.next_cursor
         found += map(kept, listed[: most - len(found)])
         if not cursor or len(found) >= most or (cursor == before and not listed):
@@ -131,14 +116,14 @@ async def _pages(
 
 
 class _EveryMethod(frozenset[str]):
-    """All methods that a server may ask for: its requests are answered one by one, or a flood would take memory."""
+    """Every method of a server: its requests are answered one by one, because a flood would take memory."""
 
     def __contains__(self, method: object) -> bool:
         return True
 
 
 class _LenientDispatcher(JSONRPCDispatcher):
-    """Dispatcher that mends answers which do not follow the protocol: the SDK refuses a whole answer for one part."""
+    """Dispatcher that repairs invalid answers: the SDK refuses a whole answer for one part."""
 
     async def send_raw_request(self, method: str, *args: Any, **more: Any) -> dict[str, Any]:
         try:
@@ -158,30 +143,31 @@ def _mended_greeting(result: dict[str, Any]) -> dict[str, Any]:
     version, info, has = (result.get(key) for key in ("protocolVersion", "serverInfo", "capabilities"))
     has = has if isinstance(has, dict) else {"tools": {}}
     return {
-        "protocolVersion": version if version in HANDSHAKE_PROTOCOL_VERSIONS else _ASSUMED_VERSION,
+        "protocolVersion": version if version in HANDSHAKE_PROTOCOL_VERSIONS else "2025-03-26",
         "serverInfo": {key: str((info if isinstance(info, dict) else {}).get(key, "")) for key in ("name", "version")},
         "capabilities": {key: {} for key in ("tools", "resources", "prompts") if has.get(key) not in (None, False)},
     }
 
 
 _LISTS: Final = {
-    "tools/list": ("tools", "name", MAX_REMOTE_NAME),
+    "tools/list": ("tools", "name", 256),  # the protocol has 128
     "resources/list": ("resources", "uri", MAX_WEIGHT),
     "prompts/list": ("prompts", "name", MAX_WEIGHT),
 }
-"""Name of each list, and the text that each of its items must have, with its greatest length."""
-_TEXTS: Final = ("name", "uri", "title", "description")
+"""Name of each list, with the text that each item must have and its greatest length."""
 
 
 async def _mended_list(field: str, key: str, longest: int, result: dict[str, Any]) -> dict[str, Any]:
-    """Return a page of a list with the fields of its items that are used; items without their text are left out."""
+    """Return a page of a list with the used fields of its items, without items that lack their text."""
     listed, cursor = result.get(field), result.get("nextCursor")
     if not isinstance(listed, list):
         raise MCPError(code=types.INTERNAL_ERROR, message=f"the answer holds no list of {field}")
     found = []
     for one in listed:
         if isinstance(one, dict) and isinstance(one.get(key), str) and 0 < len(one[key]) <= longest:
-            texts = {name: one[name] for name in _TEXTS if isinstance(one.get(name), str)}
+            texts = {
+                name: one[name] for name in ("name", "uri", "title", "description") if isinstance(one.get(name), str)
+            }
             notes, schema = one.get("annotations"), clean_schema(one.get("inputSchema"))
             reads = isinstance(notes, dict) and notes.get("readOnlyHint") is True
             found.append({"name": "", **texts, "inputSchema": schema, "annotations": {"readOnlyHint": reads}})
@@ -190,7 +176,7 @@ async def _mended_list(field: str, key: str, longest: int, result: dict[str, Any
 
 
 def _mended_result(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the result of a call. A result that does not follow the protocol becomes text."""
+    """Return the result of a call. An invalid result becomes text."""
     try:
         parse_server_result("tools/call", HANDSHAKE_PROTOCOL_VERSIONS[-1], result)
     except ValidationError:
@@ -210,10 +196,11 @@ def _remote_tool(tool: types.Tool) -> RemoteTool:
 
 @asynccontextmanager
 async def connected(settings: ServerSettings, changed: asyncio.Event) -> AsyncIterator[Connection]:
-    """A connection, opened and closed in the same task. `changed` is set when the server's lists have changed."""
+    """Yield a connection. `changed` is set when the server's lists have changed."""
 
     async def on_message(message: object) -> None:
-        if isinstance(message, _CHANGES):
+        tools, resources = types.ToolListChangedNotification, types.ResourceListChangedNotification
+        if isinstance(message, tools | resources | types.PromptListChangedNotification):
             changed.set()
 
     ended = asyncio.Event()
@@ -239,12 +226,60 @@ async def connected(settings: ServerSettings, changed: asyncio.Event) -> AsyncIt
 @asynccontextmanager
 async def _http_streams(settings: ServerSettings, ended: asyncio.Event) -> AsyncIterator[Any]:  # the SDK's own types
     timeout = httpx2.Timeout(connect=10.0, read=max(300.0, settings.seconds), write=30.0, pool=10.0)
-    transport = BoundedTransport(httpx2.AsyncHTTPTransport(verify=ssl_context(), trust_env=False), ended)
     async with httpx2.AsyncClient(
-        transport=transport, timeout=timeout, headers=plain_texts(settings.headers), trust_env=False
+        transport=_BoundedTransport(ended), timeout=timeout, headers=plain_texts(settings.headers), trust_env=False
     ) as client:
         opened: AbstractAsyncContextManager[Any] = streamable_http_client(
             settings.url or "", http_client=client, max_sse_event_size=MAX_WEIGHT // 4
         )
         async with opened as streams:
             yield streams
+
+
+class OversizedAnswerError(httpx2.SSEError, httpx2.StreamError):
+    """An answer was too large. The SDK turns either base, by the form of the answer, into an error of the call."""
+
+
+class _BoundedTransport(httpx2.AsyncHTTPTransport):
+    """HTTP transport whose answers are bounded, and never compressed because those may unpack to any size.
+
+    `ended` is set when the server does not know the session any more, as after a restart.
+    """
+
+    def __init__(self, ended: asyncio.Event) -> None:
+        super().__init__(verify=ssl_context(), trust_env=False)
+        self._ended = ended
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        request.headers["accept-encoding"] = "identity"
+        if request.method == "DELETE":  # the goodbye, which a server that hangs may not hold up
+            request.extensions = {**request.extensions, "timeout": httpx2.Timeout(GOODBYE_SECONDS).as_dict()}
+        response = await super().handle_async_request(request)
+        if response.status_code == 404 and "mcp-session-id" in request.headers:
+            self._ended.set()
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            raise httpx2.RemoteProtocolError("the answer is packed, although that was not asked for")
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        kind = response.headers.get("content-type", "").lower()
+        response.stream = _BoundedStream(response.stream, has_events=kind.startswith("text/event-stream"))
+        return response
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    """Body of an answer. In a stream of events, the blank line after an event resets the count."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream, *, has_events: bool) -> None:
+        self._inner, self._has_events = inner, has_events
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        taken = 0
+        async for data in self._inner:
+            _, blank, rest = data.replace(b"\r", b"").rpartition(b"\n\n") if self._has_events else (b"", b"", data)
+            taken = weight(rest) if blank else taken + weight(data)
+            if taken > MAX_WEIGHT:
+                raise OversizedAnswerError(TOO_LARGE)
+            yield data
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()

@@ -1,7 +1,6 @@
-"""Names and argument schemas of tools that others describe, as every model provider takes them.
+"""Names and argument schemas of the tools of servers, in a form that every model provider accepts.
 
-Only the keywords that models are helped by are kept, in the form that all providers know: what refers to another place
-stands there itself, bounded in depth and number; texts are cut and show nothing that does not print.
+Only keywords that help models are kept. References are replaced by their targets, within bounds, and texts are cut.
 """
 
 import hashlib
@@ -17,31 +16,29 @@ from hermes_state.text import shortened, well_formed
 
 MAX_NAME: Final = 64
 MAX_DEPTH: Final = 8
-"""Deepest level of a schema that is described; below it anything goes."""
+"""Deepest level of a schema that is described. Below it everything is allowed."""
 MAX_NODES: Final = 400
-"""Most places of a schema: references can stand for billions."""
+"""Most places of a schema, because references can make billions of it."""
 MAX_MERGED: Final = 2_000
-"""Most places that are put together with what they refer to: a few that refer to one another stand for millions."""
+"""Most places that are merged with their references: a few that refer to each other make millions."""
 MAX_SCHEMA_BYTES: Final = 20_000
-"""Largest schema, as JSON; of a larger one the texts go first, then all but the names of the arguments."""
+"""Largest schema, as JSON. A larger one loses its texts, then all but the names of the arguments."""
 MAX_TOOL_TEXT: Final = 1_500
 MAX_PLACE_TEXT: Final = 400
 """Longest description of a tool and of a place in its schema, in characters."""
 MAX_ENUM: Final = 100
-_MAX_REFERENCE = 1_000
-
 _TYPES = ("string", "integer", "number", "boolean", "array", "object", "null")
 _KEY = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-"""Names of arguments that every provider takes."""
+"""Names of arguments that every provider accepts."""
 _INVISIBLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]+"
 )
 
 
 def tool_names(server: str, tools: Iterable[str]) -> dict[str, str]:
-    """Names under which the agent calls the tools of a server, by the server's names; each at most 64 characters.
+    """Return the agent's names for the tools of a server, by the server's names.
 
-    A name that had to be changed and is taken then, or cut, carries a fingerprint of what it was.
+    A name that is cut, or taken after a change of its characters, ends with a digest of the original.
 
     >>> tool_names("files", ["read", "read.all", "read_all"])
     {'read': 'files__read', 'read_all': 'files__read_all', 'read.all': 'files__read_all-b3d3c1'}
@@ -61,14 +58,14 @@ def _plain(server: str, tool: str) -> str:
 
 
 def clean_text(text: object, limit: int) -> str:
-    """A description without characters that do not print or turn the writing around, of at most so many characters."""
+    """Return a description of at most `limit` characters, without those that are invisible or turn the direction."""
     if not isinstance(text, str):
         return ""
     return shortened(_INVISIBLE.sub(" ", well_formed(text[: 8 * limit])).strip(), limit)  # of what may be megabytes
 
 
 def clean_schema(schema: object) -> Mapping[str, Any]:
-    """The schema of a tool's arguments, of type object, whatever a server has sent.
+    """Return a schema of type object for a tool's arguments, whatever a server has sent.
 
     >>> clean_schema({"properties": {"day": {"$ref": "#/$defs/Day"}}, "$defs": {"Day": {"const": "today"}}})
     {'type': 'object', 'properties': {'day': {'enum': ['today'], 'type': 'string'}}}
@@ -80,33 +77,23 @@ def clean_schema(schema: object) -> Mapping[str, Any]:
             return cleaned
     names = list(cleaned["properties"])[:MAX_ENUM]
     required = [name for name in cleaned.get("required", []) if name in names]
-    return {
-        "type": "object",
-        "properties": {name: {} for name in names},
-        **({"required": required} if required else {}),
-    }
+    return {"type": "object", "properties": {name: {} for name in names}} | ({"required": required} if required else {})
 
 
 class _SchemaBuilder:
-    """Builds a clean copy of one schema."""
-
     def __init__(self, root: Mapping[str, Any], max_text: int) -> None:
         self._root, self._max_text, self._nodes, self._merges = root, max_text, 0, 0
 
     def object_at(self, root: Mapping[str, Any]) -> dict[str, Any]:
-        """The top: an object without choices, which no provider takes there."""
+        """Return the top as an object without choices, which no provider accepts there."""
         merged = self._merged(root, 0)
         for choice in (*_listed(root.get("anyOf")), *_listed(root.get("oneOf")))[:20]:
             found = self._merged(choice, 1).get("properties")
-            merged["properties"] = {
-                **(found if isinstance(found, Mapping) else {}),
-                **_mapping(merged.get("properties")),
-            }
-        cleaned = self._object(merged, 0)
-        return {"type": "object", **cleaned}
+            merged["properties"] = _mapping(found) | _mapping(merged.get("properties"))
+        return {"type": "object", **self._object(merged, 0)}
 
     def _merged(self, place: object, depth: int) -> dict[str, Any]:
-        """A place with what it refers to and all that it has to fit as well."""
+        """Return a place merged with its reference and with all schemas of its `allOf`."""
         own = _mapping(place)
         parts = [self._target(own.pop("$ref", None)), *_listed(own.pop("allOf", None))]
         self._merges += 1
@@ -116,14 +103,14 @@ class _SchemaBuilder:
             other = self._merged(part, depth + 1)
             properties = {**_mapping(other.get("properties")), **_mapping(own.get("properties"))}
             required = list(dict.fromkeys(map(str, (*_listed(other.get("required")), *_listed(own.get("required"))))))
-            own = {**other, **own}
+            own = other | own
             if properties:
                 own["properties"], own["required"] = properties, required
         return own
 
     def _target(self, reference: object) -> object:
-        """The place in the same schema that a reference leads to; others are not followed."""
-        if not isinstance(reference, str) or not reference.startswith("#") or len(reference) > _MAX_REFERENCE:
+        """Return the target of a reference in the same schema. Others are not followed."""
+        if not isinstance(reference, str) or not reference.startswith("#") or len(reference) > 1_000:
             return None
         place: object = self._root
         for step in reference[1:].split("/")[1:]:
@@ -175,7 +162,7 @@ class _SchemaBuilder:
         return cleaned
 
     def _text(self, rule: Mapping[str, Any]) -> str:
-        """The description, and in words what providers do not take as rules or the server fills in by itself."""
+        """Return the description, with words for the rules that providers do not accept and the server's defaults."""
         if not self._max_text:
             return ""
         notes = [f"{key}: {rule[key]}" for key in ("format", "pattern") if isinstance(rule.get(key), str)]
@@ -186,7 +173,7 @@ class _SchemaBuilder:
 
 
 def _kind(rule: Mapping[str, Any]) -> str | list[str]:
-    """The type of a place, also where it is only to be seen from its other keywords; empty: any."""
+    """Return the type of a place, or what its other keywords imply; empty: any."""
     kind = rule.get("type")
     kinds = [one for one in (kind if isinstance(kind, list) else [kind]) if one in _TYPES]
     if not kinds and "properties" in rule:
@@ -207,7 +194,7 @@ def _values(rule: Mapping[str, Any]) -> list[Any]:
 
 
 def _mapping(value: object) -> dict[str, Any]:
-    """A copy of an object, of as much of it as can be described."""
+    """Return a copy of the first `MAX_NODES` items of an object."""
     return dict(islice(value.items(), MAX_NODES)) if isinstance(value, Mapping) else {}
 
 
@@ -216,10 +203,10 @@ def _listed(value: object) -> list[Any]:
 
 
 def _is_number(value: object) -> bool:
-    """True for a number that can be encoded: JSON knows larger ones."""
+    """Return True for a number that can be encoded. JSON has larger ones."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
 
 
 def _is_text(value: object) -> bool:
-    """True for a text that is worth its room: many places may refer to it."""
+    """Return True for a text that is short enough, because many places may refer to it."""
     return isinstance(value, str) and len(value) <= MAX_PLACE_TEXT

@@ -1,30 +1,35 @@
-"""MCP servers in use: each is connected by a task of its own, connected again when it fails, and brings its tools.
+"""MCP servers in use: a task for each connects it, again after a failure, and its lists become tools.
 
-A server that is down keeps its tools: prompts that list them go on saying the same, and a call is told when the next
-try is made.
+A server that is down keeps its tools, so that prompts keep their bytes. A call is told when the next try is made.
 """
 
 import asyncio
 import importlib
 import random
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
 import structlog
 
+from agent.images.scaling import ImageLimits, ImageScaler
 from agent.settings import ServerSettings
 from agent.tools.approvals import inline, json_block
-from agent.tools.mcp.results import ImageStore
 from agent.tools.mcp.schemas import MAX_NAME, clean_text, tool_names
-from agent.tools.mcp.settings import RemoteTool, ServerCatalog, ServerState, ServerStatus
-from agent.tools.registry import Tool, ToolContext, ToolOutput
+from agent.tools.mcp.settings import RemoteResult, RemoteTool, ServerCatalog, ServerState, ServerStatus
+from agent.tools.registry import Tool, ToolContext, ToolReply
+from hermes_state import attachments
 from hermes_state.aio import Backoff, cancel_all, wait_until
+from hermes_state.attachments import StoredFile
 from hermes_state.errors import HermesError, ToolError
+from hermes_state.files.folder import AttachmentFolder
 from hermes_state.imports import defer
-from hermes_state.values import Clock, Millis
+from hermes_state.store.locks import locks
+from hermes_state.store.sql import Connection
+from hermes_state.values import ChatId, Clock, Image, Millis
 
 log = structlog.get_logger()
 
@@ -33,38 +38,27 @@ MISSING_SDK: Final = (
     "where the gateway is installed as a package"
 )
 RETRIES: Final = Backoff(1.0, 300.0)
-STABLE_SECONDS: Final = 60.0
-"""Seconds after which a connection counts as a good one: its end is followed by a short pause again."""
-RELIST_FAILED_SECONDS: Final = 300.0
-"""Seconds after which a list that could not be read is asked for again."""
-_RELIST_SECONDS = 1.0
-"""Least time between two looks at a server's lists, in seconds."""
 
 
 def missing_sdk() -> str | None:
-    """Advice how to install the SDK; None where it is there. Imports nothing."""
+    """Return how to install the SDK; None if it is installed. Imports nothing."""
     return None if find_spec("mcp") is not None else MISSING_SDK
 
 
 class ServerHandle:
-    """One server: its connection, its tools, its state."""
-
     def __init__(
-        self, settings: ServerSettings, images: ImageStore, clock: Clock, redact: Callable[[str], str]
+        self, settings: ServerSettings, images: "ImageStore", clock: Clock, redact: Callable[[str], str]
     ) -> None:
         self.settings = settings
         self._images, self._clock, self._redact = images, clock, redact
         self._connection: Any = None  # `Connection`, whose module brings the SDK
-        self._catalog = ServerCatalog()
+        self.status = ServerStatus(name=settings.name, since=clock.now())
         self.tools: Mapping[str, Tool] = {}
         self._hints: dict[str, set[bool]] = {}
         """Read-only hints that the server has given for each tool so far."""
-        self._state, self._since = ServerState.STARTING, clock.now()
-        self._error: str | None = None
-        self._next_try_at: Millis | None = None
 
     async def run(self, before: Iterable[asyncio.Task[None]] = ()) -> None:
-        """Keep the server connected. `before`: tasks of the same server that have to end first."""
+        """Keep the server connected. `before`: tasks of the same server that must end first."""
         await cancel_all(before)
         failures, loop = 0, asyncio.get_running_loop()
         while True:
@@ -74,7 +68,7 @@ class ServerHandle:
                 error = "it has ended the connection"
             except Exception as caught:  # noqa: BLE001 - the SDK's groups hold whatever went wrong in its tasks
                 error = self._redact(_reason(caught))
-            failures = 1 if loop.time() - began > STABLE_SECONDS else failures + 1
+            failures = 1 if loop.time() - began > 60 else failures + 1  # so long a connection was a good one
             pause = RETRIES.after(failures) * random.uniform(0.7, 1.0)
             self._move(ServerState.DOWN, error, Millis(self._clock.now() + round(pause * 1000)))
             log.warning("mcp.server_failed", server=self.settings.name, error=error, retry_seconds=round(pause, 1))
@@ -90,40 +84,37 @@ class ServerHandle:
                 async for catalog in connection.catalogs():
                     self._take(catalog)
                     self._connection = connection  # tools come before what may hang
-                self._move(ServerState.CONNECTED, self._error)
+                self._move(ServerState.CONNECTED, self.status.error)
                 log.info("mcp.server_connected", server=self.settings.name, tools=len(self.tools))
-                watch = asyncio.create_task(self._follow(connection, changed))
-                try:
+                async with asyncio.TaskGroup() as group:
+                    watch = group.create_task(self._follow(connection, changed))
                     await connection.ended.wait()
-                finally:
-                    await cancel_all([watch])
+                    watch.cancel()
             finally:
                 self._connection = None
 
     async def _follow(self, connection: Any, changed: asyncio.Event) -> None:
-        """Look at the server's lists again whenever it says that they have changed."""
+        """Read the server's lists again when they have changed, or 5 minutes after one could not be read."""
         while True:
-            await wait_until(changed, RELIST_FAILED_SECONDS if self._catalog.faults else None)
+            await wait_until(changed, 300.0 if self.status.catalog.faults else None)
             changed.clear()
             try:
                 async for catalog in connection.catalogs():
                     self._take(catalog)
-            except Exception as error:  # noqa: BLE001 - lists as they were, and a connection that works, are better than none
+            except HermesError as error:  # the lists as they were are better than none
                 log.warning("mcp.list_failed", server=self.settings.name, error=self._redact(_reason(error)))
             else:
                 log.info("mcp.list_changed", server=self.settings.name, tools=len(self.tools))
-            await asyncio.sleep(_RELIST_SECONDS)
+            await asyncio.sleep(1.0)  # a server may say it all the time
 
     def _move(self, state: ServerState, error: str | None, next_try_at: Millis | None = None) -> None:
-        if state is not self._state:
-            self._state, self._since = state, self._clock.now()
-        self._error, self._next_try_at = error, next_try_at
+        since = self.status.since if state is self.status.state else self._clock.now()
+        self.status = replace(self.status, state=state, since=since, error=error, next_try_at=next_try_at)
 
     def _take(self, catalog: ServerCatalog) -> None:
         tools = catalog.tools
         if any(fault.startswith("tools/") for fault in catalog.faults):  # keep those known before
-            tools = tuple({tool.name: tool for tool in (*self._catalog.tools, *tools)}.values())
-            catalog = replace(catalog, tools=tools)
+            tools = tuple({tool.name: tool for tool in (*self.status.catalog.tools, *tools)}.values())
         offered = {}
         for tool in tools:
             hints = self._hints.setdefault(tool.name, set())
@@ -132,7 +123,9 @@ class ServerHandle:
                 offered[tool.name] = replace(tool, claims_to_read=hints == {True})
         names = tool_names(self.settings.name, offered)
         self.tools = {names[name]: self._tool(names[name], tool) for name, tool in sorted(offered.items())}
-        self._catalog = catalog
+        effects = {name: tool.effect for name, tool in self.tools.items()}
+        catalog = replace(catalog, tools=tools, faults=tuple(map(self._redact, catalog.faults)))
+        self.status = replace(self.status, tools=effects, catalog=catalog)
 
     def _tool(self, name: str, remote: RemoteTool) -> Tool:
         server, has_changed = self.settings.name, len(self._hints.get(remote.name, ())) > 1
@@ -156,8 +149,7 @@ class ServerHandle:
             source=server,
         )
 
-    async def call(self, tool: str, arguments: dict[str, Any], context: ToolContext) -> str | ToolOutput:
-        """Call a tool of the server. Raises `ToolError`."""
+    async def call(self, tool: str, arguments: dict[str, Any], context: ToolContext) -> str | ToolReply:
         if self._connection is None:
             raise ToolError(self._why_down())
         result = await self._connection.call(tool, arguments)
@@ -166,37 +158,23 @@ class ServerHandle:
         return await self._images.output(result, context)
 
     def _why_down(self) -> str:
-        waits = ""
-        if self._next_try_at is not None:
-            waits = f"; the next try is made in {max(1, (self._next_try_at - self._clock.now()) // 1000)} s"
-        return (
-            f"the MCP server {self.settings.name} is not connected{f' ({self._error})' if self._error else ''}{waits}"
-        )
-
-    @property
-    def status(self) -> ServerStatus:
-        return ServerStatus(
-            name=self.settings.name,
-            state=self._state,
-            since=self._since,
-            tools={name: tool.effect for name, tool in self.tools.items()},
-            catalog=replace(self._catalog, faults=tuple(map(self._redact, self._catalog.faults))),
-            error=self._error,
-            next_try_at=self._next_try_at,
-        )
+        error, next_try_at, waits = self.status.error, self.status.next_try_at, ""
+        if next_try_at is not None:
+            waits = f"; the next try is made in {max(1, (next_try_at - self._clock.now()) // 1000)} s"
+        return f"the MCP server {self.settings.name} is not connected{f' ({error})' if error else ''}{waits}"
 
 
 class ServerRegistry:
-    """The configured servers by name, and their tools: a source of tools that comes and goes."""
+    """Configured servers by name, and the source of their tools."""
 
-    def __init__(self, images: ImageStore, clock: Clock, redact: Callable[[str], str]) -> None:
+    def __init__(self, images: "ImageStore", clock: Clock, redact: Callable[[str], str]) -> None:
         self._images, self._clock, self._redact = images, clock, redact
         self._handles: dict[str, ServerHandle] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._is_closed = False
 
     def configure(self, wanted: Iterable[ServerSettings], group: asyncio.TaskGroup) -> None:
-        """Start servers that are new, end those that are gone, both for those that have changed. Waits for nothing."""
+        """Start new servers, end those that are gone, restart those that have changed. Waits for nothing."""
         by_name = {} if self._is_closed else {settings.name: settings for settings in wanted}
         for name, handle in list(self._handles.items()):
             if by_name.get(name) != handle.settings:
@@ -209,18 +187,16 @@ class ServerRegistry:
                 self._tasks[name] = group.create_task(handle.run(before), name=f"mcp {name}")
 
     async def close(self) -> None:
-        """End all servers, for good."""
         self._is_closed = True
         self._handles.clear()
         await cancel_all(self._tasks.values())
 
     @property
     def by_name(self) -> Mapping[str, Tool]:
-        """The tools of all servers that have ever been connected."""
         return {name: tool for handle in self._handles.values() for name, tool in handle.tools.items()}
 
     def why_missing(self, name: str) -> str | None:
-        """Reason why a tool is not there that may be one of a server which is not connected yet."""
+        """Return why a tool is missing, if its server is not connected."""
         server = name.partition("__")[0]
         handle = self._handles.get(server)
         return None if handle is None or handle.status.state is ServerState.CONNECTED else handle._why_down()
@@ -230,14 +206,54 @@ class ServerRegistry:
 
 
 def _load_sdk() -> Any:  # its types are where it is imported
-    defer("mcp")  # 8 MB of servers, which nobody asks for here
+    defer("mcp")  # 8 MB of servers, which are not needed here
     defer("mcp.client")
     return importlib.import_module("agent.tools.mcp.connection")
 
 
 def _reason(error: BaseException) -> str:
-    """Message of a group of errors: the first of them that says something."""
+    """Return the message of an error; of a group that of its first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     words = str(error) if isinstance(error, HermesError) else f"{type(error).__name__}: {error}"
     return clean_text(words, 300)
+
+
+# ---- images of results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageStore:
+    """Keeps the images of results with those that people send."""
+
+    files: AttachmentFolder
+    clock: Clock
+    scaler: ImageScaler | None = None
+
+    async def output(self, result: RemoteResult, context: ToolContext) -> str | ToolReply:
+        text = result.text or "(the result is empty)"
+        if not (count := sum(block.get("type") == "image" for block in result.content)):
+            return text
+        files = await asyncio.to_thread(lambda: [self._keep(data, mime) for mime, data in result.images])
+        images = await context.store.write(_insert, context.chat_id, files, self.clock.now())
+        scaler = self.scaler or ImageScaler(self.files)
+        shown = [image for image in images if context.sees_images and await scaler.load(image.path, ImageLimits())]
+        note = f"\n[{count - len(shown)} of the images cannot be shown to you]" if len(shown) < count else ""
+        return ToolReply(text=text + note, images=tuple(shown))
+
+    def _keep(self, data: bytes, mime: str) -> StoredFile:
+        target = self.files.new_file()
+        try:
+            target.write_bytes(data)
+            return self.files.keep(target, f"result.{mime.partition('/')[2]}", mime)
+        finally:
+            with suppress(OSError):  # it was moved
+                target.unlink(missing_ok=True)
+
+
+@locks(chat="chat_id")
+def _insert(db: Connection, chat_id: ChatId, files: Sequence[StoredFile], now: Millis) -> tuple[Image, ...]:
+    return tuple(
+        Image(attachment_id=attachments.insert(db, chat_id, file, now), mime=file.mime or "", path=file.path)
+        for file in files
+    )

@@ -1,10 +1,15 @@
-"""What an MCP server has said of itself: values without the SDK."""
+"""Values about one MCP server, without the SDK: its lists, its state and results of calls."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
+from hermes_state.text import printable, well_formed
 from hermes_state.values import Millis, ToolEffect
 
 
@@ -20,8 +25,6 @@ class RemoteTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCatalog:
-    """Lists of a server."""
-
     tools: tuple[RemoteTool, ...] = ()
     resources: tuple[str, ...] = ()
     prompts: tuple[str, ...] = ()
@@ -37,14 +40,62 @@ class ServerState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """State of a server for people."""
-
     name: str
-    state: ServerState
+    state: ServerState = ServerState.STARTING
     since: Millis
-    tools: Mapping[str, ToolEffect]
+    tools: Mapping[str, ToolEffect] = field(default_factory=dict)
     """Effects of its tools, by the names that the agent calls."""
-    catalog: ServerCatalog
-    error: str | None
-    """Last failure."""
-    next_try_at: Millis | None
+    catalog: ServerCatalog = ServerCatalog()
+    error: str | None = None
+    next_try_at: Millis | None = None
+
+
+MAX_TEXT: Final = 900_000
+_MIMES = [f"image/{kind}" for kind in ("png", "jpeg", "jpg", "gif", "webp", "bmp", "tiff", "avif")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteResult:
+    """Result of a call: the blocks of its content as JSON."""
+
+    content: Sequence[dict[str, Any]]
+    structured: object
+    is_error: bool
+
+    @property
+    def text(self) -> str:
+        words = [_words(block) for block in self.content]
+        if self.structured is not None and not any(block.get("type") == "text" for block in self.content):
+            words.append(json.dumps(self.structured, ensure_ascii=False))
+        text = "\n".join(word for word in words if word)
+        if len(text) > MAX_TEXT:  # before the rest takes the event loop's time
+            text = f"{text[:MAX_TEXT]}\n[cut here: the result had {len(text):,} characters]"
+        return printable(well_formed(text))
+
+    @property
+    def images(self) -> list[tuple[str, bytes]]:
+        """Media type and bytes of at most four images that can be shown."""
+        found: list[tuple[str, bytes]] = []
+        for block in self.content:
+            mime = str(block.get("mimeType")).lower()
+            if block.get("type") == "image" and mime in _MIMES and len(found) < 4:
+                data = "".join(block["data"].rpartition(",")[2].split())  # some write an address, or lines
+                with suppress(binascii.Error):
+                    found.append((mime, base64.b64decode(data, validate=True)))
+        return found
+
+
+def _words(block: dict[str, Any]) -> str:
+    """Return a block in words. A block without text is only named."""
+    match block:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": "resource", "resource": {"uri": uri, "text": str(text)}}:
+            return f"[resource {uri}]\n{text}"
+        case {"type": "resource", "resource": {"uri": uri, **rest}}:
+            return f"[resource {uri}, {rest.get('mimeType', 'no text')}: not shown]"
+        case {"type": "resource_link", "uri": uri, **rest}:
+            return f"[link to the resource {uri}: {rest.get('title') or rest.get('name', '')}]"
+        case {"type": kind, **rest}:
+            return f"[{kind}, {rest.get('mimeType', 'of no known kind')}]"
+    return ""

@@ -1,7 +1,4 @@
-"""Servers as child processes: started with nothing of the gateway's environment, ended with all that they have started.
-
-One JSON message a line goes in and out; what a server writes to standard error goes to the log.
-"""
+"""MCP servers as child processes, which get nothing of the gateway's environment and end with all that they started."""
 
 import asyncio
 import json
@@ -13,7 +10,8 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from codecs import BOM_UTF8
-from collections.abc import AsyncIterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Final, TypeAlias
 
@@ -24,7 +22,6 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCMessage, jsonrpc_message_adapter
 
 from agent.settings import ServerSettings
-from agent.tools.mcp.bounds import TOO_LARGE, LineReader, find_id
 from hermes_state.aio import cancel_all
 from hermes_state.errors import ToolError
 from hermes_state.kinds import plain_texts
@@ -34,15 +31,14 @@ log = structlog.get_logger()
 Reading: TypeAlias = MemoryObjectReceiveStream[SessionMessage | Exception]
 Writing: TypeAlias = MemoryObjectSendStream[SessionMessage]
 
+MAX_WEIGHT: Final = 32 << 20
+"""Largest estimated memory of a message, in bytes: 8 MB of text, less of many small values."""
 END_SECONDS: Final = 2.0
-"""Time that a server has to end once its input has, and again after SIGTERM, in seconds."""
-LAST_WORDS_SECONDS: Final = 0.5
-"""Longest wait for the rest of standard error of a server that has ended, in seconds."""
+"""Seconds that a server has to end after its input ends, and again after SIGTERM."""
 INVALID_ANSWER: Final = "the answer of the server does not follow the protocol"
-MAX_LOGGED: Final = 60
-"""Lines of standard error that are logged in a minute."""
-_LOGGED_WEIGHT: Final = 4_000
-_KEPT_VARIABLES = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
+TOO_LARGE: Final = "the answer was larger than a message may be (8 MB, less where it has many small values)"
+_KEPT_BYTES = 256
+_ID = re.compile(rb'"id"\s*:\s*(\d{1,15})\s*[,}]')
 _PIECE_BYTES = 1 << 16
 _ANSWER = re.compile(rb'"(?:result|error)"\s*:')
 
@@ -50,13 +46,13 @@ _GUARD: Final = (
     "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
     "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execv(sys.argv[2], sys.argv[3:])"
 )
-"""Python that has the kernel end this process together with the gateway, and becomes the server."""
+"""Python that lets the kernel end this process together with the gateway, and then becomes the server."""
 
 
 @asynccontextmanager
 async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> AsyncIterator[tuple[Reading, Writing]]:
-    """A running server's messages, and where to write to it. `ended` is set when it says nothing more."""
-    process, errors = await _start(settings), _ErrorLog(settings.name)
+    """Run a server and yield the stream of its messages and the one to it. `ended` is set when it writes no more."""
+    process, last_words = await _start(settings), deque([""], 1)
     to_us, reading = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     writing, to_server = anyio.create_memory_object_stream[SessionMessage](0)
     has_ended = False
@@ -65,7 +61,7 @@ async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> Async
             tasks = [
                 group.create_task(_read(process, to_us, settings.name, ended)),
                 group.create_task(_write(process, to_server)),
-                written := group.create_task(errors.read(process)),
+                logged := group.create_task(_log_errors(process, settings.name, last_words)),
             ]
             try:
                 yield reading, writing
@@ -73,7 +69,7 @@ async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> Async
                 has_ended = ended.is_set()
                 try:
                     if has_ended:
-                        await asyncio.wait({written}, timeout=LAST_WORDS_SECONDS)
+                        await asyncio.wait({logged}, timeout=0.5)
                     await _end(process)
                 finally:
                     await cancel_all(tasks)
@@ -84,19 +80,20 @@ async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> Async
         for stream in (to_us, reading, writing, to_server):
             stream.close()
     if has_ended:
-        raise ToolError(_how_ended(process, errors))
-
-
-def _how_ended(process: Process, errors: "_ErrorLog") -> str:
-    code = process.returncode or 0
-    how = f"exit code {code}" if code >= 0 else f"signal {-code}"
-    words = f": {errors.last}" if errors.last else ", and wrote nothing to standard error"
-    return f"the program ended with {how}{words}"
+        code = process.returncode or 0
+        how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+        words = f": {last_words[0]}" if last_words[0] else ", and wrote nothing to standard error"
+        raise ToolError(f"the program ended with {how}{words}")
 
 
 async def _start(settings: ServerSettings) -> Process:
     environ = server_environ(os.environ, plain_texts(settings.env))
-    words = _words(settings, environ.get("PATH"))
+    found = shutil.which(settings.command or "", path=environ.get("PATH"))
+    if found is None:
+        raise ToolError(f"there is no program {settings.command} on the PATH")
+    program = os.path.abspath(found)  # noqa: ASYNC240 - it reads no disk
+    guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), program] if sys.platform == "linux" else []
+    words = [*guard, program, *settings.args]
     try:
         return await asyncio.create_subprocess_exec(
             *words, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=environ, cwd=settings.cwd, start_new_session=True
@@ -105,23 +102,14 @@ async def _start(settings: ServerSettings) -> Process:
         raise ToolError(f"{settings.command} cannot be started: {error.strerror or error}") from error
 
 
-def _words(settings: ServerSettings, path: str | None) -> list[str]:
-    """Words by which the server is started. Raises `ToolError` where its program is not there."""
-    found = shutil.which(settings.command or "", path=path)
-    if found is None:
-        raise ToolError(f"there is no program {settings.command} on the PATH")
-    program = os.path.abspath(found)
-    guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), program] if sys.platform == "linux" else []
-    return [*guard, program, *settings.args]
-
-
 def server_environ(own: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Environment of a server: of the gateway's own only what holds no keys."""
-    return {name: own[name] for name in _KEPT_VARIABLES if name in own} | dict(given)
+    """Return the environment of a server: from the gateway's own only variables that hold no keys."""
+    kept = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
+    return {name: own[name] for name in kept if name in own} | dict(given)
 
 
 async def _end(process: Process) -> None:
-    """End the server and its process group: first by the end of its input, as the protocol has it."""
+    """End the server and its process group: first by the end of its input, as the protocol says."""
     assert process.stdin is not None
     process.stdin.close()
     try:
@@ -161,7 +149,7 @@ async def _read(
                     )
                 await asyncio.sleep(0)  # a piece has thousands of such lines
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-        pass  # nobody listens any more: we are ending it
+        pass  # the connection is being closed
     finally:
         to_us.close()
         ended.set()
@@ -197,24 +185,60 @@ async def _write(process: Process, to_server: MemoryObjectReceiveStream[SessionM
             await process.stdin.drain()
 
 
-class _ErrorLog:
-    """Logs what the server writes to standard error, line by line; of floods only the beginning of each minute."""
+async def _log_errors(process: Process, name: str, last: deque[str]) -> None:
+    """Log what the server writes to standard error: 60 lines of each minute. `last`: the last that is not empty."""
+    assert process.stderr is not None
+    lines, began, count, data = LineReader(4_000), 0.0, 0, b"\n"
+    while data:
+        data = await process.stderr.read(_PIECE_BYTES)
+        for line, _ in lines.feed(data or b"\n"):
+            if time.monotonic() > began + 60:
+                began, count = time.monotonic(), 0
+            count += 1
+            if words := line.decode(errors="replace").rstrip():
+                last.append(words)
+                if count <= 60:
+                    log.info("mcp.server_wrote", server=name, line=words)
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.last = ""
-        """Last line that is not empty."""
 
-    async def read(self, process: Process) -> None:
-        assert process.stderr is not None
-        lines, began, count, data = LineReader(_LOGGED_WEIGHT), 0.0, 0, b"\n"
-        while data:
-            data = await process.stderr.read(_PIECE_BYTES)
-            for line, _ in lines.feed(data or b"\n"):
-                if time.monotonic() > began + 60:
-                    began, count = time.monotonic(), 0
-                count += 1
-                words = line.decode(errors="replace").rstrip()
-                self.last = words or self.last
-                if count <= MAX_LOGGED and words:
-                    log.info("mcp.server_wrote", server=self._name, line=words)
+# ---- lines within bounds
+
+
+def weight(data: bytes) -> int:
+    """Return the estimated memory of JSON once it is parsed, in bytes."""
+    return 4 * len(data) + 64 * (data.count(b"[") + data.count(b"{")) + 32 * data.count(b",")
+
+
+class LineReader:
+    """Cuts a stream into lines. Of a line that is too heavy only both ends are kept."""
+
+    def __init__(self, max_weight: int = MAX_WEIGHT) -> None:
+        self._max_weight, self._weight = max_weight, 0
+        self._line, self._tail = bytearray(), b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bool]]:
+        """Yield each line that ends in `data`, with True if it is whole."""
+        *ended, rest = data.split(b"\n")
+        for part in ended:
+            self._add(part)
+            is_whole = self._weight <= self._max_weight
+            yield bytes(self._line) if is_whole else bytes(self._line + self._tail), is_whole
+            self._line, self._tail, self._weight = bytearray(), b"", 0
+        self._add(rest)
+
+    def _add(self, part: bytes) -> None:
+        self._weight += weight(part)
+        if self._weight <= self._max_weight:
+            self._line += part
+            return
+        rest = bytes(self._line[_KEPT_BYTES:][-_KEPT_BYTES:])
+        del self._line[_KEPT_BYTES:]
+        room = _KEPT_BYTES - len(self._line)
+        self._line += part[:room]
+        self._tail = (rest + self._tail + part[room:])[-_KEPT_BYTES:]
+
+
+def find_id(line: bytes) -> int | None:
+    """Return the id of the request that a cut answer belongs to. Servers write it first or last."""
+    found = _ID.search(line[:_KEPT_BYTES]) or next(reversed(list(_ID.finditer(line[-_KEPT_BYTES:]))), None)
+    return int(found[1]) if found is not None else None

@@ -1,103 +1,201 @@
-"""Tool `schedule`: messages that come back into the chat at a time, once or again and again."""
+"""Tool `schedule`: messages that come back into the chat at a time, and the changes that it and the command make."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Annotated, Literal
+from zoneinfo import ZoneInfo
+
+from msgspec import Meta
 
 from agent.tools.approvals import fenced, inline
-from agent.tools.arguments import schema, text, whole
-from agent.tools.registry import Tool, ToolContext
-from agent.tools.schedules.changes import add, change, find, listed, new_schedule, upcoming
-from agent.tools.schedules.times import is_local, normalised
+from agent.tools.arguments import Arguments
+from agent.tools.registry import Tool, ToolContext, tool
+from agent.tools.schedules.times import is_local, known_zone, next_occurrence, normalised, parse_crontab
 from hermes_state.errors import ToolError
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
-from hermes_state.tools.schedules import NewSchedule, load_schedules
+from hermes_state.text import counted, shortened
+from hermes_state.tools import schedules
+from hermes_state.tools.schedules import NewSchedule, ScheduleRow, ScheduleState
 from hermes_state.transcripts import load_sender_name
-from hermes_state.values import Clock, Millis, ToolEffect, UserRef
+from hermes_state.values import ChatId, Clock, Millis, ToolEffect, UserRef
 
-_ACTIONS = ("list", "add", "pause", "resume", "remove")
+MAX_TEXT_CHARACTERS = 4_000
+MAX_PER_CHAT = 20
+"""Most schedules of a chat, because each starts turns that cost money."""
+MIN_MINUTES = 5
+"""Shortest time between two messages of a schedule, so that its turns do not pile up."""
+
+
+class _Change(Arguments, frozen=True):
+    action: Literal["list", "add", "pause", "resume", "remove"]
+    cron: Annotated[str | None, Meta(description="add: five fields of cron, such as 0 8 * * mon-fri.")] = None
+    at: Annotated[str | None, Meta(description="add, in place of cron: once, such as 2026-11-24 08:00.")] = None
+    text: Annotated[str, Meta(description="add: the message, complete enough to be understood then.")] = ""
+    id: Annotated[int | None, Meta(description="pause, resume, remove: from list.")] = None
+
+    @property
+    def spec(self) -> str:
+        """Time of a new schedule. Raises `ToolError`."""
+        given = [one for one in (self.cron, self.at) if one is not None]
+        if len(given) != 1:
+            raise ToolError("add needs either cron or at")
+        if self.at is not None and not is_local(self.at):
+            raise ToolError(f"{self.at!r} is no date with a time such as 2026-11-24 08:00")
+        return given[0]
 
 
 def schedule_tool(
-    zone: Callable[[], str],
-    may_moderate: Callable[[UserRef], bool],
-    on_change: Callable[[], None],
-    clock: Clock,
+    zone: Callable[[], str], may_moderate: Callable[[UserRef], bool], on_change: Callable[[], None], clock: Clock
 ) -> Tool:
-    """The tool `schedule`. It changes only what its own chat has, and adds nothing in a turn that a schedule began.
+    """Return `schedule`. It changes only its own chat's schedules, and adds none in a turn that a schedule started.
 
-    `zone`: name of the time zone of new schedules; empty where the server's has none.
+    `zone` gives the time zone of new schedules, empty if the server's has no name.
     """
 
-    def draft(arguments: Mapping[str, Any], context: ToolContext, name: str) -> NewSchedule:
-        creator, text = (context.started_by, name), arguments.get("text", "")
-        return new_schedule(zone(), context.chat_id, creator, _spec(arguments), text, clock.now())
+    def draft(asked: _Change, context: ToolContext, name: str) -> NewSchedule:
+        return new_schedule(zone(), context.chat_id, (context.started_by, name), asked.spec, asked.text, clock.now())
 
-    def check(arguments: Mapping[str, Any], context: ToolContext) -> None:
-        if arguments["action"] == "add":
+    def check(asked: _Change, context: ToolContext) -> None:
+        if asked.action == "add":
             if context.is_scheduled:
                 raise ToolError("a turn that a schedule began cannot add another; ask for it in a message")
             is_for_all = context.chat_kind.is_shared and not context.chat.user_ref
             if is_for_all and not may_moderate(context.started_by):
                 raise ToolError("others share this chat: adding is for admins here, and for `access.moderators`")
-            draft(arguments, context, "")
-        elif arguments["action"] != "list" and "id" not in arguments:
-            raise ToolError(f"{arguments['action']} needs the id that list shows")
+            draft(asked, context, "")
+        elif asked.action != "list" and asked.id is None:
+            raise ToolError(f"{asked.action} needs the id that list shows")
 
-    async def run(arguments: dict[str, Any], context: ToolContext) -> str:
-        store, action = context.store, arguments["action"]
+    def shown(asked: _Change) -> str:
+        if asked.action != "add":
+            return f"{asked.action.capitalize()} schedule {asked.id} (`/schedule` lists them)."
+        name = zone()
+        spec = normalised(asked.spec, name)
+        times = ", ".join(upcoming(spec, name, clock.now()))
+        return f"At {inline(spec)} ({name}), next {times}, this comes into the chat:\n{fenced(asked.text)}"
+
+    @tool(
+        description="Has a message come back into this chat at a time, once or again and again, for you to act on "
+        "then: reminders, reports, checks. Times are local, as messages are stamped.",
+        effect=ToolEffect.WRITES,
+        check=check,
+        is_exempt=lambda asked: asked.action == "list",
+        shape=lambda asked: "",
+        shown=shown,
+    )
+    async def schedule(asked: _Change, context: ToolContext) -> str:
+        store, action = context.store, asked.action
         if action == "list":
-            return listed(await store.read(load_schedules, context.chat_id))
+            return listed(await store.read(schedules.load_schedules, context.chat_id))
         if action == "add":
             name = await store.read(load_sender_name, context.turn_id, context.started_by)
-            new = draft(arguments, context, name or context.started_by)
+            new = draft(asked, context, name or context.started_by)
             text = await store.write(add, new)
         else:
             is_in_charge = not context.chat_kind.is_shared or may_moderate(context.started_by)
-            text = await store.write(partial(_change, arguments, context, is_in_charge), clock.now())
+            text = await store.write(partial(_change, asked, context, is_in_charge), clock.now())
         on_change()
         return text
 
-    def shown(arguments: Mapping[str, Any]) -> str:
-        if arguments["action"] != "add":
-            return f"{arguments['action'].capitalize()} schedule {arguments['id']} (`/schedule` lists them)."
-        name = zone()
-        spec = normalised(_spec(arguments), name)
-        times = ", ".join(upcoming(spec, name, clock.now()))
-        return f"At {inline(spec)} ({name}), next {times}, this comes into the chat:\n{fenced(arguments['text'])}"
-
-    return Tool(
-        name="schedule",
-        description="Has a message come back into this chat at a time, once or again and again, for you to act on "
-        "then: reminders, reports, checks. Times are local, as messages are stamped.",
-        parameters=schema(
-            "action",
-            action=text(enum=list(_ACTIONS)),
-            cron=text("add: five fields of cron, such as 0 8 * * mon-fri."),
-            at=text("add, in place of cron: once, such as 2026-11-24 08:00."),
-            text=text("add: the message, complete enough to be understood then."),
-            id=whole(None, "pause, resume, remove: from list."),
-        ),
-        effect=ToolEffect.WRITES,
-        run=run,
-        check=check,
-        is_exempt=lambda arguments: arguments["action"] == "list",
-        shape=lambda arguments: "",
-        shown=shown,
-    )
-
-
-def _spec(arguments: Mapping[str, Any]) -> str:
-    given: list[str] = [arguments[name] for name in ("cron", "at") if name in arguments]
-    if len(given) != 1:
-        raise ToolError("add needs either cron or at")
-    if "at" in arguments and not is_local(given[0]):
-        raise ToolError(f"{given[0]!r} is no date with a time such as 2026-11-24 08:00")
-    return given[0]
+    return schedule
 
 
 @locks(chat="context.chat_id")
-def _change(arguments: Mapping[str, Any], context: ToolContext, is_in_charge: bool, db: Connection, now: Millis) -> str:
-    row = find(db, context.chat_id, arguments["id"], context.started_by, is_in_charge=is_in_charge)
-    return change(db, row, arguments["action"], now)
+def _change(asked: _Change, context: ToolContext, is_in_charge: bool, db: Connection, now: Millis) -> str:
+    row = find(db, context.chat_id, asked.id, context.started_by, is_in_charge=is_in_charge)
+    return change(db, row, asked.action, now)
+
+
+# ---- changes
+
+
+def new_schedule(
+    zone: str, chat_id: ChatId, creator: tuple[UserRef, str], spec: str, text: str, now: Millis
+) -> NewSchedule:
+    """Return a schedule to store. `spec` is a cron expression, or a date with a time. Raises `ToolError`."""
+    if not zone:
+        raise ToolError("the server's time zone has no name: whoever runs the gateway has to set agent.time_zone")
+    if not 0 < len(text := text.strip()) <= MAX_TEXT_CHARACTERS:
+        raise ToolError(f"a schedule needs a text of 1 to {MAX_TEXT_CHARACTERS:,} characters")
+    spec = normalised(spec, zone)
+    apart = 1_440 if is_local(spec) else parse_crontab(spec).shortest_minutes
+    if apart < MIN_MINUTES:
+        raise ToolError(f"{spec} comes {counted(apart, 'minute')} apart; the shortest time is {MIN_MINUTES} minutes")
+    first = next_occurrence(spec, zone, now)
+    if first is None:
+        clock = datetime.fromtimestamp(now / 1000, ZoneInfo(zone)).isoformat(" ", "minutes")[:16]
+        raise ToolError(f"{spec} never comes: it is {clock} in {zone}")
+    return NewSchedule(
+        chat_id=chat_id,
+        creator_ref=creator[0],
+        creator_name=creator[1],
+        spec=spec,
+        zone=zone,
+        text=text,
+        next_at=first.at,
+        created_at=now,
+    )
+
+
+@locks(chat="schedule.chat_id")
+def add(db: Connection, schedule: NewSchedule) -> str:
+    """Store a schedule and return its next times. Raises `ToolError` if the chat has the most that it may have."""
+    if schedules.count_schedules(db, schedule.chat_id) >= MAX_PER_CHAT:
+        raise ToolError(f"this chat has {MAX_PER_CHAT} schedules, and a chat cannot have more: remove one")
+    number = schedules.insert_schedule(db, schedule)
+    times = ", ".join(upcoming(schedule.spec, schedule.zone, schedule.created_at))
+    return f"Schedule {number} is set; next: {times} ({schedule.zone})."
+
+
+def change(db: Connection, row: ScheduleRow, action: str, now: Millis) -> str:
+    if action in ("pause", "remove"):
+        schedules.drop_waiting(db, row, now)
+    if action == "remove":
+        schedules.remove_schedule(db, row.id)
+        return f"Schedule {row.id} is removed."
+    if action == "pause":
+        schedules.set_state(db, row.id, ScheduleState.PAUSED, None)
+        return f"Schedule {row.id} is paused."
+    following = next_occurrence(row.spec, row.zone, now)
+    if following is None:
+        raise ToolError(f"the time of schedule {row.id} is over ({row.spec}): remove it, and add another")
+    schedules.set_state(db, row.id, ScheduleState.ACTIVE, following.at)
+    return f"Schedule {row.id} is active again; next: {_shown(following.at, row.zone)} ({row.zone})."
+
+
+def find(db: Connection, chat_id: ChatId, number: int | None, who: UserRef, *, is_in_charge: bool) -> ScheduleRow:
+    """Return a schedule that `who` may change, as its creator or in charge of the chat. Raises `ToolError`."""
+    row = schedules.find_schedule(db, chat_id, number) if number is not None else None
+    if row is None:
+        raise ToolError(f"there is no schedule {number} here; {listed(schedules.load_schedules(db, chat_id))}")
+    if row.creator_ref != who and not is_in_charge:
+        raise ToolError(f"schedule {row.id} is {row.creator_name}'s: only they, and admins, can change it")
+    return row
+
+
+def listed(rows: Sequence[ScheduleRow]) -> str:
+    """Return schedules for people and models, a line each."""
+    lines = []
+    for row in rows:
+        try:
+            when = row.state.value if row.next_at is None else f"next {_shown(row.next_at, row.zone)}"
+        except ToolError as error:
+            when = str(error)
+        text = shortened(row.text, 200)
+        lines.append(f"- {row.id}: `{row.spec}` ({row.zone}), {when}, by {row.creator_name}: {text}")
+    return "\n".join(lines) or "no schedules are set."
+
+
+def upcoming(spec: str, zone: str, after: Millis) -> list[str]:
+    """Return the next three local times of a schedule, as people read them."""
+    times: list[str] = []
+    while len(times) < 3 and (following := next_occurrence(spec, zone, after)) is not None:
+        times.append(_shown(following.at, zone))
+        after = following.at
+    return times
+
+
+def _shown(at: Millis, zone: str) -> str:
+    return f"{datetime.fromtimestamp(at / 1000, UTC).astimezone(known_zone(zone)):%a %Y-%m-%d %H:%M}"

@@ -1,9 +1,8 @@
-"""Times of schedules: cron expressions and local dates and times, and when they come next.
+"""Times of schedules: cron expressions, local dates with times, and their next occurrences.
 
-An occurrence is a local time that is meant, and the moment at which it comes. A local time that the clock skips in
-spring comes as much later as the clock is put forward; one that it repeats in autumn comes the first time. So each
-local time has one moment, and none is left out. APScheduler's `CronTrigger` (3.11) is not asked: it leaves midnights
-out behind a day of 23 hours, comes twice in the hour that is repeated, and takes 0 for Monday.
+Each local time has one moment. A time that the clock skips in spring comes as much later as the clock is put forward,
+and a time that it repeats in autumn comes the first time. APScheduler's `CronTrigger` (3.11) is not used: it leaves out
+midnights after a day of 23 hours, fires twice in a repeated hour, and reads 0 as Monday.
 """
 
 import re
@@ -16,11 +15,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from hermes_state.errors import ToolError
 from hermes_state.values import Millis
 
-SEARCHED_DAYS = 8 * 366 + 2
-"""Days in which an occurrence is looked for: eight years lie between two 29ths of February around 2100."""
-
+_SEARCHED_DAYS = 8 * 366 + 2
+"""Days in which an occurrence is searched: around 2100, two 29ths of February are eight years apart."""
 MAX_SPEC_CHARACTERS = 500
-"""Longest cron expression: enough to name every value of every field."""
+"""Longest cron expression, enough to name every value of every field."""
 
 _ALIASES = {
     "@yearly": "0 0 1 1 *",
@@ -45,21 +43,17 @@ _PART = re.compile(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d{1,4
 
 @dataclass(frozen=True, slots=True, order=True)
 class Occurrence:
-    """A time of a schedule: the moment, and the local time that is meant."""
-
     at: Millis
     local: datetime
 
     @property
     def key(self) -> str:
-        """Name of the occurrence among those of its schedule: the local time."""
+        """Local time, which is unique in its schedule."""
         return self.local.isoformat(timespec="minutes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crontab:
-    """Values of the five fields of a cron expression."""
-
     minutes: frozenset[int]
     hours: frozenset[int]
     days: frozenset[int]
@@ -67,16 +61,14 @@ class Crontab:
     weekdays: frozenset[int]
     """Days of the week from 0, which is Sunday."""
     is_either: bool
-    """A day of the month or of the week is enough, as in cron where neither field begins with `*`."""
+    """True if the day of the month or of the week is enough: in cron, when neither field begins with `*`."""
 
     def has(self, day: date) -> bool:
-        """True for a day with occurrences."""
         is_day, is_weekday = day.day in self.days, day.isoweekday() % 7 in self.weekdays
         return day.month in self.months and (is_day or is_weekday if self.is_either else is_day and is_weekday)
 
     @property
     def times(self) -> list[time]:
-        """Times of a day, in order."""
         return [time(hour, minute) for hour in sorted(self.hours) for minute in sorted(self.minutes)]
 
     @property
@@ -87,12 +79,12 @@ class Crontab:
 
 
 def is_local(spec: str) -> bool:
-    """True for a date with a time, False for a cron expression."""
+    """Return True for a date with a time, False for a cron expression."""
     return re.match(r"\s*\d{4}-", spec) is not None
 
 
 def normalised(spec: str, zone: str) -> str:
-    """A cron expression, or a date with a time, as it is stored. Raises `ToolError` for what is neither."""
+    """Return a cron expression, or a date with a time, as it is stored. Raises `ToolError` for any other text."""
     if is_local(spec):
         return parse_local(spec, zone)
     if len(spec := " ".join(spec.lower().split())) > MAX_SPEC_CHARACTERS:
@@ -103,7 +95,7 @@ def normalised(spec: str, zone: str) -> str:
 
 @lru_cache(maxsize=1_024)
 def parse_crontab(text: str) -> Crontab:
-    """The values of a cron expression of five fields, or of a name such as `@daily`. Raises `ToolError`.
+    """Return the values of a cron expression of five fields, or of a name such as `@daily`. Raises `ToolError`.
 
     >>> parse_crontab("30 8 * * mon-fri").weekdays == {1, 2, 3, 4, 5}
     True
@@ -126,7 +118,7 @@ def parse_crontab(text: str) -> Crontab:
 
 
 def _values(word: str, name: str, low: int, high: int, names: Sequence[str]) -> frozenset[int]:
-    """The numbers that a field stands for. Raises `ToolError`."""
+    """Return the numbers of a field. Raises `ToolError`."""
     found: set[int] = set()
     size = 7 if names is _WEEKDAYS else high - low + 1
     for part in word.split(","):
@@ -154,7 +146,7 @@ def _number(word: str, name: str, low: int, high: int, names: Sequence[str]) -> 
 
 
 def parse_local(text: str, zone: str) -> str:
-    """A date with a time, local in a zone unless it says otherwise, as it is stored. Raises `ToolError`.
+    """Return a date with a time, local in `zone` unless it has an offset, as it is stored. Raises `ToolError`.
 
     >>> parse_local("2026-11-24 08:00", "Europe/Berlin"), parse_local("2026-11-24T08:00Z", "Europe/Berlin")
     ('2026-11-24T08:00', '2026-11-24T09:00')
@@ -170,9 +162,9 @@ def parse_local(text: str, zone: str) -> str:
 
 
 def next_occurrence(spec: str, zone: str, after: Millis) -> Occurrence | None:
-    """The first occurrence later than a moment; None where there is none any more.
+    """Return the first occurrence after a moment, if there is one.
 
-    `spec` is one that is normalised. Raises `ToolError` where it, or the zone, means nothing (any more).
+    `spec` must be normalised. Raises `ToolError` if it, or the zone, is not known (any more).
 
     >>> found = next_occurrence("30 2 * * *", "Europe/Berlin", Millis(1_774_690_000_000))  # 28 March 2026
     >>> found.at, found.key
@@ -182,23 +174,23 @@ def next_occurrence(spec: str, zone: str, after: Millis) -> Occurrence | None:
 
 
 def last_occurrence(spec: str, zone: str, until: Millis) -> Occurrence | None:
-    """The newest occurrence up to a moment; None where there is none. Raises `ToolError`."""
+    """Return the last occurrence up to a moment, if there is one. Raises `ToolError`."""
     return _nearest(spec, zone, until, -1, lambda one: one.at <= until)
 
 
 def _nearest(
     spec: str, zone: str, moment: Millis, direction: int, fits: Callable[[Occurrence], bool]
 ) -> Occurrence | None:
-    """The occurrence next to a moment that fits, in the direction of later times (1) or earlier ones (-1)."""
+    """Return the occurrence next to a moment that fits, in the direction of later (1) or earlier (-1) times."""
     place = known_zone(zone)
     if is_local(spec):
         only = _occurrence(datetime.fromisoformat(parse_local(spec, zone)), place)
         return only if fits(only) else None
     crontab = parse_crontab(spec)
     times, found = crontab.times, list[Occurrence]()
-    # What the clock skips comes up to a day later: the search begins a day before, and looks at one day more.
+    # A skipped time comes up to a day later: the search begins a day before, and looks at one day more.
     day = datetime.fromtimestamp(moment / 1000, place).date() - timedelta(days=max(direction, 0))
-    for _ in range(SEARCHED_DAYS):
+    for _ in range(_SEARCHED_DAYS):
         all_day = (_occurrence(datetime.combine(day, one), place) for one in times) if crontab.has(day) else ()
         beside = [one for one in all_day if fits(one)]
         if found:
@@ -208,7 +200,7 @@ def _nearest(
 
 
 def known_zone(name: str) -> ZoneInfo:
-    """The time zone of a stored name. Raises `ToolError` for one that this machine does not know (any more)."""
+    """Return the time zone of a stored name. Raises `ToolError` if this machine does not know it (any more)."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:

@@ -1,8 +1,4 @@
-"""A shell command that runs: its output, of which the beginning and the end are kept, its bounds, and its end.
-
-Whoever stops waiting for a command ends it, and with the sandbox's first process everything ends that was started in
-it, however it was started. The same happens when the gateway's own process ends, whatever ends it.
-"""
+"""A running shell command: its output, its bounds, and its end, which also ends everything else in its sandbox."""
 
 import asyncio
 import ctypes
@@ -14,32 +10,33 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from operator import mul
 from pathlib import Path
 from typing import Final, Self, TextIO
 
 from agent.settings import TerminalSettings
-from agent.tools.terminal.control_groups import ControlGroup, Usage, total
-from agent.tools.terminal.sandbox import ENVIRON, bound_process, command_words, socket_filter
+from agent.tools.terminal.sandbox import (
+    ENVIRON,
+    ControlGroup,
+    Usage,
+    bound_process,
+    command_words,
+    socket_filter,
+    total,
+)
 from hermes_state.aio import Backoff, cancel_all
 from hermes_state.disk import MIN_ROOM, Room
 from hermes_state.errors import ToolError
 from hermes_state.text import printable, well_formed
 
 _LOOKS: Final = Backoff(0.02, 0.2)
-"""Pauses between looks at a command's processes, memory and disk: the first are short, for programs that multiply."""
-_BEGIN_SECONDS = 30.0
-"""Longest wait for a sandbox to stand, in seconds."""
-_CLOSE_SECONDS = 2.0
-"""Longest wait, in seconds, for the rest of the output once everything was killed."""
+"""Pauses between looks at a command's processes, memory and disk: short at first, because programs can multiply."""
 _OWN_PROCESSES = 4
-"""Processes of a sandbox that are its own."""
-_PIECE_BYTES = 1 << 16
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CREDENTIALS = struct.Struct("iii")
-"""Process, user and group id of who writes to a socket, in our terms and not in the sandbox's."""
+"""Process, user and group id of a socket's writer, as they are outside of the sandbox."""
 
 
 class OutputReader:
@@ -52,13 +49,12 @@ class OutputReader:
         self.ended = asyncio.Event()
 
     def open(self, fd: int) -> None:
-        """Read from a pipe, which is ours from now on, as soon as there is something."""
+        """Read from a pipe, which this object closes."""
         os.set_blocking(fd, False)
         asyncio.get_running_loop().add_reader(fd, self._read, fd)
         self._fd = fd
 
     def close(self) -> None:
-        """Read no more."""
         if self._fd is not None:
             asyncio.get_running_loop().remove_reader(self._fd)
             os.close(self._fd)
@@ -67,10 +63,10 @@ class OutputReader:
 
     def _read(self, fd: int) -> None:
         with suppress(BlockingIOError):
-            self.add(os.read(fd, _PIECE_BYTES))
+            self.add(os.read(fd, 1 << 16))
 
     def add(self, data: bytes) -> None:
-        """Take a piece; an empty one is the end."""
+        """Add a piece. An empty one is the end."""
         if not data:
             return self.close()
         self._total += len(data)
@@ -83,13 +79,12 @@ class OutputReader:
             self._cut_tail()
 
     def take(self) -> str:
-        """Output since the last call, fit to be read; the middle of a long output is only counted."""
+        """Return the readable output since the last call. The middle of a long output is only counted."""
         self._cut_tail()
         if len(self._head) + len(self._tail) == self._total:
             text = readable((self._head + self._tail).decode(errors="replace"))
             head, tail = text[: self._half], text[self._half :][-self._half :]
-            left_out = len(text) - len(head) - len(tail)
-            unit = "characters"
+            left_out, unit = len(text) - len(head) - len(tail), "characters"
         else:
             head = readable(self._head.decode(errors="replace"))[: self._half]
             tail = readable(self._tail.decode(errors="replace"))[-self._half :]
@@ -105,7 +100,7 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 
 
 def readable(text: str) -> str:
-    r"""Output without the colours and cursor moves of a terminal, and of a line that was written over what it became.
+    r"""Return output without colours and cursor moves, with each line as it was last written.
 
     >>> readable("\x1b[32mdone\x1b[0m\r\n10 %\r100 %\nbell\x07")
     'done\n100 %\nbell\\u0007'
@@ -115,8 +110,6 @@ def readable(text: str) -> str:
 
 
 class RunningCommand:
-    """A command that was started. Its `stopped_for` tells which bound has ended it, if one did."""
-
     def __init__(
         self,
         process: asyncio.subprocess.Process,
@@ -137,10 +130,11 @@ class RunningCommand:
         self._seconds: float | None = None
         """Time that it took, None while it runs."""
         self.stopped_for: str | None = None
+        """Bound or request that has ended it, if any did."""
 
     @classmethod
     async def start(cls, command: str, folder: Path, settings: TerminalSettings, *, has_end: bool = True) -> Self:
-        """Start a command in `folder`. Raises `ToolError` with the reason why it could not be."""
+        """Start a command in `folder`. Raises `ToolError` with the reason if that is not possible."""
         most = total().half()
         memory, processes = min(settings.memory_mb << 20, most.memory), min(settings.max_processes, most.processes)
         settings = replace(settings, memory_mb=memory >> 20, max_processes=processes)
@@ -150,44 +144,41 @@ class RunningCommand:
         with gate, their_gate, socket_filter() as kept:
             words, output = command_words(command, folder, settings, kept), OutputReader(settings.output_chars)
             group = ControlGroup(folder.name, Usage(memory, processes + _OWN_PROCESSES))
-            read_fd, write_fd = os.pipe()
-            output.open(read_fd)
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *group.words(),
-                    *words,
-                    stdin=their_gate.fileno(),
-                    stdout=write_fd,
-                    stderr=write_fd,
-                    env=ENVIRON,
-                    cwd=folder,
-                    start_new_session=True,  # a terminal's Ctrl-C is the gateway's
-                    pass_fds=kept,
-                )
-                made = cls(process, output, folder, settings, group)
-            except BaseException as error:
-                output.close()
-                group.remove()
-                if isinstance(error, OSError):
+            async with AsyncExitStack() as undo:
+                undo.callback(group.remove)
+                read_fd, write_fd = os.pipe()
+                output.open(read_fd)
+                undo.callback(output.close)
+                try:
+                    process = await asyncio.create_subprocess_exec(
+                        *group.words(),
+                        *words,
+                        stdin=their_gate.fileno(),
+                        stdout=write_fd,
+                        stderr=write_fd,
+                        env=ENVIRON,
+                        cwd=folder,
+                        start_new_session=True,  # a terminal's Ctrl-C is the gateway's
+                        pass_fds=kept,
+                    )
+                except OSError as error:
                     raise ToolError(f"the command could not be started: {error.strerror or error}") from error
-                raise
-            finally:
-                os.close(write_fd)
-            their_gate.close()
-            _RUNNING.add(made)
-            try:
+                finally:
+                    os.close(write_fd)
+                their_gate.close()
+                made = cls(process, output, folder, settings, group)
+                _RUNNING.add(made)
+                undo.push_async_callback(made._end)
                 await made._begin(gate, has_end=has_end)
-            except BaseException:
-                await made._end()
-                raise
+                undo.pop_all()
             return made
 
     async def _begin(self, gate: socket.socket, *, has_end: bool) -> None:
-        """Let the command begin, once it waits at the gate; there it says who it is."""
+        """Bound the command, which waits at the gate and says there who it is, and let it begin."""
         loop, is_there = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(gate, is_there.set)
         try:
-            async with asyncio.timeout(_BEGIN_SECONDS):
+            async with asyncio.timeout(30):
                 await is_there.wait()
             line, credentials, _, _ = gate.recvmsg(1, socket.CMSG_SPACE(_CREDENTIALS.size))
             if not line or not credentials:
@@ -205,7 +196,7 @@ class RunningCommand:
             loop.remove_reader(gate)
 
     async def finish(self, seconds: float | None) -> None:
-        """Wait for the end, for at most `seconds`; whatever ends the wait, nothing of the command runs on."""
+        """Wait for the end, for at most `seconds`. However the wait ends, nothing of the command runs on."""
         watch = asyncio.create_task(self._watch())
         try:
             async with asyncio.timeout(seconds):
@@ -221,8 +212,8 @@ class RunningCommand:
         self._kill()
         try:
             await self._process.wait()
-            with suppress(TimeoutError):  # without a sandbox, somebody may have left with the other end of the pipe
-                async with asyncio.timeout(_CLOSE_SECONDS):
+            with suppress(TimeoutError):  # without a sandbox, a process may have left with the other end of the pipe
+                async with asyncio.timeout(2):
                     await self._output.ended.wait()
         finally:
             self._seconds = time.monotonic() - self._started_at
@@ -235,7 +226,7 @@ class RunningCommand:
             _RUNNING.discard(self)
 
     def stop(self, reason: str) -> None:
-        """End it; `finish` returns then."""
+        """End it. `finish` returns then."""
         if self.is_running:
             self.stopped_for = self.stopped_for or reason
             self._kill()
@@ -250,7 +241,6 @@ class RunningCommand:
 
     @property
     def outcome(self) -> str:
-        """How it ended, in a few words."""
         if self.stopped_for is not None:
             return f"stopped, for {self.stopped_for}"
         code = self._process.returncode or 0
@@ -258,7 +248,7 @@ class RunningCommand:
         return f"ended by {signal.Signals(number).name}" if number in _SIGNALS else f"exit code {code}"
 
     def report(self) -> str:
-        """State, and the output since the last report, for the model."""
+        """Return the state, and the output since the last report, for the model."""
         seconds = time.monotonic() - self._started_at if self._seconds is None else self._seconds
         state = "still running" if self.is_running else self.outcome
         return f"[{state}; {seconds:.1f} s]\n{self._output.take() or '(no output)'}"

@@ -1,11 +1,13 @@
-"""Sandbox of the terminal: a bubblewrap command that shows a program one folder, and the machine's programs to read.
+"""Sandbox of the terminal: bubblewrap shows a command one folder, and the machine's programs to read.
 
-Nothing else of the machine is there: no other files, no processes, no network unless it is allowed, none of the
-gateway's variables. What needs no privileges is all it takes, so it is the same for root and for a service's user.
+It shows no other files, no processes, no variables, and no network unless that is allowed. It needs no privileges.
 
-bubblewrap's own `--die-with-parent` is not enough: where its first process is killed while it makes the others, those
-stay for ever. So it is itself the first process of a namespace, which the kernel ends with it, whole and at any moment;
-and the command waits behind a gate until somebody who is still there has bounded it and let it begin.
+bubblewrap's own `--die-with-parent` is not enough: if its first process is killed while it makes the others, those
+stay for ever. So bubblewrap is the first process of a namespace, which the kernel ends with it at any moment, and the
+command waits at a gate until the gateway has bounded it.
+
+Control groups limit its memory and processes, also memory that no process owns: shared memory, files in memory, buffers
+of pipes. Version 2 needs a group that belongs to the gateway (`Delegate=` of its unit), version 1 needs root.
 
 >>> words = sandboxed("ls", Path("/srv/chat"), TerminalSettings(), ("--proc", "/proc"))
 >>> words[0], words[-4:]
@@ -14,17 +16,19 @@ and the command waits behind a gate until somebody who is still there has bounde
 
 import errno
 import os
+import re
 import resource
 import shutil
 import socket
 import struct
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.settings import TerminalSettings
 from agent.tools.files.workspace import MOUNT
@@ -33,17 +37,15 @@ from hermes_state.text import shortened
 
 ENVIRON: Final[Mapping[str, str]] = {
     "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-    "HOME": "/tmp",  # were it the workspace, a file that somebody sends could be one that every program begins with
+    "HOME": "/tmp",  # in the workspace, a file that a person sends could be one that every program reads first
     "LC_CTYPE": "C.UTF-8",
     "TERM": "dumb",
 }
 """All variables of a command: none of the gateway's, which hold keys."""
-NEEDED: Final = {"bwrap": "bubblewrap", "setpriv": "util-linux", "unshare": "util-linux"}
-"""Programs that a sandbox is made with, each with its package."""
-MAX_COMMAND_BYTES: Final = 100_000
-"""Longest command line: Linux takes 128 KiB in one argument."""
+_NEEDED: Final = {"bwrap": "bubblewrap", "setpriv": "util-linux", "unshare": "util-linux"}
+_MAX_COMMAND_BYTES: Final = 100_000
+"""Longest command line: Linux accepts 128 KiB in one argument."""
 
-_MAX_FILE_BYTES = 1 << 30
 _PROC = ("--proc", "/proc", "--remount-ro", "/proc")
 """The sandbox's own processes. Read-only: root's gateway could write the settings of the kernel in it."""
 _NO_MORE_USERS = ("--unshare-user", "--disable-userns")
@@ -57,13 +59,12 @@ _READABLE_ONLINE = (
 )
 """Never all of `/etc/ssl` or `/etc/pki`: to a gateway that runs as root, the private keys below would be readable."""
 _USERS = Path(__file__).with_name("sandbox_users.txt")
-"""The one user that there is inside, in the form of `/etc/passwd`: the machine's own users are nobody's business."""
-_PROGRAM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""The only user inside, in the form of `/etc/passwd`: it hides the machine's own users."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxInfo:
-    """Findings of a trial: the options with which sandboxes can be made here, or the reason why none can."""
+    """Options that make a sandbox here, or the reason why none can be made."""
 
     options: tuple[str, ...] = ()
     fault: str | None = None
@@ -71,15 +72,15 @@ class SandboxInfo:
 
 @cache
 def probe_sandbox() -> SandboxInfo:
-    """Find out by trial how sandboxes can be made here; takes some ten milliseconds, once in a process."""
+    """Find out by trial how to make a sandbox here. Takes some ten milliseconds, once in a process."""
     path = os.environ.get("PATH")
-    if missing := sorted({package for name, package in NEEDED.items() if shutil.which(name, path=path) is None}):
+    if missing := sorted({package for name, package in _NEEDED.items() if shutil.which(name, path=path) is None}):
         packages = " ".join(missing)
         return SandboxInfo(fault=f"{packages} is not installed; on Debian and Ubuntu: apt install {packages}")
     said = ""
     for options in _FORMS:
         if os.geteuid() == 0 and _PROC[0] not in options:
-            continue  # the number of root's processes is bounded by nobody but who can see them
+            continue  # root's processes can only be counted where they can be seen
         try:
             with socket_filter() as kept:
                 words = sandboxed("true", Path("/usr"), TerminalSettings(), options, socket_filter=kept)
@@ -93,7 +94,7 @@ def probe_sandbox() -> SandboxInfo:
 
 
 def terminal_fault(settings: TerminalSettings) -> str | None:
-    """Reason why no command can be run under these settings, None where they can."""
+    """Return why no command can be run under these settings; None if it can."""
     if not settings.enabled:
         return "the terminal is off (terminal.enabled)"
     return None if settings.unsafe else probe_sandbox().fault
@@ -102,16 +103,13 @@ def terminal_fault(settings: TerminalSettings) -> str | None:
 def command_words(
     command: str, folder: Path, settings: TerminalSettings, kept: Sequence[int] = ()
 ) -> Sequence[str | bytes]:
-    """Words of the process that runs a shell command in `folder`, for `ENVIRON` and that directory.
-
-    The command begins when the process is told so (`GATE`). Raises `ToolError` with what is missing, or wrong with it.
-    """
+    """Return the words that run a shell command in `folder` once `GATE` lets it begin. Raises `ToolError`."""
     if (fault := terminal_fault(settings)) is not None:
         raise ToolError(f"no command can be run: {fault}")
     if "\0" in command or not command.strip():
         raise ToolError("the command is empty" if not command.strip() else "the command has a NUL character in it")
-    if len(command.encode()) > MAX_COMMAND_BYTES:
-        raise ToolError(f"the command is longer than {MAX_COMMAND_BYTES:,} bytes: put it into a file and run that")
+    if len(command.encode()) > _MAX_COMMAND_BYTES:
+        raise ToolError(f"the command is longer than {_MAX_COMMAND_BYTES:,} bytes: put it into a file and run that")
     if settings.unsafe:
         return [*GATE, *_shell(command)]
     if folder.resolve().is_relative_to("/usr"):
@@ -120,21 +118,21 @@ def command_words(
 
 
 _ENDED_TOGETHER: Final = "setpriv --pdeathsig KILL unshare --user --map-current-user --pid --mount-proc --kill-child --"
-"""Makes what follows the first process of a namespace, which ends with us."""
+"""Makes the next program the first process of a namespace, which ends with the gateway."""
 _GATE: Final = """
 test -r /proc/sysvipc && exec 3</proc/sysvipc/shm 4</proc/sysvipc/msg 5</proc/sysvipc/sem
 echo >&0; read -r _ && exec "$@" </dev/null 3<&- 4<&- 5<&-
 """
 GATE: Final = ("sh", "-c", _GATE, "gate")
-"""Says a line on standard input, a socket, and waits there for one before it goes on. Ends when nobody is there.
+"""Writes a line to standard input, a socket, and waits there for one. Ends when the other side is closed.
 
-Meanwhile it holds the sandbox's lists of System V objects open, so that their memory can be counted.
+It holds the sandbox's lists of System V objects open, so that their memory can be counted.
 """
 
 _MACHINES: Final = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198), "riscv64": (0xC00000F3, 198)}
-"""Audit number of each architecture, and number of its `socket` call."""
+"""Audit number of each architecture, and the number of its `socket` call."""
 _FAMILIES: Final = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
-"""Kinds of sockets that a network namespace bounds; AF_VSOCK, for one, would reach the host of a virtual machine."""
+"""Kinds of sockets that a network namespace bounds. AF_VSOCK, for example, would reach the host of a machine."""
 
 
 @contextmanager
@@ -167,7 +165,7 @@ def sandboxed(
     gate: Sequence[str] = (),
     socket_filter: Sequence[int] = (),
 ) -> list[str | bytes]:
-    """Words of a command in a sandbox, with the bubblewrap options that `probe_sandbox` has found to work."""
+    """Return the words of a command in a sandbox, with the bubblewrap options that `probe_sandbox` has found."""
     tmp_bytes, is_whole = str(settings.memory_mb << 19), _PROC[0] in options
     readable = f"{_READABLE} {_READABLE_ONLINE}" if settings.network else _READABLE
     return [
@@ -186,9 +184,9 @@ def sandboxed(
 
 @cache
 def _program_folders() -> tuple[str, ...]:
-    """Options for `/bin` and its like, which most systems have as links into `/usr`."""
+    """Return options for `/bin` and similar folders, which most systems have as links into `/usr`."""
     words: list[str] = []
-    for path in map(Path, _PROGRAM_FOLDERS):
+    for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")):
         if path.is_symlink():
             words += ("--symlink", str(path.readlink()), str(path))
         elif path.is_dir():
@@ -202,20 +200,20 @@ def _shell(command: str) -> tuple[str | bytes, ...]:
 
 
 def bound_process(pid: int, settings: TerminalSettings, *, max_file_bytes: int, has_end: bool) -> None:
-    """Bound a process that waits at the gate, and what will come of it: each by itself.
+    """Bound a process that waits at the gate and each of its later children.
 
-    `has_end`: its processor time is bounded like its time. What it writes to counts as memory, and not all that it
-    could address. It runs behind all others where processors are scarce, and ends before them where memory is.
+    `has_end`: bound its processor time, too. It gets processors after all others, and is the first to end if memory is
+    scarce. Only memory that it writes to counts.
     """
     bounds = {
         resource.RLIMIT_DATA: settings.memory_mb << 20,
-        resource.RLIMIT_FSIZE: min(_MAX_FILE_BYTES, max_file_bytes),
+        resource.RLIMIT_FSIZE: min(1 << 30, max_file_bytes),
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 1_024,
     }
     if has_end:
         bounds[resource.RLIMIT_CPU] = max(1, round(settings.seconds))
-    if not settings.unsafe:  # where the sandbox's processes are counted; outside it is all of the user's
+    if not settings.unsafe:  # outside of a sandbox it would count all processes of the user
         bounds[resource.RLIMIT_NPROC] = settings.max_processes
     for bound, most in bounds.items():
         hard = resource.prlimit(pid, bound)[1]
@@ -223,3 +221,123 @@ def bound_process(pid: int, settings: TerminalSettings, *, max_file_bytes: int, 
         resource.prlimit(pid, bound, (most, most))
     os.setpriority(os.PRIO_PROCESS, pid, 10)
     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+
+
+# ---- control groups
+
+_ROOT: Final = Path("/sys/fs/cgroup")
+_JOIN: Final = 'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit; shift; done; shift; exec "$@"'
+_COMMANDS: Final = count()
+_FIGURES: Final = re.compile(r"^(?:(\w+) )?(\d+)$", re.MULTILINE)
+_MEMORY_LIMITS: Final = ("memory.max", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+_LEFT: Final[set[Path]] = set()
+"""Groups that could not be removed yet, because a process in them was still ending."""
+
+
+class Usage(NamedTuple):
+    """Memory in bytes and number of processes, as used or as a limit."""
+
+    memory: int = 0
+    processes: int = 0
+
+    def half(self) -> "Usage":
+        return Usage(self.memory // 2, self.processes // 2)
+
+
+class ControlGroup:
+    """Group of one command, below those of its chat and of all chats. False when this process cannot create groups."""
+
+    def __init__(self, chat: str, limit: Usage) -> None:
+        self._folders: list[Path] = []
+        names = f"hermes-gateway-{os.getpid()}", f"chat-{chat}", str(next(_COMMANDS))
+        with suppress(OSError):
+            for folder in group_parents():
+                for name, most in zip(names, (total(), total().half(), limit), strict=True):
+                    if (control := folder / "cgroup.subtree_control").exists():
+                        control.write_text("+memory +pids")
+                    folder /= name
+                    folder.mkdir(exist_ok=True)
+                    memory = dict.fromkeys(_MEMORY_LIMITS, most.memory)
+                    for file, limited in {**memory, "memory.swap.max": 0, "pids.max": most.processes}.items():
+                        if (folder / file).exists():
+                            (folder / file).write_text(str(limited))
+                self._folders.append(folder)
+
+    def __bool__(self) -> bool:
+        return bool(self._folders)
+
+    def words(self) -> tuple[str, ...]:
+        """Return the words to put before a program's own words so that it starts in this group."""
+        return ("sh", "-c", _JOIN, "join", *map(str, self._folders), "--")
+
+    def look(self) -> tuple[Usage, bool]:
+        """Return the usage without what the kernel can free, and True once it has killed a process for its memory."""
+        names = "memory.current memory.usage_in_bytes memory.stat memory.events memory.oom_control pids.current"
+        found = _figures(self._folders, names)
+        used = found.get("memory.current", found.get("memory.usage_in_bytes", 0))
+        on_disk = found.get("file", found.get("cache", 0)) - found.get("shmem", 0) + found.get("slab_reclaimable", 0)
+        return Usage(max(0, used - on_disk), found.get("pids.current", 0)), found.get("oom_kill", 0) > 0
+
+    def remove(self) -> None:
+        """Remove the group and its empty parents. A group with a process that is still ending is removed later."""
+        _LEFT.update(self._folders)
+        for folder in tuple(_LEFT):
+            with suppress(OSError):
+                folder.rmdir()
+                _LEFT.discard(folder)
+                folder.parent.rmdir()
+                folder.parent.parent.rmdir()
+
+
+@cache
+def total() -> Usage:
+    """Return the most that the commands of all chats may use together: half of what the gateway may use."""
+    found = _figures(_own_groups(), "memory.max memory.limit_in_bytes pids.max")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    processes = _figures([Path("/proc/sys/kernel")], "threads-max").get("threads-max", 10_000)
+    most = min(memory, *(found.get(name, memory) for name in ("memory.max", "memory.limit_in_bytes")))
+    return Usage(most, min(processes, found.get("pids.max", processes))).half()
+
+
+@cache
+def group_parents() -> list[Path]:
+    """Return the folders in which this process can create groups. Remove groups that a killed gateway has left."""
+    total()  # the limits of the groups that this process is in now
+    folders = _own_groups()
+    if len(folders) == 1:
+        if "NOTIFY_SOCKET" in os.environ and os.access(folders[0] / "cgroup.subtree_control", os.W_OK):
+            with suppress(OSError):
+                (folders[0] / "gateway").mkdir(exist_ok=True)  # a group of groups can have no processes of its own
+                for pid in (folders[0] / "cgroup.procs").read_text().split():  # of our unit
+                    (folders[0] / "gateway" / "cgroup.procs").write_text(pid)
+                (folders[0] / "cgroup.subtree_control").write_text("+memory +pids")
+                return folders
+        folders = [_ROOT]
+    if os.geteuid() != 0:
+        return []
+    for left in (left for folder in folders for left in folder.glob("hermes-gateway-*")):
+        if not Path("/proc", left.name.rpartition("-")[2]).exists():
+            for folder in (*left.glob("*/*/"), *left.glob("*/"), left):
+                with suppress(OSError):
+                    folder.rmdir()
+    return folders
+
+
+def _own_groups() -> list[Path]:
+    """Return the folders of this process's own groups: one in version 2, two (memory, processes) in version 1."""
+    lines: list[list[str]] = []
+    with suppress(OSError):  # a kernel without any
+        lines += [line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    if (_ROOT / "cgroup.controllers").exists():
+        return [_ROOT / path.lstrip("/") for names, path in lines if not names]
+    found = [(_ROOT / names, path.lstrip("/")) for names, path in lines if names in ("memory", "pids")]
+    return [root / path if (root / path).is_dir() else root for root, path in found]
+
+
+def _figures(folders: list[Path], names: str) -> dict[str, int]:
+    """Return the numbers in files of groups, by the word before each or by the file's name; "max" is left out."""
+    found: dict[str, int] = {}
+    for file in (folder / name for folder in folders for name in names.split()):
+        with suppress(OSError):
+            found |= {key or file.name: int(value) for key, value in _FIGURES.findall(file.read_text())}
+    return found

@@ -1,23 +1,24 @@
-"""The tool `terminal`: shell commands in the chat's workspace, waited for or in the background.
+"""Tool `terminal`: runs shell commands in the chat's workspace, in the foreground or in the background.
 
-A command that is waited for ends with its turn at the latest. One in the background ends with the gateway at the
-latest; whoever started it is told of its end, unless a call just waits for that.
+The chat is told when a background command ends, unless a call waits for that.
 """
 
 import asyncio
 import re
 import secrets
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 from weakref import WeakValueDictionary
+
+from msgspec import Meta
 
 from agent.settings import TerminalSettings
 from agent.tools.approvals import fenced
-from agent.tools.arguments import schema, switch, text
-from agent.tools.registry import Tool, ToolContext
+from agent.tools.arguments import Arguments
+from agent.tools.registry import Tool, ToolContext, tool
 from agent.tools.terminal.running_command import RunningCommand
 from agent.tools.terminal.sandbox import terminal_fault
 from hermes_state.aio import cancel_all, wait_until
@@ -26,63 +27,53 @@ from hermes_state.text import counted, shortened
 from hermes_state.values import ChatId, ToolEffect
 
 TERMINAL = "terminal"
-_MAX_WAITED_FOR = 4
-"""Commands of a chat that are waited for at one time; further ones wait in line: each may take `memory_mb`."""
-_MAX_ENDED = 10
-"""Background commands of a chat that are kept after their end, until somebody asks for their output."""
-_TIMEOUT_SECONDS = 90_000.0
-"""Above the highest `terminal.seconds`: this tool ends its commands itself."""
+STOP_SECONDS = 5.0
+"""Longest wait for the ends of background commands to be told, in seconds."""
 
-_DESCRIPTION = (
-    "Run a shell command (bash, if there is one) in a sandbox. It begins in /workspace, the files of this chat, which "
-    "is all that stays; /tmp is gone afterwards, and there is no network unless the operator allows it. Of a long "
-    "output you see the beginning and the end. What a command leaves running ends with it: for servers and long work "
-    "set background, then use poll (reads new output), kill and list."
-)
 _SECONDS = "run: stop it after so long. poll: wait so long for its end, by default not at all."
-_PARAMETERS = schema(
-    action=text(enum=["run", "poll", "kill", "list"], default="run"),
-    command=text("For run."),
-    background=switch("Return at once, with an id."),
-    seconds={"type": "number", "minimum": 0, "description": _SECONDS},
-    id=text("For poll and kill."),
-)
+
+
+class Command(Arguments, frozen=True):
+    action: Literal["run", "poll", "kill", "list"] = "run"
+    command: Annotated[str, Meta(description="For run.")] = ""
+    background: Annotated[bool, Meta(description="Return at once, with an id.")] = False
+    seconds: Annotated[float, Meta(ge=0, description=_SECONDS)] | None = None
+    id: Annotated[str, Meta(description="For poll and kill.")] = ""
+
+    def needed(self, name: Literal["command", "id"]) -> str:
+        """Return an argument that the action needs. Raises `ToolError` if it is missing."""
+        value: str = getattr(self, name)
+        if not value:
+            raise ToolError(f"{self.action} needs {name}")
+        return value
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class BackgroundCommand:
-    """A command that nobody waits for."""
-
     id: str
     command: str
     context: ToolContext
-    """Conversation and turn that it was started for."""
+    """Conversation and turn of its start."""
     running: RunningCommand
     pollers: int = 0
-    """Calls that wait for its end right now."""
+    """Calls that wait for its end."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-OnEnd = Callable[[BackgroundCommand], Awaitable[None]]
 
 
 class BackgroundRegistry:
     """Background commands of all chats. They outlive turns and configurations, not the process."""
 
-    def __init__(self, on_end: OnEnd) -> None:
-        """`on_end` is called when one has ended by itself and no call waits for that."""
+    def __init__(self, on_end: Callable[[BackgroundCommand], Awaitable[None]]) -> None:
+        """`on_end` is called when one has ended and no call waits for that."""
         self._on_end = on_end
         self._commands: dict[str, BackgroundCommand] = {}
         self._starting: Counter[ChatId] = Counter()
-        """Commands of each chat that are being started."""
         self._tasks: dict[asyncio.Task[None], BackgroundCommand] = {}
 
     def of(self, chat_id: ChatId) -> list[BackgroundCommand]:
-        """Those of a chat, oldest first."""
         return [one for one in self._commands.values() if one.context.chat_id == chat_id]
 
     def find(self, chat_id: ChatId, command_id: str) -> BackgroundCommand:
-        """One of a chat by its id. Raises `ToolError`."""
         found = self._commands.get(command_id)
         if found is None or found.context.chat_id != chat_id:
             known = ", ".join(one.id for one in self.of(chat_id)) or "none"
@@ -92,7 +83,7 @@ class BackgroundRegistry:
     async def start(
         self, command: str, folder: Path, settings: TerminalSettings, context: ToolContext
     ) -> BackgroundCommand:
-        """Start one. Raises `ToolError`, also where the chat has as many as it may."""
+        """Start one. Raises `ToolError`, also if the chat has as many as it may."""
         running = sum(one.running.is_running for one in self.of(context.chat_id)) + self._starting[context.chat_id]
         if running >= settings.max_background:
             raise ToolError(f"{counted(running, 'background command')} run already, no more are allowed: kill one")
@@ -114,13 +105,13 @@ class BackgroundRegistry:
         finally:
             one.ended.set()
         ended = [other.id for other in self.of(one.context.chat_id) if not other.running.is_running]
-        for command_id in ended[:-_MAX_ENDED]:
+        for command_id in ended[:-10]:  # the others wait until their output is asked for
             del self._commands[command_id]
         if not one.pollers:
             await self._on_end(one)
 
     async def wait(self, one: BackgroundCommand, seconds: float) -> str:
-        """State and new output of one, at its end or after so many seconds; once told of its end, it is forgotten."""
+        """Return state and new output, at its end or after `seconds`. It is forgotten once its end is told."""
         one.pollers += 1
         try:
             await wait_until(one.ended, seconds)
@@ -131,7 +122,7 @@ class BackgroundRegistry:
         return one.running.report()
 
     async def stop(self, reason: str, is_meant: Callable[[ToolContext], bool] = lambda _: True) -> None:
-        """End all that were started in a turn that is meant; whoever started them is told why."""
+        """End those whose start `is_meant` accepts. Their chats are told why."""
         meant = {task: one for task, one in self._tasks.items() if is_meant(one.context)}
         for one in meant.values():
             one.running.stop(reason)
@@ -140,49 +131,22 @@ class BackgroundRegistry:
         await cancel_all(meant)
 
 
-STOP_SECONDS = 5.0
-"""Longest wait for the ends of background commands to be told, in seconds."""
-
-
 def terminal_tool(
     settings: Callable[[], TerminalSettings], folder_of: Callable[[ChatId], Path], background: BackgroundRegistry
 ) -> Tool:
-    """The tool; `settings` are those in force, `folder_of` gives a chat's workspace."""
+    """Return `terminal`. `settings` gives those in force, `folder_of` a chat's workspace."""
     lines: WeakValueDictionary[ChatId, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def run(arguments: dict[str, Any], context: ToolContext) -> str:
-        given, seconds = settings(), arguments.get("seconds")
-        match arguments["action"]:
-            case "list":
-                return _listed(background.of(context.chat_id))
-            case "run":
-                command, folder = _required(arguments, "command"), folder_of(context.chat_id)
-                if arguments["background"]:
-                    one = await background.start(command, folder, given, context)
-                    return f"Started in the background; its id is {one.id}."
-                async with lines.setdefault(context.chat_id, asyncio.Semaphore(_MAX_WAITED_FOR)):
-                    given = settings()  # the line may have been long
-                    running = await RunningCommand.start(command, folder, given)
-                    await running.finish(min(seconds or given.seconds, given.seconds))
-                return running.report()
-            case action:
-                one = background.find(context.chat_id, _required(arguments, "id"))
-                if action == "poll":
-                    return await background.wait(one, min(seconds or 0.0, given.seconds))
-                one.pollers += 1  # this call tells of the end
-                one.running.stop("being asked to")
-                return await background.wait(one, STOP_SECONDS)
-
-    return Tool(
-        name=TERMINAL,
-        description=_DESCRIPTION,
-        parameters=_PARAMETERS,
+    @tool(
+        description="Run a shell command (bash, if there is one) in a sandbox. It begins in /workspace, the files of "
+        "this chat, which is all that stays; /tmp is gone afterwards, and there is no network unless the operator "
+        "allows it. Of a long output you see the beginning and the end. What a command leaves running ends with it: "
+        "for servers and long work set background, then use poll (reads new output), kill and list.",
         effect=ToolEffect.EXECUTES,
-        run=run,
         why_unavailable=lambda: terminal_fault(settings()),
-        timeout_seconds=_TIMEOUT_SECONDS,
-        is_exempt=lambda arguments: arguments["action"] != "run",
-        shape=lambda arguments: command_shape(arguments, is_exact=settings().unsafe),
+        timeout_seconds=90_000.0,  # above the highest `terminal.seconds`: this tool ends its commands itself
+        is_exempt=lambda asked: asked.action != "run",
+        shape=lambda asked: command_shape(asked, is_exact=settings().unsafe),
         reach=lambda shape: (
             f"running `{shape[:-2]}` with any plain words"
             if shape.endswith(" …")
@@ -190,6 +154,30 @@ def terminal_tool(
         ),
         shown=_shown,
     )
+    async def terminal(asked: Command, context: ToolContext) -> str:
+        given, seconds = settings(), asked.seconds
+        match asked.action:
+            case "list":
+                return _listed(background.of(context.chat_id))
+            case "run":
+                command, folder = asked.needed("command"), folder_of(context.chat_id)
+                if asked.background:
+                    one = await background.start(command, folder, given, context)
+                    return f"Started in the background; its id is {one.id}."
+                async with lines.setdefault(context.chat_id, asyncio.Semaphore(4)):  # each may take `memory_mb`
+                    given = settings()  # the wait may have been long
+                    running = await RunningCommand.start(command, folder, given)
+                    await running.finish(min(seconds or given.seconds, given.seconds))
+                return running.report()
+            case action:
+                one = background.find(context.chat_id, asked.needed("id"))
+                if action == "poll":
+                    return await background.wait(one, min(seconds or 0.0, given.seconds))
+                one.pollers += 1  # this call tells of the end
+                one.running.stop("being asked to")
+                return await background.wait(one, STOP_SECONDS)
+
+    return terminal
 
 
 _PLAIN = re.compile(
@@ -197,35 +185,26 @@ _PLAIN = re.compile(
     r"(?: +[\w./:,@%+=-]+)*"
 )
 """Programs that start no others, with words that the shell passes on as they are."""
-_MAX_SHAPE_CHARACTERS = 200
 
 
-def command_shape(arguments: Mapping[str, Any], *, is_exact: bool = False) -> str:
-    """Kind of a command, for what is allowed for longer: its program where that starts no others, else all of it.
+def command_shape(asked: Command, *, is_exact: bool = False) -> str:
+    """Return the kind of a command that may be allowed for longer: its program if that starts no others, else all.
 
-    `is_exact`: always all of it, where no sandbox bounds what the program reaches.
+    `is_exact`: always all of it, because no sandbox bounds the program.
 
-    >>> [command_shape({"command": one, "background": False}) for one in ("ls -l notes", "ls; reboot", "make all")]
+    >>> [command_shape(Command(command=one)) for one in ("ls -l notes", "ls; reboot", "make all")]
     ['ls …', 'ls; reboot', 'make all']
     """
-    command = arguments.get("command", "").strip()
+    command = asked.command.strip()
     found = None if is_exact else _PLAIN.fullmatch(command)
     shape = command if found is None else f"{found[1]} …"
-    return "" if arguments["background"] or len(shape) > _MAX_SHAPE_CHARACTERS else shape
+    return "" if asked.background or len(shape) > 200 else shape
 
 
-def _shown(arguments: Mapping[str, Any]) -> str:
-    """A command for whoever is asked."""
-    where = "\nIt goes on in the background." if arguments["background"] else ""
-    limit = f"\nIt is stopped after {arguments['seconds']:g} seconds." if "seconds" in arguments else ""
-    return f"{fenced(arguments.get('command', ''), 'sh')}{where}{limit}"
-
-
-def _required(arguments: dict[str, Any], key: str) -> str:
-    value: str | None = arguments.get(key)
-    if not value:
-        raise ToolError(f"{arguments['action']} needs {key}")
-    return value
+def _shown(asked: Command) -> str:
+    where = "\nIt goes on in the background." if asked.background else ""
+    limit = f"\nIt is stopped after {asked.seconds:g} seconds." if asked.seconds is not None else ""
+    return f"{fenced(asked.command, 'sh')}{where}{limit}"
 
 
 def _listed(commands: list[BackgroundCommand]) -> str:

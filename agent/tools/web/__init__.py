@@ -1,4 +1,1 @@
-"""Tools that reach the web: one reads a page, one asks a search engine.
-
-Nothing of an HTTP client and nothing that reads pages is loaded before the first call.
-"""
+"""Tools that read and search the web. No HTTP client or parser is imported before the first call."""

@@ -1,7 +1,6 @@
-"""Addresses that the web tools may go to: checks of a URL, and the guard at the socket.
+"""Addresses that the web tools may connect to: checks of a URL, and the guard at the socket.
 
-The guard sees what is really connected to, so that a name, its second lookup, a redirect or a number in an odd
-spelling leads nowhere that the URL itself might not.
+The guard checks the address of each connection, so that no name, second lookup, redirect or odd number evades it.
 """
 
 import re
@@ -16,21 +15,20 @@ from hermes_state.errors import ToolError
 if TYPE_CHECKING:
     from yarl import URL
 
-# By IANA's registries of special-purpose addresses, and 168.63.129.16: Azure's own services, as each machine there
-# sees them.
+# IANA's registries of special-purpose addresses, and 168.63.129.16, where each machine at Azure finds its services.
 _PRIVATE_V4 = """0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 168.63.129.16/32 169.254.0.0/16 172.16.0.0/12
 192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 192.168.0.0/16 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 224.0.0.0/3"""
 _GLOBAL_V6 = ip_network("2000::/3")
-"""All that is assigned: what lies outside is local, multicast, mapped, or not there."""
+"""All assigned addresses. Others are local, multicast, mapped, or do not exist."""
 _PRIVATE_V6 = "2001::/23 2001:db8::/32 2002::/16 3fff::/20"
-"""Inside of it: Teredo and other protocols' own, documentation, 6to4."""
+"""Assigned addresses of protocols such as Teredo, of documentation, and of 6to4."""
 _PRIVATE = tuple(ip_network(block) for block in f"{_PRIVATE_V4} {_PRIVATE_V6}".split())
 _NAT64 = ip_network("64:ff9b::/96")
-"""IPv4 addresses as networks without IPv4 see them."""
+"""IPv4 addresses in networks without IPv4."""
 
 
 def is_public(address: str) -> bool:
-    """True for an address of the public internet; false for every other one, and for what is no address.
+    """Return True for an address of the public internet, and False for any other text.
 
     >>> [is_public(one) for one in ("8.8.8.8", "10.0.0.1", "::ffff:8.8.8.8", "64:ff9b::10.0.0.1", "0x7f.1")]
     [True, False, False, False, False]
@@ -47,38 +45,34 @@ def is_public(address: str) -> bool:
 
 
 class AddressRejected(OSError):
-    """A connection that was not opened, because its address is not on the public internet."""
+    """A connection was not opened, because its address is not on the public internet."""
 
     def __str__(self) -> str:
-        return "a private address"  # without it: what a name stands for inside is nobody's business
+        return "a private address"  # not the address itself, which is a fact about the internal network
 
 
 def open_socket(info: tuple[Any, ...], *, is_allowed: Callable[[str], bool]) -> socket.socket:
-    """A socket for one answer of a lookup, in the form that `socket.getaddrinfo` gives. Raises `AddressRejected`."""
+    """Open a socket for one result of `socket.getaddrinfo`. Raises `AddressRejected`."""
     family, kind, protocol, _, address = info
     if not is_allowed(str(address[0])):
         raise AddressRejected
     return socket.socket(family, kind, protocol)
 
 
-MAX_URL_CHARACTERS = 4_000
-_WEB_PORTS = (80, 443)
-"""Ports below 1024 that web servers have."""
 _BROKEN = re.compile(r"[\x00-\x20\x7f\\]")
 
 
 def host_of(url: "URL") -> str:
-    """Host of a URL, as the rules name it."""
     return (url.raw_host or "").rstrip(".").lower()
 
 
 def checked_url(text: str, hosts: WebSettings) -> "URL":
-    """The URL that a text is. Raises `ToolError` for one that must not be asked, whatever its host's address is."""
+    """Return the URL of a text. Raises `ToolError` for one that must not be asked at any address."""
     from yarl import URL
 
     text = text.strip()
     try:
-        if _BROKEN.search(text) or len(text) > MAX_URL_CHARACTERS:
+        if _BROKEN.search(text) or len(text) > 4_000:
             raise ValueError
         url = URL(text)
         host, port = host_of(url), url.port
@@ -88,7 +82,7 @@ def checked_url(text: str, hosts: WebSettings) -> "URL":
         raise ToolError(f"{text[:200]!r} does not begin with https:// or http:// and a host")
     if url.raw_user is not None or url.raw_password is not None:
         raise ToolError("an address with a user name or a password in it is not asked")
-    if port < 1_024 and port not in _WEB_PORTS:
+    if port < 1_024 and port not in (80, 443):
         raise ToolError(f"port {port} is none of the web")
     hosts.check(host)
     return url

@@ -3,104 +3,146 @@
 import asyncio
 import html
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeAlias
 
 import orjson
+from msgspec import Meta
 
-from agent.tools.arguments import schema, text, whole
-from agent.tools.registry import Tool, ToolContext
-from agent.tools.web.fetch_tool import UNTRUSTED, check_secret
-from agent.tools.web.fetching import read_body, retry_after
-from agent.tools.web.search_clients import REJECTED_KEY, Json, SearchClient, SearchResult
+from agent.tools.arguments import Arguments
+from agent.tools.registry import Tool, ToolContext, tool
+from agent.tools.web.fetching import UNTRUSTED, check_secret, read_body, retry_after
 from hermes_state.errors import ToolError
 from hermes_state.text import counted, enclosed, shortened, well_formed
 from hermes_state.values import ToolEffect
 
+Json: TypeAlias = dict[str, Any]
+
 _MAX_BYTES = 2_000_000
-_MAX_RESULTS = 20
-_TEXT_CHARACTERS = 500
-"""Longest text of one result."""
+_REJECTED_KEY = "it does not accept the key (web.search_key)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSettings:
-    """The service that is asked, or the reason why there is none."""
+class SearchService:
+    """A service that searches the web: how it is asked, and where its answer has the results."""
 
-    service: SearchClient | None
-    fault: str | None = None
+    name: str
+    url: str
+    asked: Callable[[str, int], Json]
+    """Parameters of a search for a query and so many results."""
+    is_post: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # with the key
+    rows: tuple[str, ...] = ("results",)
+    """Names on the way to the list of results."""
+    text: str = "content"
+    """Name of the text of a result."""
+    refusals: Mapping[int, str] = field(default_factory=dict)
+    """Reasons by HTTP status that only this service means."""
     seconds: float = 30.0
 
 
-def search_tool(settings: Callable[[], SearchSettings], holds_secret: Callable[[str], bool]) -> Tool:
-    """`web_search`."""
-    one_at_a_time = asyncio.Lock()  # some plans allow no more than one search in a second
-
-    async def run(arguments: dict[str, Any], context: ToolContext) -> str:
-        query, given = " ".join(arguments["query"].split()), settings()
-        if not query or given.service is None:
-            raise ToolError(given.fault or "the query must have words")
-        check_secret(query, holds_secret)
-        async with one_at_a_time:
-            answer = await _asked(given.service, query, arguments["count"], given.seconds)
-        found = [one for one in given.service.results(answer) if one.url.startswith(("https://", "http://"))]
-        return _told(query, given.service.name, found[: arguments["count"]])
-
-    return Tool(
-        name="web_search",
-        description="Search the web. Results are short; web_fetch reads a page.",
-        parameters=schema("query", query=text(), count=whole(8, minimum=1, maximum=_MAX_RESULTS)),
-        effect=ToolEffect.READ_ONLY,
-        run=run,
-        why_unavailable=lambda: settings().fault,
-        timeout_seconds=1_000.0,  # it ends itself
+def searxng(url: str, key: str = "") -> SearchService:
+    """Return SearXNG, a search engine that the operator runs. `key` is a bearer token for a proxy in front of it."""
+    return SearchService(
+        name="SearXNG",
+        url=f"{url}/search",
+        asked=lambda query, count: {"q": query, "format": "json"},
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        refusals={403: "it does not give JSON: its settings.yml must have json in search.formats"},
     )
 
 
-async def _asked(service: SearchClient, query: str, count: int, seconds: float) -> Json:
-    """The answer of a service. Raises `ToolError` with what is wrong.
+def brave(key: str, url: str = "https://api.search.brave.com") -> SearchService:
+    return SearchService(
+        name="Brave",
+        url=f"{url}/res/v1/web/search",
+        asked=lambda query, count: {"q": query[:400], "count": count},  # it refuses longer ones
+        headers={"X-Subscription-Token": key},
+        rows=("web", "results"),
+        text="description",
+        refusals={422: _REJECTED_KEY},
+    )
+
+
+def tavily(key: str, url: str = "https://api.tavily.com") -> SearchService:
+    return SearchService(
+        name="Tavily",
+        url=f"{url}/search",
+        asked=lambda query, count: {"query": query[:400], "max_results": count},
+        is_post=True,
+        headers={"Authorization": f"Bearer {key}"},
+        refusals=dict.fromkeys((432, 433), "its plan is used up"),
+    )
+
+
+class _Search(Arguments, frozen=True):
+    query: str
+    count: Annotated[int, Meta(ge=1, le=20)] = 8
+
+
+def search_tool(configured: Callable[[], SearchService | str], holds_secret: Callable[[str], bool]) -> Tool:
+    """Return `web_search`. `configured` gives the service in force, or the reason why there is none."""
+    one_at_a_time = asyncio.Lock()  # some plans allow no more than one search in a second
+
+    @tool(
+        description="Search the web. Results are short; web_fetch reads a page.",
+        effect=ToolEffect.READ_ONLY,
+        why_unavailable=lambda: fault if isinstance(fault := configured(), str) else None,
+        timeout_seconds=1_000.0,  # it ends itself
+    )
+    async def web_search(search: _Search, context: ToolContext) -> str:
+        query, service = " ".join(search.query.split()), configured()
+        if isinstance(service, str):
+            raise ToolError(service)
+        if not query:
+            raise ToolError("the query must have words")
+        check_secret(query, holds_secret)
+        async with one_at_a_time:
+            answer = await _answer(service, query, search.count)
+        return _told(query, service, _rows(service, answer)[: search.count])
+
+    return web_search
+
+
+async def _answer(service: SearchService, query: str, count: int) -> Json:
+    """Return the answer of a service. Raises `ToolError` that says what is wrong.
 
     Its address is the operator's own, and may be a private one; a redirect would take the key elsewhere.
     """
     import aiohttp
 
-    request = service.request(query, count)
+    asked = service.asked(query, count)
     try:
         async with (
-            asyncio.timeout(seconds),
-            aiohttp.ClientSession(headers={"Accept": "application/json", **request.headers}) as session,
+            asyncio.timeout(service.seconds),
+            aiohttp.ClientSession(headers={"Accept": "application/json", **service.headers}) as session,
             session.request(
-                "GET" if request.body is None else "POST",
-                request.url,
-                params=request.query,
-                json=request.body,
+                "POST" if service.is_post else "GET",
+                service.url,
+                params=None if service.is_post else asked,
+                json=asked if service.is_post else None,
                 allow_redirects=False,
             ) as response,
         ):
             data, _ = await read_body(response, _MAX_BYTES)
     except TimeoutError:
-        raise ToolError(f"{service.name} did not answer within {seconds:g} seconds") from None
+        raise ToolError(f"{service.name} did not answer within {service.seconds:g} seconds") from None
     except (aiohttp.ClientError, ValueError) as error:
         raise ToolError(f"{service.name} cannot be reached ({type(error).__name__}); its operator can help") from error
-    answer = _json(data)
-    if response.status == 200 and answer is not None:
+    try:
+        answer = orjson.loads(data)
+    except ValueError:
+        answer = None
+    if response.status == 200 and isinstance(answer, dict):
         return answer
     reason = service.refusals.get(response.status) or _reason(response.status, retry_after(response))
     raise ToolError(f"{service.name} did not search: {reason}")
 
 
-def _json(data: bytes) -> Json | None:
-    try:
-        answer = orjson.loads(data)
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) else None
-
-
 def _reason(status: int, wait: int | None) -> str:
     if status in (401, 403):
-        return REJECTED_KEY
+        return _REJECTED_KEY
     if status == 429:
         return f"too many searches; {f'wait {wait} seconds' if wait else 'wait a little'} before the next"
     if 300 <= status < 400:
@@ -110,20 +152,33 @@ def _reason(status: int, wait: int | None) -> str:
     return f"HTTP status {status}"
 
 
-def _told(query: str, name: str, found: list[SearchResult]) -> str:
+def _rows(service: SearchService, answer: Json) -> list[Json]:
+    """Return the results of an answer in which anything may be missing. Raises `ToolError` for a search in vain."""
+    place: object = answer
+    for name in service.rows:
+        place = place.get(name) if isinstance(place, dict) else None
+    rows = [row for row in place if isinstance(row, dict)] if isinstance(place, list) else []
+    silent = answer.get("unresponsive_engines")  # of SearXNG
+    if not rows and silent and isinstance(silent, list):
+        told = ", ".join(": ".join(map(str, one)) if isinstance(one, list) else str(one) for one in silent)
+        raise ToolError(f"the search found nothing because its engines do not answer ({told[:300]})")
+    return [row for row in rows if str(row.get("url")).startswith(("https://", "http://"))]
+
+
+def _told(query: str, service: SearchService, found: list[Json]) -> str:
     if not found:
-        return f"{name} found nothing for {query!r}."
+        return f"{service.name} found nothing for {query!r}."
     rows = "\n".join(
-        f"{number}. {_plain(one.title) or one.url}\n   {one.url}\n   {_plain(one.text)}"
-        for number, one in enumerate(found, start=1)
+        f"{number}. {_plain(row.get('title')) or row['url']}\n   {row['url']}\n   {_plain(row.get(service.text))}"
+        for number, row in enumerate(found, start=1)
     )
-    head = f"{counted(len(found), 'result')} by {name}. {UNTRUSTED}"
+    head = f"{counted(len(found), 'result')} by {service.name}. {UNTRUSTED}"
     return f"{head}\n<web-results>\n{enclosed('web-results', well_formed(rows))}\n</web-results>"
 
 
 _TAG = re.compile(r"<[^<>]*>")
 
 
-def _plain(text: str) -> str:
-    """Text of a result, which may have tags in it, on one line."""
-    return shortened(html.unescape(_TAG.sub("", text)), _TEXT_CHARACTERS)
+def _plain(text: object) -> str:
+    """Return a text of a result, which may have tags in it, on one line of at most 500 characters."""
+    return shortened(html.unescape(_TAG.sub("", str(text or ""))), 500)

@@ -1,8 +1,7 @@
-"""Page worker: makes text of one page in a process of its own, which may use only so much memory and time.
+"""Page worker: turns one page into text, in a process with bounded memory and time, because parsers can be attacked.
 
-Whoever serves a page chooses what a parser has to survive, so the daemon parses none. Run as
-`python worker.py html|text CHARSET URL MAX_CHARACTERS` with the page as standard input; JSON with its title, its text
-and the length of that goes to standard output.
+`python worker.py html|text CHARSET URL MAX_CHARACTERS` reads the page from standard input and writes JSON with its
+title, its text and the length of the text.
 """
 
 import codecs
@@ -15,13 +14,8 @@ import sys
 from importlib import import_module
 from typing import Final
 
-UNREADABLE: Final = 3
-"""Exit code for bytes that are no text."""
-TOO_LARGE: Final = 4
-"""Exit code for a page that would take too much memory."""
 _BOUNDS: Final = ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 20), (resource.RLIMIT_FSIZE, 0))
 """Most memory, seconds of work, and bytes of files."""
-_PRESCAN_BYTES: Final = 4_096
 _COMMENT: Final = re.compile(rb"<!--.*?(?:-->|\Z)", re.DOTALL)
 _META: Final = re.compile(rb"<\s*meta\b[^>]*?\bcharset\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
 _XML: Final = re.compile(rb"\s*<\?xml\b[^>]*?\bencoding\s*=\s*[\"']([\w:.-]+)")
@@ -30,44 +24,41 @@ _BOMS: Final = (
     *((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")),
 )
 """Marks at the beginning of a text, the longer of two that begin alike first."""
-# What pages mean by a name is often more than it says: browsers read these so, and so do their authors.
+# Browsers read these names as supersets, and so do the authors of pages.
 _MEANT: Final = {
     **{"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
     **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
 }
 _AFFIX: Final = re.compile(r"^x-|(?<=8)-[ie]$", re.IGNORECASE)
 _NONE: Final = ("utf-7", "idna", "punycode", "unicode-escape", "raw-unicode-escape", "undefined")
-"""Codecs of Python that no page is in."""
-
-
 _HEAD: Final = ("title", "script", "style", "template", "textarea", "meta", "link", "base", "noscript")
-"""Elements whose text is none of the page's."""
+"""Elements whose text is not part of the page's text."""
 
 
 def main(kind: str, charset: str, url: str, max_characters: int) -> int:
-    """Write the text of the page to standard output. Returns the exit code."""
+    """Write the text of the page to standard output. Return the exit code."""
     if kind != "text":
-        import_module("trafilatura")  # while files can be written: its compiled modules are, the first time
+        import_module("trafilatura")  # while files can be written: the first import writes compiled modules
     for bound, most in _BOUNDS:
-        with contextlib.suppress(ValueError, OSError):  # macOS refuses some; the time limit outside holds there, too
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses some
             resource.setrlimit(bound, (most, most))
     try:
         data = sys.stdin.buffer.read()
         text = decoded(data, charset)
         if "\0" in text:
-            return UNREADABLE
+            return 3  # no text
         title = ""
         if kind == "html" or (not kind and text.lstrip()[:1] == "<"):
             title, text = extracted(text, url)
         result = {"title": title[:300], "text": text[:max_characters], "length": len(text)}
         sys.stdout.buffer.write(json.dumps(result).encode())
     except MemoryError:
-        return TOO_LARGE
+        return 4
     return 0
 
 
 def decoded(data: bytes, stated: str) -> str:
-    """The text of a page: what is UTF-8 is read so, whatever is stated; all else as it is stated."""
+    """Decode a page: valid UTF-8 as UTF-8, anything else as it states."""
     for mark, codec in _BOMS:
         if data.startswith(mark):
             return data.decode(codec, "replace")
@@ -80,15 +71,15 @@ def decoded(data: bytes, stated: str) -> str:
 
 
 def declared(data: bytes) -> str | None:
-    """Codec that a page itself declares, in `<meta>` or as XML."""
-    start = _COMMENT.sub(b"", data[:_PRESCAN_BYTES])
+    """Return the codec that a page declares in `<meta>` or as XML."""
+    start = _COMMENT.sub(b"", data[:4_096])
     found = _XML.match(start) or _META.search(start)
     name = known(found[1].decode()) if found is not None else None
     return "utf-8" if name is not None and name.startswith("utf-16") else name  # or it could not have been read
 
 
 def known(charset: str) -> str | None:
-    """Codec for the name of a character set; None where there is none."""
+    """Return the codec of a character set, if there is one."""
     try:
         name = codecs.lookup(_AFFIX.sub("", charset.strip())).name
         b"\0\0\0\0".decode(name)  # or it packs bytes
@@ -98,7 +89,7 @@ def known(charset: str) -> str | None:
 
 
 def extracted(html: str, url: str) -> tuple[str, str]:
-    """Title of a page, and its own text as Markdown, without what stands on every page of the site."""
+    """Return the title of a page, and its text as Markdown without the navigation of the site."""
     import trafilatura
     from lxml import etree
     from lxml.html import HTMLParser

@@ -3,9 +3,9 @@
 import asyncio
 import re
 
-from agent.memory.files import MemoryDirectory
+from agent.memory.files import MemoryDirectory, Target
 from agent.memory.notes import NoteEntry, entries_in, part_of
-from agent.tools.memory import change_notes, has_parts
+from agent.tools.memory import NoteChange, change_notes, has_parts
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from hermes_state.errors import CommandError, ToolError
 
@@ -32,12 +32,10 @@ async def memory(request: CommandRequest) -> CommandResult:
         sender = request.row.sender_ref, request.row.sender_name
         person = sender if has_parts(request.chat.key, request.chat.kind) else None
         is_removal = change[2].lower() == "remove"
-        arguments = {
-            "action": change[2].lower(),
-            "target": "user" if change[1] else "memory",
-            "old" if is_removal else "text": change[3],
-        }
-        text = await asyncio.to_thread(change_notes, files.notes, request.chat.id, person, arguments)
+        target: Target = "user" if change[1] else "memory"
+        added = NoteChange(action="add", target=target, text=change[3])
+        asked = NoteChange(action="remove", target=target, old=change[3]) if is_removal else added
+        text = await asyncio.to_thread(change_notes, files.notes, request.chat.id, person, asked)
     except ToolError as error:
         raise CommandError(f"{str(error)[:1].upper()}{str(error)[1:]}") from error
     return say(text.replace("Noted. ", "Removed. " if is_removal else "Noted. ", 1))

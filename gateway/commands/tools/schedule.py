@@ -3,7 +3,7 @@
 import re
 from functools import partial
 
-from agent.tools.schedules.changes import add, change, find, listed, new_schedule
+from agent.tools.schedules.schedule_tool import add, change, find, listed, new_schedule
 from gateway.commands.registry import CommandReply, CommandRequest
 from gateway.schedules import schedule_zone
 from hermes_state.errors import CommandError, ToolError

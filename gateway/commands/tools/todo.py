@@ -1,6 +1,6 @@
 """`/todo`: the agent's list of what is to be done in a conversation."""
 
-from agent.tools.todo import shown
+from agent.tools.planning import shown
 from gateway.commands.registry import CommandRequest
 from hermes_state import sessions
 from hermes_state.errors import CommandError

@@ -1,6 +1,5 @@
 """The list of what is to be done: changed by the model, and in the prompt once behind every compression."""
 
-import json
 from typing import Any
 
 import pytest
@@ -8,14 +7,15 @@ import pytest
 from agent.context.commit import settle_undo
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tokens import estimated_text_tokens
-from agent.tools.registry import ToolContext, ToolRegistry
-from agent.tools.todo import MAX_ITEMS, todo_tool
+from agent.tools.planning import MAX_ITEMS, todo_tool
+from agent.tools.registry import ToolRegistry
 from hermes_state.tools.todos import TodoRow, TodoState, clear_todos, load_todos, put_todos
 from hermes_state.transcripts import load_view
 from hermes_state.turns import RunningTurn
-from hermes_state.values import ChatKey, ConversationRef, Origin, ToolCall
+from hermes_state.values import ChatKey, ConversationRef, Origin
 from tests.agent.conftest import SENT_AT, Chat, Sink
 from tests.agent.context.contexts import agent_of, dialled, fill, look
+from tests.agent.tools import calls
 from tests.agents import SingleModelAgent
 from tests.fakes import labkit
 from tests.fakes.fake_llm import LLM
@@ -116,10 +116,7 @@ async def test_a_long_list_takes_a_tenth_of_the_threshold_at_most(chat: Chat, sm
 
 
 async def call(chat: Chat, turn: RunningTurn, **arguments: Any) -> str:
-    registry = ToolRegistry([todo_tool(chat.clock)])
-    wanted = ToolCall(id="1", name="todo", arguments=json.dumps(arguments))
-    reply = await registry.run(wanted, registry.check(wanted), ToolContext.of(turn, chat.store))
-    return reply.text
+    return (await calls.call(ToolRegistry([todo_tool(chat.clock)]), chat, turn, "todo", **arguments)).text
 
 
 async def test_a_list_is_written_whole_and_changed_item_by_item(chat: Chat) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -11,6 +12,7 @@ import pytest
 from agent.memory.files import MemoryDirectory
 from agent.settings import ServerSettings, TerminalSettings, WorkspaceSettings
 from agent.tools.approvals import fenced, inline, question_about
+from agent.tools.arguments import parsed
 from agent.tools.files.file_tools import file_tools
 from agent.tools.files.workspace import WorkspaceStore
 from agent.tools.mcp.servers import ServerHandle
@@ -89,8 +91,8 @@ def tools(folder: Path) -> dict[str, Tool]:
 
 
 def question(folder: Path, tool: str, arguments: Mapping[str, Any]) -> ApprovalRequest:
-    call = ToolCall(id="1", name=tool, arguments=orjson.dumps(arguments).decode())
-    ready = ReadyCall(call=call, tool=tools(folder)[tool], arguments=dict(arguments))
+    call, known = ToolCall(id="1", name=tool, arguments=orjson.dumps(arguments).decode()), tools(folder)[tool]
+    ready = ReadyCall(call=call, tool=known, arguments=parsed(call.arguments, known.parameters))
     return question_about(ready, Answerer.STARTER)
 
 
@@ -125,9 +127,7 @@ def question(folder: Path, tool: str, arguments: Mapping[str, Any]) -> ApprovalR
 def test_a_question_shows_every_argument_whole(
     tmp_path: Path, tool: str, arguments: dict[str, Any], shown: list[str]
 ) -> None:
-    text = question(
-        tmp_path, tool, {"background": False, "all": False, **arguments} if tool != "plugin" else arguments
-    ).markdown
+    text = question(tmp_path, tool, arguments).markdown
     assert not [words for words in shown if words not in text]
     assert f"`{tool}`" in text
 
@@ -136,7 +136,7 @@ def test_a_question_shows_every_argument_whole(
 def test_a_path_that_cannot_be_used_is_refused_before_anybody_is_asked(tmp_path: Path, path: str) -> None:
     for name in ("write_file", "edit_file"):
         with pytest.raises(ToolError):
-            tools(tmp_path)[name].check({"path": path}, None)  # type: ignore[arg-type]
+            tools(tmp_path)[name].check(SimpleNamespace(path=path), None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,8 @@ def test_a_path_that_cannot_be_used_is_refused_before_anybody_is_asked(tmp_path:
             {"path": "a", "content": "b"},
             "`write_file` for any file in this chat's workspace, by everybody in this chat",
         ),
-        ("terminal", {"command": "ls -l", "background": False}, "`terminal` running `ls` with any plain words"),
-        ("terminal", {"command": "make all", "background": False}, "`terminal` running exactly\n```sh\nmake all\n```"),
+        ("terminal", {"command": "ls -l"}, "`terminal` running `ls` with any plain words"),
+        ("terminal", {"command": "make all"}, "`terminal` running exactly\n```sh\nmake all\n```"),
         ("harbour__book", {}, "`harbour__book` with any arguments"),
         ("plugin", {}, "`plugin` with any arguments"),
     ],

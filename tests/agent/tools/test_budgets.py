@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from agent.tools.budgets import ResultBudget
+from agent.tool_calls import ResultBudget
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
 from hermes_state.search.other_words import search_in_other_words
@@ -67,7 +67,7 @@ async def test_a_stored_result_is_opened_in_parts_and_is_never_stored_again(
     call = ToolCall(
         id="c", name="history_open", arguments=f'{{"id": "m{stored.id}", "offset": 149000, "limit": 20000}}'
     )
-    context = ToolContext.of(turn, chat.store, Tokens(8_192), ResultBudget().longest(Tokens(8_192)))
+    context = ToolContext.of(turn, chat.store, result_size=ResultBudget().longest(Tokens(8_192)))
     opened = await tools.run(call, tools.check(call), context)
     assert "zanzibar-end" in opened.text
     assert ResultBudget().preview_for(tools.get("history_open"), "x" * 1_000_000, Tokens(8_192)) is None

@@ -6,7 +6,7 @@ import pytest
 
 from agent.context.model_handle import ContextSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
-from agent.tools.context import context_tool
+from agent.tools.planning import context_tool
 from hermes_state.values import MessageRole
 from tests.agent.conftest import Chat, Sink
 from tests.agent.context.contexts import agent_of, dialled, fill_and_ask, look, summary_of
@@ -25,7 +25,7 @@ def results(rows: object) -> list[str]:
 
 
 async def test_the_agent_is_told_how_full_its_window_is(chat: Chat, small: ChatCompletionsModel) -> None:
-    agent = agent_of(chat, small, tools=[context_tool()])
+    agent = agent_of(chat, small, tools=[context_tool])
     turn = await fill_and_ask(chat, agent, 2_000, "[[tool:context]]")
     await agent.run(turn, Sink())
     [told] = results(await chat.view(turn))
@@ -37,7 +37,7 @@ async def test_a_compression_that_is_asked_for_comes_before_the_next_step_with_i
     chat: Chat, small: ChatCompletionsModel, llm: LLM
 ) -> None:
     llm.models["lab-8k"] = {"context": 32_768, "max_output": 8_192}
-    agent = agent_of(chat, small, tools=[context_tool()], context_length=32_768)
+    agent = agent_of(chat, small, tools=[context_tool], context_length=32_768)
     llm.add_scripts([{"summary": True, "text": summary_of("the agent itself")}])
     turn = await fill_and_ask(chat, agent, 6_000, '[[tool:context {"action": "compress", "focus": "the harbour"}]]')
     await agent.run(turn, Sink())
@@ -51,7 +51,7 @@ async def test_a_compression_that_is_asked_for_comes_before_the_next_step_with_i
 async def test_what_holds_the_automatic_layers_back_holds_the_agent_back(
     chat: Chat, small: ChatCompletionsModel
 ) -> None:
-    agent = agent_of(chat, small, tools=[context_tool()], context=ContextSettings(is_enabled=False))
+    agent = agent_of(chat, small, tools=[context_tool], context=ContextSettings(is_enabled=False))
     turn = await fill_and_ask(chat, agent, 3_000, '[[tool:context {"action": "compress"}]]')
     await agent.run(turn, Sink())
     [told] = results(await chat.view(turn))

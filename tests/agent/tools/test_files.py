@@ -326,7 +326,7 @@ from agent.settings import WorkspaceSettings
 from agent.tools.files.workspace import WorkspaceStore
 async def main():
     workspace = WorkspaceStore(Path(sys.argv[1]), WorkspaceSettings(max_bytes=1_000_000, max_file_bytes=1_000)).of(1)
-    with workspace.writing():
+    with workspace.lock:
         workspace.write(("new.txt",), b"x")
     print(["/".join(entry.parts) for entry in workspace.walk()])
 asyncio.run(main())

@@ -20,12 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.settings import ServerSettings
-from agent.tools.mcp.bounds import GOODBYE_SECONDS, LineReader, find_id, weight
-from agent.tools.mcp.results import ImageStore, RemoteResult
-from agent.tools.mcp.servers import RETRIES, ServerRegistry
-from agent.tools.mcp.settings import ServerState, ServerStatus
-from agent.tools.mcp.stdio import server_environ
-from agent.tools.registry import ToolContext, ToolOutput
+from agent.tools.mcp.connection import GOODBYE_SECONDS
+from agent.tools.mcp.servers import RETRIES, ImageStore, ServerRegistry
+from agent.tools.mcp.settings import RemoteResult, ServerState, ServerStatus
+from agent.tools.mcp.stdio import LineReader, find_id, server_environ, weight
+from agent.tools.registry import ToolContext, ToolReply
 from hermes_state.aio import Backoff
 from hermes_state.errors import ToolError
 from hermes_state.files.folder import AttachmentFolder
@@ -466,7 +465,7 @@ async def test_images_of_a_result_that_cannot_be_shown_are_counted(
     store = ImageStore(files=AttachmentFolder(tmp_path / "files"), clock=SystemClock())
     context = replace(ToolContext.of(await chat.start("hello"), chat.store), sees_images=sees_images)
     output = await store.output(RemoteResult(content=[*good, *bad], structured=None, is_error=False), context)
-    assert isinstance(output, ToolOutput)
+    assert isinstance(output, ToolReply)
     assert len(output.images) == shown
     assert output.text.endswith(f"[{8 - shown} of the images cannot be shown to you]")
 

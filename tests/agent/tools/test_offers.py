@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from agent.tool_calls import ToolCallRunner
-from agent.tools.budgets import ResultBudget
-from agent.tools.context import context_tool
+from agent.tool_calls import ResultBudget, ToolCallRunner
 from agent.tools.offers import MORE_TOOLS, OfferRegistry, OpenAccess, Policy, offer, schema_tokens
+from agent.tools.planning import context_tool
 from agent.tools.recall import recall_tools
 from agent.tools.registry import Tool, ToolContext, ToolRegistry, tool
 from hermes_state import journal
@@ -81,7 +80,7 @@ def _load(db: Any, lineage_id: Any) -> Any:
 
 
 def test_a_small_window_lists_the_history_s_tools_and_what_finds_the_others() -> None:
-    listed = offer([*recall_tools(), context_tool(), plain("own")], {}, Tokens(4_096))
+    listed = offer([*recall_tools(), context_tool, plain("own")], {}, Tokens(4_096))
     assert names(listed) == ["history_search", "history_open", MORE_TOOLS]
     assert sum(map(schema_tokens, listed)) <= (4_096 - 1_024) // 10
 

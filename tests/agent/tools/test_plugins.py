@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from agent.tools.plugins import load_plugin_tools
-from agent.tools.registry import ToolContext
+from agent.tools.registry import ToolContext, load_plugin_tools
 from tests.agent.conftest import Chat
 
 WEATHER = """

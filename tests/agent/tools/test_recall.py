@@ -101,7 +101,7 @@ async def test_a_long_message_is_read_in_parts(chat: Chat) -> None:
         ("history_open", {"id": "m1", "offset": 500}, "ends after"),
         ("history_open", {"id": "m1", "limit": 10**6}, "at most"),
         ("history_open", {}, "missing: id"),
-        ("history_search", {"query": "x", "role": "system"}, "one of user, assistant, tool"),
+        ("history_search", {"query": "x", "role": "system"}, "one of assistant, tool, user"),
         ("history_search", {"query": "x", "since": "yesterday"}, "since must be a date"),
         ("history_search", {"query": "x", "chat": "43"}, "unknown: chat"),
     ],

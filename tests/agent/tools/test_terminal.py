@@ -11,7 +11,7 @@ import pytest
 
 from agent.settings import TerminalSettings
 from agent.tools.registry import ToolContext, ToolRegistry, ToolReply, failed
-from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, terminal_tool
+from agent.tools.terminal.terminal_tool import BackgroundCommand, BackgroundRegistry, Command, terminal_tool
 from hermes_state.aio import cancel_all
 from hermes_state.errors import ToolError
 from hermes_state.tool_runs import ToolRunState
@@ -170,9 +170,9 @@ async def test_background_commands_that_start_side_by_side_are_counted(terminal:
 
 async def test_without_a_sandbox_only_the_very_command_is_allowed_for_longer(terminal: Terminal) -> None:
     [tool] = terminal.tools.by_name.values()
-    assert tool.shape({"command": "cat notes", "background": False}) == "cat …"
+    assert tool.shape(Command(command="cat notes")) == "cat …"
     terminal.settings = TerminalSettings(enabled=True, unsafe=True)
-    assert tool.shape({"command": "cat notes", "background": False}) == "cat notes"
+    assert tool.shape(Command(command="cat notes")) == "cat notes"
 
 
 async def test_background_commands_of_another_chat_are_out_of_reach(terminal: Terminal) -> None:

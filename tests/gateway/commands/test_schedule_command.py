@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.tools.schedules.changes import MAX_PER_CHAT
+from agent.tools.schedules.schedule_tool import MAX_PER_CHAT
 from gateway.schedules import schedule_zone
 from hermes_state.store.writer import Store
 from tests.gateway.helpers import ANN, BOB, BOSS, GROUP, config_of, eventually, hanging, serving

@@ -9,8 +9,7 @@ import pytest
 from agent.tools.approvals import CallPlan, question_about
 from agent.tools.offers import OfferRegistry, OpenAccess, Policy
 from agent.tools.registry import Tool, ToolContext, ToolRegistry
-from agent.tools.schedules.changes import MAX_PER_CHAT
-from agent.tools.schedules.schedule_tool import schedule_tool
+from agent.tools.schedules.schedule_tool import MAX_PER_CHAT, schedule_tool
 from hermes_state.errors import ToolError
 from hermes_state.tools.approvals import Answerer
 from hermes_state.tools.schedules import load_schedules

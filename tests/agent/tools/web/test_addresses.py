@@ -28,7 +28,7 @@ async def test_nothing_leads_inside(url: str) -> None:
 
     given = FetchSettings(resolver=Names(dict(CORPUS["names"])), is_public=guard)
     with pytest.raises(ToolError) as refused:
-        await fetch_page(url, given, lambda kind: True)
+        await fetch_page(url, given)
     assert opened == []
     assert "does not answer as a web server" not in str(refused.value)
 

@@ -24,7 +24,7 @@ def settings(names: dict[str, str | list[str]] | None = None, **more: Any) -> Fe
 
 
 async def fetched(url: str, given: FetchSettings) -> FetchResult:
-    return await fetch_page(url, given, lambda kind: kind.startswith("text/"))
+    return await fetch_page(url, given)
 
 
 async def fault(url: str, given: FetchSettings) -> str:

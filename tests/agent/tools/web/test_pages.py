@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent.tools.web import fetch_tool as tool
-from agent.tools.web import worker
-from agent.tools.web.fetch_tool import _read, _told
-from agent.tools.web.fetching import FetchResult
+from agent.tools.web import fetching, worker
+from agent.tools.web.fetching import FetchResult, _read, _told
 from hermes_state.errors import ToolError
 
 SENTENCE = "The register names every boat, the day on which it came in, and what it brought into the harbour."
@@ -151,8 +149,8 @@ async def test_a_worker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPa
     endless.write_text(
         f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)"
     )
-    monkeypatch.setattr(tool, "_WORKER", endless)
-    monkeypatch.setattr(tool, "_READ_SECONDS", 1.0)
+    monkeypatch.setattr(fetching, "_WORKER", endless)
+    monkeypatch.setattr(fetching, "_READ_SECONDS", 1.0)
     with pytest.raises(ToolError, match="too hard to read"):
         await text_of(ARTICLE)
     assert not is_running((tmp_path / "pid").read_text())

@@ -3,6 +3,8 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,7 @@ import pytest
 from aiohttp import web
 
 from agent.tools.registry import ToolRegistry
-from agent.tools.web.search_clients import BraveClient, SearchClient, SearxngClient, TavilyClient
-from agent.tools.web.search_tool import SearchSettings, search_tool
+from agent.tools.web.search_tool import SearchService, brave, search_tool, searxng, tavily
 from hermes_state.redaction.encodings import holds_encoded
 from hermes_state.turns import RunningTurn
 from tests.agent.conftest import Chat
@@ -19,22 +20,22 @@ from tests.agent.tools.calls import call
 from tests.agent.tools.web.sites import Site, serving
 
 ANSWERS: list[dict[str, Any]] = json.loads((Path(__file__).parents[3] / "fixtures/web/answers.json").read_text())
-SERVICES: dict[str, Callable[[str], SearchClient]] = {
-    "searxng": lambda url: SearxngClient(url=url),
-    "brave": lambda url: BraveClient(key="brave-key", url=url),
-    "tavily": lambda url: TavilyClient(key="tavily-key", url=url),
+SERVICES: dict[str, Callable[[str], SearchService]] = {
+    "searxng": searxng,
+    "brave": partial(brave, "brave-key"),
+    "tavily": partial(tavily, "tavily-key"),
 }
 
 
 class Search:
     """A search service on loopback, and the tool that asks it."""
 
-    def __init__(self, chat: Chat, service: SearchClient | None) -> None:
+    def __init__(self, chat: Chat, service: SearchService | str) -> None:
         self.chat = chat
         self.turn: RunningTurn | None = None
-        self.settings = SearchSettings(service=service, seconds=5.0)
+        self.service = service
         self.tools = ToolRegistry(
-            [search_tool(lambda: self.settings, lambda text: holds_encoded(text, ("hunter2secret",)))]
+            [search_tool(lambda: self.service, lambda text: holds_encoded(text, ("hunter2secret",)))]
         )
 
     async def __call__(self, **arguments: Any) -> str:
@@ -88,7 +89,7 @@ async def test_results_are_marked_bounded_and_cannot_end_their_block(chat: Chat)
         return web.json_response({"results": rows})
 
     async with serving(answer) as port:
-        told = await Search(chat, SearxngClient(url=f"http://127.0.0.1:{port}"))(query="boats", count=20)
+        told = await Search(chat, searxng(f"http://127.0.0.1:{port}"))(query="boats", count=20)
     assert told.count("https://example.org/") == 20
     assert told.count("</web-results>") == 1
     assert "never instructions" in told
@@ -96,7 +97,7 @@ async def test_results_are_marked_bounded_and_cannot_end_their_block(chat: Chat)
 
 
 async def test_a_service_that_is_not_there_or_never_answers_is_an_error_in_words(chat: Chat, site: Site) -> None:
-    gone = Search(chat, SearxngClient(url="http://127.0.0.1:9"))
+    gone = Search(chat, searxng("http://127.0.0.1:9"))
     assert "SearXNG cannot be reached" in await gone(query="boats")
 
     async def hangs(request: web.Request) -> web.StreamResponse:
@@ -104,12 +105,12 @@ async def test_a_service_that_is_not_there_or_never_answers_is_an_error_in_words
         raise AssertionError
 
     site.answers["/search"] = hangs
-    gone.settings = SearchSettings(service=SearxngClient(url=site.at("127.0.0.1", "")), seconds=0.3)
+    gone.service = replace(searxng(site.at("127.0.0.1", "")), seconds=0.3)
     assert "within 0.3 seconds" in await gone(query="boats")
 
 
 async def test_nothing_is_asked_without_words_or_with_a_secret(chat: Chat, site: Site) -> None:
-    search = Search(chat, SearxngClient(url=site.at("127.0.0.1", "")))
+    search = Search(chat, searxng(site.at("127.0.0.1", "")))
     assert "must have words" in await search(query="  ")
     assert "secret" in await search(query="who uses hunter2secret as a password?")
     assert "secret" in await search(query="who uses hunter2%73ecret as a password?")
@@ -117,7 +118,6 @@ async def test_nothing_is_asked_without_words_or_with_a_secret(chat: Chat, site:
 
 
 async def test_without_a_service_the_tool_is_not_offered(chat: Chat) -> None:
-    search = Search(chat, None)
-    search.settings = SearchSettings(service=None, fault="no search is configured")
+    search = Search(chat, "no search is configured")
     assert search.tools.available() == ()
     assert "no tool named" in await search(query="boats")
