@@ -102,9 +102,9 @@ class AgentMaker:
         if notes is not None and memory.flush is not False:
             is_shared = memory.flush is True
             writer = MemoryWriter(notes=notes, redact=redactor, clock=clock, is_on=files.is_on, is_shared_on=is_shared)
-        tools = [*recall_tools(), context_tool, todo_tool(clock), skill_tool(skills)]
+        tools = [*recall_tools(), context_tool, todo_tool(clock)]
         tools += [memory_tool(notes)] if notes is not None else []
-        tools += [delegate_tool] if config.auxiliary.delegate != "off" else []
+        tools += [skill_tool(skills), *([delegate_tool] if config.auxiliary.delegate != "off" else [])]
         registry = ToolRegistry((*tools, *self.tools(loaded)), self.tool_source)
         for plugin_tool in load_plugin_tools(registry.by_name):
             registry.add(plugin_tool)

@@ -47,10 +47,8 @@ RunCommand: TypeAlias = Callable[[InboxRow], Awaitable[RunningTurn | None]]
 class Lane:
     """Worker of one chat. It ends when no work is left."""
 
-    def __init__(self, chat_id: ChatId, lanes: "LaneRegistry", run_command: RunCommand) -> None:
-        self._chat_id = chat_id
-        self._lanes = lanes
-        self._run_command = run_command
+    def __init__(self, chat_id: ChatId, lanes: "LaneRegistry", ownership: Ownership, run_command: RunCommand) -> None:
+        self._chat_id, self._lanes, self._ownership, self._run_command = chat_id, lanes, ownership, run_command
         self._crashes = 0
         self._is_closing = False
         self._held: tuple[InboxId | None, float] = (None, 0.0)
@@ -75,13 +73,15 @@ class Lane:
                         return
                 delays = iter(RETRY_BACKOFF)
                 self._crashes = 0
-                if self._lanes.has_queue:
+                if self._ownership.has_queue:
                     return  # others have waited for longer
             except StateError as error:
                 pause = next(delays)
                 log.warning("lane.delayed", chat_id=self._chat_id, error=str(error), retry_seconds=pause)
                 if isinstance(error, StoreBroken):
-                    await self._lanes.tell_broken(self._chat_id)
+                    with suppress(StateError):  # nothing says whose chat it is
+                        chat = await self._lanes.store.read(load_chat, self._chat_id)
+                        self._lanes.turns.delivery.tell_broken(chat.key)
                 await wait_until(self.woken, pause)
             except Exception:  # the chat boundary: the rows are safe, and other chats must not notice
                 log.exception("lane.crashed", chat_id=self._chat_id)
@@ -128,7 +128,7 @@ class Lane:
             await lanes.store.write(_turn_away, revoked, lanes.clock.now())
             lanes.turns.delivery.wake(self._chat_id)
             return
-        if any(row.payload.attachments for row in rows) and not await lanes.can_fetch(self._chat_id):
+        if any(row.payload.attachments for row in rows) and not await self._ownership.can_fetch(self._chat_id):
             self._is_closing = True  # the owner of the chat's account goes on here
             return
         prepared = await lanes.attachments.prepare(self._chat_id, rows)
@@ -262,11 +262,6 @@ class LaneRegistry:
         is_open = ownership is not None and self.works_by(ownership) and not ownership.leaves_new
         return is_open and self.room > ahead and not self.slots.locked()
 
-    @property
-    def has_queue(self) -> bool:
-        """True if a lane should end after its turn, because other chats wait for its place."""
-        return self._ownership is not None and self._ownership.has_queue
-
     def wake(
         self, chat_id: ChatId, started: RunningTurn | None = None, asked_at: float = 0.0, *, is_new: bool = False
     ) -> None:
@@ -292,15 +287,6 @@ class LaneRegistry:
         """Forget a turn that has ended or is left to others."""
         if self.is_own(turn):
             del self.own[turn.chat_id]
-
-    async def can_fetch(self, chat_id: ChatId) -> bool:
-        """Return False if another process must fetch the files of a chat."""
-        return self._ownership is None or await self._ownership.can_fetch(chat_id)
-
-    async def tell_broken(self, chat_id: ChatId) -> None:
-        """Tell a chat that its messages wait for a broken database."""
-        with suppress(StateError):  # nothing says whose chat it is
-            self.turns.delivery.tell_broken((await self.store.read(load_chat, chat_id)).key)
 
     def tell_all_broken(self) -> None:
         """Tell every chat with a running turn that its answer cannot be finished."""
@@ -365,7 +351,7 @@ class LaneRegistry:
         if ownership is None or self._is_closing or chat_id in self._lanes:
             return
         assert self._run_command is not None, "`start` has come with the ownership"
-        lane = self._lanes[chat_id] = Lane(chat_id, self, self._run_command)
+        lane = self._lanes[chat_id] = Lane(chat_id, self, ownership, self._run_command)
         if self.begin(self._serve(chat_id, lane, ownership, started), f"lane-{chat_id}") is None:
             self._lanes.pop(chat_id, None)
 
