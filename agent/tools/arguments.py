@@ -105,18 +105,14 @@ def checked_arguments(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 def _check(key: str, value: object, rule: Mapping[str, Any]) -> None:
     wanted = rule.get("type", [])
     kinds = [wanted] if isinstance(wanted, str) else wanted
-    if kinds and not any(_is(value, kind) for kind in kinds):
+    is_bool = isinstance(value, bool)  # a bool is an int to Python, not to JSON
+    fits = (kind == "boolean" if is_bool else isinstance(value, _TYPES.get(kind, (object,))) for kind in kinds)
+    if kinds and not any(fits):
         raise ToolError(f"{key} must be of type {' or '.join(kinds)}")
     if "enum" in rule and value not in rule["enum"]:
         raise ToolError(f"{key} must be one of {', '.join(map(str, rule['enum']))}")
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not is_bool:
         if value < rule.get("minimum", value):
             raise ToolError(f"{key} must be at least {rule['minimum']}")
         if value > rule.get("maximum", value):
             raise ToolError(f"{key} must be at most {rule['maximum']}")
-
-
-def _is(value: object, kind: str) -> bool:
-    if isinstance(value, bool):  # a bool is an int to Python, not to JSON
-        return kind == "boolean"
-    return isinstance(value, _TYPES.get(kind, (object,)))

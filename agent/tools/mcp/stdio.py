@@ -73,7 +73,7 @@ async def stdio_streams(settings: ServerSettings, ended: asyncio.Event) -> Async
                     await _end(process)
                 finally:
                     await cancel_all(tasks)
-    except Exception:
+    except ExceptionGroup:  # of the body: the program's end explains it better
         if not has_ended:
             raise
     finally:
