@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hermes_state import inbox, outbox, previews, questions, tool_runs
+from hermes_state import inbox, outbox, tool_runs
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState, NewInboxRow
 from hermes_state.models import ledger
@@ -37,6 +37,7 @@ from hermes_state.turns import (
     find_subagents,
     find_unended,
     load_running,
+    remove_preview,
     require_running,
 )
 from hermes_state.values import (
@@ -320,7 +321,7 @@ def pause_turn(db: Connection, claim: TurnClaim) -> RunningTurn:
     """Let a turn wait for a decision; it keeps its place in the chat. Raises `TurnMoved`."""
     turn = require_running(db, claim)
     db.execute("UPDATE turns SET state = 'waiting' WHERE id = ?", (turn.id,))
-    previews.remove(db, turn.id)
+    remove_preview(db, turn.id)
     return turn
 
 
@@ -470,8 +471,8 @@ def _reply(turn: RunningTurn, kind: OutboxKind, markdown: str, message_id: Messa
 
 def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | None, now: Millis) -> None:
     db.execute("UPDATE turns SET state = ?, error = ?, ended_at = ? WHERE id = ?", (state, error, now, turn.id))
-    previews.remove(db, turn.id)
-    questions.close_all(db, turn.id, now)
+    remove_preview(db, turn.id)
+    outbox.close_questions(db, turn.id, now)
     if turn.parent is None:
         _settle_inbox(db, turn, True, now)
     else:
@@ -505,7 +506,7 @@ def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> Runni
     """
     if db.execute(_TAKE_UP, (int(is_restart), claim.id, claim.epoch)).rowcount != 1:
         raise TurnMoved(f"turn {claim.id} does not run in epoch {claim.epoch}")
-    previews.remove(db, claim.id)
+    remove_preview(db, claim.id)
     return load_running(db, claim.id)
 
 

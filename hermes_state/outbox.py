@@ -7,18 +7,24 @@ stays ambiguous until it is settled, however often it is sent.
 
 An attempt states whose it is and which one: what an earlier owner of the account, or an earlier attempt, has still to
 say of a row gives up nothing that another one is sending. Only that the platform has it is true whoever says it.
+
+An account has a new epoch each time that its owner changes, and every send states it. So an owner that was stopped or
+cut off can begin nothing more where several nodes share a database.
+
+A question about a call is a row `approval:<id>`; its copies in admins' chats are `approval:<id>:<chat id>`. Closing the
+question stores an edit of each, `<key>:closed`, which is sent after the message.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
 import msgspec
 
-from hermes_state.accounts import IS_HELD, AccountClaim, require_held
 from hermes_state.chats import note_reach
-from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, scalar_or_none, scalars, select, select_one
+from hermes_state.errors import StateError
+from hermes_state.store.locks import EVERYTHING, locks
+from hermes_state.store.sql import Connection, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import (
     Button,
     ChatId,
@@ -31,6 +37,29 @@ from hermes_state.values import (
     TurnId,
     UserRef,
 )
+
+
+class AccountMoved(StateError):
+    """The account may be another node's by now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountClaim:
+    """An account as its owner has taken it."""
+
+    account: str
+    epoch: int
+    """Fencing token: moves each time that the account is taken."""
+
+
+IS_HELD = "EXISTS (SELECT 1 FROM accounts a WHERE a.account = :account AND a.epoch = :epoch)"
+"""Condition for a claim while nobody has taken the account since."""
+
+
+def require_held(db: Connection, claim: AccountClaim) -> None:
+    """Raise `AccountMoved` where somebody has taken the account since."""
+    if not scalar(db, bool, f"SELECT {IS_HELD}", asdict(claim)):
+        raise AccountMoved(f"the account {claim.account} was taken by another node")
 
 
 class OutboxKind(StrEnum):
@@ -319,3 +348,64 @@ def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, befor
     """
     values = {"chat_id": chat_id, "person": person, "before": before, "now": now}
     return db.execute(_STOP, values).rowcount > 0
+
+
+# ---- questions ----------------------------------------------------------------------------------------------
+
+# Purpose: close one question; it is closed once.
+_CLOSE = """
+UPDATE approvals SET state = ?, decided_by = ?, decided_at = ?, reason = ?
+WHERE id = ? AND state = 'pending' RETURNING question
+"""
+# Purpose: the messages that show a question, with the platform's id of the last part of each.
+_ASKING = """
+SELECT o.chat_id, o.dedupe_key,
+  (SELECT l.platform_ref FROM outbox l WHERE l.dedupe_key = o.dedupe_key ORDER BY l.part DESC LIMIT 1)
+FROM outbox o WHERE o.part = 0 AND (o.dedupe_key = :key
+  OR o.dedupe_key IN (SELECT :key || ':' || c.id FROM chats c WHERE c.kind IN ('direct','local')))
+"""
+
+
+def close_question(
+    db: Connection, number: int, state: str, by: str, reason: str | None, outcome: str, now: Millis
+) -> None:
+    """Store the answer to a question, and owe its messages an edit: no buttons, and `outcome` with the time below."""
+    for (question,) in db.execute(_CLOSE, (state, by, now, reason, number)).fetchall():
+        for chat_id, key, ref in db.execute(_ASKING, {"key": f"approval:{number}"}).fetchall():
+            edit = Reply(chat_id=chat_id, markdown=question, dedupe_key=f"{key}{CLOSED}", replaces=ref)
+            enqueue(db, replace(edit, footer=outcome, edited_at=now), now)
+
+
+def close_questions(db: Connection, turn_id: TurnId, now: Millis) -> None:
+    """Close the open questions of a turn that ends."""
+    for number in scalars(db, int, "SELECT id FROM approvals WHERE turn_id = ? AND state = 'pending'", (turn_id,)):
+        close_question(db, number, "expired", "", None, "Withdrawn, because the turn ended,", now)
+
+
+# ---- accounts -----------------------------------------------------------------------------------------------
+
+# Purpose: the next epoch of an account.
+_TAKE = """
+INSERT INTO accounts (account, epoch) VALUES (?, 1)
+ON CONFLICT (account) DO UPDATE SET epoch = accounts.epoch + 1 RETURNING epoch
+"""
+# Purpose: mark what its last owner was sending: the outcome is unknown.
+_INTERRUPT = """
+UPDATE outbox SET state = 'ambiguous'
+WHERE state = 'sending' AND chat_id IN (SELECT id FROM chats WHERE account = ?)
+"""
+
+
+@locks(EVERYTHING)
+def take_account(
+    db: Connection, account: str, is_certain: Callable[[], bool] = lambda: True
+) -> tuple[AccountClaim, int]:
+    """Become the owner of an account; returns how many sends of the last one were interrupted, too.
+
+    `is_certain` tells whether it is still the caller's to take. It is asked inside the transaction: a node that was
+    stopped since must not get a newer epoch than the one that took over. Raises `AccountMoved`.
+    """
+    if not is_certain():
+        raise AccountMoved(f"the account {account} may be another node's by now")
+    epoch = scalar(db, int, _TAKE, (account,))
+    return AccountClaim(account=account, epoch=epoch), db.execute(_INTERRUPT, (account,)).rowcount

@@ -1,9 +1,15 @@
-"""Turns that have not ended: what is known of one while it runs or waits. What happens to them is in `journal`."""
+"""Turns that run or wait, and the previews of their answers. Functions that change turns are in `journal`.
+
+A preview is stored only where another node shows it. A turn has at most one, until it is taken up, paused or ended.
+"""
+
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from hermes_state import inbox
 from hermes_state.errors import StateError
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, columns, scalar, select, select_one
 from hermes_state.values import (
     ChatId,
@@ -137,3 +143,45 @@ def load_running(db: Connection, turn_id: TurnId) -> RunningTurn:
     if found is None:
         raise TurnMoved(f"turn {turn_id} does not run")
     return found
+
+
+class StoredText(msgspec.Struct, frozen=True, kw_only=True):
+    """Text so far of a turn that runs."""
+
+    turn_id: TurnId
+    text: str
+    moved: RunningTurn | None
+    """The turn, unless its epoch is known."""
+
+
+# Purpose: the text so far of a turn, while its owner has it.
+_STORE_PREVIEW = """
+INSERT INTO previews (turn_id, text, shown_at)
+SELECT id, CAST(:text AS TEXT), CAST(:now AS BIGINT) FROM turns
+WHERE id = :turn_id AND epoch = :epoch AND state = 'running'
+ON CONFLICT (turn_id) DO UPDATE SET text = excluded.text, shown_at = excluded.shown_at
+"""
+
+
+@locks(turn="claim.id")
+def store_preview(db: Connection, claim: TurnClaim, text: str, now: Millis) -> None:
+    """Store the text so far, which also says that the turn is worked on; nothing once it is not the caller's."""
+    db.execute(_STORE_PREVIEW, {"text": text, "now": now, "turn_id": claim.id, "epoch": claim.epoch})
+
+
+def load_previews(db: Connection, turn_ids: Iterable[TurnId], known: Mapping[TurnId, int]) -> list[StoredText]:
+    """Stored previews of those turns that run; `known`: epochs of turns."""
+    query = """SELECT t.epoch, p.text FROM previews p JOIN turns t ON t.id = p.turn_id
+    WHERE p.turn_id = ? AND t.state = 'running'"""
+    found = []
+    for turn_id in turn_ids:
+        if (row := db.execute(query, (turn_id,)).fetchone()) is not None:
+            epoch, text = row
+            moved = None if known.get(turn_id) == epoch else find_turn(db, turn_id)
+            found.append(StoredText(turn_id=turn_id, text=text, moved=moved))
+    return found
+
+
+def remove_preview(db: Connection, turn_id: TurnId) -> None:
+    """Remove what is stored of a turn."""
+    db.execute("DELETE FROM previews WHERE turn_id = ?", (turn_id,))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from hermes_state.engines.sqlite import copying as sqlite_copying
+from hermes_state.engines.sqlite import resting as sqlite_resting
 from hermes_state.engines.sqlite.connections import Synchronous
 from hermes_state.engines.sqlite.presence import has_content
 from hermes_state.engines.sqlite.resting import open_resting_file
@@ -174,11 +174,11 @@ def open_ends(source: Path | str, target: Path | str) -> Iterator[tuple[Connecti
 
 def _end(place: Path | str, kind: Literal["source", "target"]) -> AbstractContextManager[Connection]:
     if isinstance(place, Path):
-        return sqlite_copying.open_source(place) if kind == "source" else sqlite_copying.open_target(place)
+        return sqlite_resting.open_source(place) if kind == "source" else sqlite_resting.open_target(place)
     _check_address(place)
-    from hermes_state.engines.postgres import copying as postgres_copying
+    from hermes_state.engines.postgres import resting as postgres_resting
 
-    return postgres_copying.open_source(place) if kind == "source" else postgres_copying.open_target(place)
+    return postgres_resting.open_source(place) if kind == "source" else postgres_resting.open_target(place)
 
 
 def name_of(place: Path | str) -> str:

@@ -14,8 +14,7 @@ from hermes_state.engines.sqlite.index import SERVING
 from hermes_state.search.index import load_totals, serving_index, sizes_of
 from hermes_state.search.query import AllOf, AnyOf, Expression, Term, Without
 from hermes_state.search.ranking import RANKED_HITS, MatchReader, SearchFilter, best_of, scored, weight
-from hermes_state.store.searched import REPEATS
-from hermes_state.store.segment import phrase
+from hermes_state.store.segment import REPEATS, phrase
 from hermes_state.store.sql import Connection, scalar, scalars
 
 COMMON_ROWS = 200_000

@@ -18,8 +18,7 @@ from hermes_state.search.query import LETTER, Expression, Query, Term, one_line,
 from hermes_state.search.ranking import MatchReader, SearchFilter
 from hermes_state.search.tsquery import TsMatches
 from hermes_state.sessions import LINEAGE_KEY
-from hermes_state.store.searched import fts_row, searched_text
-from hermes_state.store.segment import INDEXED_CHARACTERS, folded
+from hermes_state.store.segment import INDEXED_CHARACTERS, folded, fts_row, searched_text
 from hermes_state.store.sql import Connection, columns, select
 from hermes_state.values import (
     ChatId,

@@ -19,7 +19,7 @@ from hermes_state.search.ranking import (
     scored,
     weight,
 )
-from hermes_state.store.searched import REPEATS, fts_row
+from hermes_state.store.segment import REPEATS, fts_row
 from hermes_state.store.sql import Connection, scalar
 
 RECENT_ROWS = 500

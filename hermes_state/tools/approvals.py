@@ -13,7 +13,6 @@ from enum import StrEnum
 import msgspec
 
 from hermes_state import outbox
-from hermes_state import questions as questions_of
 from hermes_state.journal import pause_turn, unpause_turn
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.locks import EVERYTHING, locks
@@ -175,7 +174,7 @@ def decide(
 def _close(
     db: Connection, one: PendingApproval, state: ApprovalState, by: str, reason: str | None, outcome: str, now: Millis
 ) -> None:
-    questions_of.close(db, one.id, state, by, reason, outcome, now)
+    outbox.close_question(db, one.id, state, by, reason, outcome, now)
     if not db.execute(f"{_PENDING} AND t.id = ? LIMIT 1", (one.turn_id,)).fetchall():
         unpause_turn(db, one.turn_id)
 

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 import pytest
 
 from hermes_state import inbox, journal, outbox
-from hermes_state.accounts import take_account
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.journal import InboxMoved, ModelAnswer, PreparedMessage
-from hermes_state.outbox import OutboxKind, OutboxState, RenderedReply, Reply
+from hermes_state.outbox import OutboxKind, OutboxState, RenderedReply, Reply, take_account
 from hermes_state.sessions import choose_effort, choose_model, load_active, load_session, load_tip
 from hermes_state.store.sql import scalar
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs

@@ -1,21 +1,24 @@
-"""Transactions that read, and short reads that share one when they come at the same time.
+"""Reads, and functions that share their trips to the server (decision 24).
 
-A read of a few rows costs little at the server; its trips, and the way to the connection's thread and back, cost more.
+Short reads that come at the same time share a transaction. A read of a few rows costs little at the server; its trips,
+and the way to the connection's thread and back, cost more.
+
+Functions that share trips each run in a greenlet until they need a result. Then their statements travel in one trip
+(libpq's pipeline mode): together they take the trips of the longest of them.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
+from greenlet import getcurrent, greenlet
 
 from hermes_state.aio import track
-from hermes_state.engines.postgres.connection import PostgresConnection
-from hermes_state.engines.postgres.pipelining import run_pipelined
-from hermes_state.engines.postgres.trouble import ends_session
+from hermes_state.engines.postgres.connection import PostgresConnection, ends_session
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import READ_SECONDS
 
@@ -129,3 +132,69 @@ def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
             if ends_session(one.error):
                 raise one.error
             read(db, READ_SECONDS, one.run)
+
+
+def run_pipelined(db: PostgresConnection, functions: Sequence[Callable[[], None]]) -> None:
+    """Run functions that need not follow each other, inside the open transaction.
+
+    One that begins a savepoint goes on when all others have ended. Raises what the first of them has raised; none of
+    them runs on then. An error of the server's reaches all that wait for it, whoever's it is.
+    """
+    if len(functions) == 1:
+        functions[0]()
+    else:
+        _PipelinedRun(db, functions).run()
+
+
+class _PipelinedRun:
+    """Functions that take turns on a connection. Implements `connection.SharedTrips`."""
+
+    def __init__(self, db: PostgresConnection, functions: Sequence[Callable[[], None]]) -> None:
+        self._db = db
+        self._scheduler = getcurrent()
+        self._running = [greenlet(function) for function in functions]
+        self._postponed: list[greenlet] = []
+        self._failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while self._running:
+                self._take_turns()
+                self._send()
+            for one in self._postponed:
+                one.switch()
+        except BaseException as error:
+            self._end(error)
+            raise
+
+    def wait(self) -> None:
+        self._scheduler.switch()
+        if self._failure is not None:
+            raise self._failure
+
+    def wait_for_all(self) -> None:
+        self._postponed.append(getcurrent())
+        self.wait()
+
+    def _take_turns(self) -> None:
+        """Let each run until it waits or has ended."""
+        self._db.shared_trips = self
+        try:
+            for one in self._running:
+                one.switch()
+        finally:
+            self._db.shared_trips = None
+        self._running = [one for one in self._running if not one.dead and one not in self._postponed]
+
+    def _send(self) -> None:
+        try:
+            self._db.sync()
+        except psycopg.Error as error:
+            self._failure = error
+
+    def _end(self, error: BaseException) -> None:
+        """Raise the error in all that have not ended: nothing may be left that would run on later."""
+        self._failure = error
+        for one in (*self._running, *self._postponed):
+            with suppress(BaseException):  # it is told already
+                one.throw(error)

@@ -1,4 +1,4 @@
-"""A PostgreSQL database as the command line reads it, and a start looks at it, whoever else has it open."""
+"""A PostgreSQL database outside the store: one end of a copy, read by the command line, or checked before a start."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,12 +7,87 @@ from contextlib import contextmanager
 import psycopg
 
 from hermes_state.engines.postgres.connection import PostgresConnection
-from hermes_state.engines.postgres.migrate import load_version, shipped_migrations
+from hermes_state.engines.postgres.migrate import load_server, load_version, migrate, shipped_migrations
 from hermes_state.engines.postgres.nodes import POOLED, find_differences, is_one_session
-from hermes_state.engines.postgres.store import refusal
+from hermes_state.engines.postgres.store import be_the_only_one, name_of, refusal
+from hermes_state.engines.postgres.words import store_words
 from hermes_state.errors import ConfigError, DatabaseRejected
 from hermes_state.store.seats import NodeInfo
+from hermes_state.store.sql import Connection, scalars
 from hermes_state.values import Millis
+
+ROW_ERRORS: tuple[type[Exception], ...] = (
+    psycopg.IntegrityError,
+    psycopg.DataError,
+    psycopg.errors.ProgramLimitExceeded,
+)
+
+SCHEMA = "(SELECT CAST(value AS bigint) FROM meta WHERE key = 'schema_version')"
+BYTES = "pg_database_size(current_database())"
+
+# Purpose: tables that the role cannot use. `has_table_privilege` with a list is true for any one of it.
+_CLOSED = """
+SELECT relname FROM pg_class
+WHERE relkind = 'r' AND relnamespace = CAST(CAST(current_schema() AS text) AS regnamespace)
+  AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
+    AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE'))
+ORDER BY relname"""
+
+
+@contextmanager
+def open_source(url: str) -> Iterator[Connection]:
+    """A connection that only reads, to a database that this process alone has open.
+
+    Raises `LockUnavailable`, `DatabaseRejected` (also where there is none, or an older one) or `StoreUnavailable`.
+    """
+    with _open(url, is_alone=True) as db:
+        version = load_version(db)
+        if version != _newest():
+            raise DatabaseRejected(
+                f"{name_of(url)} has schema {version}, {_newest()} is needed: start the gateway once"
+            )
+        db.execute("SET default_transaction_read_only = on")
+        yield db
+
+
+@contextmanager
+def open_target(url: str) -> Iterator[Connection]:
+    """A connection to a database that this process alone has open, with the newest schema.
+
+    Raises what `PostgresStore.open` raises; `DatabaseRejected`, too, for an older one.
+    """
+    with _open(url, is_alone=True) as db:
+        if load_version(db) not in (0, _newest()):
+            raise DatabaseRejected(f"{name_of(url)} has the schema of an older version: name an empty database")
+        migrate(db)
+        yield db
+
+
+def _newest() -> int:
+    return shipped_migrations()[-1].number
+
+
+def load_sequences(db: Connection) -> dict[str, int]:
+    """The highest id that was ever given, by table."""
+    query = "SELECT sequencename, last_value FROM pg_sequences WHERE schemaname = current_schema()"
+    return {name.removesuffix("_id_seq"): last or 0 for name, last in db.execute(query).fetchall()}
+
+
+def set_sequences(db: Connection, highest: dict[str, int]) -> None:
+    """Let the next id of each table be above the given one."""
+    for table, last in highest.items():
+        if last:
+            db.execute("SELECT setval(pg_get_serial_sequence(?, 'id'), ?)", (table, last))
+
+
+def make_search_index(db: Connection) -> None:
+    """Make the search index of the messages that were copied; may be called again after it was interrupted."""
+    last: int | None = 0
+    while last is not None:
+        db.execute("BEGIN")  # one that fails ends with the connection
+        last = store_words(db, last, 500)
+        db.execute("COMMIT")
+    db.execute("VACUUM (ANALYZE)")  # or the first searches would do it, page by page
 
 
 @contextmanager
@@ -45,9 +120,25 @@ def check_place(url: str, node: NodeInfo, now: Millis) -> bool:
 
 
 @contextmanager
-def _open(url: str) -> Iterator[PostgresConnection]:
+def _open(url: str, *, is_alone: bool = False) -> Iterator[PostgresConnection]:
     try:
         with contextlib.closing(PostgresConnection.open(url)) as db:
+            if is_alone:
+                be_the_only_one(db)
             yield db
     except psycopg.Error as error:
         raise refusal(url, error) from error
+
+
+def find_fault(db: Connection) -> str | None:
+    """Obstacle that keeps the gateway from using the database; None: nothing. The pages are the server's to check."""
+    if closed := scalars(db, str, _CLOSED):
+        role = load_server(db).role
+        return f"The role {role} may not read and write every table, such as {closed[0]}: make it their owner."
+    return None
+
+
+def describe(db: Connection) -> str:
+    """The database in a few words: server, encoding, role."""
+    server = load_server(db)
+    return f"PostgreSQL {server.release} has the database {server.database} ({server.encoding}) for {server.role}"

@@ -11,13 +11,11 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from hermes_state.engines.postgres.connection import PostgresConnection
+from hermes_state.engines.postgres.connection import DAMAGE, RIGHTS, PostgresConnection, ends_session, is_trouble
 from hermes_state.engines.postgres.locks import begin
 from hermes_state.engines.postgres.migrate import migrate
 from hermes_state.engines.postgres.nodes import session_name
-from hermes_state.engines.postgres.pipelining import run_pipelined
-from hermes_state.engines.postgres.reads import ANSWER_SECONDS, ShortReads, milliseconds, read
-from hermes_state.engines.postgres.trouble import DAMAGE, RIGHTS, ends_session, is_trouble
+from hermes_state.engines.postgres.reads import ANSWER_SECONDS, ShortReads, milliseconds, read, run_pipelined
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.locks import locks_of

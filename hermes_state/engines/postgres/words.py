@@ -14,8 +14,7 @@ from collections.abc import Iterable
 
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.searched import fts_row, fts_scope
-from hermes_state.store.segment import SEGMENT_VERSION, segment, segment_query
+from hermes_state.store.segment import SEGMENT_VERSION, fts_row, fts_scope, segment, segment_query
 from hermes_state.store.sql import Connection
 
 MAX_WORD_BYTES = 2_046

@@ -17,9 +17,8 @@ import aiosqlite
 from hermes_state.disk import Room
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.engines.sqlite.presence import marker_of, side_files
-from hermes_state.errors import DatabaseRejected, StoreBroken, StoreUnavailable
-from hermes_state.store.searched import fts_row, fts_scope
-from hermes_state.store.segment import segment
+from hermes_state.errors import ConfigError, DatabaseRejected, StoreBroken, StoreUnavailable
+from hermes_state.store.segment import fts_row, fts_scope, segment
 from hermes_state.store.sql import scalar
 
 P = ParamSpec("P")
@@ -214,3 +213,34 @@ def prepare_reader(db: sqlite3.Connection, busy_seconds: float) -> None:
     db.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
     for pragma in _READER_PRAGMAS:
         db.execute(pragma)
+
+
+NETWORK_KINDS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "davfs", "fuse.sshfs", "fuse.rclone", "fuse.davfs2"}
+)
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+def refuse_network_disk(path: Path, mounts: Path = MOUNTS) -> None:
+    """Raise `ConfigError` when `path` lies on a network file system; says nothing where there is no mount table."""
+    try:
+        table = mounts.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    kind = _kind_of(path.resolve(), table)
+    if kind in NETWORK_KINDS:
+        raise ConfigError(
+            f"{path} lies on a network file system ({kind}), whose locks a database cannot rely on: "
+            "set HERMES_HOME to a folder on a local disk"
+        )
+
+
+def _kind_of(path: Path, table: str) -> str:
+    """The file system of the deepest mount point above `path`; of two on the same point, the later one."""
+    found, depth = "", -1
+    for line in table.splitlines():
+        fields = line.split(" ")
+        mount = Path(fields[4].replace("\\040", " "))
+        if len(mount.parts) >= depth and path.is_relative_to(mount):
+            found, depth = fields[fields.index("-") + 1], len(mount.parts)
+    return found

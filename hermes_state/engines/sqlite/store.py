@@ -1,6 +1,11 @@
-"""The store in one SQLite file: one connection that writes, a few that read, each on a thread of its own."""
+"""The store in one SQLite file: one connection that writes, a few that read, each on a thread of its own.
+
+Short reads (a few rows by an index) run on the event loop itself, without a visit to a thread. They never wait: a
+lock of another process, many steps or a slow disk leave the read to a reader's thread. A slow disk does so for 5 s.
+"""
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -10,8 +15,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from hermes_state.engines.sqlite import connections
 from hermes_state.engines.sqlite.backup import copy_into
-from hermes_state.engines.sqlite.connections import StoreConnection
-from hermes_state.engines.sqlite.filesystem import refuse_network_disk
+from hermes_state.engines.sqlite.connections import StoreConnection, refuse_network_disk
 from hermes_state.engines.sqlite.index import detach_index, is_index_trouble
 from hermes_state.engines.sqlite.migrate import migrate
 from hermes_state.engines.sqlite.presence import (
@@ -21,7 +25,6 @@ from hermes_state.engines.sqlite.presence import (
     refuse_empty,
     refuse_loss,
 )
-from hermes_state.engines.sqlite.short_reads import ShortReader, ShortReadExceeded
 from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.lock import FileLock, refuse_held
@@ -248,3 +251,59 @@ class SqliteStore(Store):
         if isinstance(told, StoreBroken):
             self._damage = str(told)
         return told
+
+
+MAX_STEPS = 2_500
+"""Most SQLite virtual machine steps of a short read, some 100 rows: less than a millisecond."""
+MAX_ROW_BYTES = 16_384
+"""Longest row of a short read."""
+SLOW_SECONDS = 0.02
+"""Time after which a read was held up, by the disk or by other threads: usual ones take a tenth of a millisecond."""
+PAUSE_SECONDS = 5.0
+"""Time for which everything is left to the reader threads after that."""
+
+_CHECK_STEPS = 250
+
+
+class ShortReadExceeded(Exception):
+    """The read was not answered at once: it belongs on a reader's thread."""
+
+
+class ShortReader:
+    """A connection of the event loop's own that only reads and never waits for a lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None, cached_statements=64)
+        connections.prepare_reader(self._db, 0.0)
+        self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES)
+        self._db.set_progress_handler(self._is_over, _CHECK_STEPS)
+        self._steps = 0
+        self._began = self._paused_until = 0.0
+
+    def run(self, call: Callable[[sqlite3.Connection], T]) -> T:
+        """Read with `call` from one snapshot. Raises `ShortReadExceeded`."""
+        self._began, self._steps = time.monotonic(), 0
+        if self._began < self._paused_until:
+            raise ShortReadExceeded
+        try:
+            self._db.execute("BEGIN")
+            return call(self._db)
+        except sqlite3.Error as error:
+            if not (connections.is_trouble(error) or error.sqlite_errorcode == sqlite3.SQLITE_TOOBIG):
+                raise
+            raise ShortReadExceeded from error  # the reader that tries again tells what it meets
+        finally:
+            self._steps = -MAX_STEPS  # ending the snapshot is never to be interrupted
+            if self._db.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+            ended = time.monotonic()
+            if ended - self._began > SLOW_SECONDS:
+                self._paused_until = ended + PAUSE_SECONDS
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _is_over(self) -> bool:
+        self._steps += _CHECK_STEPS
+        return self._steps > MAX_STEPS or (self._steps > 0 and time.monotonic() - self._began > SLOW_SECONDS)

@@ -17,7 +17,6 @@ from gateway.turns.lanes import _refuse, _start_turn
 from gateway.turns.titles import _keep
 from gateway.turns.transcription import _keep as _keep_transcript
 from hermes_state import inbox, journal, outbox, sessions, tool_runs
-from hermes_state.accounts import AccountClaim, take_account
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import ensure_chat, load_chat, move_chat
@@ -25,7 +24,7 @@ from hermes_state.compressions import CompressionRow, SplitPlan, plan_undo, spli
 from hermes_state.inbox import InboxKind, InboxMode, InboxRow, InboxState
 from hermes_state.journal import ModelAnswer
 from hermes_state.models import ledger
-from hermes_state.outbox import Reply
+from hermes_state.outbox import AccountClaim, Reply, take_account
 from hermes_state.store.batch import WriteRequest
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection

@@ -7,7 +7,6 @@ from contextlib import ExitStack, asynccontextmanager, closing
 
 import pytest
 
-from hermes_state.accounts import take_account
 from hermes_state.engines.postgres.connection import PostgresConnection
 from hermes_state.engines.postgres.nodes import (
     GONE_MILLIS,
@@ -22,6 +21,7 @@ from hermes_state.engines.postgres.nodes import (
     session_name,
 )
 from hermes_state.engines.postgres.seat import PostgresSeat
+from hermes_state.outbox import take_account
 from hermes_state.store.seats import KEEPER, NodeInfo, account_lock, chat_lock
 from hermes_state.store.sql import scalar
 from hermes_state.values import ChatId, Millis, SystemClock

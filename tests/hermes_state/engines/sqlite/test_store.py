@@ -303,7 +303,7 @@ class TestWriting:
         assert store.pulse.oldest_wait_seconds == 0
         async with one_batch(store):
             await asyncio.sleep(0.05)
-            assert store.pulse.oldest_wait_seconds >= 0.05
+            assert store.pulse.oldest_wait_seconds > 0.04
             assert store.pulse.since_commit_seconds >= 0.05
             assert (store.pulse.writers, store.pulse.busy) == (1, 1)
         assert store.pulse.busy == 0
@@ -597,5 +597,5 @@ def test_only_one_function_commits_what_is_acknowledged() -> None:
         for line in file.read_text().splitlines()
         if 'execute("COMMIT")' in line or ".commit()" in line
     ]
-    nobody_uses_yet = ["copy.py", "copying.py", "migrate.py", "migrate.py", "repair.py", "repair.py"]
+    nobody_uses_yet = ["copy.py", "migrate.py", "migrate.py", "repair.py", "repair.py", "resting.py"]
     assert sorted(places) == ["batch.py", *nobody_uses_yet]
