@@ -50,17 +50,12 @@ def load_sent(db: Connection, message_ids: Sequence[MessageId]) -> list[SentFile
     return select(db, SentFile, f"{_SENT_FILE} WHERE message_id IN ({marks}) ORDER BY id", message_ids)
 
 
-# Purpose: files that do not fit beside those that were used later, the longest unused first.
-_SURPLUS = """
-WITH files AS (SELECT path, max(bytes) AS size, max(id) AS used FROM attachments GROUP BY path),
-  sums AS (SELECT path, used, sum(size) OVER (ORDER BY used DESC) AS total FROM files)
-SELECT path FROM sums WHERE total > ? ORDER BY used
-"""
-
-
 def load_surplus(db: Connection, max_bytes: int) -> list[str]:
     """Paths of the oldest files that must go so that the rest takes at most `max_bytes`."""
-    return scalars(db, str, _SURPLUS, (max_bytes,))
+    query = """WITH files AS (SELECT path, max(bytes) AS size, max(id) AS used FROM attachments GROUP BY path),
+      sums AS (SELECT path, used, sum(size) OVER (ORDER BY used DESC) AS total FROM files)
+    SELECT path FROM sums WHERE total > ? ORDER BY used"""
+    return scalars(db, str, query, (max_bytes,))
 
 
 @locks(EVERYTHING)

@@ -45,8 +45,6 @@ SET kind = excluded.kind, title = coalesce(excluded.title, chats.title), updated
 RETURNING id
 """
 _IS_CHAT = "platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ? AND user_ref = ?"
-_FIND = f"SELECT {_COLUMNS} FROM chats WHERE {_IS_CHAT}"
-_MEET = f"SELECT id, kind, title, unreachable_since FROM chats WHERE {_IS_CHAT}"
 
 
 @locks(chat="key")
@@ -60,24 +58,20 @@ def meet_chat(
     db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis
 ) -> tuple[ChatId, Millis | None]:
     """Return the id of the chat `key`, created if it was not known, and since when the bot cannot write there."""
-    known = db.execute(_MEET, astuple(key)).fetchone()
+    query = f"SELECT id, kind, title, unreachable_since FROM chats WHERE {_IS_CHAT}"
+    known = db.execute(query, astuple(key)).fetchone()
     if known is not None and known[1] == kind and (title is None or title == known[2]):
         return known[0], known[3]
     chat_id = scalar(db, ChatId, _ENSURE, {**asdict(key), "kind": kind, "title": title, "now": now})
     return chat_id, None if known is None else known[3]
 
 
-# Purpose: a chat in which the bot cannot write any more, or can again; only a change is a row.
-_NOTE_REACH = """
-UPDATE chats SET unreachable_since = CAST(:since AS BIGINT)
-WHERE id = :id AND (unreachable_since IS NULL) = (CAST(:since AS BIGINT) IS NOT NULL)
-"""
-
-
 @locks(chat="chat_id")
 def note_reach(db: Connection, chat_id: ChatId, since: Millis | None) -> bool:
     """Note since when the bot cannot write in a chat, None: it can again; False when that was known."""
-    return db.execute(_NOTE_REACH, {"id": chat_id, "since": since}).rowcount > 0
+    query = """UPDATE chats SET unreachable_since = CAST(:since AS BIGINT)
+    WHERE id = :id AND (unreachable_since IS NULL) = (CAST(:since AS BIGINT) IS NOT NULL)"""
+    return db.execute(query, {"id": chat_id, "since": since}).rowcount > 0
 
 
 def is_unreachable(db: Connection, chat_id: ChatId) -> bool:
@@ -87,7 +81,8 @@ def is_unreachable(db: Connection, chat_id: ChatId) -> bool:
 
 def find_chat(db: Connection, key: ChatKey) -> Chat | None:
     """The chat with this key, None when it was never seen."""
-    return select_one(db, Chat, _FIND, (key.platform, key.account, key.chat_ref, key.thread_ref, key.user_ref))
+    query = f"SELECT {_COLUMNS} FROM chats WHERE {_IS_CHAT}"
+    return select_one(db, Chat, query, (key.platform, key.account, key.chat_ref, key.thread_ref, key.user_ref))
 
 
 def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
@@ -96,31 +91,21 @@ def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
     return select(db, Chat, query, (key.platform, key.account, key.chat_ref, key.thread_ref))
 
 
-# Purpose: chats by the name that people see, or by the platform's id alone.
-_NAMED = f"""
-SELECT {_COLUMNS} FROM chats WHERE platform || ':' || chat_ref
-  || CASE thread_ref WHEN '' THEN '' ELSE '/' || thread_ref END
-  || CASE user_ref WHEN '' THEN '' ELSE '#' || user_ref END = :name
-OR (chat_ref = :name AND thread_ref = '' AND user_ref = '') ORDER BY id
-"""
-
-
 def find_chats_named(db: Connection, name: str) -> list[Chat]:
     """The chats that `name` may mean: `telegram:42`, or `42` where that is enough."""
-    return select(db, Chat, _NAMED, {"name": name})
-
-
-# Purpose: the chats of an adapter with what their conversations are called, most recently used first.
-_RECENT = """
-SELECT c.chat_ref, s.title FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
-WHERE c.platform = ? AND c.account = ?
-ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT ?
-"""
+    query = f"""SELECT {_COLUMNS} FROM chats WHERE platform || ':' || chat_ref
+      || CASE thread_ref WHEN '' THEN '' ELSE '/' || thread_ref END
+      || CASE user_ref WHEN '' THEN '' ELSE '#' || user_ref END = :name
+    OR (chat_ref = :name AND thread_ref = '' AND user_ref = '') ORDER BY id"""
+    return select(db, Chat, query, {"name": name})
 
 
 def load_recent_chats(db: Connection, platform: str, account: str, limit: int) -> list[tuple[str, str | None]]:
     """`chat_ref` and title of the conversation of an adapter's chats, most recently used first."""
-    return db.execute(_RECENT, (platform, account, limit)).fetchall()
+    query = """SELECT c.chat_ref, s.title FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
+    WHERE c.platform = ? AND c.account = ?
+    ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT ?"""
+    return db.execute(query, (platform, account, limit)).fetchall()
 
 
 def load_chat(db: Connection, chat_id: ChatId) -> Chat:
@@ -195,10 +180,6 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     """Names of its attachments."""
 
 
-# Purpose: the sessions of a chat that people spoke in, newest first.
-_SESSIONS = f"""
-SELECT s.id FROM sessions s WHERE s.chat_id = ? AND NOT {IS_SUBAGENT} ORDER BY s.id DESC
-"""
 # Purpose: what was said in one session, newest first.
 _HISTORY = """
 SELECT m.id, m.lineage_id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_call_id, m.created_at,
@@ -210,18 +191,14 @@ SELECT m.id, m.lineage_id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_c
   EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL) AS is_undone
 FROM messages m WHERE m.session_id = ? AND m.seq > 0 AND m.id < ? ORDER BY m.seq DESC LIMIT ?
 """
-# Purpose: the names of files in a part of one session.
-_FILES = """
-SELECT m.id, a.name FROM messages m JOIN attachments a ON a.message_id = m.id
-WHERE m.session_id = ? AND m.seq > 0 AND m.id BETWEEN ? AND ? ORDER BY a.id
-"""
 
 
 def load_history(db: Connection, chat_id: ChatId, limit: int, before: int | None = None) -> list[HistoryRow]:
     """The newest `limit` messages of a chat (ahead of `before`, if given) in all its conversations, oldest first."""
     rows: list[HistoryRow] = []
     bound = before if before is not None else 2**62
-    for (session_id,) in db.execute(_SESSIONS, (chat_id,)):  # read as far as needed, there may be many
+    query = f"SELECT s.id FROM sessions s WHERE s.chat_id = ? AND NOT {IS_SUBAGENT} ORDER BY s.id DESC"
+    for (session_id,) in db.execute(query, (chat_id,)):  # read as far as needed, there may be many
         if len(rows) >= limit:
             break
         found = select(db, HistoryRow, _HISTORY, (session_id, bound, limit - len(rows)))
@@ -232,7 +209,9 @@ def load_history(db: Connection, chat_id: ChatId, limit: int, before: int | None
 def _with_files(db: Connection, session_id: int, rows: Sequence[HistoryRow]) -> Iterator[HistoryRow]:
     """The rows of one session, newest first, with the names of their files."""
     names = defaultdict[int, list[str]](list)
-    for message_id, name in db.execute(_FILES, (session_id, rows[-1].id, rows[0].id)):
+    query = """SELECT m.id, a.name FROM messages m JOIN attachments a ON a.message_id = m.id
+    WHERE m.session_id = ? AND m.seq > 0 AND m.id BETWEEN ? AND ? ORDER BY a.id"""
+    for message_id, name in db.execute(query, (session_id, rows[-1].id, rows[0].id)):
         names[message_id].append(name)
     return (msgspec.structs.replace(row, files=tuple(names[row.id])) for row in rows)
 

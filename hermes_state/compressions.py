@@ -58,22 +58,6 @@ SELECT :key, chat_id, id, lineage_id, depth + 1, 'continuation', model, title, c
   CASE WHEN ended_at > :now THEN ended_at ELSE :now END, last_human_at
 FROM sessions WHERE id = :parent_id
 """
-# Purpose: the context of a child: what was planned, and behind it what was said meanwhile, for which view edits of the
-# parent still hold.
-_WRITE_CONTEXT = """
-INSERT INTO session_context (session_id, pos, message_id)
-SELECT :child_id, key, CAST(value AS bigint) FROM json_each(CAST(:ids AS text))
-UNION ALL
-SELECT :child_id, :count - 1 + row_number() OVER (ORDER BY m.seq), coalesce(e.replacement_id, m.id) FROM messages m
-LEFT JOIN view_edits e ON e.session_id = m.session_id AND e.message_id = m.id
-WHERE m.session_id = :parent_id AND m.seq > :seq AND (e.message_id IS NULL OR e.replacement_id IS NOT NULL)
-"""
-# Purpose: how many rows the model sees of a session.
-_VIEW_SIZE = """
-SELECT (SELECT count(*) FROM session_context WHERE session_id = :session_id)
-  + (SELECT count(*) FROM messages WHERE session_id = :session_id AND seq > 0)
-  - (SELECT count(*) FROM view_edits WHERE session_id = :session_id AND replacement_id IS NULL)
-"""
 # Purpose: the event of a compression.
 _RECORD = """
 INSERT INTO compressions (parent_id, child_id, layer, focus, outcome, reason, summary_kind, model, tokens_before,
@@ -90,7 +74,10 @@ def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
     nothing is written then.
     """
     parent = _require_open(db, plan.parent)
-    before = scalar(db, int, _VIEW_SIZE, {"session_id": parent.id})
+    query = """SELECT (SELECT count(*) FROM session_context WHERE session_id = :session_id)
+      + (SELECT count(*) FROM messages WHERE session_id = :session_id AND seq > 0)
+      - (SELECT count(*) FROM view_edits WHERE session_id = :session_id AND replacement_id IS NULL)"""
+    before = scalar(db, int, query, {"session_id": parent.id})
     child_id = _continue(db, parent, EndReason.COMPRESSION, plan.system_prompt, plan.context_state, now)
     ids: list[int] = [
         append_view_row(db, child_id, item, None, now) if isinstance(item, NewMessage) else item
@@ -115,16 +102,11 @@ def note_verdict(db: Connection, child_id: SessionId, verdict: Literal["effectiv
     db.execute("UPDATE compressions SET verdict = ? WHERE child_id = ?", (verdict, child_id))
 
 
-# Purpose: the splits of a conversation that still hold; undone ones do not count.
-_COUNT = """
-SELECT count(*) FROM compressions c JOIN sessions s ON s.id = c.child_id
-WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL
-"""
-
-
 def count_compressions(db: Connection, lineage_id: LineageId) -> int:
     """Number of compressions of a conversation that were not undone."""
-    return scalar(db, int, _COUNT, (lineage_id,))
+    query = """SELECT count(*) FROM compressions c JOIN sessions s ON s.id = c.child_id
+    WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL"""
+    return scalar(db, int, query, (lineage_id,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,20 +121,15 @@ class UndoPlan:
     """The whole view that the conversation would go on with."""
 
 
-# Purpose: the newest compression of a conversation that still holds, with the depth of the session it made.
-_LAST_COMPRESSION = """
-SELECT c.id, c.parent_id, s.depth FROM sessions s JOIN compressions c ON c.child_id = s.id
-WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL ORDER BY s.depth DESC LIMIT 1
-"""
-
-
 def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
     """The view before the newest compression that still holds, and what was said since; None if there is none.
 
     View edits made since hold: what a person took back stays taken back. Handoffs made since are left out.
     Raises `SessionNotFound`.
     """
-    last = db.execute(_LAST_COMPRESSION, (lineage_id,)).fetchone()
+    statement = """SELECT c.id, c.parent_id, s.depth FROM sessions s JOIN compressions c ON c.child_id = s.id
+    WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL ORDER BY s.depth DESC LIMIT 1"""
+    last = db.execute(statement, (lineage_id,)).fetchone()
     if last is None:
         return None
     compression_id, parent_id, depth = last
@@ -220,4 +197,10 @@ def _continue(
 def _write_context(db: Connection, child_id: SessionId, ids: Sequence[int], planned: Session) -> int:
     """The child starts from `ids` and what its parent holds since `planned`; returns how many rows those are."""
     values = {"child_id": child_id, "ids": str([*ids]), "count": len(ids)}
-    return db.execute(_WRITE_CONTEXT, values | {"parent_id": planned.id, "seq": planned.next_seq - 1}).rowcount
+    query = """INSERT INTO session_context (session_id, pos, message_id)
+    SELECT :child_id, key, CAST(value AS bigint) FROM json_each(CAST(:ids AS text))
+    UNION ALL
+    SELECT :child_id, :count - 1 + row_number() OVER (ORDER BY m.seq), coalesce(e.replacement_id, m.id) FROM messages m
+    LEFT JOIN view_edits e ON e.session_id = m.session_id AND e.message_id = m.id
+    WHERE m.session_id = :parent_id AND m.seq > :seq AND (e.message_id IS NULL OR e.replacement_id IS NOT NULL)"""
+    return db.execute(query, values | {"parent_id": planned.id, "seq": planned.next_seq - 1}).rowcount

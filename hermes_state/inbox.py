@@ -113,16 +113,7 @@ The first half repeats the condition of the index of open rows: without it SQLit
 and reads every row that the chat has had for a month.
 """
 
-_EVENT = """platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name, message_ref, payload,
-expects_more, sent_at, received_at, state, turn_id"""
 _COLUMNS = columns(InboxRow, "inbox")
-# Purpose: an accepted event, unless it was stored before.
-_INSERT = f"""
-INSERT INTO inbox ({_EVENT})
-VALUES (:platform, :account, :event_ref, :chat_id, :kind, :mode, :sender_ref, :sender_name, :message_ref, :payload,
-  :expects_more, :sent_at, :received_at, :state, :turn_id)
-ON CONFLICT (platform, account, event_ref) DO NOTHING RETURNING id
-"""
 
 
 def find_new(db: Connection, platform: str, account: str, event_ref: str) -> InboxId | None:
@@ -135,7 +126,12 @@ def insert(db: Connection, row: NewInboxRow, now: Millis, turn_id: TurnId | None
     """Store an event, for the turn that answers it if there is one by now; None when it was stored before."""
     state = InboxState.NEW if turn_id is None else InboxState.CLAIMED
     stored = {"payload": _encode(row.payload).decode(), "received_at": now, "state": state, "turn_id": turn_id}
-    return scalar_or_none(db, InboxId, _INSERT, msgspec.structs.asdict(row) | stored)
+    query = """INSERT INTO inbox (platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name,
+      message_ref, payload, expects_more, sent_at, received_at, state, turn_id)
+    VALUES (:platform, :account, :event_ref, :chat_id, :kind, :mode, :sender_ref, :sender_name, :message_ref, :payload,
+      :expects_more, :sent_at, :received_at, :state, :turn_id)
+    ON CONFLICT (platform, account, event_ref) DO NOTHING RETURNING id"""
+    return scalar_or_none(db, InboxId, query, msgspec.structs.asdict(row) | stored)
 
 
 def stored_form(row: NewInboxRow, inbox_id: InboxId, now: Millis) -> InboxRow:
@@ -257,24 +253,21 @@ EDIT_PREFIX = "(changed an earlier message, which now reads) "
 
 # A settled row has no payload; its text is the message's then.
 _TEXT = "coalesce({1}.text, CASE {0}.payload WHEN '' THEN '' ELSE json_extract({0}.payload, '$.text') END)"
-# Purpose: the inbox row of a platform message, the human row it became, and the newest notice of an edit of it.
-_FIND_EDITED = f"""
-SELECT i.id AS inbox_id, i.state, i.kind, i.sender_ref, m.lineage_id,
-  CASE WHEN n.id IS NULL THEN {_TEXT.format("i", "m")}
-    ELSE substr({_TEXT.format("n", "t")}, CAST(:prefix + 1 AS integer)) END AS text,
-  CASE n.state WHEN 'new' THEN n.id END AS waiting_notice
-FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id
-LEFT JOIN inbox n ON n.id = (SELECT max(e.id) FROM inbox e
-  WHERE e.chat_id = i.chat_id AND e.message_ref = i.message_ref AND e.kind = 'notice')
-LEFT JOIN messages t ON t.inbox_id = n.id
-WHERE i.chat_id = :chat_id AND i.message_ref = :ref AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1
-"""
 
 
 def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> EditedMessage | None:
     """The stored message that has this platform id, None when it never was for us."""
     parameters = {"chat_id": chat_id, "ref": message_ref, "prefix": len(EDIT_PREFIX)}
-    return select_one(db, EditedMessage, _FIND_EDITED, parameters)
+    query = f"""SELECT i.id AS inbox_id, i.state, i.kind, i.sender_ref, m.lineage_id,
+      CASE WHEN n.id IS NULL THEN {_TEXT.format("i", "m")}
+        ELSE substr({_TEXT.format("n", "t")}, CAST(:prefix + 1 AS integer)) END AS text,
+      CASE n.state WHEN 'new' THEN n.id END AS waiting_notice
+    FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id
+    LEFT JOIN inbox n ON n.id = (SELECT max(e.id) FROM inbox e
+      WHERE e.chat_id = i.chat_id AND e.message_ref = i.message_ref AND e.kind = 'notice')
+    LEFT JOIN messages t ON t.inbox_id = n.id
+    WHERE i.chat_id = :chat_id AND i.message_ref = :ref AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1"""
+    return select_one(db, EditedMessage, query, parameters)
 
 
 def replace_text(db: Connection, inbox_id: InboxId, text: str, words_by: str | None = None) -> bool:
@@ -327,19 +320,15 @@ def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> 
 # ---- cursors ------------------------------------------------------------------------------------------------
 
 
-# Purpose: a channel's cursor, moved forward. Platform ids are decimal numbers of growing length.
-_ADVANCE = """
-INSERT INTO cursors VALUES (?, ?, ?, ?)
-ON CONFLICT (platform, account, channel_ref) DO UPDATE SET seen_ref = excluded.seen_ref
-WHERE (length(excluded.seen_ref), excluded.seen_ref) > (length(cursors.seen_ref), cursors.seen_ref)
-"""
-
-
 @locks(chat="cursor")
 def advance_cursor(db: Connection, cursor: Cursor | None) -> None:
     """Move a channel's cursor forward, never back; None: the event that brought it has none."""
+    # A channel's cursor, moved forward. Platform ids are decimal numbers of growing length.
+    query = """INSERT INTO cursors VALUES (?, ?, ?, ?)
+    ON CONFLICT (platform, account, channel_ref) DO UPDATE SET seen_ref = excluded.seen_ref
+    WHERE (length(excluded.seen_ref), excluded.seen_ref) > (length(cursors.seen_ref), cursors.seen_ref)"""
     if cursor is not None:
-        db.execute(_ADVANCE, (cursor.platform, cursor.account, cursor.channel_ref, cursor.seen_ref))
+        db.execute(query, (cursor.platform, cursor.account, cursor.channel_ref, cursor.seen_ref))
 
 
 def load_cursors(db: Connection, platform: str, account: str) -> Mapping[str, str]:

@@ -121,25 +121,20 @@ def start_turn(
     return load_running(db, turn_id)
 
 
-# Purpose: a turn for a row to come, in a chat with an open conversation in which nothing waits or runs.
-_START_AT_ONCE = f"""
-INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
-SELECT c.id, s.lineage_id, 'running', :starter, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
-WHERE c.id = :chat_id AND s.ended_at IS NULL
-  AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.{inbox.OPEN})
-  AND NOT EXISTS (SELECT 1 FROM turns t
-    WHERE t.chat_id = c.id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
-RETURNING id, lineage_id
-"""
-
-
 def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxId, RunningTurn] | None:
     """Store an event with a turn of its own, if its chat is idle and it is a new one; else store nothing.
 
     A chat without an open conversation is left to `start_turn`, too.
     """
     values = {"starter": row.sender_ref, "now": now, "chat_id": row.chat_id}
-    started = db.execute(_START_AT_ONCE, values).fetchone()
+    query = f"""INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
+    SELECT c.id, s.lineage_id, 'running', :starter, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
+    WHERE c.id = :chat_id AND s.ended_at IS NULL
+      AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.{inbox.OPEN})
+      AND NOT EXISTS (SELECT 1 FROM turns t
+        WHERE t.chat_id = c.id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
+    RETURNING id, lineage_id"""
+    started = db.execute(query, values).fetchone()
     if started is None:
         return None
     turn_id, lineage_id = started
@@ -378,10 +373,6 @@ def finish_turn(
     return message.id, row if row is not None and row.rendered is not None else None
 
 
-# Purpose: the last stored step of a turn; while its tools run, a preview still shows just that.
-_NEWEST_TEXT = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND seq > 0 ORDER BY id DESC LIMIT 1"
-
-
 @locks(turn="claim.id")
 def stop_turn(
     db: Connection, claim: TurnClaim, partial_text: str | None, reason: str, now: Millis, *, notice: str
@@ -397,7 +388,8 @@ def stop_turn(
         return False
     _stop_subagents(db, turn, reason, now)
     _answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
-    shown = (scalar_or_none(db, str, _NEWEST_TEXT, (turn.id,)) or "").strip()
+    query = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND seq > 0 ORDER BY id DESC LIMIT 1"
+    shown = (scalar_or_none(db, str, query, (turn.id,)) or "").strip()
     text = (_last_preview(db, turn, shown) if partial_text is None else partial_text).strip()
     if text and text != shown:
         row = _assistant_row(turn, text, MessageBody(was_interrupted=True))
@@ -439,15 +431,10 @@ def _stop_subagents(db: Connection, turn: RunningTurn, reason: str, now: Millis)
         _close(db, subagent, TurnState.STOPPED, reason, now)
 
 
-# Purpose: the answers of a turn that may hold calls.
-_ANSWERS_WITH_BODY = """
-SELECT m.id FROM messages m
-WHERE m.turn_id = ? AND m.role = 'assistant' AND m.body IS NOT NULL AND m.seq > 0 ORDER BY m.id
-"""
-
-
 def _answer_open_calls(db: Connection, turn: RunningTurn, text: str, state: ToolRunState, now: Millis) -> None:
-    for message_id in scalars(db, MessageId, _ANSWERS_WITH_BODY, (turn.id,)):
+    query = """SELECT m.id FROM messages m
+    WHERE m.turn_id = ? AND m.role = 'assistant' AND m.body IS NOT NULL AND m.seq > 0 ORDER BY m.id"""
+    for message_id in scalars(db, MessageId, query, (turn.id,)):
         runs = tool_runs.load_tool_runs(db, message_id)
         for call in load_message(db, message_id).body.calls:
             if runs.get(call.id, ToolRunState.STARTED) is ToolRunState.STARTED:

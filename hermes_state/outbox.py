@@ -166,13 +166,6 @@ SELECT chat_id, turn_id, message_id, dedupe_key, ?, kind, ?, 1, next_at, created
 OPEN = "state IN ('pending','sending','ambiguous')"
 """Condition for a row that is still owed."""
 
-# Purpose: what a chat is still owed, first what is urgent (due at 0). Parts stand together even when another reply was
-# stored meanwhile.
-_OPEN = f"""
-SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND {OPEN}
-ORDER BY next_at > 0, (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?
-"""
-
 
 @locks(chat="reply.chat_id")
 def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply | None = None) -> OutboxRow | None:
@@ -210,13 +203,11 @@ def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
 
 def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRow]:
     """Rows owed to a chat, in the order in which they must be sent."""
-    return select(db, OutboxRow, _OPEN, (chat_id, limit))
-
-
-# Purpose: the chats of an account that something is owed to.
-_OWED = f"""
-SELECT DISTINCT o.chat_id FROM outbox o JOIN chats c ON c.id = o.chat_id WHERE c.account = ? AND o.{OPEN}
-"""
+    # What a chat is still owed, first what is urgent (due at 0). Parts stand together even when another reply was
+    # stored meanwhile.
+    query = f"""SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND {OPEN}
+    ORDER BY next_at > 0, (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?"""
+    return select(db, OutboxRow, query, (chat_id, limit))
 
 
 def load_chats_owed_questions(db: Connection) -> list[ChatId]:
@@ -226,7 +217,8 @@ def load_chats_owed_questions(db: Connection) -> list[ChatId]:
 
 def load_chats_owed(db: Connection, account: str) -> list[ChatId]:
     """Chats of an account that something is owed to."""
-    return scalars(db, ChatId, _OWED, (account,))
+    query = f"SELECT DISTINCT o.chat_id FROM outbox o JOIN chats c ON c.id = o.chat_id WHERE c.account = ? AND o.{OPEN}"
+    return scalars(db, ChatId, query, (account,))
 
 
 # Purpose: the beginning of a send; what was rendered for it replaces what was written. A row stays ambiguous until it
@@ -269,10 +261,6 @@ RETURNING chat_id, message_id, part, dedupe_key,
 
 CLOSED = ":closed"
 """End of the dedupe key of the edit that closes a question."""
-_PLACE_EDIT = "UPDATE outbox SET replaces = ? WHERE dedupe_key = ? AND part = 0 AND attempts = 0"
-
-# Purpose: a platform message and the transcript row of which it shows a part.
-_SHOWN = "INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id, ref) DO NOTHING"
 
 
 @locks(outbox="row_id")
@@ -283,10 +271,12 @@ def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
     """
     sent = db.execute(_SENT, (ref, now, row_id)).fetchone()
     chat_id, message_id, part, key, is_owed = sent or (None, None, 0, "", 0)
+    statement = "INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id, ref) DO NOTHING"
     if message_id is not None:
-        db.execute(_SHOWN, (chat_id, ref, message_id, part))
+        db.execute(statement, (chat_id, ref, message_id, part))
+    query = "UPDATE outbox SET replaces = ? WHERE dedupe_key = ? AND part = 0 AND attempts = 0"
     if key.startswith("approval:"):  # answered while it was on its way: the edit learns where it stands
-        db.execute(_PLACE_EDIT, (ref, f"{key}{CLOSED}"))
+        db.execute(query, (ref, f"{key}{CLOSED}"))
     return bool(is_owed)
 
 
@@ -331,15 +321,6 @@ def _end_attempt(db: Connection, row: OutboxRow, claim: AccountClaim, ended: Map
         require_held(db, claim)
 
 
-# Purpose: give up answers that are not delivered yet, and what follows a first part; for a person, only their own.
-_STOP = """
-UPDATE outbox SET state = 'dead', error = 'stopped by the person', settled_at = :now
-WHERE chat_id = :chat_id AND settled_at IS NULL AND (kind = 'final' OR part > 0)
-AND (turn_id IS NULL OR (SELECT min(i.id) FROM inbox i WHERE i.turn_id = outbox.turn_id) < :before)
-AND (CAST(:person AS TEXT) IS NULL OR (SELECT started_by FROM turns WHERE id = turn_id) = :person)
-"""
-
-
 def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, before: InboxId, now: Millis) -> bool:
     """Give up what of the chat's answers is not delivered; False when nothing was left of them.
 
@@ -347,31 +328,28 @@ def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, befor
     whose request is under way may still arrive.
     """
     values = {"chat_id": chat_id, "person": person, "before": before, "now": now}
-    return db.execute(_STOP, values).rowcount > 0
+    query = """UPDATE outbox SET state = 'dead', error = 'stopped by the person', settled_at = :now
+    WHERE chat_id = :chat_id AND settled_at IS NULL AND (kind = 'final' OR part > 0)
+    AND (turn_id IS NULL OR (SELECT min(i.id) FROM inbox i WHERE i.turn_id = outbox.turn_id) < :before)
+    AND (CAST(:person AS TEXT) IS NULL OR (SELECT started_by FROM turns WHERE id = turn_id) = :person)"""
+    return db.execute(query, values).rowcount > 0
 
 
 # ---- questions ----------------------------------------------------------------------------------------------
-
-# Purpose: close one question; it is closed once.
-_CLOSE = """
-UPDATE approvals SET state = ?, decided_by = ?, decided_at = ?, reason = ?
-WHERE id = ? AND state = 'pending' RETURNING question
-"""
-# Purpose: the messages that show a question, with the platform's id of the last part of each.
-_ASKING = """
-SELECT o.chat_id, o.dedupe_key,
-  (SELECT l.platform_ref FROM outbox l WHERE l.dedupe_key = o.dedupe_key ORDER BY l.part DESC LIMIT 1)
-FROM outbox o WHERE o.part = 0 AND (o.dedupe_key = :key
-  OR o.dedupe_key IN (SELECT :key || ':' || c.id FROM chats c WHERE c.kind IN ('direct','local')))
-"""
 
 
 def close_question(
     db: Connection, number: int, state: str, by: str, reason: str | None, outcome: str, now: Millis
 ) -> None:
     """Store the answer to a question, and owe its messages an edit: no buttons, and `outcome` with the time below."""
-    for (question,) in db.execute(_CLOSE, (state, by, now, reason, number)).fetchall():
-        for chat_id, key, ref in db.execute(_ASKING, {"key": f"approval:{number}"}).fetchall():
+    query = """UPDATE approvals SET state = ?, decided_by = ?, decided_at = ?, reason = ?
+    WHERE id = ? AND state = 'pending' RETURNING question"""
+    statement = """SELECT o.chat_id, o.dedupe_key,
+      (SELECT l.platform_ref FROM outbox l WHERE l.dedupe_key = o.dedupe_key ORDER BY l.part DESC LIMIT 1)
+    FROM outbox o WHERE o.part = 0 AND (o.dedupe_key = :key
+      OR o.dedupe_key IN (SELECT :key || ':' || c.id FROM chats c WHERE c.kind IN ('direct','local')))"""
+    for (question,) in db.execute(query, (state, by, now, reason, number)).fetchall():
+        for chat_id, key, ref in db.execute(statement, {"key": f"approval:{number}"}).fetchall():
             edit = Reply(chat_id=chat_id, markdown=question, dedupe_key=f"{key}{CLOSED}", replaces=ref)
             enqueue(db, replace(edit, footer=outcome, edited_at=now), now)
 
@@ -383,17 +361,6 @@ def close_questions(db: Connection, turn_id: TurnId, now: Millis) -> None:
 
 
 # ---- accounts -----------------------------------------------------------------------------------------------
-
-# Purpose: the next epoch of an account.
-_TAKE = """
-INSERT INTO accounts (account, epoch) VALUES (?, 1)
-ON CONFLICT (account) DO UPDATE SET epoch = accounts.epoch + 1 RETURNING epoch
-"""
-# Purpose: mark what its last owner was sending: the outcome is unknown.
-_INTERRUPT = """
-UPDATE outbox SET state = 'ambiguous'
-WHERE state = 'sending' AND chat_id IN (SELECT id FROM chats WHERE account = ?)
-"""
 
 
 @locks(EVERYTHING)
@@ -407,5 +374,9 @@ def take_account(
     """
     if not is_certain():
         raise AccountMoved(f"the account {account} may be another node's by now")
-    epoch = scalar(db, int, _TAKE, (account,))
-    return AccountClaim(account=account, epoch=epoch), db.execute(_INTERRUPT, (account,)).rowcount
+    query = """INSERT INTO accounts (account, epoch) VALUES (?, 1)
+    ON CONFLICT (account) DO UPDATE SET epoch = accounts.epoch + 1 RETURNING epoch"""
+    epoch = scalar(db, int, query, (account,))
+    statement = """UPDATE outbox SET state = 'ambiguous'
+    WHERE state = 'sending' AND chat_id IN (SELECT id FROM chats WHERE account = ?)"""
+    return AccountClaim(account=account, epoch=epoch), db.execute(statement, (account,)).rowcount

@@ -73,8 +73,6 @@ MIN_KEY_PREFIX = 4
 _COLUMNS = columns(Session, "sessions")
 LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key)"
 """Key of the first session, which may have been removed, of the conversation that the session `s` belongs to."""
-# Purpose: the newest session of a lineage, by the unique index on (lineage_id, depth).
-_TIP = f"SELECT {_COLUMNS} FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1"
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -111,7 +109,9 @@ def load_session(db: Connection, session_id: SessionId) -> Session:
 
 def load_tip(db: Connection, lineage_id: LineageId) -> Session:
     """The newest session of a lineage. Raises `SessionNotFound`."""
-    tip = select_one(db, Session, _TIP, (lineage_id,))
+    # The newest session of a lineage, by the unique index on (lineage_id, depth).
+    query = f"SELECT {_COLUMNS} FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1"
+    tip = select_one(db, Session, query, (lineage_id,))
     if tip is None:
         raise SessionNotFound(f"no conversation {lineage_id}")
     return tip
@@ -324,48 +324,38 @@ def count_messages(db: Connection, lineage_id: LineageId) -> int:
     return scalar(db, int, query, (lineage_id,))
 
 
-# Purpose: the conversations of a chat, or of all, that hold anything, the most recently used first.
-_CONVERSATIONS = f"""
-WITH used AS (
-  SELECT lineage_id, max(depth) AS depth, sum(message_count) AS message_count, count(*) AS session_count,
-    min(started_at) AS started_at, max(last_human_at) AS last_human_at,
-    max(coalesce(last_human_at, started_at)) AS used_at
-  FROM sessions {{where}} GROUP BY lineage_id
-  HAVING sum(message_count) > 0 AND count(*) FILTER (WHERE kind = 'subagent') = 0 ORDER BY used_at DESC LIMIT ?)
-SELECT {columns(Session, "t", "tip")}, {columns(ChatKey, "h", "chat")},
-  u.message_count, u.session_count, u.started_at, u.last_human_at,
-  (SELECT s.title FROM sessions s WHERE s.lineage_id = u.lineage_id AND s.title IS NOT NULL
-    ORDER BY s.depth DESC LIMIT 1) AS title,
-  coalesce((SELECT substr(m.text, 1, 200) FROM messages m WHERE m.lineage_id = u.lineage_id AND m.origin = 'human'
-    ORDER BY m.id LIMIT 1), '') AS first_words,
-  EXISTS (SELECT 1 FROM chats c JOIN sessions a ON a.id = c.active_session_id
-    WHERE c.id = t.chat_id AND a.lineage_id = u.lineage_id) AS is_active
-FROM used u JOIN sessions t ON t.lineage_id = u.lineage_id AND t.depth = u.depth
-JOIN chats h ON h.id = t.chat_id ORDER BY u.used_at DESC
-"""
-
-
 def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> list[Conversation]:
     """One entry a lineage, the most recently used first; of all chats when `chat_id` is None."""
     where, scope = ("WHERE chat_id = ?", (chat_id,)) if chat_id is not None else ("", ())
-    return select(db, Conversation, _CONVERSATIONS.format(where=where), (*scope, limit))
-
-
-# Purpose: open sessions that people left alone, except where a turn runs or a message waits.
-_IDLE = """
-SELECT s.id FROM sessions s JOIN chats c ON c.active_session_id = s.id
-WHERE s.ended_at IS NULL AND s.last_human_at < ?
-  AND NOT EXISTS (SELECT 1 FROM turns t
-    WHERE t.chat_id = s.chat_id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
-  AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = s.chat_id AND i.state IN ('new','claimed'))
-ORDER BY s.last_human_at LIMIT ?
-"""
+    query = f"""WITH used AS (
+      SELECT lineage_id, max(depth) AS depth, sum(message_count) AS message_count, count(*) AS session_count,
+        min(started_at) AS started_at, max(last_human_at) AS last_human_at,
+        max(coalesce(last_human_at, started_at)) AS used_at
+      FROM sessions {where} GROUP BY lineage_id
+      HAVING sum(message_count) > 0 AND count(*) FILTER (WHERE kind = 'subagent') = 0 ORDER BY used_at DESC LIMIT ?)
+    SELECT {columns(Session, "t", "tip")}, {columns(ChatKey, "h", "chat")},
+      u.message_count, u.session_count, u.started_at, u.last_human_at,
+      (SELECT s.title FROM sessions s WHERE s.lineage_id = u.lineage_id AND s.title IS NOT NULL
+        ORDER BY s.depth DESC LIMIT 1) AS title,
+      coalesce((SELECT substr(m.text, 1, 200) FROM messages m WHERE m.lineage_id = u.lineage_id AND m.origin = 'human'
+        ORDER BY m.id LIMIT 1), '') AS first_words,
+      EXISTS (SELECT 1 FROM chats c JOIN sessions a ON a.id = c.active_session_id
+        WHERE c.id = t.chat_id AND a.lineage_id = u.lineage_id) AS is_active
+    FROM used u JOIN sessions t ON t.lineage_id = u.lineage_id AND t.depth = u.depth
+    JOIN chats h ON h.id = t.chat_id ORDER BY u.used_at DESC"""
+    return select(db, Conversation, query, (*scope, limit))
 
 
 @locks(EVERYTHING)
 def expire_idle(db: Connection, before: Millis, limit: int, now: Millis) -> list[SessionId]:
     """End sessions whose last human message is older than `before`; the next message starts anew."""
-    idle = scalars(db, SessionId, _IDLE, (before, limit))
+    query = """SELECT s.id FROM sessions s JOIN chats c ON c.active_session_id = s.id
+    WHERE s.ended_at IS NULL AND s.last_human_at < ?
+      AND NOT EXISTS (SELECT 1 FROM turns t
+        WHERE t.chat_id = s.chat_id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
+      AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = s.chat_id AND i.state IN ('new','claimed'))
+    ORDER BY s.last_human_at LIMIT ?"""
+    idle = scalars(db, SessionId, query, (before, limit))
     for session_id in idle:
         end_session(db, session_id, EndReason.EXPIRED, now)
     return idle

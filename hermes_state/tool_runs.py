@@ -37,25 +37,19 @@ class ToolResult:
     """Words that the model is shown in its place, by the id of its row; None: all of it."""
 
 
-# Purpose: the beginning of a run, which a call that was begun before keeps.
-_BEGIN_RUN = """
-INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
-VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT DO NOTHING
-"""
-# Purpose: the end of a run.
-_END_RUN = "UPDATE tool_runs SET state = ?, ended_at = ? WHERE call_message_id = ? AND tool_call_id = ?"
-
-
 def begin(db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis) -> None:
     """Note that these calls begin; one that was begun before keeps its row."""
-    db.executemany(_BEGIN_RUN, [(turn_id, call_message_id, call.id, call.name, now) for call in calls])
+    query = """INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
+    VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT DO NOTHING"""
+    db.executemany(query, [(turn_id, call_message_id, call.id, call.name, now) for call in calls])
 
 
 def end(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> None:
     """Note what became of a call."""
     # A call that was answered without being run (unknown tool, stopped before it began) has no row yet.
     begin(db, turn_id, result.call_message_id, [result.call], now)
-    db.execute(_END_RUN, (result.state, now, result.call_message_id, result.call.id))
+    query = "UPDATE tool_runs SET state = ?, ended_at = ? WHERE call_message_id = ? AND tool_call_id = ?"
+    db.execute(query, (result.state, now, result.call_message_id, result.call.id))
 
 
 def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, ToolRunState]:

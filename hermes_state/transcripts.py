@@ -67,7 +67,6 @@ _TAKE_SEQ = """
 UPDATE sessions SET next_seq = next_seq + 1, message_count = message_count + 1{}
 WHERE id = {} RETURNING id, chat_id, lineage_id, next_seq - 1
 """
-_TIP_OF = "(SELECT id FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1)"
 # Purpose: take the next number for a row that is made for a view only.
 _TAKE_VIEW_SEQ = """
 UPDATE sessions SET next_view_seq = next_view_seq - 1 WHERE id = ? RETURNING id, chat_id, lineage_id, next_view_seq + 1
@@ -80,13 +79,9 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {columns(Me
 """
 _INSERT_WITH_WORDS = with_words(_INSERT)
 _COLUMNS = columns(Message, "m")
-# Purpose: the rows a continuation starts from.
-_CONTEXT_ROWS = f"""SELECT {_COLUMNS} FROM session_context c JOIN messages m ON m.id = c.message_id
-WHERE c.session_id = ? ORDER BY c.pos"""
 # Purpose: what was said in the session itself.
 _OWN_ROWS = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq >= ? ORDER BY m.seq LIMIT ?"
 _NO_LIMIT = 2**62
-_EDITS = "SELECT message_id, replacement_id FROM view_edits WHERE session_id = ?"
 
 
 def append(db: Connection, session_id: SessionId, new: NewMessage, now: Millis) -> MessageId:
@@ -101,7 +96,8 @@ def append_to_tip(
 
     `noted`: assignments, each behind a comma, that the session's row takes on in the same statement, with `values`.
     """
-    return _insert(db, _TAKE_SEQ.format(noted, _TIP_OF), (*values, lineage_id), new, None, now)
+    tip = "(SELECT id FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1)"
+    return _insert(db, _TAKE_SEQ.format(noted, tip), (*values, lineage_id), new, None, now)
 
 
 def append_view_row(
@@ -141,14 +137,17 @@ def load_view(db: Connection, lineage_id: LineageId) -> View:
 
 def load_session_view(db: Connection, session_id: SessionId) -> Transcript:
     """The rows the model sees of one session."""
-    stored = db.execute(_CONTEXT_ROWS, (session_id,)).fetchall()
+    query = f"""SELECT {_COLUMNS} FROM session_context c JOIN messages m ON m.id = c.message_id
+    WHERE c.session_id = ? ORDER BY c.pos"""
+    stored = db.execute(query, (session_id,)).fetchall()
     stored += db.execute(_OWN_ROWS, (session_id, 1, _NO_LIMIT)).fetchall()
     return edited(db, session_id, _messages(stored))
 
 
 def edited(db: Connection, session_id: SessionId, rows: Transcript) -> Transcript:
     """`rows` with the view edits of a session applied to them."""
-    edits = dict(db.execute(_EDITS, (session_id,)).fetchall())
+    query = "SELECT message_id, replacement_id FROM view_edits WHERE session_id = ?"
+    edits = dict(db.execute(query, (session_id,)).fetchall())
     if not edits:
         return rows
     replacements = _load_rows(db, [target for target in edits.values() if target is not None])
@@ -192,20 +191,15 @@ def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId]
     The session's `version` moves, so that a compression planned on the older view is refused.
     """
     rows = [(session_id, session_id, message_id, message_id, reason, now) for message_id in message_ids]
+    query = """INSERT INTO view_edits
+    SELECT ?, coalesce((SELECT message_id FROM view_edits WHERE session_id = ? AND replacement_id = ?), ?), NULL, ?, ?
+    WHERE true  -- without it SQLite takes ON for that of a join
+    ON CONFLICT (session_id, message_id) DO UPDATE SET replacement_id = NULL, reason = excluded.reason,
+      created_at = excluded.created_at"""
     if rows:
-        db.executemany(_HIDE, rows)
+        db.executemany(query, rows)
         db.execute(_EDITED, (session_id,))
     return len(rows)
-
-
-# Purpose: hide a row of the view; one that stands for another is hidden where that one stands.
-_HIDE = """
-INSERT INTO view_edits
-SELECT ?, coalesce((SELECT message_id FROM view_edits WHERE session_id = ? AND replacement_id = ?), ?), NULL, ?, ?
-WHERE true  -- without it SQLite takes ON for that of a join
-ON CONFLICT (session_id, message_id) DO UPDATE SET replacement_id = NULL, reason = excluded.reason,
-  created_at = excluded.created_at
-"""
 
 
 def show_instead(db: Connection, row: Message, text: str, now: Millis) -> MessageId:
@@ -237,11 +231,6 @@ UPDATE sessions SET version = version + 1, reported_prompt_tokens = NULL, report
 """
 
 
-# Purpose: what was said in a conversation, newest first, whatever the model sees of it.
-_SAID = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id < ?
-AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?) ORDER BY m.id DESC LIMIT ?"""
-
-
 def load_messages(
     db: Connection,
     lineage_id: LineageId,
@@ -254,16 +243,10 @@ def load_messages(
     `session_id`: only those that were said in this session of it.
     """
     bound = before if before is not None else 2**62
-    rows = db.execute(_SAID, (lineage_id, bound, session_id, session_id, limit)).fetchall()
+    query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id < ?
+    AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?) ORDER BY m.id DESC LIMIT ?"""
+    rows = db.execute(query, (lineage_id, bound, session_id, session_id, limit)).fetchall()
     return _messages(reversed(rows))
-
-
-# Purpose: what was said in a conversation, oldest first, without what was taken back since.
-_SAID_BEHIND = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id > ?
-AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?)
-AND NOT EXISTS (SELECT 1 FROM view_edits e JOIN sessions s ON s.id = e.session_id
-  WHERE e.message_id = m.id AND s.lineage_id = m.lineage_id AND e.replacement_id IS NULL)
-ORDER BY m.id LIMIT ?"""
 
 
 def load_messages_behind(
@@ -273,29 +256,28 @@ def load_messages_behind(
 
     `session_id`: only those that were said in this session of it.
     """
-    return _messages(db.execute(_SAID_BEHIND, (lineage_id, after, session_id, session_id, limit)).fetchall())
-
-
-# Purpose: how a conversation began: the first words of people, and of the model to them.
-_BEGINNING = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0
-AND (m.origin = 'human' OR (m.origin = 'assistant' AND m.text <> '')) ORDER BY m.id LIMIT ?"""
+    query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id > ?
+    AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?)
+    AND NOT EXISTS (SELECT 1 FROM view_edits e JOIN sessions s ON s.id = e.session_id
+      WHERE e.message_id = m.id AND s.lineage_id = m.lineage_id AND e.replacement_id IS NULL)
+    ORDER BY m.id LIMIT ?"""
+    return _messages(db.execute(query, (lineage_id, after, session_id, session_id, limit)).fetchall())
 
 
 def load_beginning(db: Connection, lineage_id: LineageId, limit: int) -> Transcript:
     """The first `limit` messages of a conversation, without tools and without what was taken back since."""
     hidden = load_hidden(db, lineage_id)
-    rows = db.execute(_BEGINNING, (lineage_id, limit + len(hidden))).fetchall()
+    query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0
+    AND (m.origin = 'human' OR (m.origin = 'assistant' AND m.text <> '')) ORDER BY m.id LIMIT ?"""
+    rows = db.execute(query, (lineage_id, limit + len(hidden))).fetchall()
     return tuple(row for row in _messages(rows) if row.id not in hidden)[:limit]
-
-
-# Purpose: what view edits hide, in whichever session of the conversation that happened.
-_TAKEN_BACK = """SELECT e.message_id FROM view_edits e JOIN sessions s ON s.id = e.session_id
-WHERE s.lineage_id = ? AND e.replacement_id IS NULL"""
 
 
 def load_hidden(db: Connection, lineage_id: LineageId) -> set[MessageId]:
     """The rows of a conversation that undo or retry have hidden from the model."""
-    return set(scalars(db, MessageId, _TAKEN_BACK, (lineage_id,)))
+    query = """SELECT e.message_id FROM view_edits e JOIN sessions s ON s.id = e.session_id
+    WHERE s.lineage_id = ? AND e.replacement_id IS NULL"""
+    return set(scalars(db, MessageId, query, (lineage_id,)))
 
 
 def _messages(rows: Iterable[_Row], behind: Transcript = ()) -> Transcript:

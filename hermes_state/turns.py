@@ -154,19 +154,14 @@ class StoredText(msgspec.Struct, frozen=True, kw_only=True):
     """The turn, unless its epoch is known."""
 
 
-# Purpose: the text so far of a turn, while its owner has it.
-_STORE_PREVIEW = """
-INSERT INTO previews (turn_id, text, shown_at)
-SELECT id, CAST(:text AS TEXT), CAST(:now AS BIGINT) FROM turns
-WHERE id = :turn_id AND epoch = :epoch AND state = 'running'
-ON CONFLICT (turn_id) DO UPDATE SET text = excluded.text, shown_at = excluded.shown_at
-"""
-
-
 @locks(turn="claim.id")
 def store_preview(db: Connection, claim: TurnClaim, text: str, now: Millis) -> None:
     """Store the text so far, which also says that the turn is worked on; nothing once it is not the caller's."""
-    db.execute(_STORE_PREVIEW, {"text": text, "now": now, "turn_id": claim.id, "epoch": claim.epoch})
+    query = """INSERT INTO previews (turn_id, text, shown_at)
+    SELECT id, CAST(:text AS TEXT), CAST(:now AS BIGINT) FROM turns
+    WHERE id = :turn_id AND epoch = :epoch AND state = 'running'
+    ON CONFLICT (turn_id) DO UPDATE SET text = excluded.text, shown_at = excluded.shown_at"""
+    db.execute(query, {"text": text, "now": now, "turn_id": claim.id, "epoch": claim.epoch})
 
 
 def load_previews(db: Connection, turn_ids: Iterable[TurnId], known: Mapping[TurnId, int]) -> list[StoredText]:

@@ -44,14 +44,6 @@ COMPARED_PLACES = 2_000
 
 Order: TypeAlias = Literal["best", "newest"]
 
-_COLUMNS = f"""m.id AS message_id, m.session_id, s.key AS session_key, m.lineage_id,
-{LINEAGE_KEY} AS lineage_key, m.chat_id, {columns(ChatKey, "c", "chat")}, m.role, m.origin, m.sender_name,
-m.created_at, coalesce(m.text, '') AS text, m.body"""
-_NAMES = "JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id"
-
-# Purpose: what is shown of hits. (Ids grow with time: a limit may come before `since`.)
-_HITS = f"SELECT {_COLUMNS} FROM messages m {_NAMES} WHERE m.created_at >= ? AND m.id IN ({{}})"
-
 
 class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message that matches. `score` is higher for a better match and 0 when ordered by time."""
@@ -108,8 +100,15 @@ def ranked(matches: MatchReader, parsed: Query, order: Order, limit: int) -> lis
 def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: Sequence[Term]) -> list[FoundMessage]:
     """The rows of hits, with snippets of where the wanted terms stand."""
     scores = dict(hits)
-    query, parameters = _HITS.format(", ".join("?" * len(scores))), (matches.since or 0, *scores)
-    rows = {int(row.message_id): row for row in select(matches.db, FoundMessage, query, parameters)} if scores else {}
+    if not scores:
+        return []
+    # Ids grow with time, so a limit may have come before `since`.
+    query = f"""SELECT m.id AS message_id, m.session_id, s.key AS session_key, m.lineage_id,
+      {LINEAGE_KEY} AS lineage_key, m.chat_id, {columns(ChatKey, "c", "chat")}, m.role, m.origin, m.sender_name, m.created_at,
+      coalesce(m.text, '') AS text, m.body
+    FROM messages m JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id
+    WHERE m.created_at >= ? AND m.id IN ({", ".join("?" * len(scores))})"""
+    rows = {int(row.message_id): row for row in select(matches.db, FoundMessage, query, (matches.since or 0, *scores))}
     return [_shown(rows[message_id], score, wanted) for message_id, score in scores.items() if message_id in rows]
 
 

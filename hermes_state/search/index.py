@@ -34,24 +34,6 @@ _FLOOR_NOTE = "search_floor"
 _MADE_NOTE = "search_making_version"
 
 _TRIGGERS = 4
-_COVERED = f" AND {{}}.id >= (SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{_FLOOR_NOTE}')"
-
-# Purpose: the oldest row of the next block, which are the newest rows below the floor.
-_BLOCK = f"""SELECT min(id) FROM (
-  SELECT id, sum(min(length, {INDEXED_CHARACTERS})) OVER (ORDER BY id DESC) AS characters,
-    row_number() OVER (ORDER BY id DESC) AS place
-  FROM (SELECT id, length(coalesce(text, '')) + length(coalesce(body, '')) AS length FROM messages
-    WHERE indexed = 1 AND id < ? ORDER BY id DESC LIMIT {BLOCK_ROWS}))
-WHERE characters <= {BLOCK_CHARACTERS} OR place = 1"""
-# Purpose: rows without an entry, and entries without a row, or with damaged sizes (of up to 200,000 words, and 3 or 4).
-_STRAY = f"""SELECT (SELECT count(*) FROM messages m WHERE m.indexed = 1 AND NOT EXISTS (
-    SELECT 1 FROM {SERVING}_docsize d WHERE d.id = m.id))
-  + (SELECT count(*) FROM {SERVING}_docsize d WHERE NOT EXISTS (
-    SELECT 1 FROM messages m WHERE m.id = d.id AND m.indexed = 1) OR NOT (hex(d.sz) GLOB '[0-7]?0[34]'
-      OR hex(d.sz) GLOB '[89A-F]?[0-7]?0[34]' OR hex(d.sz) GLOB '[89A-F]?[89A-F]?[0-7]?0[34]'))"""
-# Purpose: the newest rows, and others spread over all.
-_SAMPLE = f"""SELECT id, substr(fts_row(text, body), 1, {_SAMPLED_CHARACTERS + 1}) FROM messages WHERE indexed = 1
-AND (id > :top - {SAMPLED_ROWS // 2} OR id % (1 + :top / {SAMPLED_ROWS // 2}) = 0) LIMIT {SAMPLED_ROWS}"""
 
 
 def serving_index(db: Connection) -> str:
@@ -110,7 +92,13 @@ def find_fault(path: Path) -> str | None:
 def _damage(db: Connection) -> str | None:
     if not _is_kept_up(db, SERVING):
         return "it was taken off the messages because it failed"
-    if stray := scalar(db, int, _STRAY):
+    # Rows without an entry, and entries without a row, or with damaged sizes (of up to 200,000 words, and 3 or 4).
+    query = f"""SELECT (SELECT count(*) FROM messages m WHERE m.indexed = 1 AND NOT EXISTS (
+        SELECT 1 FROM {SERVING}_docsize d WHERE d.id = m.id))
+      + (SELECT count(*) FROM {SERVING}_docsize d WHERE NOT EXISTS (
+        SELECT 1 FROM messages m WHERE m.id = d.id AND m.indexed = 1) OR NOT (hex(d.sz) GLOB '[0-7]?0[34]'
+          OR hex(d.sz) GLOB '[89A-F]?[0-7]?0[34]' OR hex(d.sz) GLOB '[89A-F]?[89A-F]?[0-7]?0[34]'))"""
+    if stray := scalar(db, int, query):
         return f"{stray} messages are in it and should not be, or the other way round"
     db.execute(f"CREATE VIRTUAL TABLE temp.terms USING fts5vocab(main, {SERVING}, 'col')")
     words = dict(db.execute("SELECT col, sum(cnt) FROM temp.terms GROUP BY col"))
@@ -122,7 +110,9 @@ def _damage(db: Connection) -> str | None:
 
 def _misfit(db: Connection) -> str | None:
     """Sampled message whose words are not found, in words; text in ASCII is cut in one way everywhere."""
-    for row_id, text in db.execute(_SAMPLE, {"top": _newest(db)}).fetchall():
+    query = f"""SELECT id, substr(fts_row(text, body), 1, {_SAMPLED_CHARACTERS + 1}) FROM messages WHERE indexed = 1
+    AND (id > :top - {SAMPLED_ROWS // 2} OR id % (1 + :top / {SAMPLED_ROWS // 2}) = 0) LIMIT {SAMPLED_ROWS}"""
+    for row_id, text in db.execute(query, {"top": _newest(db)}).fetchall():
         start = text.rpartition(" ")[0] if text and len(text) > _SAMPLED_CHARACTERS else text
         if start and start.isascii() and any(map(str.isalnum, start)):
             match = (f"text:({phrase(start)})", row_id)
@@ -138,7 +128,8 @@ def begin_index(db: Connection, *, keeps_old: bool) -> None:
         _drop(db, index)
     save_note(db, _FLOOR_NOTE, str(_newest(db) + 1))
     save_note(db, _MADE_NOTE, str(SEGMENT_VERSION))
-    define_index(db, MAKING, _COVERED)
+    covered = f" AND {{}}.id >= (SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{_FLOOR_NOTE}')"
+    define_index(db, MAKING, covered)
 
 
 def is_being_made(db: Connection) -> bool:
@@ -153,7 +144,13 @@ def extend_index(db: Connection) -> bool:
     True when that was all, and it serves now.
     """
     floor = int(load_note(db, _FLOOR_NOTE) or 0)
-    low = scalar_or_none(db, int, _BLOCK, (floor,))
+    query = f"""SELECT min(id) FROM (
+      SELECT id, sum(min(length, {INDEXED_CHARACTERS})) OVER (ORDER BY id DESC) AS characters,
+        row_number() OVER (ORDER BY id DESC) AS place
+      FROM (SELECT id, length(coalesce(text, '')) + length(coalesce(body, '')) AS length FROM messages
+        WHERE indexed = 1 AND id < ? ORDER BY id DESC LIMIT {BLOCK_ROWS}))
+    WHERE characters <= {BLOCK_CHARACTERS} OR place = 1"""
+    low = scalar_or_none(db, int, query, (floor,))
     if low is None:
         save_note(db, _FLOOR_NOTE, "0")
         if merge_step(db, MAKING, merges_all=floor > 0):

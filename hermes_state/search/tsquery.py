@@ -31,18 +31,10 @@ COUNTED_HITS = 300
 LOOKED_UP_COST = 10
 """How much longer a match takes in the index than a message that is looked through."""
 
-# Purpose: an id above all that may be found. (Statements with parameters travel with those before them.)
-_TOP = "SELECT least(CAST(? AS bigint), coalesce(max(message_id), 0) + 1) FROM message_words"
 # Purpose: the newest matches among the newest messages. (IS TRUE keeps the index out of it.)
 _RECENT = """
 SELECT message_id FROM message_words
 WHERE (words @@ CAST(? AS tsquery)) IS TRUE AND message_id < ? AND message_id > ? ORDER BY message_id DESC LIMIT ?"""
-# Purpose: the newest of all matches, by the index. (MATERIALIZED keeps the limit out of how they are found.)
-_LOOKED_UP = """
-WITH hit AS MATERIALIZED (SELECT message_id FROM message_words WHERE words @@ CAST(? AS tsquery))
-SELECT message_id FROM hit WHERE message_id < ? ORDER BY message_id DESC LIMIT ?"""
-# Purpose: how many of some messages are not older than this.
-_SINCE = "SELECT count(*) FROM messages WHERE id = ANY(CAST(? AS bigint[])) AND created_at >= ?"
 # Purpose: what bm25 needs of the matches that a query finds, and when they were said.
 _WITH_TEXTS = f"""
 SELECT m.id, left(m.text, {COUNTED_CHARACTERS}), m.body, coalesce(length(m.text), 0) + coalesce(length(m.body), 0),
@@ -80,13 +72,16 @@ class TsMatches(MatchReader):
 
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         super().__init__(db, **filters)
-        self._top = scalar(db, int, _TOP, (self.before,))
+        # An id above all that may be found. (Statements with parameters travel with those before them.)
+        query = "SELECT least(CAST(? AS bigint), coalesce(max(message_id), 0) + 1) FROM message_words"
+        self._top = scalar(db, int, query, (self.before,))
         left_out = [f"!'{mark(REPEATS)}'"] if self.leaves_out_repeats else []
         self._scope = "".join(f" & {scope}" for scope in [*left_out, *(f"'{mark(scope)}'" for scope in self.scopes)])
 
     def count(self, expression: Expression, limit: int) -> int:
         ids = [row_id for row_id, _ in self.newest(expression, limit)]
-        return len(ids) if self.since is None else scalar(self.db, int, _SINCE, (_array(ids), self.since))
+        query = "SELECT count(*) FROM messages WHERE id = ANY(CAST(? AS bigint[])) AND created_at >= ?"
+        return len(ids) if self.since is None else scalar(self.db, int, query, (_array(ids), self.since))
 
     def newest(self, expression: Expression, limit: int) -> list[tuple[int, float]]:
         return [(row_id, 0.0) for (row_id,) in self._newest(expression, limit)]
@@ -113,7 +108,10 @@ class TsMatches(MatchReader):
         return self.db.execute(shape.format(_RECENT), (query, *bounds)).fetchall()
 
     def _looked_up(self, query: str, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
-        return self.db.execute(shape.format(_LOOKED_UP), (query, self._top, limit)).fetchall()
+        # The newest of all matches, by the index. (MATERIALIZED keeps the limit out of how they are found.)
+        statement = """WITH hit AS MATERIALIZED (SELECT message_id FROM message_words WHERE words @@ CAST(? AS tsquery))
+        SELECT message_id FROM hit WHERE message_id < ? ORDER BY message_id DESC LIMIT ?"""
+        return self.db.execute(shape.format(statement), (query, self._top, limit)).fetchall()
 
     def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
         found = self._newest(expression, COUNTED_HITS, _WITH_TEXTS)

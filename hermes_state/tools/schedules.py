@@ -72,20 +72,10 @@ class FiringPlan:
 _COLUMNS = columns(ScheduleRow, "schedules")
 _IS_REACHABLE = "NOT EXISTS (SELECT 1 FROM chats c WHERE c.id = chat_id AND c.unreachable_since IS NOT NULL)"
 """Condition for a schedule of a chat that the bot can write in; the others wait."""
-# Purpose: a schedule that somebody made.
-_INSERT = """
-INSERT INTO schedules (chat_id, creator_ref, creator_name, spec, zone, text, next_at, created_at)
-VALUES (:chat_id, :creator_ref, :creator_name, :spec, :zone, :text, :next_at, :created_at)
-"""
 # Purpose: schedules that are due, and those that came at a time which by the clock is still ahead: it was set back.
 _DUE = f"""
 SELECT {_COLUMNS} FROM schedules WHERE (state = 'active' AND next_at <= :now OR state = 'active' AND fired_at > :now)
 AND {_IS_REACHABLE} LIMIT :limit
-"""
-# Purpose: the time to wake up at, and the newest time at which one came.
-_TIMES = f"""
-SELECT (SELECT min(next_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE}),
-  (SELECT max(fired_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE})
 """
 # Purpose: the chats in which the bot cannot write, with the number of schedules that wait for that.
 _STRANDED = f"""
@@ -99,7 +89,9 @@ CAN_WRITE_AGAIN = (
 
 def insert_schedule(db: Connection, schedule: NewSchedule) -> int:
     """Store a schedule; returns its number."""
-    return insert_row(db, int, _INSERT, msgspec.structs.asdict(schedule))
+    query = """INSERT INTO schedules (chat_id, creator_ref, creator_name, spec, zone, text, next_at, created_at)
+    VALUES (:chat_id, :creator_ref, :creator_name, :spec, :zone, :text, :next_at, :created_at)"""
+    return insert_row(db, int, query, msgspec.structs.asdict(schedule))
 
 
 def load_schedules(db: Connection, chat_id: ChatId) -> list[ScheduleRow]:
@@ -130,7 +122,9 @@ def remove_schedule(db: Connection, schedule_id: int) -> None:
 
 def next_due(db: Connection, now: Millis) -> Millis | None:
     """Time at which `fire_due` has something to do next, 0 if it is behind the clock; None without active schedules."""
-    next_at, fired_at = db.execute(_TIMES).fetchone()
+    query = f"""SELECT (SELECT min(next_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE}),
+      (SELECT max(fired_at) FROM schedules WHERE state = 'active' AND {_IS_REACHABLE})"""
+    next_at, fired_at = db.execute(query).fetchone()
     return Millis(0) if fired_at is not None and fired_at > now else next_at
 
 

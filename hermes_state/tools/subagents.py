@@ -16,7 +16,6 @@ from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId, 
 
 MAX_SUBAGENTS = 20
 """Most sub-agents of one answer."""
-_TOO_MANY = f"this answer has had {MAX_SUBAGENTS} sub-agents, and no more are allowed: do the rest yourself"
 
 
 class SubagentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,12 +26,6 @@ class SubagentReport(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-# Purpose: the sub-agent of a call; of one that has ended, its last answer or the reason why there is none.
-_OF_CALL = """
-SELECT t.id, t.state, coalesce(t.error, (SELECT m.text FROM messages m
-  WHERE m.turn_id = t.id AND m.role = 'assistant' AND m.seq > 0 ORDER BY m.id DESC LIMIT 1), '') AS text
-FROM turns t WHERE t.call_message_id = ? AND t.tool_call_id = ? AND t.parent_turn_id IS NOT NULL
-"""
 # Purpose: the turn of a sub-agent.
 _OPEN = """
 INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at, parent_turn_id, call_message_id, tool_call_id)
@@ -49,11 +42,15 @@ def open_subagent(
     `claim`: the turn that has called it. Raises `TurnMoved` when that is not the caller's any more.
     """
     parent = require_running(db, claim)
-    known = select_one(db, SubagentReport, _OF_CALL, (call_message_id, tool_call_id))
+    query = """SELECT t.id, t.state, coalesce(t.error, (SELECT m.text FROM messages m
+      WHERE m.turn_id = t.id AND m.role = 'assistant' AND m.seq > 0 ORDER BY m.id DESC LIMIT 1), '') AS text
+    FROM turns t WHERE t.call_message_id = ? AND t.tool_call_id = ? AND t.parent_turn_id IS NOT NULL"""
+    known = select_one(db, SubagentReport, query, (call_message_id, tool_call_id))
     if known is not None:
         return take_up(db, load_running(db, known.id)) if known.state is TurnState.RUNNING else known
+    too_many = f"this answer has had {MAX_SUBAGENTS} sub-agents, and no more are allowed: do the rest yourself"
     if scalar(db, int, "SELECT count(*) FROM turns WHERE parent_turn_id = ?", (parent.id,)) >= MAX_SUBAGENTS:
-        return SubagentReport(id=parent.id, state=TurnState.FAILED, text=_TOO_MANY)
+        return SubagentReport(id=parent.id, state=TurnState.FAILED, text=too_many)
     lineage_id = start_subagent_session(db, parent.chat_id, call_message_id, now)
     call = (parent.id, call_message_id, tool_call_id)
     turn_id = insert_row(db, TurnId, _OPEN, (parent.chat_id, lineage_id, parent.started_by, now, *call))

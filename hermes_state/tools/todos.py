@@ -32,18 +32,10 @@ class TodoRow(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.id}. [{self.state.value}] {self.text}"
 
 
-_LIST = f"SELECT {columns(TodoRow, 'todos')} FROM todos WHERE lineage_id = ? ORDER BY id"
-# Purpose: an item of a list, new or changed.
-_PUT = """
-INSERT INTO todos (lineage_id, id, text, state, updated_at) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (lineage_id, id)
-DO UPDATE SET text = excluded.text, state = excluded.state, updated_at = excluded.updated_at
-"""
-
-
 def load_todos(db: Connection, lineage_id: LineageId) -> list[TodoRow]:
     """The list of a conversation, in order."""
-    return select(db, TodoRow, _LIST, (lineage_id,))
+    query = f"SELECT {columns(TodoRow, 'todos')} FROM todos WHERE lineage_id = ? ORDER BY id"
+    return select(db, TodoRow, query, (lineage_id,))
 
 
 def put_todos(
@@ -52,7 +44,10 @@ def put_todos(
     """Store items, new or changed, and return the list; `is_whole`: they are all that there is now."""
     if is_whole:
         clear_todos(db, lineage_id)
-    db.executemany(_PUT, [(lineage_id, item.id, item.text, item.state, now) for item in items])
+    query = """INSERT INTO todos (lineage_id, id, text, state, updated_at) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (lineage_id, id)
+    DO UPDATE SET text = excluded.text, state = excluded.state, updated_at = excluded.updated_at"""
+    db.executemany(query, [(lineage_id, item.id, item.text, item.state, now) for item in items])
     return load_todos(db, lineage_id)
 
 

@@ -41,9 +41,6 @@ GONE_SECONDS = 30
 """Seconds after which a machine that does not answer counts as gone, here and at the server, whose own default is two
 hours: so long it would keep the locks of a session that has lost its other end."""
 
-# Purpose: the server asks after a machine that has said nothing for ten seconds; nothing where there is no TCP.
-_ASK_AFTER = f"""SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;
-SET tcp_user_timeout = {1000 * GONE_SECONDS}"""
 
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|(?P<mark>\?)|:(?P<name>[a-z_][a-z_0-9]*)")
 
@@ -105,8 +102,10 @@ class PostgresConnection:
         except OSError as error:  # the process has no descriptor left
             raise psycopg.OperationalError(str(error)) from error
         db.silence_seconds = seconds
+        query = f"""SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;
+        SET tcp_user_timeout = {1000 * GONE_SECONDS}"""
         try:
-            db.execute(_ASK_AFTER)
+            db.execute(query)
         except BaseException:
             db.close()
             raise

@@ -31,26 +31,11 @@ FIRST = 13
 LOCK_SECONDS = 60.0
 """Longest wait for another node's migration, or for a table that a migration changes."""
 
-_LOCK = "SELECT pg_advisory_xact_lock(1212634969, 0)"  # HGWY; keys of two integers are a space of their own
 _MARK, _OURS = "application", "hermes-gateway"
 _VERSION = "schema_version"
 READABLE_FROM = "schema_readable_from"
 """Note of the lowest schema version of which gateways may use the database. A migration that older ones cannot live
 with writes its own number there; one without the note breaks nothing of the version before."""
-
-_SERVER = """
-SELECT current_database() AS database, current_user AS role, current_schema() AS schema,
-  CAST(current_setting('server_version_num') AS bigint) AS version, current_setting('server_encoding') AS encoding,
-  current_setting('transaction_read_only') = 'on' AS is_read_only,
-  coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) AS may_create"""
-
-_TABLES = """
-SELECT relname FROM pg_class
-WHERE pg_table_is_visible(oid) AND relkind IN ('r', 'p', 'v', 'm', 'f') AND relpersistence <> 't'
-  AND relnamespace <> (SELECT oid FROM pg_namespace WHERE nspname = 'pg_catalog')
-  AND NOT EXISTS (SELECT 1 FROM pg_depend WHERE classid = CAST('pg_class' AS regclass)
-    AND objid = pg_class.oid AND deptype = 'e')  -- an extension's
-ORDER BY relname"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +82,11 @@ def migrate(db: Connection, migrations: Sequence[Migration] | None = None, lock_
 
 def load_server(db: Connection) -> Server:
     """The server that `db` is connected to."""
-    (server,) = select(db, Server, _SERVER)
+    query = """SELECT current_database() AS database, current_user AS role, current_schema() AS schema,
+      CAST(current_setting('server_version_num') AS bigint) AS version, current_setting('server_encoding') AS encoding,
+      current_setting('transaction_read_only') = 'on' AS is_read_only,
+      coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) AS may_create"""
+    (server,) = select(db, Server, query)
     return server
 
 
@@ -118,9 +107,10 @@ def load_version(db: Connection) -> int:
 def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: float) -> bool:
     """Apply the first migration that the database has not seen; true if there are more."""
     db.execute("BEGIN")
+    query = "SELECT pg_advisory_xact_lock(1212634969, 0)"  # HGWY; keys of two integers are a space of their own
     try:
         db.execute(f"SET LOCAL lock_timeout = {int(lock_seconds * 1000)}")
-        db.execute(_LOCK)
+        db.execute(query)
         server = load_server(db)
         check_server(server)
         version = _version(db, server, migrations)
@@ -158,7 +148,13 @@ def check_server(server: Server) -> None:
 
 def _version(db: Connection, server: Server, migrations: Sequence[Migration]) -> int:
     """Schema version of the database, 0 of an empty one; raises `DatabaseRejected` for one that is not ours."""
-    tables = scalars(db, str, _TABLES)
+    query = """SELECT relname FROM pg_class
+    WHERE pg_table_is_visible(oid) AND relkind IN ('r', 'p', 'v', 'm', 'f') AND relpersistence <> 't'
+      AND relnamespace <> (SELECT oid FROM pg_namespace WHERE nspname = 'pg_catalog')
+      AND NOT EXISTS (SELECT 1 FROM pg_depend WHERE classid = CAST('pg_class' AS regclass)
+        AND objid = pg_class.oid AND deptype = 'e')  -- an extension's
+    ORDER BY relname"""
+    tables = scalars(db, str, query)
     if not tables:
         return 0
     if "meta" not in tables or not _is_ours(db, server):

@@ -36,17 +36,9 @@ LEFT_SECONDS = 2.0
 _LIVES = f"""EXISTS (SELECT 1 FROM pg_stat_activity a
   WHERE a.pid = n.pid AND a.datname = current_database() AND a.application_name = '{SEAT}' || n.id)"""
 
-# Purpose: ends transactions that nodes without a seat have left open, and tells how many.
-_END_LEFT = f"""
-SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
-WHERE datname = current_database() AND usename = current_user
-  AND xact_start < clock_timestamp() - make_interval(secs => CAST(? AS double precision))
-  AND application_name IN (SELECT '{NAME} ' || n.id FROM nodes n WHERE NOT {_LIVES})"""
 
 _NOW = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS bigint)"
 
-# Purpose: whether the session takes what a seat needs, in the transaction alone.
-_SESSION = "SELECT set_config('idle_session_timeout', '1h', true), pg_backend_pid()"
 _CONNECTIONS = (
     "SELECT CAST(current_setting('max_connections') AS bigint)"
     " - CAST(current_setting('superuser_reserved_connections') AS bigint)"
@@ -80,10 +72,6 @@ WHERE datname = current_database() AND application_name LIKE 'hermes-gateway%' A
 
 _CHATS = f"SELECT {columns(ChatKey, 'c', 'key')}, c.id & 2147483647 AS lock_key FROM chats c"
 _WAITING = "SELECT count(*), min(received_at) FROM inbox WHERE state = 'new'"
-
-# Purpose: nodes that were gone at the last look, and a day ago at least.
-_NOTE_GONE = f"UPDATE nodes n SET gone_at = :now WHERE gone_at IS NULL AND NOT {_LIVES}"
-_FORGET_GONE = "DELETE FROM nodes WHERE gone_at < ?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +174,11 @@ def end_left_transactions(db: Connection, seconds: float = LEFT_SECONDS) -> int:
     The server takes back one that is idle by itself, but not one in the middle of a batch: of a node that was stopped
     while it sent one, or of a machine that died then, it waits for the rest, and the chats stay locked meanwhile.
     """
-    return scalar(db, int, _END_LEFT, (seconds,))
+    query = f"""SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+    WHERE datname = current_database() AND usename = current_user
+      AND xact_start < clock_timestamp() - make_interval(secs => CAST(? AS double precision))
+      AND application_name IN (SELECT '{NAME} ' || n.id FROM nodes n WHERE NOT {_LIVES})"""
+    return scalar(db, int, query, (seconds,))
 
 
 def load_cluster(db: Connection) -> ClusterStatus:
@@ -281,7 +273,8 @@ def is_one_session(db: Connection) -> bool:
 
     Leaves the session as it is.
     """
-    timeout, pid = db.execute(_SESSION).fetchone()
+    query = "SELECT set_config('idle_session_timeout', '1h', true), pg_backend_pid()"
+    timeout, pid = db.execute(query).fetchone()
     return bool(pid == db.raw.info.backend_pid and timeout == "1h")  # type: ignore[attr-defined]  # PostgreSQL's
 
 
@@ -312,5 +305,7 @@ def save_settings(db: Connection, node: NodeInfo) -> None:
 @locks("nodes")
 def forget_gone(db: Connection, now: Millis) -> int:
     """Note which nodes are gone, and remove those that have been for a day; returns how many."""
-    db.execute(_NOTE_GONE, {"now": now})
-    return db.execute(_FORGET_GONE, (now - GONE_MILLIS,)).rowcount
+    query = f"UPDATE nodes n SET gone_at = :now WHERE gone_at IS NULL AND NOT {_LIVES}"
+    db.execute(query, {"now": now})
+    statement = "DELETE FROM nodes WHERE gone_at < ?"
+    return db.execute(statement, (now - GONE_MILLIS,)).rowcount

@@ -25,14 +25,6 @@ ROW_ERRORS: tuple[type[Exception], ...] = (
 SCHEMA = "(SELECT CAST(value AS bigint) FROM meta WHERE key = 'schema_version')"
 BYTES = "pg_database_size(current_database())"
 
-# Purpose: tables that the role cannot use. `has_table_privilege` with a list is true for any one of it.
-_CLOSED = """
-SELECT relname FROM pg_class
-WHERE relkind = 'r' AND relnamespace = CAST(CAST(current_schema() AS text) AS regnamespace)
-  AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
-    AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE'))
-ORDER BY relname"""
-
 
 @contextmanager
 def open_source(url: str) -> Iterator[Connection]:
@@ -132,7 +124,12 @@ def _open(url: str, *, is_alone: bool = False) -> Iterator[PostgresConnection]:
 
 def find_fault(db: Connection) -> str | None:
     """Obstacle that keeps the gateway from using the database; None: nothing. The pages are the server's to check."""
-    if closed := scalars(db, str, _CLOSED):
+    query = """SELECT relname FROM pg_class
+    WHERE relkind = 'r' AND relnamespace = CAST(CAST(current_schema() AS text) AS regnamespace)
+      AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
+        AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE'))
+    ORDER BY relname"""
+    if closed := scalars(db, str, query):
         role = load_server(db).role
         return f"The role {role} may not read and write every table, such as {closed[0]}: make it their owner."
     return None

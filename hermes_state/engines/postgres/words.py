@@ -26,7 +26,6 @@ MAX_POSITION, MAX_PLACES = 16_000, 255
 MAX_BYTES = 900_000
 """Words of a row behind this are not found: a `tsvector` of more than 1 MiB, with its positions, is an error."""
 
-_TOKENIZER = "fts5(text, tokenize='unicode61 remove_diacritics 2')"
 _BLOCK = 256
 
 
@@ -37,7 +36,7 @@ class _Folding(dict[int, str]):
         first = code - code % _BLOCK
         block = dict.fromkeys(range(first, first + _BLOCK), " ")
         with contextlib.closing(sqlite3.connect(":memory:")) as db:
-            db.execute(f"CREATE VIRTUAL TABLE sample USING {_TOKENIZER}")
+            db.execute("CREATE VIRTUAL TABLE sample USING fts5(text, tokenize='unicode61 remove_diacritics 2')")
             db.execute("CREATE VIRTUAL TABLE token USING fts5vocab(sample, instance)")
             between = [(one, f"x{chr(one)}x") for one in block if not 0xD800 <= one <= 0xDFFF]
             db.executemany("INSERT INTO sample(rowid, text) VALUES (?, ?)", between)
@@ -102,20 +101,17 @@ def with_words(insert: str) -> str:
     return f"WITH stored AS ({insert}), indexed AS ({words}) SELECT * FROM stored"
 
 
-# Purpose: the next messages that the full text has or should have.
-_ROWS = """SELECT id, text, body, chat_id, lineage_id, role, tool_name FROM messages
-WHERE indexed = 1 AND id > ? ORDER BY id LIMIT ?"""
-_STORE = """INSERT INTO message_words (message_id, words) VALUES (?, CAST(? AS tsvector))
-ON CONFLICT (message_id) DO UPDATE SET words = excluded.words"""
-
-
 def store_words(db: Connection, after: int, limit: int) -> int | None:
     """Store the words of the first `limit` messages behind the id `after`, such as copied ones.
 
     Returns the last one's id, None behind the last of all.
     """
-    rows = db.execute(_ROWS, (after, limit)).fetchall()
-    db.executemany(_STORE, [(row_id, row_vector(*columns)) for row_id, *columns in rows])
+    query = """SELECT id, text, body, chat_id, lineage_id, role, tool_name FROM messages
+    WHERE indexed = 1 AND id > ? ORDER BY id LIMIT ?"""
+    rows = db.execute(query, (after, limit)).fetchall()
+    statement = """INSERT INTO message_words (message_id, words) VALUES (?, CAST(? AS tsvector))
+    ON CONFLICT (message_id) DO UPDATE SET words = excluded.words"""
+    db.executemany(statement, [(row_id, row_vector(*columns)) for row_id, *columns in rows])
     return rows[-1][0] if rows else None
 
 
