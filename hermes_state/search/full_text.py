@@ -104,8 +104,8 @@ def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: 
         return []
     # Ids grow with time, so a limit may have come before `since`.
     query = f"""SELECT m.id AS message_id, m.session_id, s.key AS session_key, m.lineage_id,
-      {LINEAGE_KEY} AS lineage_key, m.chat_id, {columns(ChatKey, "c", "chat")}, m.role, m.origin, m.sender_name, m.created_at,
-      coalesce(m.text, '') AS text, m.body
+      {LINEAGE_KEY} AS lineage_key, m.chat_id, {columns(ChatKey, "c", "chat")}, m.role, m.origin, m.sender_name,
+      m.created_at, coalesce(m.text, '') AS text, m.body
     FROM messages m JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id
     WHERE m.created_at >= ? AND m.id IN ({", ".join("?" * len(scores))})"""
     rows = {int(row.message_id): row for row in select(matches.db, FoundMessage, query, (matches.since or 0, *scores))}
@@ -118,10 +118,7 @@ def _shown(row: FoundMessage, score: float, wanted: Sequence[Term]) -> FoundMess
 
 
 def _pasted(
-    db: Connection,
-    parsed: Query,
-    found: Callable[[Expression, Sequence[Term], int], dict[int, float]],
-    limit: int,
+    db: Connection, parsed: Query, found: Callable[[Expression, Sequence[Term], int], dict[int, float]], limit: int
 ) -> dict[int, float]:
     """Rows with all words of the query side by side. One of them may be excluded (`red -door`), unless its dash stands
     there, too (`find . -name foo`)."""

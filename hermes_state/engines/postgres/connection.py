@@ -312,11 +312,7 @@ class Result:
     """Rows of a statement, all of them in memory, and their number."""
 
     def __init__(
-        self,
-        db: PostgresConnection,
-        key: _Key,
-        values: Sequence[Buffer | None] | None,
-        fetched: PGresult | None = None,
+        self, db: PostgresConnection, key: _Key, values: Sequence[Buffer | None] | None, fetched: PGresult | None = None
     ) -> None:
         self.key, self.values, self.fetched = key, values, fetched
         self._db = db

@@ -61,11 +61,7 @@ def _begin(db: PostgresConnection, batch: Sequence[WriteRequest]) -> list[list[W
 
 
 RULES = TransactionRules(
-    begin=_begin,
-    run_all=run_pipelined,
-    ends_batch=is_trouble,
-    failure=psycopg.Error,
-    rejection=psycopg.IntegrityError,
+    begin=_begin, run_all=run_pipelined, ends_batch=is_trouble, failure=psycopg.Error, rejection=psycopg.IntegrityError
 )
 
 
