@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from hermes_state import inbox
+from hermes_state import inbox, outbox
 from hermes_state.errors import StateError
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, columns, scalar, select, select_one
@@ -180,3 +180,14 @@ def load_previews(db: Connection, turn_ids: Iterable[TurnId], known: Mapping[Tur
 def remove_preview(db: Connection, turn_id: TurnId) -> None:
     """Remove what is stored of a turn."""
     db.execute("DELETE FROM previews WHERE turn_id = ?", (turn_id,))
+
+
+@locks(turn="claim.id")
+def note_preview(db: Connection, claim: TurnClaim, ref: str) -> None:
+    """Remember the placeholder of the turn's unfinished answer, for a resumed turn; not one of an older epoch.
+
+    A turn may be stopped while its first preview is on its way. The reply that it owes then still takes that place.
+    """
+    query = "UPDATE turns SET preview_ref = ? WHERE id = ? AND epoch = ?"
+    if db.execute(query, (ref, claim.id, claim.epoch)).rowcount == 1:
+        outbox.replace_preview(db, claim.id, ref)

@@ -1,8 +1,4 @@
-"""Values that more than one package speaks about: ids, chats, messages in and out.
-
-Everything here is immutable. Ids are `NewType`s so that a turn id cannot be passed where a chat id is
-meant; times are `Millis`, UTC milliseconds since the epoch, as the database stores them.
-"""
+"""Immutable values of more than one package: ids, chats, messages in and out."""
 
 import re
 import time
@@ -28,7 +24,7 @@ Tokens = NewType("Tokens", int)
 """Size in tokens that people or providers set: a window, a limit, a budget."""
 
 EstimatedTokens = NewType("EstimatedTokens", int)
-"""Our own guess, before a provider has counted. Never mixed with what was reported."""
+"""Our own guess, before a provider has counted. Never mixed with reported tokens."""
 
 ReportedTokens = NewType("ReportedTokens", int)
 """A provider's own count."""
@@ -47,8 +43,6 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock."""
-
     def now(self) -> Millis:
         return Millis(time.time_ns() // 1_000_000)
 
@@ -68,10 +62,10 @@ class ChatKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatKey:
-    """A chat: where people talk. `account` is the configured adapter's name, which today is the platform's name.
+    """A chat. `account` is the name of the configured adapter, which today is the platform's name.
 
-    `thread_ref` is a forum topic where the platform numbers topics inside a chat; `user_ref` (the bare
-    platform id of a person) is set only under `sessions.groups: per_user`.
+    `thread_ref` is a forum topic where the platform numbers topics inside a chat. `user_ref` (the bare platform id of a
+    person) is set only under `sessions.groups: per_user`.
     """
 
     platform: str
@@ -148,23 +142,21 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputKind(StrEnum):
-    """Way in which an inbound message was made: typed, picked as a slash command, pressed as a button, or scheduled."""
+    """Way in which an inbound message was made."""
 
     TYPED = "typed"
     SLASH = "slash"
     BUTTON = "button"
     SCHEDULED = "scheduled"
-    """Made earlier, and brought by a schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboundMessage:
     """One message, slash command or button press from a platform.
 
-    `event_ref` identifies the platform event and starts with the bot's id: the same event delivered
-    twice has the same `event_ref`. A slash command or a button arrives as the command line it stands
-    for (`/stop`, `/title Plans`) in `text`. Telegram's `/stop@our_bot` arrives as `/stop`; a leading mention of the
-    bot is taken off.
+    `event_ref` identifies the platform event and starts with the bot's id: an event that is delivered twice has the
+    same one. A slash command or a button has its command line (`/stop`, `/title Plans`) in `text`, without the name and
+    without a leading mention of the bot.
     """
 
     event_ref: str
@@ -194,7 +186,7 @@ class InboundMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditEvent:
-    """A person changed a message that they sent earlier."""
+    """A person's change of an earlier message."""
 
     event_ref: str
     chat: ChatKey
@@ -207,7 +199,7 @@ class EditEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionEvent:
-    """A message was deleted on the platform."""
+    """A deletion of a message on the platform."""
 
     event_ref: str
     chat: ChatKey
@@ -220,7 +212,7 @@ InboundEvent: TypeAlias = InboundMessage | EditEvent | DeletionEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """Everything in `channel_ref` up to and including the platform's message `seen_ref` was dealt with."""
+    """Place in a channel: all messages up to and including `seen_ref` were handled."""
 
     platform: str
     account: str
@@ -250,8 +242,8 @@ class SentFile(msgspec.Struct, frozen=True, kw_only=True):
 class OutboundPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rendered platform message: stored before the first send, so that a retry sends the same bytes.
 
-    `markup` is opaque to everyone but the adapter that rendered it (entities for Telegram). `plain` is
-    what is sent when the platform rejects the marked-up form, or the file.
+    Only the adapter that rendered it reads `markup` (entities for Telegram). `plain` is sent instead if the platform
+    rejects the marked-up form, or the file.
     """
 
     text: str
@@ -259,9 +251,9 @@ class OutboundPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     markup: str = ""
     buttons: tuple[Button, ...] = ()
     file: str = ""
-    """Markdown that goes along as a file; empty: no file does."""
+    """Markdown to send as a file; empty: none."""
     attached: SentFile | None = None
-    """Kept file that goes along; `text` is its caption then."""
+    """Kept file to send, with `text` as its caption."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,16 +282,16 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ReasoningEffort: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""Effort of thinking before an answer, from nothing to everything; each protocol has words of its own."""
+"""Effort of thinking before an answer; each protocol has words of its own."""
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """Thoughts of a model before it called tools, as its API wants them back; nobody else reads them."""
+    """Thoughts of a model before it called tools, in the form that its API wants back."""
 
     made_by: str
     """Protocol and model, such as `anthropic:claude-opus-4`: no other model can read it."""
     blocks: str
-    """JSON list in the API's own form."""
+    """JSON list."""
 
 
 class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -314,7 +306,7 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Facts for the model about this message, such as an attachment that could not be read."""
     was_interrupted: bool = False
     reasoning: Reasoning | None = None
-    """Only beside calls: behind a whole answer no API wants it back."""
+    """Only with calls: after a whole answer no API wants it back."""
 
 
 class MessageRole(StrEnum):
@@ -324,7 +316,7 @@ class MessageRole(StrEnum):
 
 
 class Origin(StrEnum):
-    """Source of a message row; set when it is written, never inferred from its text."""
+    """Source of a message row, set when it is written."""
 
     HUMAN = "human"
     ASSISTANT = "assistant"
@@ -361,12 +353,12 @@ RECALL_ID = r"m(\d{1,18})"
 
 
 def recall_id(message_id: int) -> str:
-    """Name of a stored message for people and models: `m123`."""
+    """Return the name of a stored message for people and models: `m123`."""
     return f"m{message_id}"
 
 
 def parse_recall_id(text: str) -> MessageId | None:
-    """The message that a recall id names; None when `text` is none.
+    """Return the message that a recall id names; None for any other text.
 
     >>> parse_recall_id(" M123 ")
     123
@@ -386,7 +378,7 @@ class TurnState(StrEnum):
 
 
 class ToolEffect(StrEnum):
-    """Effect of a tool on the world; decides whether a restart may run it again."""
+    """Effect of a tool on the world: a restart runs only `read_only` calls again."""
 
     READ_ONLY = "read_only"
     WRITES = "writes"
@@ -403,7 +395,7 @@ class SessionKind(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Reasons for which a session ended."""
+    """End of a session."""
 
     COMPRESSION = "compression"
     UNDO = "undo"
@@ -425,18 +417,17 @@ class CanonicalUsage:
 
     @property
     def prompt(self) -> ReportedTokens:
-        """Everything the model read: fresh input and both kinds of cached input."""
+        """Fresh input and both kinds of cached input."""
         return ReportedTokens(self.input + self.cache_read + self.cache_write)
 
     @property
     def total(self) -> int:
-        """The prompt and what was written."""
         return self.prompt + self.output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
-    """One row of the ledger: a model call, failed ones too."""
+    """Row of the ledger: a model call, also a failed one."""
 
     purpose: str
     route: str
@@ -445,15 +436,14 @@ class ModelCall:
     usage: CanonicalUsage | None
     took_ms: int
     is_estimated: bool = False
-    """The usage is our estimate, for the provider reported none, or the price is that of the model's family."""
+    """The usage is our estimate, or the price is that of the model's family."""
     cost: MicroUsd | None = None
-    """Price of the call; None: unknown, because the usage or the price is."""
+    """None: the usage or the price is unknown."""
 
 
 MICROS = 1_000_000
-"""Millionths in a dollar."""
 
 
 def micro_usd(value: float) -> MicroUsd:
-    """Dollars as millionths."""
+    """Convert dollars to millionths."""
     return MicroUsd(round(value * MICROS))

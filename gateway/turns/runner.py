@@ -34,7 +34,7 @@ from hermes_state.outbox import OutboxRow, RenderedReply, Reply
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.turns import RunningTurn, TurnMoved, remove_preview
+from hermes_state.turns import RunningTurn, TurnMoved, note_preview, remove_preview
 from hermes_state.values import Clock, Millis
 
 log = structlog.get_logger()
@@ -85,7 +85,7 @@ class TurnRunner:
             adapter,
             gate=self.gates.of(turn.chat_id),
             flood=self.gates.flood_of(turn.chat),
-            save_ref=lambda claim, ref: self.store.write(journal.note_preview, claim, ref),
+            save_ref=lambda claim, ref: self.store.write(note_preview, claim, ref),
             is_certain=self.adapters.is_certain,
         )
 

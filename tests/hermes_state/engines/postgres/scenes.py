@@ -32,7 +32,7 @@ from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.tools import approvals, subagents
 from hermes_state.tools.approvals import Answerer, ApprovalRequest, ApprovalState
 from hermes_state.transcripts import NewMessage, hide, load_view
-from hermes_state.turns import TurnClaim
+from hermes_state.turns import TurnClaim, note_preview
 from hermes_state.values import (
     AttachmentKind,
     ChatId,
@@ -196,7 +196,7 @@ BUSY: Mapping[str, Writer] = {
     "start_tools": lambda s, now: write(journal.start_tools, s.turn, s.asked.id, s.asked.body.calls, now),
     "finish_tool": lambda s, now: write(journal.finish_tool, s.turn, _result(s), now),
     "join_steers": lambda s, now: write(join_steers, s.turn, now),
-    "note_preview": lambda s, now: write(journal.note_preview, s.turn, "shown"),
+    "note_preview": lambda s, now: write(note_preview, s.turn, "shown"),
     "take_up": lambda s, now: write(journal.take_up, s.turn, True),
     "finish_turn": lambda s, now: write(journal.finish_turn, s.turn, ANSWER, now, [PART]),
     "stop_turn": lambda s, now: write(journal.stop_turn, s.turn, "so far", "stopped", now, notice="Stopped."),
