@@ -1,7 +1,7 @@
-"""Chats: where people talk, which session each one is in, and its history through all its sessions."""
+"""Chats: their keys, their active sessions, and their history through all sessions."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, astuple, replace
 
 import msgspec
@@ -49,7 +49,7 @@ _IS_CHAT = "platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ? AND
 
 @locks(chat="key")
 def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis) -> ChatId:
-    """The id of the chat `key`, which is created when it was not known."""
+    """Return the id of the chat `key`, which is created if it was not known."""
     return meet_chat(db, key, kind, title, now)[0]
 
 
@@ -68,31 +68,31 @@ def meet_chat(
 
 @locks(chat="chat_id")
 def note_reach(db: Connection, chat_id: ChatId, since: Millis | None) -> bool:
-    """Note since when the bot cannot write in a chat, None: it can again; False when that was known."""
+    """Note since when the bot cannot write in a chat (None: it can again); False if that was known."""
     query = """UPDATE chats SET unreachable_since = CAST(:since AS BIGINT)
     WHERE id = :id AND (unreachable_since IS NULL) = (CAST(:since AS BIGINT) IS NOT NULL)"""
     return db.execute(query, {"id": chat_id, "since": since}).rowcount > 0
 
 
 def is_unreachable(db: Connection, chat_id: ChatId) -> bool:
-    """True for a chat in which the bot cannot write: it was blocked or removed, or the chat is gone."""
+    """Return True if the bot cannot write in a chat: it was blocked or removed, or the chat is gone."""
     return scalar(db, bool, "SELECT unreachable_since IS NOT NULL FROM chats WHERE id = ?", (chat_id,))
 
 
 def find_chat(db: Connection, key: ChatKey) -> Chat | None:
-    """The chat with this key, None when it was never seen."""
+    """Load the chat with this key; None when it was never seen."""
     query = f"SELECT {_COLUMNS} FROM chats WHERE {_IS_CHAT}"
-    return select_one(db, Chat, query, (key.platform, key.account, key.chat_ref, key.thread_ref, key.user_ref))
+    return select_one(db, Chat, query, astuple(key))
 
 
 def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
-    """Our chats of one chat or thread of a platform: one a person under `per_user`."""
+    """Load the chats of one chat or thread of a platform: one for each person under `per_user`."""
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ?"
     return select(db, Chat, query, (key.platform, key.account, key.chat_ref, key.thread_ref))
 
 
 def find_chats_named(db: Connection, name: str) -> list[Chat]:
-    """The chats that `name` may mean: `telegram:42`, or `42` where that is enough."""
+    """Load the chats that `name` may mean: `telegram:42`, or the bare id `42`."""
     query = f"""SELECT {_COLUMNS} FROM chats WHERE platform || ':' || chat_ref
       || CASE thread_ref WHEN '' THEN '' ELSE '/' || thread_ref END
       || CASE user_ref WHEN '' THEN '' ELSE '#' || user_ref END = :name
@@ -101,7 +101,7 @@ def find_chats_named(db: Connection, name: str) -> list[Chat]:
 
 
 def load_recent_chats(db: Connection, platform: str, account: str, limit: int) -> list[tuple[str, str | None]]:
-    """`chat_ref` and title of the conversation of an adapter's chats, most recently used first."""
+    """Load `chat_ref` and conversation title of an adapter's chats, the last used first."""
     query = """SELECT c.chat_ref, s.title FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
     WHERE c.platform = ? AND c.account = ?
     ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT ?"""
@@ -109,7 +109,7 @@ def load_recent_chats(db: Connection, platform: str, account: str, limit: int) -
 
 
 def load_chat(db: Connection, chat_id: ChatId) -> Chat:
-    """The chat with this id, which must exist."""
+    """Load the chat with this id, which must exist."""
     chat = select_one(db, Chat, f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,))
     assert chat is not None, f"there is no chat {chat_id}"
     return chat
@@ -117,13 +117,10 @@ def load_chat(db: Connection, chat_id: ChatId) -> Chat:
 
 @locks(EVERYTHING)
 def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref: str, now: Millis) -> list[ChatId]:
-    """Follow a chat to the id that the platform gave it, with all its threads and per-person chats.
+    """Follow a chat to a new platform id, with all its threads and per-person chats; return the chats that live on.
 
-    Returns the chats that live on: what waits or is owed may be in another one now.
-
-    When the new id was seen already, the old chat's conversation wins and the new chat's waiting and
-    unsent rows move into it; a new chat that already has a conversation of its own keeps it, and what
-    waited in the old one moves there.
+    Where the new id is known, the old chat keeps its conversation and takes the waiting and unsent rows of the new one.
+    If the new chat has a conversation itself, the rows of the old chat move there.
     """
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
     living = []
@@ -134,7 +131,7 @@ def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref
             living.append(new.id)
             continue
         if new is not None:
-            # The two change places: a row that somebody works with right now must not disappear.
+            # The two change places: a row that is in use right now must not disappear.
             _move_open_rows(db, new.id, old.id)
             db.execute("UPDATE chats SET chat_ref = 'moving ' || chat_ref WHERE id = ?", (new.id,))
         db.execute("UPDATE chats SET chat_ref = ?, updated_at = ? WHERE id = ?", (new_ref, now, old.id))
@@ -155,7 +152,7 @@ def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:
 
 
 class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One original message of a chat, with what became of it."""
+    """Original message of a chat, with its fate."""
 
     id: MessageId
     lineage_id: LineageId
@@ -166,12 +163,12 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     turn_id: TurnId | None
     tool_call_id: str | None
     tool_state: str | None
-    """State of the run whose result it is, as the journal has it."""
+    """State of the run whose result it is."""
     created_at: Millis
     taken_up_at: Millis | None
-    """Start of the turn that answers a person's message, which may have waited for it."""
+    """Start of the turn that answers a person's message."""
     ref: str | None
-    """The platform's id of the message, of its first part if it has several."""
+    """Platform's id of the message, or of its first part."""
     is_owed: bool
     """Its delivery is not finished."""
     is_undone: bool
@@ -194,29 +191,24 @@ FROM messages m WHERE m.session_id = ? AND m.seq > 0 AND m.id < ? ORDER BY m.seq
 
 
 def load_history(db: Connection, chat_id: ChatId, limit: int, before: int | None = None) -> list[HistoryRow]:
-    """The newest `limit` messages of a chat (ahead of `before`, if given) in all its conversations, oldest first."""
+    """Load the newest `limit` messages of a chat (before `before`, if given) in all conversations, oldest first."""
     rows: list[HistoryRow] = []
     bound = before if before is not None else 2**62
     query = f"SELECT s.id FROM sessions s WHERE s.chat_id = ? AND NOT {IS_SUBAGENT} ORDER BY s.id DESC"
+    files = """SELECT m.id, a.name FROM messages m JOIN attachments a ON a.message_id = m.id
+    WHERE m.session_id = ? AND m.seq > 0 AND m.id BETWEEN ? AND ? ORDER BY a.id"""
     for (session_id,) in db.execute(query, (chat_id,)):  # read as far as needed, there may be many
         if len(rows) >= limit:
             break
         found = select(db, HistoryRow, _HISTORY, (session_id, bound, limit - len(rows)))
-        rows += _with_files(db, session_id, found) if found else []
+        names = defaultdict[int, list[str]](list)
+        for message_id, name in db.execute(files, (session_id, found[-1].id, found[0].id)) if found else ():
+            names[message_id].append(name)
+        rows += (msgspec.structs.replace(row, files=tuple(names[row.id])) for row in found)
     return sorted(rows, key=lambda row: row.id)
 
 
-def _with_files(db: Connection, session_id: int, rows: Sequence[HistoryRow]) -> Iterator[HistoryRow]:
-    """The rows of one session, newest first, with the names of their files."""
-    names = defaultdict[int, list[str]](list)
-    query = """SELECT m.id, a.name FROM messages m JOIN attachments a ON a.message_id = m.id
-    WHERE m.session_id = ? AND m.seq > 0 AND m.id BETWEEN ? AND ? ORDER BY a.id"""
-    for message_id, name in db.execute(query, (session_id, rows[-1].id, rows[0].id)):
-        names[message_id].append(name)
-    return (msgspec.structs.replace(row, files=tuple(names[row.id])) for row in rows)
-
-
 def known_refs(db: Connection, chat_id: ChatId, refs: Iterable[str]) -> frozenset[str]:
-    """Those of these platform ids that are messages of the chat's transcript."""
+    """Return those of these platform ids that are messages of the chat's transcript."""
     query = "SELECT 1 FROM platform_messages WHERE chat_id = ? AND ref = ?"
     return frozenset(ref for ref in refs if db.execute(query, (chat_id, ref)).fetchone())
