@@ -65,7 +65,7 @@ from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.redaction import Redactor
-from hermes_state.search.upkeep import keep_index
+from hermes_state.search.index import keep_index
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, SystemClock
 

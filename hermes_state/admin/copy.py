@@ -17,8 +17,7 @@ import msgspec
 from hermes_state.engines.opening import COPY_NOTE
 from hermes_state.engines.sqlite import resting as sqlite_resting
 from hermes_state.errors import DatabaseRejected, StoreBroken
-from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection, load_note, save_note, scalar
 from hermes_state.text import shortened
 
 MAX_NAMED = 10

@@ -19,9 +19,8 @@ from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, DatabaseRejected
 from hermes_state.settings import Setting
 from hermes_state.store.lock import FileLock, refuse_held
-from hermes_state.store.meta import load_note
 from hermes_state.store.seats import NodeInfo, OnHint, OnlySeat, Seat
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection, load_note, scalar
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, load_note, save_note
 
 _COMMENT = re.compile(r"--[^\n]*")
 

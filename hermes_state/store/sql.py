@@ -20,6 +20,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar, Union, get_args, get_origi
 
 import msgspec
 
+from hermes_state.store.locks import locks
+
 T = TypeVar("T")
 
 Parameters: TypeAlias = Sequence[object] | Mapping[str, object]
@@ -155,3 +157,15 @@ def _converter(kind: Any) -> Callable[[Any], Any] | None:
     if issubclass(kind, msgspec.Struct):
         return msgspec.json.Decoder(kind).decode
     return bool if kind is bool else None
+
+
+def load_note(db: Connection, key: str) -> str | None:
+    """The note kept under `key`, None if there is none."""
+    return scalar_or_none(db, str, "SELECT value FROM meta WHERE key = ?", (key,))
+
+
+@locks("notes")
+def save_note(db: Connection, key: str, value: str) -> None:
+    """Keep `value` under `key`, instead of what was there."""
+    upsert = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+    db.execute(upsert, (key, value))

@@ -14,10 +14,9 @@ import psycopg
 
 from hermes_state.engines.postgres.words import VERSION_NOTE
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.migrations import Migration, check_applied, newer_version, note_applied, read_migrations
 from hermes_state.store.segment import SEGMENT_VERSION
-from hermes_state.store.sql import Connection, scalars, select
+from hermes_state.store.sql import Connection, load_note, save_note, scalars, select
 
 FIRST = 13
 """Number of the first migration: before it there was no PostgreSQL."""

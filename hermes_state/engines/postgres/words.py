@@ -13,9 +13,8 @@ import sqlite3
 from collections.abc import Iterable
 
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.segment import SEGMENT_VERSION, fts_row, fts_scope, segment, segment_query
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, load_note, save_note
 
 MAX_WORD_BYTES = 2_046
 """A longer word counts by its beginning: PostgreSQL takes no more."""

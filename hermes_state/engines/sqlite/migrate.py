@@ -12,7 +12,6 @@ from pathlib import Path
 from hermes_state.engines.sqlite.backup import copy_into
 from hermes_state.engines.sqlite.index import SERVING, index_triggers
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store.meta import save_note
 from hermes_state.store.migrations import (
     Migration,
     check_applied,
@@ -22,7 +21,7 @@ from hermes_state.store.migrations import (
     statements,
 )
 from hermes_state.store.segment import SEGMENT_VERSION
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection, save_note, scalar
 
 APPLICATION_ID = 0x48475759
 """The letters HGWY, written into the head of every database of ours."""

@@ -8,9 +8,8 @@ import pytest
 from hermes_state.admin.browsers import LIFETIME_MS, SignedInBrowser, add, is_signed_in, load, remove
 from hermes_state.engines.postgres import migrate as postgresql
 from hermes_state.engines.sqlite import migrate as sqlite
-from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.migrations import Migration
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, load_note, save_note
 from hermes_state.values import Millis
 from tests.hermes_state.rows import START, migrated
 from tests.postgres import Postgres, connect

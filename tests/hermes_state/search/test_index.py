@@ -19,11 +19,11 @@ from hermes_state.search.index import (
     extend_index,
     find_fault,
     is_being_made,
+    keep_index,
     load_progress,
+    mend_index,
 )
-from hermes_state.search.upkeep import keep_index, mend_index
-from hermes_state.store.meta import save_note
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection, save_note, scalar
 from hermes_state.store.writer import Store
 from hermes_state.values import MessageId
 from tests.databases import open_store

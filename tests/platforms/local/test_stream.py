@@ -12,7 +12,7 @@ import pytest
 
 from hermes_state import inbox, journal, outbox, sessions
 from hermes_state.chats import ensure_chat
-from hermes_state.store.meta import save_note
+from hermes_state.store.sql import save_note
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import hide
 from hermes_state.turns import RunningTurn, note_preview

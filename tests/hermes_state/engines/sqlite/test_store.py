@@ -13,7 +13,7 @@ from hermes_state.engines.sqlite.connections import connect
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import ReaderHealth, Store
 from tests.hermes_state.helpers import (
     commits_in_log,
@@ -520,7 +520,7 @@ class TestTheDoor:
 _EXITING = """
 import asyncio, sys
 from pathlib import Path
-from hermes_state.store.meta import save_note
+from hermes_state.store.sql import save_note
 from hermes_state.engines.sqlite.store import SqliteStore
 
 async def main():
@@ -551,7 +551,7 @@ def test_a_process_always_exits_and_keeps_what_was_acknowledged(tmp_path: Path, 
 _WRITING = """
 import asyncio, itertools, sys
 from pathlib import Path
-from hermes_state.store.meta import save_note
+from hermes_state.store.sql import save_note
 from hermes_state.engines.sqlite.store import SqliteStore
 
 async def writer(store, name):
