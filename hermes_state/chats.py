@@ -162,19 +162,13 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     body: MessageBody | None
     turn_id: TurnId | None
     tool_call_id: str | None
-    tool_state: str | None
-    """State of the run whose result it is."""
+    tool_state: str | None  # state of the run whose result it is
     created_at: Millis
-    taken_up_at: Millis | None
-    """Start of the turn that answers a person's message."""
-    ref: str | None
-    """Platform's id of the message, or of its first part."""
-    is_owed: bool
-    """Its delivery is not finished."""
-    is_undone: bool
-    """The model does not see it any more."""
-    files: tuple[str, ...] = ()
-    """Names of its attachments."""
+    taken_up_at: Millis | None  # start of the turn that answers a person's message
+    ref: str | None  # platform's id of the message, or of its first part
+    is_owed: bool  # its delivery is not finished
+    is_undone: bool  # the model does not see it any more
+    files: tuple[str, ...] = ()  # names of its attachments
 
 
 # Purpose: what was said in one session, newest first.

@@ -23,8 +23,7 @@ class CompressionRow(msgspec.Struct, frozen=True, kw_only=True):
     layer: Layer
     focus: str | None = None
     outcome: Literal["compressed", "not_needed", "aborted"] = "compressed"
-    reason: str | None = None
-    """Reason why nothing was changed; None: it has made a child."""
+    reason: str | None = None  # reason why nothing was changed; None: it has made a child
     summary_kind: Literal["model", "deterministic"] | None = None
     model: str | None = None
     tokens_before: int | None = None
@@ -41,8 +40,7 @@ class SplitPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The session as it was when its view was loaded; own rows that came since follow unchanged."""
     context: Sequence[ContextItem]
     """View of the rows until then, in order, with the parent's view edits applied."""
-    row: CompressionRow
-    """Row without counts of messages, which the split adds."""
+    row: CompressionRow  # row without counts of messages, which the split adds
     system_prompt: str | None = None
     context_state: str | None = None
     """JSON of the context engine. For both: None means the parent's."""
@@ -106,10 +104,8 @@ class UndoPlan:
 
     tip: Session
     compression_id: int
-    compressed: Session
-    """The session that the compression ended."""
-    transcript: Transcript
-    """Whole view after the undo."""
+    compressed: Session  # the session that the compression ended
+    transcript: Transcript  # whole view after the undo
 
 
 def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:

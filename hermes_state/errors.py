@@ -138,8 +138,7 @@ class ModelRateLimited(ModelError):
 class AuthRejected(ModelError):
     """The provider does not accept the key."""
 
-    is_of_plan: bool = False
-    """The key is accepted, but its plan does not include the model."""
+    is_of_plan: bool = False  # the key is accepted, but its plan does not include the model
 
 
 class QuotaExceeded(ModelError):
@@ -159,8 +158,7 @@ class ContextOverflow(ModelError):
     """The prompt does not fit."""
 
     prompt_tokens: int | None = None
-    window: int | None = None
-    """Size of the model in tokens, where known."""
+    window: int | None = None  # size of the model in tokens, where known
     is_of_account: bool = False
     """The model would hold it, but what the account may send at once is less, for now."""
     is_of_input: bool = False
@@ -171,22 +169,18 @@ class ContextOverflow(ModelError):
 class OutputCapExceeded(ModelError):
     """The requested output limit is above what is allowed."""
 
-    cap: int | None = None
-    """Allowed value, where stated."""
-    is_of_model: bool = False
-    """The model writes no more, whatever the prompt and the account are."""
+    cap: int | None = None  # allowed value, where stated
+    is_of_model: bool = False  # the model writes no more, whatever the prompt and the account are
 
 
 class ImageFault(StrEnum):
     """Faults that a provider finds with images."""
 
-    UNSUPPORTED = "unsupported"
-    """The model takes no images at all."""
+    UNSUPPORTED = "unsupported"  # the model takes no images at all
     TOO_LARGE = "too_large"
     """Too many bytes or pixels, or a request that is too large with its images."""
     TOO_MANY = "too_many"
-    UNREADABLE = "unreadable"
-    """This picture cannot be processed; another one may be."""
+    UNREADABLE = "unreadable"  # this picture cannot be processed; another one may be
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -194,12 +188,9 @@ class ImageRejected(ModelError):
     """The request was refused because of an image in it. The provider's limits are those that it states."""
 
     fault: ImageFault = ImageFault.UNREADABLE
-    max_bytes: int | None = None
-    """Most bytes of an image, before base64."""
-    max_side: int | None = None
-    """Longest side of an image, in pixels."""
-    max_count: int | None = None
-    """Most images of a request."""
+    max_bytes: int | None = None  # most bytes of an image, before base64
+    max_side: int | None = None  # longest side of an image, in pixels
+    max_count: int | None = None  # most images of a request
 
 
 class ShapeRejected(ModelError):
@@ -218,8 +209,7 @@ class ReplyUnfinished(ReplyMalformed):
 class SpendingCapExceeded(ModelError):
     """A cap on costs forbids the call, so it was not made."""
 
-    cap: str = "costs.daily_cap"
-    """Configuration key of the cap."""
+    cap: str = "costs.daily_cap"  # configuration key of the cap
     spent: MicroUsd | None = None
     limit: MicroUsd | None = None
 
@@ -259,8 +249,7 @@ class LookupReason(StrEnum):
     MESSAGE_NOT_FOUND = "message_not_found"
     AMBIGUOUS_CHAT = "ambiguous_chat"
     AMBIGUOUS_SESSION = "ambiguous_session"
-    OTHER_CHAT = "other_chat"
-    """It names another chat than the one that may be looked at."""
+    OTHER_CHAT = "other_chat"  # it names another chat than the one that may be looked at
     ALREADY_ACTIVE = "already_active"
 
 

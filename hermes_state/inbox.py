@@ -62,8 +62,7 @@ class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     words_by: str | None = None
     via: InputKind = InputKind.TYPED
     ticket: str | None = None
-    notes: tuple[str, ...] = ()
-    """Facts for the model about the message."""
+    notes: tuple[str, ...] = ()  # facts for the model about the message
 
 
 class NewInboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,8 +102,7 @@ SCHEDULE_PREFIX = "schedule:"
 IS_SCHEDULED = f"event_ref LIKE '{SCHEDULE_PREFIX}_%'"
 """Condition for the row of a scheduled message."""
 
-OPEN = "state IN ('new','claimed')"
-"""Condition for a row that is not settled."""
+OPEN = "state IN ('new','claimed')"  # condition for a row that is not settled
 WAITS = "state IN ('new','claimed') AND state = 'new'"
 """Condition for a row that no turn has yet. The first half repeats the condition of the index of open rows: without it
 SQLite does not use the index, and reads all rows of the chat."""
@@ -236,16 +234,12 @@ class EditedMessage(msgspec.Struct, frozen=True, kw_only=True):
     state: InboxState
     kind: InboxKind
     sender_ref: UserRef
-    text: str
-    """Its newest version."""
-    lineage_id: LineageId | None
-    """Its conversation; None while it waits."""
-    waiting_notice: InboxId | None = None
-    """Notice of an earlier edit that no turn has yet."""
+    text: str  # its newest version
+    lineage_id: LineageId | None  # its conversation; None while it waits
+    waiting_notice: InboxId | None = None  # notice of an earlier edit that no turn has yet
 
 
-EDIT_PREFIX = "(changed an earlier message, which now reads) "
-"""Beginning of a notice's text."""
+EDIT_PREFIX = "(changed an earlier message, which now reads) "  # beginning of a notice's text
 
 # A settled row has no payload; its text is the message's then.
 _TEXT = "coalesce({1}.text, CASE {0}.payload WHEN '' THEN '' ELSE json_extract({0}.payload, '$.text') END)"

@@ -89,21 +89,17 @@ class Reply:
     chat_id: ChatId
     kind: OutboxKind = OutboxKind.STATUS
     markdown: str
-    dedupe_key: str
-    """Reason for it (`turn:7`, `inbox:12`): the same reason never sends twice."""
+    dedupe_key: str  # reason for it (`turn:7`, `inbox:12`): the same reason never sends twice
     turn_id: TurnId | None = None
-    message_id: MessageId | None = None
-    """Transcript row that it shows."""
+    message_id: MessageId | None = None  # transcript row that it shows
     reply_to: str | None = None
     ticket: str | None = None
     replaces: str | None = None
     footer: str = ""
     edited_at: Millis | None = None
     buttons: tuple[Button, ...] = ()
-    attached: SentFile | None = None
-    """File to send, with `markdown` as its caption."""
-    is_urgent: bool = False
-    """Due before all other replies to the chat."""
+    attached: SentFile | None = None  # file to send, with `markdown` as its caption
+    is_urgent: bool = False  # due before all other replies to the chat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +151,7 @@ _INSERT_PART = """
 INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, part, kind, payload, rendered, next_at, created_at)
 SELECT chat_id, turn_id, message_id, dedupe_key, ?, kind, ?, 1, next_at, created_at FROM outbox WHERE id = ?
 """
-OPEN = "state IN ('pending','sending','ambiguous')"
-"""Condition for a row that is still owed."""
+OPEN = "state IN ('pending','sending','ambiguous')"  # condition for a row that is still owed
 
 
 @locks(chat="reply.chat_id")
@@ -247,8 +242,7 @@ RETURNING chat_id, message_id, part, dedupe_key,
 """
 
 
-CLOSED = ":closed"
-"""End of the dedupe key of the edit that closes a question."""
+CLOSED = ":closed"  # end of the dedupe key of the edit that closes a question
 
 
 @locks(outbox="row_id")

@@ -20,8 +20,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """One `sessions` row, without its totals."""
 
     id: SessionId
-    key: str
-    """Public id; people see its first eight characters."""
+    key: str  # public id; people see its first eight characters
     chat_id: ChatId
     parent_session_id: SessionId | None
     lineage_id: LineageId
@@ -35,16 +34,12 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     """Moves with every change of the view; a split planned on an older version is refused."""
     next_seq: int
-    next_view_seq: int = -1
-    """Moves with every row that is made for a view."""
+    next_view_seq: int = -1  # moves with every row that is made for a view
     message_count: int
     reported_prompt_tokens: int | None
-    reported_at_seq: int | None
-    """The last row that `reported_prompt_tokens` covers."""
-    context_state: str | None
-    """JSON of the context engine; a split copies it."""
-    chosen_model: str | None = None
-    """Model that people have chosen; None: the configured one."""
+    reported_at_seq: int | None  # the last row that `reported_prompt_tokens` covers
+    context_state: str | None  # JSON of the context engine; a split copies it
+    chosen_model: str | None = None  # model that people have chosen; None: the configured one
 
     @property
     def short_key(self) -> str:
@@ -57,8 +52,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     tip: Session
     chat: ChatKey
     title: str | None
-    first_words: str
-    """Beginning of its first message; empty when it began with a file."""
+    first_words: str  # beginning of its first message; empty when it began with a file
     message_count: int
     session_count: int
     started_at: Millis
@@ -67,8 +61,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SHORT_KEY_LENGTH = 8
-MIN_KEY_PREFIX = 4
-"""Characters of a key that people must give for it to be looked up."""
+MIN_KEY_PREFIX = 4  # characters of a key that people must give for it to be looked up
 
 _COLUMNS = columns(Session, "sessions")
 LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key)"

@@ -306,8 +306,7 @@ class _InternCache(dict[Any, Any]):
         return value
 
 
-_ALIKE_ROWS = 4
-"""Earlier rows that may have the values of the next ones: the last turn's."""
+_ALIKE_ROWS = 4  # earlier rows that may have the values of the next ones: the last turn's
 
 # A dictionary look-up is several times cheaper than calling the enum, and a view has thousands of rows.
 _ROLES = {role.value: role for role in MessageRole}

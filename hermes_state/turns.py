@@ -33,8 +33,7 @@ class TurnClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A turn as its owner has taken it up; writes of an older epoch are refused."""
 
     id: TurnId
-    epoch: int
-    """Fencing token, which moves with each new owner."""
+    epoch: int  # fencing token, which moves with each new owner
 
 
 class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,21 +54,16 @@ class RunningTurn(TurnClaim, frozen=True, kw_only=True):
     restarts: int
     preview_ref: str | None
     started_at: Millis
-    first_inbox_id: InboxId = InboxId(0)
-    """Oldest message that it answers."""
-    question_ref: str | None = None
-    """Platform's id of the last message that it answers."""
-    ticket: str | None = None
-    """Slash-command ticket of that message."""
+    first_inbox_id: InboxId = InboxId(0)  # oldest message that it answers
+    question_ref: str | None = None  # platform's id of the last message that it answers
+    ticket: str | None = None  # slash-command ticket of that message
     is_scheduled: bool = False
     is_waiting: bool = False
     """True while it is paused for a decision; it keeps its place in the chat."""
-    chosen_model: str | None = None
-    """Model of its conversation; None: the configured one."""
+    chosen_model: str | None = None  # model of its conversation; None: the configured one
     reasoning_effort: ReasoningEffort | None = None
     """Effort of its conversation; None: as the model is configured."""
-    parent: ParentTurn | None = None
-    """Turn that a sub-agent works for; None: it answers people."""
+    parent: ParentTurn | None = None  # turn that a sub-agent works for; None: it answers people
 
     @property
     def conversation(self) -> ConversationRef:
@@ -146,8 +140,7 @@ class StoredText(msgspec.Struct, frozen=True, kw_only=True):
 
     turn_id: TurnId
     text: str
-    moved: RunningTurn | None
-    """The turn, unless its epoch is known."""
+    moved: RunningTurn | None  # the turn, unless its epoch is known
 
 
 @locks(turn="claim.id")

@@ -17,8 +17,7 @@ InboxId = NewType("InboxId", int)
 OutboxId = NewType("OutboxId", int)
 AttachmentId = NewType("AttachmentId", int)
 
-Millis = NewType("Millis", int)
-"""UTC milliseconds since the epoch."""
+Millis = NewType("Millis", int)  # UTC milliseconds since the epoch
 
 Tokens = NewType("Tokens", int)
 """Size in tokens that people or providers set: a window, a limit, a budget."""
@@ -26,11 +25,9 @@ Tokens = NewType("Tokens", int)
 EstimatedTokens = NewType("EstimatedTokens", int)
 """Our own guess, before a provider has counted. Never mixed with reported tokens."""
 
-ReportedTokens = NewType("ReportedTokens", int)
-"""A provider's own count."""
+ReportedTokens = NewType("ReportedTokens", int)  # a provider's own count
 
-MicroUsd = NewType("MicroUsd", int)
-"""Money: millionths of a US dollar."""
+MicroUsd = NewType("MicroUsd", int)  # money: millionths of a US dollar
 
 UserRef = NewType("UserRef", str)
 """A person as configuration names them: platform and the platform's stable id, such as `telegram:42`."""
@@ -126,8 +123,7 @@ class IncomingAttachment(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     mime: str | None = None
     size_bytes: int | None = None
-    seconds: float | None = None
-    """Length of a recording, where the platform says so."""
+    seconds: float | None = None  # length of a recording, where the platform says so
     is_quoted: bool = False  # of the message that is quoted
 
 
@@ -164,12 +160,9 @@ class InboundMessage:
     chat_kind: ChatKind
     sender: Sender
     text: str
-    message_ref: str
-    """The platform's id of the message itself, for replies, edits and deletions."""
-    sent_at: Millis
-    """The platform's time, which orders and merges messages."""
-    is_addressed: bool
-    """Direct chat, mention, reply to the bot, command to this bot, or button."""
+    message_ref: str  # the platform's id of the message itself, for replies, edits and deletions
+    sent_at: Millis  # the platform's time, which orders and merges messages
+    is_addressed: bool  # direct chat, mention, reply to the bot, command to this bot, or button
     is_bare_command: bool = False
     """Addressed only by a command that names no bot: it is for whichever bots of the chat know it."""
     via: InputKind = InputKind.TYPED
@@ -234,8 +227,7 @@ class SentFile(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     mime: str
     size_bytes: int
-    path: str
-    """Relative to the state directory's `attachments/`."""
+    path: str  # relative to the state directory's `attachments/`
     created_at: Millis
 
 
@@ -250,10 +242,8 @@ class OutboundPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     plain: str
     markup: str = ""
     buttons: tuple[Button, ...] = ()
-    file: str = ""
-    """Markdown to send as a file; empty: none."""
-    attached: SentFile | None = None
-    """Kept file to send, with `text` as its caption."""
+    file: str = ""  # Markdown to send as a file; empty: none
+    attached: SentFile | None = None  # kept file to send, with `text` as its caption
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,8 +267,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
     attachment_id: int
     mime: str
-    path: str
-    """Relative to the state directory's `attachments/`."""
+    path: str  # relative to the state directory's `attachments/`
 
 
 ReasoningEffort: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -290,8 +279,7 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
 
     made_by: str
     """Protocol and model, such as `anthropic:claude-opus-4`: no other model can read it."""
-    blocks: str
-    """JSON list."""
+    blocks: str  # JSON list
 
 
 class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -305,8 +293,7 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     notes: tuple[str, ...] = ()
     """Facts for the model about this message, such as an attachment that could not be read."""
     was_interrupted: bool = False
-    reasoning: Reasoning | None = None
-    """Only with calls: after a whole answer no API wants it back."""
+    reasoning: Reasoning | None = None  # only with calls: after a whole answer no API wants it back
 
 
 class MessageRole(StrEnum):
@@ -348,8 +335,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 Transcript: TypeAlias = tuple[Message, ...]
 
 
-RECALL_ID = r"m(\d{1,18})"
-"""Pattern of a recall id inside other text."""
+RECALL_ID = r"m(\d{1,18})"  # pattern of a recall id inside other text
 
 
 def recall_id(message_id: int) -> str:
@@ -437,8 +423,7 @@ class ModelCall:
     took_ms: int
     is_estimated: bool = False
     """The usage is our estimate, or the price is that of the model's family."""
-    cost: MicroUsd | None = None
-    """None: the usage or the price is unknown."""
+    cost: MicroUsd | None = None  # None: the usage or the price is unknown
 
 
 MICROS = 1_000_000

@@ -44,8 +44,7 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     session_id: SessionId
     session_key: str
     lineage_id: LineageId
-    lineage_key: str
-    """Key of the conversation's first session."""
+    lineage_key: str  # key of the conversation's first session
     chat_id: ChatId
     chat: ChatKey
     role: MessageRole

@@ -38,8 +38,7 @@ BLOCK_ROWS, BLOCK_CHARACTERS = 500, 500_000
 """Most rows of a block, and most text beyond its first row: about 30 ms of the writer's time."""
 OUTDATED = "this version finds more words"
 """Fault of an index that can serve until there is a new one."""
-_FLOOR_NOTE = "search_floor"
-"""Id of the oldest message that the index in the making holds."""
+_FLOOR_NOTE = "search_floor"  # id of the oldest message that the index in the making holds
 _MADE_NOTE = "search_making_version"
 
 

@@ -20,11 +20,9 @@ from hermes_state.store.segment import CJK, EMOJI, ends_in_half_a_pair, folded, 
 MAX_CHARACTERS = 2_000
 """Characters of a query that count: a pasted word of a megabyte keeps the index busy for seconds, without a stop."""
 
-MAX_TERMS = 32
-"""Words of a query that count: a pasted page is not a query."""
+MAX_TERMS = 32  # words of a query that count: a pasted page is not a query
 
-MAX_DEPTH = 20
-"""Depth of parentheses that counts; FTS5's own parser gives up at 256."""
+MAX_DEPTH = 20  # depth of parentheses that counts; FTS5's own parser gives up at 256
 
 _PIECE = re.compile(r'"(?P<phrase>[^"]*)"?(?P<phrase_star>\*)?|(?P<bracket>[()])|(?P<word>[^\s"()]+)')
 _DASHES = {ord(dash): "-" for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"} | {0x2014: "--"}
@@ -46,8 +44,7 @@ class Term:
     """A word or phrase of a query, as it was typed."""
 
     text: str
-    is_prefix: bool
-    """Its last word may go on in a match."""
+    is_prefix: bool  # its last word may go on in a match
 
     @property
     def words(self) -> list["Term"]:
@@ -98,13 +95,10 @@ Expression: TypeAlias = Term | AllOf | AnyOf | Without
 class Query:
     """A parsed query: its expression, and what a match contains."""
 
-    expression: Expression | None
-    """None when nothing but exclusions is left."""
+    expression: Expression | None  # None when nothing but exclusions is left
     wanted: tuple[Term, ...]
-    terms: tuple[Term, ...]
-    """All of them, excluded ones too."""
-    whole: Term | None
-    """All words side by side; None for less than two."""
+    terms: tuple[Term, ...]  # all of them, excluded ones too
+    whole: Term | None  # all words side by side; None for less than two
     text: str
     """Typed words in one line and small letters: all of it stands in a row that was pasted from."""
     has_exclusions: bool

@@ -22,8 +22,7 @@ from hermes_state.search.ranking import (
 from hermes_state.store.segment import REPEATS, fts_row
 from hermes_state.store.sql import Connection, scalar
 
-RECENT_ROWS = 500
-"""Newest messages that are looked through first, in half a millisecond."""
+RECENT_ROWS = 500  # newest messages that are looked through first, in half a millisecond
 
 COUNTED_HITS = 300
 """Newest matches that are ranked, by words counted in their texts: to fetch and to fold a text takes 20 µs."""

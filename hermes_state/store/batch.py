@@ -64,10 +64,8 @@ class TransactionRules:
     """Runs functions that need not follow each other."""
     ends_batch: Callable[[BaseException], bool]
     """True for trouble with the database or a lock: not one function's error, but the whole batch's."""
-    failure: type[Exception]
-    """Any error of the engine's."""
-    rejection: type[Exception]
-    """A constraint that does not hold."""
+    failure: type[Exception]  # any error of the engine's
+    rejection: type[Exception]  # a constraint that does not hold
 
 
 def commit_batch(db: Connection) -> None:

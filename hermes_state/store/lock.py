@@ -28,8 +28,7 @@ class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     command: str
-    since: int
-    """UTC seconds since the epoch."""
+    since: int  # UTC seconds since the epoch
 
 
 class FileLock:

@@ -22,8 +22,7 @@ from hermes_state.values import ChatKey, Cursor
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])  # whatever a function takes beside its connection
 
-EVERYTHING = "everything"
-"""Name of the lock that keeps out every other transaction."""
+EVERYTHING = "everything"  # name of the lock that keeps out every other transaction
 ROW_KINDS = ("chat", "session", "lineage", "turn", "inbox", "outbox")
 """Kinds of ids that lead to a chat; of rows that wait or are owed, to another one after `move_chat`."""
 
@@ -32,8 +31,7 @@ ROW_KINDS = ("chat", "session", "lineage", "turn", "inbox", "outbox")
 class LockKeys:
     """Locks that one transaction, or a batch of them, takes before it begins."""
 
-    rows: frozenset[tuple[str, int]] = frozenset()
-    """Rows whose chats are locked, by kind and id."""
+    rows: frozenset[tuple[str, int]] = frozenset()  # rows whose chats are locked, by kind and id
     names: frozenset[str] = frozenset()
     """Chats by their keys, known or not yet, and whatever else has a lock of its own."""
 

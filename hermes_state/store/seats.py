@@ -33,8 +33,7 @@ class SeatLock(NamedTuple):
     """A lock of a seat."""
 
     kind: LockKind
-    key: int
-    """31 bits."""
+    key: int  # 31 bits
 
 
 KEEPER = SeatLock(LockKind.KEEPER, 0)
@@ -54,32 +53,22 @@ def account_lock(account: str) -> SeatLock:
 class HintKind(IntEnum):
     """Kinds of hints that nodes give each other."""
 
-    WORK = 1
-    """Something waits in a chat."""
-    OWED = 2
-    """Something is owed to a chat."""
-    STOPPED = 3
-    """A turn was stopped."""
-    PREVIEW = 4
-    """The answer of a turn has grown."""
-    ACCESS = 5
-    """Somebody was let in or turned away."""
-    ASKED = 6
-    """A turn waits for a person's yes."""
-    SCHEDULED = 7
-    """A schedule has changed."""
-    DROPPED = 8
-    """A command was stopped."""
-    LEARNED = 9
-    """Something was learned of a model."""
+    WORK = 1  # something waits in a chat
+    OWED = 2  # something is owed to a chat
+    STOPPED = 3  # a turn was stopped
+    PREVIEW = 4  # the answer of a turn has grown
+    ACCESS = 5  # somebody was let in or turned away
+    ASKED = 6  # a turn waits for a person's yes
+    SCHEDULED = 7  # a schedule has changed
+    DROPPED = 8  # a command was stopped
+    LEARNED = 9  # something was learned of a model
 
 
 class Hint(NamedTuple):
     """Something that a node has just stored. It may get lost: nothing depends on it but the time."""
 
     kind: HintKind
-    id: int
-    """Id of its chat or turn; 0 where it is about neither."""
+    id: int  # id of its chat or turn; 0 where it is about neither
 
 
 OnHint: TypeAlias = Callable[[Hint], None]
@@ -89,14 +78,11 @@ OnHint: TypeAlias = Callable[[Hint], None]
 class NodeInfo:
     """A node as the others see it."""
 
-    id: str
-    """Id of this process."""
+    id: str  # id of this process
     name: str
     version: str
-    role: str
-    """`node`, or `worker`: one that never serves an account."""
-    settings: str = "{}"
-    """Settings that must be the same on all nodes, as JSON."""
+    role: str  # `node`, or `worker`: one that never serves an account
+    settings: str = "{}"  # settings that must be the same on all nodes, as JSON
 
 
 class Seat(ABC):

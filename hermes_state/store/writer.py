@@ -36,14 +36,12 @@ class WriterHealth:
 
     last_commit_seconds: float
     """Duration of the last batch, from leaving the queue to being on disk."""
-    since_commit_seconds: float
-    """Time since then, or since the store was opened."""
+    since_commit_seconds: float  # time since then, or since the store was opened
     oldest_wait_seconds: float
     """Age of the write that waits longest (or runs now); 0 when there is none."""
     waiting: int
     writers: int
-    busy: int
-    """Writers that have a batch to store."""
+    busy: int  # writers that have a batch to store
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,7 @@ class ReaderHealth:
 
     readers: int
     busy: int
-    waiting: int
-    """Reads that wait for one of them."""
+    waiting: int  # reads that wait for one of them
 
     @classmethod
     def of(cls, pending: Sequence[int]) -> "ReaderHealth":

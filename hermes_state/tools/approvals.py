@@ -53,10 +53,8 @@ class ApprovalRequest:
     tool_name: str
     shape: str
     answerer: Answerer
-    markdown: str
-    """Question for people, with the whole call."""
-    footer: Callable[[int], str]
-    """Ways to answer it, by the approval's number."""
+    markdown: str  # question for people, with the whole call
+    footer: Callable[[int], str]  # ways to answer it, by the approval's number
     buttons: Callable[[int], Sequence[Button]]
 
 
@@ -72,8 +70,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: Millis
     expires_at: Millis
     decided_by: str | None
-    reason: str | None
-    """Reason that a person gave for a no."""
+    reason: str | None  # reason that a person gave for a no
     answerer: Answerer
 
 

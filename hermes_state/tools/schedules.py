@@ -27,8 +27,7 @@ MAX_FIRED = 20
 class ScheduleState(StrEnum):
     ACTIVE = "active"
     PAUSED = "paused"
-    DONE = "done"
-    """It was for one time, and that has come."""
+    DONE = "done"  # it was for one time, and that has come
 
 
 class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,12 +36,10 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
     chat_id: ChatId
     creator_ref: UserRef
     creator_name: str
-    spec: str
-    """Five fields of cron, or a local date and time such as `2026-11-24T08:00`."""
+    spec: str  # five fields of cron, or a local date and time such as `2026-11-24T08:00`
     zone: str
     text: str
-    next_at: Millis | None
-    """Next time; None unless it is active."""
+    next_at: Millis | None  # next time; None unless it is active
     created_at: Millis
 
 
@@ -51,22 +48,17 @@ class ScheduleRow(NewSchedule, frozen=True, kw_only=True):
 
     id: int
     state: ScheduleState
-    fired_at: Millis | None
-    """Time by the clock at which its message came last."""
+    fired_at: Millis | None  # time by the clock at which its message came last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiringPlan:
     """Fate of a schedule that is due."""
 
-    key: str | None = None
-    """Local time whose message comes now; None: none comes."""
-    notes: tuple[str, ...] = ()
-    """Facts for the model about that message."""
-    next_at: Millis | None = None
-    """Next time; None: it is done, or paused."""
-    refusal: str | None = None
-    """Sentence for the chat on why it is paused from now on."""
+    key: str | None = None  # local time whose message comes now; None: none comes
+    notes: tuple[str, ...] = ()  # facts for the model about that message
+    next_at: Millis | None = None  # next time; None: it is done, or paused
+    refusal: str | None = None  # sentence for the chat on why it is paused from now on
 
 
 _COLUMNS = columns(ScheduleRow, "schedules")

@@ -18,8 +18,7 @@ from hermes_state.store.migrations import Migration, check_applied, newer_versio
 from hermes_state.store.segment import SEGMENT_VERSION
 from hermes_state.store.sql import Connection, load_note, save_note, scalars, select
 
-FIRST = 13
-"""Number of the first migration: before it there was no PostgreSQL."""
+FIRST = 13  # number of the first migration: before it there was no PostgreSQL
 
 LOCK_SECONDS = 60.0
 """Longest wait for another node's migration, or for a table that a migration changes."""
@@ -37,10 +36,8 @@ class Server:
 
     database: str
     role: str
-    schema: str | None
-    """Where new tables go; None where the search path leads to no schema."""
-    version: int
-    """Such as 150018 for 15.18."""
+    schema: str | None  # where new tables go; None where the search path leads to no schema
+    version: int  # such as 150018 for 15.18
     encoding: str
     is_read_only: bool
     may_create: bool

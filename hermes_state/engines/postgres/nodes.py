@@ -19,8 +19,7 @@ MAX_CLOCK_SECONDS = 60
 """Largest difference to the server's clock in seconds: days, deadlines and their order depend on it."""
 
 POOLED = "store.url leads to a pooler: the locks of a node are those of one session, so name the server itself"
-NAME = "hermes-gateway"
-"""Name of our sessions, or the beginning of it."""
+NAME = "hermes-gateway"  # name of our sessions, or the beginning of it
 
 SEAT = f"{NAME} seat "
 """Name of a seat's session, before the node's id: by it the server's own tables tell which node lives."""
@@ -94,25 +93,19 @@ class NodeStatus:
     is_alive: bool
     seats_lost: int
     accounts: list[str]
-    is_keeper: bool
-    """It does the work that needs one node: schedules, expiry, housekeeping."""
-    chats: list[str]
-    """Names of the chats that it works in."""
+    is_keeper: bool  # it does the work that needs one node: schedules, expiry, housekeeping
+    chats: list[str]  # names of the chats that it works in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
     """Load of the database and its server."""
 
-    connections: int
-    """Connections of gateways to the database."""
-    busy: int
-    """Those in a transaction."""
+    connections: int  # connections of gateways to the database
+    busy: int  # those in a transaction
     lock_waits: int
-    longest_seconds: float
-    """Age of their longest transaction."""
-    server_connections: int
-    """All connections to the server."""
+    longest_seconds: float  # age of their longest transaction
+    server_connections: int  # all connections to the server
     max_connections: int
     hint_queue_percent: float
     """Share of the server's queue of notifications that a seat has not yet read."""
@@ -123,13 +116,10 @@ class ClusterStatus:
     """All nodes of a database, and the messages that wait for one."""
 
     nodes: list[NodeStatus]
-    unserved: list[str]
-    """Accounts that no node serves right now."""
-    waiting: int
-    """Messages that no turn has taken up."""
+    unserved: list[str]  # accounts that no node serves right now
+    waiting: int  # messages that no turn has taken up
     oldest_waiting_seconds: float | None
-    load: ServerLoad | None
-    """None: there are no tables yet."""
+    load: ServerLoad | None  # None: there are no tables yet
 
 
 def load_nodes(db: Connection) -> list[NodeRow]:

@@ -24,15 +24,13 @@ from hermes_state.store.writer import READ_SECONDS
 
 T = TypeVar("T")
 
-ANSWER_SECONDS = 10.0
-"""Seconds beyond its own time limits after which a server that says nothing is given up."""
+ANSWER_SECONDS = 10.0  # seconds after its own time limits in which a silent server may still answer
 
-MOST_TOGETHER = 16
-"""Most short reads of one transaction: whoever is first waits for the last."""
+MOST_TOGETHER = 16  # most short reads of one transaction: the first waits for the last
 
 
 def milliseconds(seconds: float) -> int:
-    """A time limit as the server takes it, to which 0 would be none."""
+    """Convert a time limit for the server, to which 0 means no limit."""
     return max(1, int(seconds * 1000))
 
 
@@ -56,19 +54,21 @@ def _snapshot(db: PostgresConnection, seconds: float) -> Iterator[None]:
 
 
 class ShortReads:
-    """Reads of a few rows: those that come while the connections are busy share the next transaction."""
+    """Reads of a few rows: those that come while the connections are busy share the next transaction.
+
+    `run_job` runs a job on one of the connections.
+    """
 
     def __init__(
         self, run_job: Callable[[Callable[[PostgresConnection], None]], Awaitable[None]], connections: int
     ) -> None:
-        """`run_job` runs a job on one of the connections."""
         self._run_job, self._connections = run_job, connections
         self._waiting: list[_ShortRead] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy = 0
 
     async def run(self, call: Callable[[Connection], T]) -> T:
-        """Run `call` on one snapshot; it may run twice. Raises what it raises, or the driver's error."""
+        """Run `call` on one snapshot, perhaps twice. Raises its error, or the driver's."""
         read = _ShortRead(call, asyncio.get_running_loop().create_future())
         self._waiting.append(read)
         if self._busy < self._connections:
@@ -82,7 +82,7 @@ class ShortReads:
             while self._waiting:
                 reads, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
                 await self._read(reads)
-        finally:  # at once: a task that only ends would still count for whoever reads again as soon as it is told
+        finally:  # now, because a caller may read again before this task has ended
             self._busy -= 1
 
     async def _read(self, reads: "Sequence[_ShortRead]") -> None:
@@ -99,7 +99,7 @@ class ShortReads:
 
 @dataclass(slots=True, eq=False)
 class _ShortRead:
-    """A read that waits, and what became of it."""
+    """A read that waits, and its outcome."""
 
     call: Callable[[Connection], Any]
     future: asyncio.Future[Any]
@@ -109,7 +109,7 @@ class _ShortRead:
     def run(self, db: Connection) -> None:
         try:
             self.result, self.error = self.call(db), None
-        except BaseException as error:  # it belongs to the caller who waits
+        except BaseException as error:  # the waiting caller gets it
             self.error = error
             if not isinstance(error, Exception):
                 raise
@@ -124,7 +124,7 @@ class _ShortRead:
 
 
 def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
-    """Read in one transaction; what fails there reads again alone, for an error of one fails all."""
+    """Read in one transaction; then read again alone what failed, because an error of one read fails all."""
     with _snapshot(db, READ_SECONDS):
         run_pipelined(db, [partial(one.run, db) for one in reads])
     for one in reads:
@@ -135,10 +135,10 @@ def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
 
 
 def run_pipelined(db: PostgresConnection, functions: Sequence[Callable[[], None]]) -> None:
-    """Run functions that need not follow each other, inside the open transaction.
+    """Run functions side by side inside the open transaction.
 
-    One that begins a savepoint goes on when all others have ended. Raises what the first of them has raised; none of
-    them runs on then. An error of the server's reaches all that wait for it, whoever's it is.
+    One that begins a savepoint goes on when all others have ended. The first error ends all and is raised. An error of
+    the server reaches all functions that wait for it.
     """
     if len(functions) == 1:
         functions[0]()
@@ -193,8 +193,8 @@ class _PipelinedRun:
             self._failure = error
 
     def _end(self, error: BaseException) -> None:
-        """Raise the error in all that have not ended: nothing may be left that would run on later."""
+        """Raise the error in all that have not ended, so that none runs on later."""
         self._failure = error
         for one in (*self._running, *self._postponed):
-            with suppress(BaseException):  # it is told already
+            with suppress(BaseException):  # the first error is raised already
                 one.throw(error)

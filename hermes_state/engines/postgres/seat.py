@@ -27,11 +27,9 @@ from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, Sea
 from hermes_state.values import Millis
 
 CHANNEL = "hermes_gateway"
-PINGS = 5
-"""Requests in the time after which a silent session is ended."""
+PINGS = 5  # requests in the time after which a silent session is ended
 
-_AT_ONCE = 500
-"""Most requests in one statement."""
+_AT_ONCE = 500  # most requests in one statement
 
 # Purpose: the places of the locks that nobody had among those asked for, from the first on. No further lock is tried
 # than the limit takes: nothing is sorted, so each row is looked at when it is its turn.

@@ -16,8 +16,7 @@ from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.segment import SEGMENT_VERSION, fts_row, fts_scope, segment, segment_query
 from hermes_state.store.sql import Connection, load_note, save_note
 
-MAX_WORD_BYTES = 2_046
-"""A longer word counts by its beginning: PostgreSQL takes no more."""
+MAX_WORD_BYTES = 2_046  # a longer word counts by its beginning: PostgreSQL takes no more
 
 MAX_POSITION, MAX_PLACES = 16_000, 255
 """Last position in a row, and places of a word in it, at which phrases are found; PostgreSQL's are 16,383 and 255."""
@@ -114,8 +113,7 @@ def store_words(db: Connection, after: int, limit: int) -> int | None:
     return rows[-1][0] if rows else None
 
 
-RENEWED_ROWS = 100
-"""Rows in one step of `renew_words`: about 20 ms, in which nobody else writes."""
+RENEWED_ROWS = 100  # rows in one step of `renew_words`: about 20 ms, in which nobody else writes
 VERSION_NOTE = "segment_version"  # of all words, or of those up to an id: `3:1200`
 
 

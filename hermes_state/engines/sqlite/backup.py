@@ -12,8 +12,7 @@ from hermes_state.disk import flush
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.sql import Connection, scalar
 
-_PAGES_AT_ONCE = 1_024
-"""Pages copied between two looks at whether to go on: four megabytes."""
+_PAGES_AT_ONCE = 1_024  # pages copied between two looks at whether to go on: four megabytes
 
 
 def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lambda: True) -> int:

@@ -7,11 +7,9 @@ import sqlite3
 
 from hermes_state.store.sql import Connection, scalar
 
-SERVING = "messages_fts"
-"""Table of the index that searches look into."""
+SERVING = "messages_fts"  # table of the index that searches look into
 
-MERGED_PAGES = 200
-"""Pages of an index that one step merges, in about 30 ms of the writer's time."""
+MERGED_PAGES = 200  # pages of an index that one step merges, in about 30 ms of the writer's time
 
 
 def is_index_trouble(error: BaseException) -> bool:

@@ -23,8 +23,7 @@ from hermes_state.store.migrations import (
 from hermes_state.store.segment import SEGMENT_VERSION
 from hermes_state.store.sql import Connection, save_note, scalar
 
-APPLICATION_ID = 0x48475759
-"""The letters HGWY, written into the head of every database of ours."""
+APPLICATION_ID = 0x48475759  # the letters HGWY, written into the head of every database of ours
 
 VERSION_NOTE = "segment_version"  # of the index that serves
 _INDEX = Path(__file__).with_name("index.sql").read_text("utf-8")  # while there are files to be had

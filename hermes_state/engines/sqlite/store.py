@@ -249,12 +249,10 @@ class SqliteStore(Store):
 
 MAX_STEPS = 2_500
 """Most SQLite virtual machine steps of a short read, some 100 rows: less than a millisecond."""
-MAX_ROW_BYTES = 16_384
-"""Longest row of a short read."""
+MAX_ROW_BYTES = 16_384  # longest row of a short read
 SLOW_SECONDS = 0.02
 """Time after which a read was held up, by the disk or by other threads: usual ones take a tenth of a millisecond."""
-PAUSE_SECONDS = 5.0
-"""Time for which everything is left to the reader threads after that."""
+PAUSE_SECONDS = 5.0  # time for which everything is left to the reader threads after that
 
 _CHECK_STEPS = 250
 
