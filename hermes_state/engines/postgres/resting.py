@@ -21,73 +21,65 @@ ROW_ERRORS: tuple[type[Exception], ...] = (
     psycopg.DataError,
     psycopg.errors.ProgramLimitExceeded,
 )
-
 SCHEMA = "(SELECT CAST(value AS bigint) FROM meta WHERE key = 'schema_version')"
 BYTES = "pg_database_size(current_database())"
 
 
 @contextmanager
 def open_source(url: str) -> Iterator[Connection]:
-    """A connection that only reads, to a database that this process alone has open.
+    """Connect to a database for this process alone, only to read.
 
-    Raises `LockUnavailable`, `DatabaseRejected` (also where there is none, or an older one) or `StoreUnavailable`.
+    Raises `LockUnavailable`, `DatabaseRejected` (also for a missing or older one) or `StoreUnavailable`.
     """
     with _open(url, is_alone=True) as db:
-        version = load_version(db)
-        if version != _newest():
-            raise DatabaseRejected(
-                f"{name_of(url)} has schema {version}, {_newest()} is needed: start the gateway once"
-            )
+        version, newest = load_version(db), shipped_migrations()[-1].number
+        if version != newest:
+            raise DatabaseRejected(f"{name_of(url)} has schema {version}, {newest} is needed: start the gateway once")
         db.execute("SET default_transaction_read_only = on")
         yield db
 
 
 @contextmanager
 def open_target(url: str) -> Iterator[Connection]:
-    """A connection to a database that this process alone has open, with the newest schema.
+    """Connect to a database for this process alone, and create its tables.
 
-    Raises what `PostgresStore.open` raises; `DatabaseRejected`, too, for an older one.
+    Raises the errors of `PostgresStore.open`, and `DatabaseRejected` for an older one.
     """
     with _open(url, is_alone=True) as db:
-        if load_version(db) not in (0, _newest()):
+        if load_version(db) not in (0, shipped_migrations()[-1].number):
             raise DatabaseRejected(f"{name_of(url)} has the schema of an older version: name an empty database")
         migrate(db)
         yield db
 
 
-def _newest() -> int:
-    return shipped_migrations()[-1].number
-
-
 def load_sequences(db: Connection) -> dict[str, int]:
-    """The highest id that was ever given, by table."""
+    """Load the highest id that was ever given, by table."""
     query = "SELECT sequencename, last_value FROM pg_sequences WHERE schemaname = current_schema()"
     return {name.removesuffix("_id_seq"): last or 0 for name, last in db.execute(query).fetchall()}
 
 
 def set_sequences(db: Connection, highest: dict[str, int]) -> None:
-    """Let the next id of each table be above the given one."""
+    """Set the next id of each table above the given one."""
     for table, last in highest.items():
         if last:
             db.execute("SELECT setval(pg_get_serial_sequence(?, 'id'), ?)", (table, last))
 
 
 def make_search_index(db: Connection) -> None:
-    """Make the search index of the messages that were copied; may be called again after it was interrupted."""
+    """Create the search index of copied messages; may run again after an interruption."""
     last: int | None = 0
     while last is not None:
         db.execute("BEGIN")  # one that fails ends with the connection
         last = store_words(db, last, 500)
         db.execute("COMMIT")
-    db.execute("VACUUM (ANALYZE)")  # or the first searches would do it, page by page
+    db.execute("VACUUM (ANALYZE)")  # else the first searches do it, page by page
 
 
 @contextmanager
 def open_resting_database(url: str) -> Iterator[PostgresConnection | None]:
-    """A connection that can only read, in one snapshot; None where no start has made the tables yet.
+    """Connect to read in one snapshot; None where there are no tables yet.
 
-    Raises `DatabaseRejected` for a database that is not ours or lets nobody in, `StoreUnavailable` for one that cannot
-    be reached.
+    Raises `DatabaseRejected` for a database that is not ours or refuses the role, `StoreUnavailable` without a server.
     """
     with _open(url) as db:
         is_made = load_version(db) > 0
@@ -96,11 +88,10 @@ def open_resting_database(url: str) -> Iterator[PostgresConnection | None]:
 
 
 def check_place(url: str, node: NodeInfo, now: Millis) -> bool:
-    """Check that a node may have its place at a database, and change nothing; returns whether it has tables.
+    """Check that a node may have its seat at a database, without changes; return True if it has tables.
 
-    The others' settings are compared where the schema is this version's; the seat compares them in any case.
-
-    Raises what `open_resting_database` raises, `DatabaseRejected` behind a pooler, and `ConfigError`.
+    Settings are compared where the schema is this version's; the seat compares them in any case. Raises the errors of
+    `open_resting_database`, `DatabaseRejected` behind a pooler, and `ConfigError`.
     """
     with _open(url) as db:
         version = load_version(db)
@@ -123,7 +114,7 @@ def _open(url: str, *, is_alone: bool = False) -> Iterator[PostgresConnection]:
 
 
 def find_fault(db: Connection) -> str | None:
-    """Obstacle that keeps the gateway from using the database; None: nothing. The pages are the server's to check."""
+    """Return a sentence about tables that the role cannot use. The server checks the pages."""
     query = """SELECT relname FROM pg_class
     WHERE relkind = 'r' AND relnamespace = CAST(CAST(current_schema() AS text) AS regnamespace)
       AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
@@ -136,6 +127,6 @@ def find_fault(db: Connection) -> str | None:
 
 
 def describe(db: Connection) -> str:
-    """The database in a few words: server, encoding, role."""
+    """Describe the database in a few words."""
     server = load_server(db)
     return f"PostgreSQL {server.release} has the database {server.database} ({server.encoding}) for {server.role}"

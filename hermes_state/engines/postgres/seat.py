@@ -1,9 +1,8 @@
-"""The seat of a node: one connection whose session locks are the node's part of the work.
+"""The seat of a node: one connection with the session locks of the node's work.
 
-A node that is killed loses them with its socket. The server ends the session of one that is stopped or cut off, when
-it has said nothing for so many seconds (`idle_session_timeout`); the node counts the same time from when it sent the
-last request that was answered, so it gives up first. Hints of the other nodes arrive on the same connection: as long
-as there is a seat, none is missed.
+A killed node loses them with its socket. The server ends the session of a stopped or cut-off node after some silent
+seconds (`idle_session_timeout`). The node counts them from its last request that was answered, so it gives up first.
+Hints of other nodes arrive on the same connection, so a node with a seat misses none.
 """
 
 import asyncio
@@ -31,13 +30,12 @@ PINGS = 5  # requests in the time after which a silent session is ended
 
 _AT_ONCE = 500  # most requests in one statement
 
-# Purpose: the places of the locks that nobody had among those asked for, from the first on. No further lock is tried
-# than the limit takes: nothing is sorted, so each row is looked at when it is its turn.
+# Purpose: take the first free locks. No lock after the limit is tried: nothing is sorted, so rows come one by one.
 _TAKE = """ARRAY(SELECT place FROM unnest(ARRAY[{kinds}], ARRAY[{keys}]) WITH ORDINALITY AS asked (kind, key, place)
 WHERE pg_try_advisory_lock(kind, key) LIMIT {most})"""
 _LET_GO = "pg_advisory_unlock({lock.kind:d}, {lock.key:d})"
 
-# Purpose: who has this seat. A node that comes back has lost one.
+# Purpose: note the node of this seat. A node that comes back has lost one.
 _NOTE = """
 INSERT INTO nodes (id, name, version, role, settings, pid, seats, started_at, seated_at)
 VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $7)
@@ -51,7 +49,7 @@ _Request = tuple[str, "asyncio.Future[bytes]"]
 
 
 class PostgresSeat(Seat):
-    """A node's seat. It lives on the event loop: what the server says is read when it says it."""
+    """A node's seat, which reads messages of the server on the event loop when they arrive."""
 
     def __init__(self, db: PostgresConnection, seconds: float, on_hint: OnHint, on_lost: Callable[[], None]) -> None:
         super().__init__()
@@ -78,11 +76,10 @@ class PostgresSeat(Seat):
         now: Millis,
         on_lost: Callable[[], None] = lambda: None,
     ) -> Self:
-        """Take a seat that the server ends after so many `seconds` without a word.
+        """Take a seat that the server ends after so many silent `seconds`.
 
-        `on_lost` is called when it ends by itself, before anybody learns of it.
-
-        Raises `DatabaseRejected` where a pooler stands before the server, `StoreUnavailable`.
+        `on_lost` is called when it ends by itself, before `lost` is set. Raises `StoreUnavailable`, or
+        `DatabaseRejected` behind a pooler.
         """
         try:
             db = await asyncio.to_thread(PostgresConnection.open, url)
@@ -113,7 +110,7 @@ class PostgresSeat(Seat):
         try:
             return _taken(locks, await asyncio.shield(answer))
         except asyncio.CancelledError:
-            answer.add_done_callback(partial(self._give_back, locks))  # nobody is told that they are theirs
+            answer.add_done_callback(partial(self._give_back, locks))  # the caller does not learn of its locks
             raise
 
     async def let_go(self, lock: SeatLock) -> None:
@@ -136,13 +133,14 @@ class PostgresSeat(Seat):
         if self.lost.is_set():
             raise SeatLost("this node has lost its seat")
         answer: asyncio.Future[bytes] = self._loop.create_future()
-        answer.add_done_callback(_take_note)
+        # Looks at the error of an answer whose caller may have left.
+        answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         self._requests.append((call, answer))
         self._arrived.set()
         return answer
 
     async def _serve(self) -> None:
-        """Send what is asked for, and a ping when nothing is; until the seat ends."""
+        """Send requests, or pings, until the seat ends."""
         batch: list[_Request] = []
         try:
             while True:
@@ -157,7 +155,7 @@ class PostgresSeat(Seat):
                     answer.set_result(result)
                 batch = []
         except (psycopg.Error, TimeoutError):
-            pass  # `lost` says it, and whoever has the seat tells the log
+            pass  # `lost` is set, and the owner of the seat logs it
         finally:
             self._end()
             for _, answer in (*batch, *self._requests):
@@ -181,7 +179,7 @@ class PostgresSeat(Seat):
             self.lost.set()
 
     async def _execute(self, sql: str, parameters: list[bytes] | None = None) -> list[bytes]:
-        """Run one statement; returns the values of its row, if it has one."""
+        """Run one statement; return the values of its row, if it has one."""
         sent_at = self._sent_at = time.monotonic()
         answer: asyncio.Future[list[bytes]] = self._loop.create_future()
         self._answer, self._values = answer, []
@@ -191,7 +189,7 @@ class PostgresSeat(Seat):
             self._server.send_query_params(sql.encode(), parameters)
         await asyncio.wait({answer}, timeout=self._confirmed_at + self._seconds - sent_at)
         if not answer.done():
-            self._read()  # it may have come while the loop was held up
+            self._read()  # it may have come while the loop was busy
         if not answer.done():
             raise TimeoutError
         values = answer.result()
@@ -199,12 +197,12 @@ class PostgresSeat(Seat):
         return values
 
     def _read(self) -> None:
-        """Take what the server has sent: hints, an answer, or the end of the session."""
+        """Read messages of the server: hints, an answer, or the end of the session."""
         try:
             self._server.consume_input()
             while (notice := self._server.notifies()) is not None:
                 if (hint := _hint_of(notice.extra)) is not None:
-                    self._loop.call_soon(self._on_hint, hint)  # whatever comes of it, the answer is read
+                    self._loop.call_soon(self._on_hint, hint)  # its errors do not keep the answer
             while self._answer is not None and not self._answer.done() and not self._server.is_busy():
                 self._take_result(self._server.get_result(), self._answer)
         except psycopg.Error as error:
@@ -224,18 +222,12 @@ class PostgresSeat(Seat):
 
 
 def _hint_of(payload: bytes) -> Hint | None:
-    """A hint, None for one of a later version or of somebody else."""
+    """Return a hint; None for one of a later version or another program."""
     if (match := _HINT.fullmatch(payload)) is None or (kind := match[1].decode().upper()) not in HintKind.__members__:
         return None
     return Hint(HintKind[kind], int(match[2]))
 
 
 def _taken(locks: Sequence[SeatLock], places: bytes) -> set[SeatLock]:
-    """Those of the locks whose places an answer has, such as `{1,3}`."""
+    """Return the locks at the places of an answer such as `{1,3}`."""
     return {locks[int(place) - 1] for place in places.strip(b"{}").split(b",") if place}
-
-
-def _take_note(answer: "asyncio.Future[bytes]") -> None:
-    """Look at the error of an answer that nobody may be waiting for."""
-    if not answer.cancelled():
-        answer.exception()
