@@ -1,7 +1,6 @@
-"""Opening the database, whichever engine has it: a file, or a PostgreSQL database where there is an address.
+"""Open the database: a file, or a PostgreSQL database where an address is configured.
 
-PostgreSQL's driver is an extra. It is imported only here, and only where an address is configured: that takes a
-quarter of a second.
+Only this module imports PostgreSQL's driver, which is an extra and takes a quarter of a second.
 """
 
 import importlib.util
@@ -14,7 +13,6 @@ from typing import Annotated, Literal
 from hermes_state.engines.sqlite import resting as sqlite_resting
 from hermes_state.engines.sqlite.connections import Synchronous
 from hermes_state.engines.sqlite.presence import has_content
-from hermes_state.engines.sqlite.resting import open_resting_file
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, DatabaseRejected
 from hermes_state.settings import Setting
@@ -25,7 +23,7 @@ from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 
 COPY_NOTE = "copied_from"
-"""Note in a database that `hermes_state.admin.copy` has not finished."""
+"""Note in an unfinished copy of `hermes_state.admin.copy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +45,7 @@ class StoreSettings:
 
 
 def missing_driver(url: str | None) -> str | None:
-    """Advice how to install what an address needs; None if nothing is missing. Imports nothing."""
+    """Return advice how to install the driver for an address; None if it is there. Imports nothing."""
     if url is None or all(importlib.util.find_spec(name) is not None for name in ("psycopg", "greenlet")):
         return None
     return (
@@ -57,12 +55,9 @@ def missing_driver(url: str | None) -> str | None:
 
 
 async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], on_hint: OnHint, now: Millis) -> Seat:
-    """Take the seat of a gateway at an open database; where others may have one, it ends after `seconds` of silence.
+    """Take the seat of a gateway at an open database; with several nodes it ends after `seconds` of silence.
 
-    `node`: asked for what others see of this one, where there may be others. With a seat that is lost the store's
-    connections are broken off, which have met the same trouble and may never say so.
-
-    Raises what `open` of the engine's seat raises.
+    A lost seat breaks off the connections of the store, which have the same trouble. Raises the errors of the seat.
     """
     if isinstance(store, SqliteStore):
         return OnlySeat()
@@ -77,12 +72,10 @@ async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], 
 async def open_store(
     path: Path, url: str | None = None, settings: StoreSettings | None = None, *, is_fresh: bool = False
 ) -> AsyncIterator[Store]:
-    """The open database at `url`, else in the file `path`; it is made or migrated first, and closed at the end.
+    """Create, migrate or open the database at `url`, else in the file `path`, and close it at the end.
 
-    `path` names the state directory, too: only one process has it. `is_fresh`: an empty database may be made where
-    there was one before.
-
-    Raises `ConfigError` for an address that cannot be used, and what `open` of the engine's store raises.
+    Only one process has the state directory of `path`. `is_fresh`: create a database where one was lost. Raises
+    `ConfigError` for an unusable address, and the errors of the engine's store.
     """
     settings = settings or StoreSettings()
     with ExitStack() as held:
@@ -104,15 +97,16 @@ async def open_store(
                 url, writers=settings.writers, readers=settings.readers, busy_seconds=settings.busy_seconds
             )
         try:
-            if url is not None:  # a database that cannot be used leaves nothing behind here
-                with suppress(OSError):  # the lock says what is wrong
+            if url is not None:  # only now, because an unusable database must not create the folder
+                with suppress(OSError):  # the lock reports the fault
                     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 held.enter_context(FileLock.acquire(lock, what=what))
             if await store.read(load_note, COPY_NOTE) is not None:
                 raise DatabaseRejected(
                     f"{store.name} is an unfinished copy: finish it with `hermes-gateway store copy`"
                 )
-            if url is not None and not is_fresh and has_content(path) and not await store.read(_has_chats):
+            is_used = "SELECT EXISTS (SELECT 1 FROM chats)"
+            if url is not None and not is_fresh and has_content(path) and not await store.read(scalar, bool, is_used):
                 raise _forgotten_copy(store.name, path)
             yield store
         finally:
@@ -120,10 +114,7 @@ async def open_store(
 
 
 def check_place(path: Path, url: str, node: NodeInfo, now: Millis, *, is_fresh: bool) -> None:
-    """Check that a gateway may open the database at `url` and have its seat there, before it makes anything anywhere.
-
-    Raises `ConfigError`, `DatabaseRejected` and `StoreUnavailable` as `open_store` and `open_seat` would later.
-    """
+    """Check that `open_store` and `open_seat` can use the database at `url`, and raise their errors, without changes."""
     _check_address(url)
     from hermes_state.engines.postgres import resting as postgres_resting
 
@@ -139,18 +130,14 @@ def _forgotten_copy(name: str, path: Path) -> DatabaseRejected:
     )
 
 
-def _has_chats(db: Connection) -> bool:
-    return scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM chats)")
-
-
 @contextmanager
 def open_resting(path: Path, url: str | None = None) -> Iterator[Connection | None]:
-    """A connection that only reads, to a database that no daemon of ours answers for; None where there is none yet.
+    """Connect to read a database without its daemon; None where there is none yet.
 
-    Raises what `open_resting_file` and `open_resting_database` raise, and `ConfigError` as `open_store` does.
+    Raises `ConfigError`, and the errors of `open_resting_file` and `open_resting_database`.
     """
     if url is None:
-        with open_resting_file(path) as file:
+        with sqlite_resting.open_resting_file(path) as file:
             yield file
         return
     _check_address(url)
@@ -162,10 +149,9 @@ def open_resting(path: Path, url: str | None = None) -> Iterator[Connection | No
 
 @contextmanager
 def open_ends(source: Path | str, target: Path | str) -> Iterator[tuple[Connection, Connection]]:
-    """Connections to the two ends of a copy, each a file or an address, which this process alone has open meanwhile.
+    """Connect to the two ends of a copy, each a file or an address, for this process alone.
 
-    Raises `LockUnavailable` where a gateway has one of them open, `DatabaseRejected` for one that cannot be an end of
-    a copy, and `StoreUnavailable`.
+    Raises `LockUnavailable`, `DatabaseRejected` for an unusable end, and `StoreUnavailable`.
     """
     with _end(source, "source") as read, _end(target, "target") as written:
         yield read, written
@@ -181,7 +167,7 @@ def _end(place: Path | str, kind: Literal["source", "target"]) -> AbstractContex
 
 
 def name_of(place: Path | str) -> str:
-    """A database in sentences: its file, or its address without a password."""
+    """Return the name of a database for sentences, without a password."""
     if isinstance(place, Path):
         return str(place.resolve())
     from hermes_state.engines.postgres.store import name_of as name_of_address
