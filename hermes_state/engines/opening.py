@@ -114,7 +114,7 @@ async def open_store(
 
 
 def check_place(path: Path, url: str, node: NodeInfo, now: Millis, *, is_fresh: bool) -> None:
-    """Check that `open_store` and `open_seat` can use the database at `url`, and raise their errors, without changes."""
+    """Check that `open_store` and `open_seat` can use the database at `url`, and raise their errors."""
     _check_address(url)
     from hermes_state.engines.postgres import resting as postgres_resting
 

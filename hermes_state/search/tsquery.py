@@ -1,8 +1,8 @@
-"""Matches in PostgreSQL's index: its query language, and which of two ways finds the newest of them.
+"""Matches in PostgreSQL's index, of which the newest are found in two ways.
 
 An index of words (GIN) has all matches or none, so a common word is looked for from the newest message back, and a
-rare one in the index. Which it is the newest messages tell: the planner takes any word that it has no figures of for
-one of a thousand messages, and would look through all of them for one that nobody ever said.
+rare one in the index. The newest messages tell which: the planner expects an unknown word in one of a thousand
+messages, and would look through all of them.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,10 +25,10 @@ from hermes_state.store.sql import Connection, scalar
 RECENT_ROWS = 500  # newest messages that are looked through first, in half a millisecond
 
 COUNTED_HITS = 300
-"""Newest matches that are ranked, by words counted in their texts: to fetch and to fold a text takes 20 µs."""
+"""Newest matches that are ranked by words in their texts: to fetch and to fold a text takes 20 µs."""
 
 LOOKED_UP_COST = 10
-"""How much longer a match takes in the index than a message that is looked through."""
+"""Time of a match in the index, relative to a message that is looked through."""
 
 # Purpose: the newest matches among the newest messages. (IS TRUE keeps the index out of it.)
 _RECENT = """
@@ -45,7 +45,7 @@ SELECT DISTINCT lexeme FROM (SELECT words FROM message_words WHERE message_id = 
 
 
 def query_text(expression: Expression) -> str | None:
-    """The expression as a `tsquery`; None for one that no row can match, such as a letter that the tokenizer drops.
+    """Write the expression as a `tsquery`; None if no row can match, as for a letter that the tokenizer drops.
 
     >>> query_text(Without(Term("red", is_prefix=True), Term("blue house", is_prefix=False)))
     "('red':* & !('blue'<->'house'))"
@@ -86,9 +86,9 @@ class TsMatches(MatchReader):
         return [(row_id, 0.0) for (row_id,) in self._newest(expression, limit)]
 
     def _newest(self, expression: Expression, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
-        """Rows in the `shape` of a statement around one that finds ids.
+        """Load rows in the `shape` of a statement around one that finds ids.
 
-        Looks further and further back, until that takes longer than all matches are expected to take in the index.
+        Looks back until that takes longer than an estimate for all matches in the index.
         """
         if (query := query_text(expression)) is None:
             return []
@@ -131,5 +131,5 @@ class TsMatches(MatchReader):
 
 
 def _array(ids: Sequence[int]) -> str:
-    """An array as PostgreSQL writes it: for the driver to make one of a thousand ids takes 3 ms."""
+    """Write an array of PostgreSQL, for which the driver takes 3 ms with a thousand ids."""
     return "{" + ",".join(map(str, ids)) + "}"

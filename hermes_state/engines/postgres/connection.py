@@ -10,12 +10,12 @@ Inside a transaction, a statement waits until its result, or a later one's, is n
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import count
 from select import POLLIN, POLLOUT, poll
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import psycopg
 from psycopg.abc import Buffer
@@ -37,16 +37,6 @@ GONE_SECONDS = 30
 
 
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|(?P<mark>\?)|:(?P<name>[a-z_][a-z_0-9]*)")
-
-
-class SharedTrips(Protocol):
-    """Functions that run side by side on a connection."""
-
-    def wait(self) -> None:
-        """Let the others go on, and return after the statements of all were sent. Raises an error of any of them."""
-
-    def wait_for_all(self) -> None:
-        """Return after the others have ended."""
 
 
 class PostgresConnection:
@@ -74,8 +64,9 @@ class PostgresConnection:
             raise
         self._is_broken_off = False
         self._is_ending = False  # a ROLLBACK was sent, whose result is still to come
-        self.shared_trips: SharedTrips | None = None
-        """Set while functions share their trips to the server."""
+        self.share_trip: Callable[[bool], None] | None = None
+        """Set while functions run side by side. It lets the others go on until all need a result, whose statements it
+        sends, or with True until the others have ended. Raises an error of any of them."""
 
     @classmethod
     def open(cls, url: str, name: str = NAME, seconds: int = 10) -> "PostgresConnection":
@@ -121,8 +112,8 @@ class PostgresConnection:
 
     def execute(self, sql: str, parameters: Any = (), /) -> "Result":
         """Run one statement with parameters, or any number without."""
-        if self.shared_trips is not None and sql.startswith("SAVEPOINT"):
-            self.shared_trips.wait_for_all()  # what it takes back must be one function's
+        if self.share_trip is not None and sql.startswith("SAVEPOINT"):
+            self.share_trip(True)  # a savepoint must hold the changes of one function
         if sql.startswith("ROLLBACK"):
             self._waiting.clear()  # since the BEGIN or the savepoint: nothing of it is to stay
         if not parameters and not sql.startswith(("BEGIN", "COMMIT")):
@@ -158,8 +149,8 @@ class PostgresConnection:
 
     def sync(self) -> None:
         """Send the waiting statements and fetch all their results. Raises the first error among these."""
-        if self._waiting and self.shared_trips is not None:
-            self.shared_trips.wait()
+        if self._waiting and self.share_trip is not None:
+            self.share_trip(False)
             return
         waiting, self._waiting = self._waiting, []
         if not waiting:

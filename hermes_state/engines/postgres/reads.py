@@ -142,59 +142,36 @@ def run_pipelined(db: PostgresConnection, functions: Sequence[Callable[[], None]
     """
     if len(functions) == 1:
         functions[0]()
-    else:
-        _PipelinedRun(db, functions).run()
+        return
+    scheduler, running = getcurrent(), [greenlet(function) for function in functions]
+    postponed: list[greenlet] = []
+    failure: BaseException | None = None
 
+    def share_trip(waits_for_all: bool) -> None:
+        if waits_for_all:
+            postponed.append(getcurrent())
+        scheduler.switch()
+        if failure is not None:
+            raise failure
 
-class _PipelinedRun:
-    """Functions that take turns on a connection. Implements `connection.SharedTrips`."""
-
-    def __init__(self, db: PostgresConnection, functions: Sequence[Callable[[], None]]) -> None:
-        self._db = db
-        self._scheduler = getcurrent()
-        self._running = [greenlet(function) for function in functions]
-        self._postponed: list[greenlet] = []
-        self._failure: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            while self._running:
-                self._take_turns()
-                self._send()
-            for one in self._postponed:
-                one.switch()
-        except BaseException as error:
-            self._end(error)
-            raise
-
-    def wait(self) -> None:
-        self._scheduler.switch()
-        if self._failure is not None:
-            raise self._failure
-
-    def wait_for_all(self) -> None:
-        self._postponed.append(getcurrent())
-        self.wait()
-
-    def _take_turns(self) -> None:
-        """Let each run until it waits or has ended."""
-        self._db.shared_trips = self
-        try:
-            for one in self._running:
-                one.switch()
-        finally:
-            self._db.shared_trips = None
-        self._running = [one for one in self._running if not one.dead and one not in self._postponed]
-
-    def _send(self) -> None:
-        try:
-            self._db.sync()
-        except psycopg.Error as error:
-            self._failure = error
-
-    def _end(self, error: BaseException) -> None:
-        """Raise the error in all that have not ended, so that none runs on later."""
-        self._failure = error
-        for one in (*self._running, *self._postponed):
+    try:
+        while running:
+            db.share_trip = share_trip
+            try:
+                for one in running:
+                    one.switch()
+            finally:
+                db.share_trip = None
+            running = [one for one in running if not one.dead and one not in postponed]
+            try:
+                db.sync()
+            except psycopg.Error as error:
+                failure = error
+        for one in postponed:
+            one.switch()
+    except BaseException as error:
+        failure = error
+        for one in (*running, *postponed):  # none may run on later
             with suppress(BaseException):  # the first error is raised already
                 one.throw(error)
+        raise

@@ -31,9 +31,9 @@ BYTES = "(SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pra
 
 @contextmanager
 def open_source(path: Path) -> Iterator[Connection]:
-    """A read-only connection to a database that this process alone has open.
+    """Connect to a database for this process alone, only to read.
 
-    Raises `LockUnavailable`, `DatabaseRejected` (also where there is none, or an older one) or `StoreUnavailable`.
+    Raises `LockUnavailable`, `DatabaseRejected` (also for a missing or older one) or `StoreUnavailable`.
     """
     check_ours(path)
     if not path.exists():
@@ -48,9 +48,9 @@ def open_source(path: Path) -> Iterator[Connection]:
 
 @contextmanager
 def open_target(path: Path) -> Iterator[Connection]:
-    """A connection to a database that this process alone has open, with the newest schema; it is made if it is missing.
+    """Connect to a database for this process alone, and create it if it is missing.
 
-    Raises what `SqliteStore.open` raises; `DatabaseRejected`, too, for an older one.
+    Raises the errors of `SqliteStore.open`, and `DatabaseRejected` for an older one.
     """
     check_engine()
     refuse_network_disk(path)
@@ -78,12 +78,12 @@ def _open_alone(path: Path, mode: Literal["ro", "rw"]) -> Iterator[sqlite3.Conne
 
 
 def load_sequences(db: Connection) -> dict[str, int]:
-    """The highest id that was ever given, by table; of those whose ids never come again."""
+    """Load the highest id that was ever given, by table with ids that never repeat."""
     return dict(db.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
 
 
 def set_sequences(db: Connection, highest: dict[str, int]) -> None:
-    """Let the next id of each table be above the given one."""
+    """Set the next id of each table above the given one."""
     for table in scalars(db, str, "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%AUTOINCREMENT%'"):
         db.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
         db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (table, highest[table]))
@@ -96,12 +96,10 @@ def make_search_index(db: Connection) -> None:
 
 @contextmanager
 def open_resting_file(path: Path) -> Iterator[sqlite3.Connection | None]:
-    """A read-only connection to a database that no daemon has open.
+    """Connect to read a database without its daemon; None where there are no tables yet.
 
-    None where there is no database yet: no file, or one that a first start left behind before it had made the tables.
-
-    Raises `LockUnavailable` while somebody holds its lock: then ask the holder, a second process stays away from the
-    file. `DatabaseRejected` and `StoreUnavailable` as `SqliteStore.open` does.
+    Raises `LockUnavailable` while a process holds its lock (ask that process), `DatabaseRejected` and
+    `StoreUnavailable`.
     """
     refuse_held(path.with_name(path.name + ".lock"), what=f"the database {path}")
     check_ours(path)
@@ -114,8 +112,7 @@ def open_resting_file(path: Path) -> Iterator[sqlite3.Connection | None]:
             db.execute("PRAGMA query_only = ON")
             register_functions(db)
             refuse_empty(db, path)
-            is_made = scalar(db, int, "PRAGMA user_version") > 0
-            yield db if is_made else None
+            yield db if scalar(db, int, "PRAGMA user_version") else None
     except sqlite3.DatabaseError as error:
         raise unavailable(path, error) from error
 
