@@ -148,9 +148,6 @@ def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:
     db.execute(f"UPDATE outbox SET chat_id = ? WHERE chat_id = ? AND {owed}", (target, source))
 
 
-# ---- history ------------------------------------------------------------------------------------------------------
-
-
 class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     """Original message of a chat, with its fate."""
 

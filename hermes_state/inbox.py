@@ -224,9 +224,6 @@ def queue_steers(db: Connection, may_steer: Callable[[UserRef], bool]) -> int:
     return len(late)
 
 
-# ---- edits and deletions ----------------------------------------------------------------------------------
-
-
 class EditedMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The message that was edited, as it is stored."""
 
@@ -305,9 +302,6 @@ def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> 
     """Settle the waiting row of a deleted message; return 0 if there is none."""
     where = "chat_id = ? AND message_ref = ? AND state = 'new'"
     return settle_where(db, InboxState.WITHDRAWN, now, where, chat_id, message_ref)
-
-
-# ---- cursors ------------------------------------------------------------------------------------------------
 
 
 @locks(chat="cursor")

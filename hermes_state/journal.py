@@ -217,9 +217,6 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
     )
 
 
-# ---- steps ------------------------------------------------------------------------------------------------------
-
-
 @locks(turn="claim.id")
 def append_calls(db: Connection, claim: TurnClaim, answer: ModelAnswer, now: Millis) -> Message:
     """Store a model answer that calls tools, with its place in the ledger. Raises `TurnMoved`."""
@@ -289,9 +286,6 @@ def unpause_turn(db: Connection, turn_id: TurnId) -> None:
     """Let a waiting turn go on, with a new preview below the question. To take it up is no restart."""
     changes = "state = 'running', preview_ref = NULL, restarts = restarts - 1"
     db.execute(f"UPDATE turns SET {changes} WHERE id = ? AND state = 'waiting'", (turn_id,))
-
-
-# ---- ending -----------------------------------------------------------------------------------------------------
 
 
 _QUESTION = "(SELECT {} FROM inbox q WHERE q.turn_id = turns.id AND q.kind <> 'notice' ORDER BY q.id DESC LIMIT 1)"

@@ -306,9 +306,6 @@ def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, befor
     return db.execute(query, values).rowcount > 0
 
 
-# ---- questions ----------------------------------------------------------------------------------------------
-
-
 def close_question(
     db: Connection, number: int, state: str, by: str, reason: str | None, outcome: str, now: Millis
 ) -> None:
@@ -329,9 +326,6 @@ def close_questions(db: Connection, turn_id: TurnId, now: Millis) -> None:
     """Close the open questions of a turn that ends."""
     for number in scalars(db, int, "SELECT id FROM approvals WHERE turn_id = ? AND state = 'pending'", (turn_id,)):
         close_question(db, number, "expired", "", None, "Withdrawn, because the turn ended,", now)
-
-
-# ---- accounts -----------------------------------------------------------------------------------------------
 
 
 @locks(EVERYTHING)

@@ -151,7 +151,7 @@ def open_resting(path: Path, url: str | None = None) -> Iterator[Connection | No
 def open_ends(source: Path | str, target: Path | str) -> Iterator[tuple[Connection, Connection]]:
     """Connect to the two ends of a copy, each a file or an address, for this process alone.
 
-    Raises `LockUnavailable`, `DatabaseRejected` for an unusable end, and `StoreUnavailable`.
+    Raises `LockUnavailable`, `DatabaseRejected` (also for a missing source or an older schema) and `StoreUnavailable`.
     """
     with _end(source, "source") as read, _end(target, "target") as written:
         yield read, written

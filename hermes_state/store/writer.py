@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hermes_state.aio import retried
 from hermes_state.errors import StoreBroken, StoreUnavailable
@@ -52,11 +52,6 @@ class ReaderHealth:
     busy: int
     waiting: int  # reads that wait for one of them
 
-    @classmethod
-    def of(cls, pending: Sequence[int]) -> "ReaderHealth":
-        """Return the state of connections with these numbers of reads, running ones included."""
-        return cls(len(pending), sum(map(bool, pending)), sum(max(0, reads - 1) for reads in pending))
-
 
 class Store(ABC):
     """The database of one gateway, with its `name` in errors. An engine opens it; `close` it in any case.
@@ -64,6 +59,7 @@ class Store(ABC):
     `writers`: transactions at a time. With more than one, only an awaited write is sure to come before the next one.
     """
 
+    _readers: Sequence[Any] = ()  # connections, each with the number of its `pending` reads
     batch_size = 256
     """Most functions in one transaction: enough to hide the disk's sync, few enough for the latency of the last."""
 
@@ -169,8 +165,10 @@ class Store(ABC):
         )
 
     @property
-    @abstractmethod
-    def readers(self) -> ReaderHealth: ...
+    def readers(self) -> ReaderHealth:
+        """State of the connections for reading."""
+        pending = [reader.pending for reader in self._readers]
+        return ReaderHealth(len(pending), sum(map(bool, pending)), sum(max(0, reads - 1) for reads in pending))
 
     async def close(self) -> None:
         """Store waiting writes, end reads, close all connections and release all locks. May be called again."""

@@ -98,7 +98,12 @@ def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: f
         pending = [migration for migration in migrations if migration.number > version]
         if pending:
             _check_may_create(server)
-            _apply(db, pending[0])
+            db.execute(pending[0].sql)
+            note_applied(db, pending[0])
+            if pending[0].number == FIRST:  # there are no words yet
+                save_note(db, VERSION_NOTE, str(SEGMENT_VERSION))
+            save_note(db, _MARK, _OURS)
+            save_note(db, _VERSION, str(pending[0].number))
             db.execute("COMMIT")
         return len(pending) > 1
     except psycopg.errors.LockNotAvailable as error:
@@ -162,12 +167,3 @@ def _check_may_create(server: Server) -> None:
             f"the role {server.role} may not create tables in {where} of {server.name}: grant it CREATE there, "
             "or make it the owner"
         )
-
-
-def _apply(db: Connection, migration: Migration) -> None:
-    db.execute(migration.sql)
-    note_applied(db, migration)
-    if migration.number == FIRST:  # there are no words yet
-        save_note(db, VERSION_NOTE, str(SEGMENT_VERSION))
-    save_note(db, _MARK, _OURS)
-    save_note(db, _VERSION, str(migration.number))

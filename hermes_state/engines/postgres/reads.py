@@ -54,10 +54,7 @@ def _snapshot(db: PostgresConnection, seconds: float) -> Iterator[None]:
 
 
 class ShortReads:
-    """Reads of a few rows: those that come while the connections are busy share the next transaction.
-
-    `run_job` runs a job on one of the connections.
-    """
+    """Reads of a few rows, which share a transaction while the connections are busy. `run_job` runs a job on one."""
 
     def __init__(
         self, run_job: Callable[[Callable[[PostgresConnection], None]], Awaitable[None]], connections: int

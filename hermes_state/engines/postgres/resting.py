@@ -27,10 +27,7 @@ BYTES = "pg_database_size(current_database())"
 
 @contextmanager
 def open_source(url: str) -> Iterator[Connection]:
-    """Connect to a database for this process alone, only to read.
-
-    Raises `LockUnavailable`, `DatabaseRejected` (also for a missing or older one) or `StoreUnavailable`.
-    """
+    """Connect to a database for this process alone, only to read. Raises the errors of `opening.open_ends`."""
     with _open(url, is_alone=True) as db:
         version, newest = load_version(db), shipped_migrations()[-1].number
         if version != newest:
@@ -41,10 +38,7 @@ def open_source(url: str) -> Iterator[Connection]:
 
 @contextmanager
 def open_target(url: str) -> Iterator[Connection]:
-    """Connect to a database for this process alone, and create its tables.
-
-    Raises the errors of `PostgresStore.open`, and `DatabaseRejected` for an older one.
-    """
+    """Connect to a database for this process alone, and create it. Raises the errors of `opening.open_ends`."""
     with _open(url, is_alone=True) as db:
         if load_version(db) not in (0, shipped_migrations()[-1].number):
             raise DatabaseRejected(f"{name_of(url)} has the schema of an older version: name an empty database")

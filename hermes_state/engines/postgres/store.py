@@ -20,7 +20,7 @@ from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken, 
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.locks import locks_of
 from hermes_state.store.sql import Connection
-from hermes_state.store.writer import READ_SECONDS, ReaderHealth, Store
+from hermes_state.store.writer import READ_SECONDS, Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -156,7 +156,7 @@ class PostgresStore(Store):
         self._close_seconds = min(busy_seconds, CLOSE_SECONDS)
         name = session_name(self.id)
         self._writers = [_Session(url, name, busy_seconds, joins=True) for _ in range(writers)]
-        self._readers = [_Session(url, name, busy_seconds, joins=False) for _ in range(readers)]
+        self._readers: list[_Session] = [_Session(url, name, busy_seconds, joins=False) for _ in range(readers)]
         self._short_reads = ShortReads(lambda job: self._reader.run(job), readers)
         self._lost: str | None = None
         self._damage: str | None = None
@@ -215,10 +215,6 @@ class PostgresStore(Store):
 
     def check_files(self) -> None:
         """Do nothing: the files are the server's."""
-
-    @property
-    def readers(self) -> ReaderHealth:
-        return ReaderHealth.of([reader.pending for reader in self._readers])
 
     @property
     def trouble(self) -> str | None:

@@ -31,10 +31,7 @@ BYTES = "(SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pra
 
 @contextmanager
 def open_source(path: Path) -> Iterator[Connection]:
-    """Connect to a database for this process alone, only to read.
-
-    Raises `LockUnavailable`, `DatabaseRejected` (also for a missing or older one) or `StoreUnavailable`.
-    """
+    """Connect to a database for this process alone, only to read. Raises the errors of `opening.open_ends`."""
     check_ours(path)
     if not path.exists():
         raise DatabaseRejected(f"there is no database {path}")
@@ -48,10 +45,7 @@ def open_source(path: Path) -> Iterator[Connection]:
 
 @contextmanager
 def open_target(path: Path) -> Iterator[Connection]:
-    """Connect to a database for this process alone, and create it if it is missing.
-
-    Raises the errors of `SqliteStore.open`, and `DatabaseRejected` for an older one.
-    """
+    """Connect to a database for this process alone, and create it. Raises the errors of `opening.open_ends`."""
     check_engine()
     refuse_network_disk(path)
     check_ours(path)

@@ -23,7 +23,7 @@ from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.lock import FileLock, refuse_held
 from hermes_state.store.sql import Connection
-from hermes_state.store.writer import ReaderHealth, Store
+from hermes_state.store.writer import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,10 +81,7 @@ class _Reader:
 
 
 class SqliteStore(Store):
-    """The database of one gateway in one file. `open` it, and `close` it in any case.
-
-    The close takes at most `busy_seconds` when another process locks the file.
-    """
+    """The database of one gateway in one file. `open` it, and `close` it, which takes `busy_seconds` at most."""
 
     def __init__(
         self, path: Path, lock: FileLock, writer: StoreConnection, readers: list[_Reader], busy_seconds: float
@@ -93,7 +90,7 @@ class SqliteStore(Store):
         self._short_reader = ShortReader(path)
         self._lock = lock
         self._writer = writer
-        self._readers = readers
+        self._readers: list[_Reader] = readers
         self._busy_seconds = busy_seconds
         self._files = DatabaseHandle(path)
         self._damage: str | None = None
@@ -179,10 +176,6 @@ class SqliteStore(Store):
 
     def check_files(self) -> None:
         self.loss = self._files.find_loss()
-
-    @property
-    def readers(self) -> ReaderHealth:
-        return ReaderHealth.of([reader.pending for reader in self._readers])
 
     @property
     def trouble(self) -> str | None:
