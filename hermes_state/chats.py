@@ -8,7 +8,7 @@ import msgspec
 
 from hermes_state.sessions import IS_SUBAGENT
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.sql import Connection, columns, scalar, select, select_one
+from hermes_state.store.sql import Connection, columns, insertion, scalar, select, select_one
 from hermes_state.values import (
     ChatId,
     ChatKey,
@@ -36,14 +36,6 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
 _COLUMNS = f"id, {columns(ChatKey, 'chats', 'key')}, kind, title, active_session_id"
 
-# Purpose: the row of a chat key, made on first sight; a known chat only learns a new title or kind.
-_ENSURE = """
-INSERT INTO chats (platform, account, chat_ref, thread_ref, user_ref, kind, title, created_at, updated_at)
-VALUES (:platform, :account, :chat_ref, :thread_ref, :user_ref, :kind, :title, :now, :now)
-ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref) DO UPDATE
-SET kind = excluded.kind, title = coalesce(excluded.title, chats.title), updated_at = excluded.updated_at
-RETURNING id
-"""
 _IS_CHAT = "platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ? AND user_ref = ?"
 
 
@@ -62,7 +54,12 @@ def meet_chat(
     known = db.execute(query, astuple(key)).fetchone()
     if known is not None and known[1] == kind and (title is None or title == known[2]):
         return known[0], known[3]
-    chat_id = scalar(db, ChatId, _ENSURE, {**asdict(key), "kind": kind, "title": title, "now": now})
+    values = {**asdict(key), "kind": kind, "title": title, "created_at": now, "updated_at": now}
+    query = f"""{insertion("chats", values)}
+    ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref) DO UPDATE
+    SET kind = excluded.kind, title = coalesce(excluded.title, chats.title), updated_at = excluded.updated_at
+    RETURNING id"""
+    chat_id = scalar(db, ChatId, query, values)
     return chat_id, None if known is None else known[3]
 
 

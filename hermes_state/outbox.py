@@ -146,11 +146,6 @@ SELECT :chat_id, :turn_id, :message_id, :dedupe_key, :kind,
 FROM (SELECT CASE WHEN {_IS_HELD} THEN 1 ELSE 0 END AS at_once) AS held WHERE 1 = 1
 ON CONFLICT (dedupe_key, part) DO NOTHING RETURNING {_COLUMNS}
 """
-# Purpose: the later parts of a reply, placed behind its first one.
-_INSERT_PART = """
-INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, part, kind, payload, rendered, next_at, created_at)
-SELECT chat_id, turn_id, message_id, dedupe_key, ?, kind, ?, 1, next_at, created_at FROM outbox WHERE id = ?
-"""
 OPEN = "state IN ('pending','sending','ambiguous')"  # condition for a row that is still owed
 
 
@@ -173,8 +168,11 @@ def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply |
 
 
 def _insert_parts(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart]) -> None:
+    query = """INSERT INTO outbox
+      (chat_id, turn_id, message_id, dedupe_key, part, kind, payload, rendered, next_at, created_at)
+    SELECT chat_id, turn_id, message_id, dedupe_key, ?, kind, ?, 1, next_at, created_at FROM outbox WHERE id = ?"""
     for number, part in enumerate(parts[1:], start=1):
-        db.execute(_INSERT_PART, (number, _encode(part).decode(), row_id))
+        db.execute(query, (number, _encode(part).decode(), row_id))
 
 
 def find_recipient(db: Connection, dedupe_key: str) -> ChatId | None:
@@ -206,15 +204,6 @@ def load_chats_owed(db: Connection, account: str) -> list[ChatId]:
     return scalars(db, ChatId, query, (account,))
 
 
-# Purpose: begin a send. A row stays ambiguous until it is sent: if its sender never learns the outcome of this
-# statement, the next attempt is still a repeat.
-_BEGIN = f"""
-UPDATE outbox SET state = CASE state WHEN 'ambiguous' THEN state ELSE 'sending' END, attempts = attempts + 1,
-  first_tried_at = coalesce(first_tried_at, :now), payload = coalesce(:payload, payload), rendered = 1
-WHERE id = :row_id AND settled_at IS NULL AND {_IS_HELD} RETURNING {_COLUMNS}
-"""
-
-
 @locks(outbox="row_id")
 def begin_send(
     db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, claim: AccountClaim, now: Millis
@@ -224,22 +213,18 @@ def begin_send(
     The returned state is `ambiguous` if an earlier attempt may have reached the chat. Only this state counts: a row
     that was read earlier may be older than the last change of owner. Raises `AccountMoved`.
     """
+    # A row stays ambiguous until it is sent, because its sender may never learn the outcome of this statement.
+    query = f"""UPDATE outbox SET state = CASE state WHEN 'ambiguous' THEN state ELSE 'sending' END,
+      attempts = attempts + 1, first_tried_at = coalesce(first_tried_at, :now),
+      payload = coalesce(:payload, payload), rendered = 1
+    WHERE id = :row_id AND settled_at IS NULL AND {_IS_HELD} RETURNING {_COLUMNS}"""
     payload = None if parts is None else _encode(parts[0]).decode()
-    values = {"now": now, "payload": payload, "row_id": row_id, **asdict(claim)}
-    row = select_one(db, OutboxRow, _BEGIN, values)
+    row = select_one(db, OutboxRow, query, {"now": now, "payload": payload, "row_id": row_id, **asdict(claim)})
     if row is None:
         _require_held(db, claim)
     elif parts is not None:
         _insert_parts(db, row_id, parts)
     return row
-
-
-# Purpose: settle a row that was sent; tells what it shows, and whether its chat is owed anything else.
-_SENT = f"""
-UPDATE outbox SET state = 'sent', platform_ref = ?, payload = '', settled_at = ?, error = NULL WHERE id = ?
-RETURNING chat_id, message_id, part, dedupe_key,
-  EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = outbox.chat_id AND o.id <> outbox.id AND o.{OPEN})
-"""
 
 
 CLOSED = ":closed"  # end of the dedupe key of the edit that closes a question
@@ -248,7 +233,10 @@ CLOSED = ":closed"  # end of the dedupe key of the edit that closes a question
 @locks(outbox="row_id")
 def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
     """Settle a row that the platform has, for any owner of the account; True when more is owed to the chat."""
-    sent = db.execute(_SENT, (ref, now, row_id)).fetchone()
+    query = f"""UPDATE outbox SET state = 'sent', platform_ref = ?, payload = '', settled_at = ?, error = NULL
+    WHERE id = ? RETURNING chat_id, message_id, part, dedupe_key,
+      EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = outbox.chat_id AND o.id <> outbox.id AND o.{OPEN})"""
+    sent = db.execute(query, (ref, now, row_id)).fetchone()
     chat_id, message_id, part, key, is_owed = sent or (None, None, 0, "", 0)
     if message_id is not None:
         query = "INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id, ref) DO NOTHING"

@@ -18,9 +18,6 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return names[found[0]] if found else None
 
 
-_PLURAL_Y = re.compile(r"(?<![aeiou])y$")
-
-
 def shortened(text: str, limit: int = 60) -> str:
     """Return `text` in one line of at most `limit` characters.
 
@@ -60,7 +57,7 @@ def counted(number: int, noun: str) -> str:
     ('1 message', '1,200 messages', '2 summaries', '2 days', '2 pushes')
     """
     if number != 1:
-        noun = _PLURAL_Y.sub("ie", noun) + ("es" if noun.endswith("sh") else "s")
+        noun = re.sub(r"(?<![aeiou])y$", "ie", noun) + ("es" if noun.endswith("sh") else "s")
     return f"{number:,} {noun}"
 
 

@@ -75,10 +75,6 @@ _TAKE_SEQ = """
 UPDATE sessions SET next_seq = next_seq + 1, message_count = message_count + 1{}
 WHERE id = {} RETURNING id, chat_id, lineage_id, next_seq - 1
 """
-# Purpose: take the next number for a row that is made for a view only.
-_TAKE_VIEW_SEQ = """
-UPDATE sessions SET next_view_seq = next_view_seq - 1 WHERE id = ? RETURNING id, chat_id, lineage_id, next_view_seq + 1
-"""
 # Purpose: a row of the transcript.
 _INSERT = f"""
 INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, body, sender_ref, sender_name,
@@ -112,7 +108,9 @@ def append_view_row(
     db: Connection, session_id: SessionId, new: NewMessage, replaces: MessageId | None, now: Millis
 ) -> MessageId:
     """Store a row that exists only in a view (a handoff, a stub): negative `seq`, not searchable."""
-    return _insert(db, _TAKE_VIEW_SEQ, (session_id,), new, replaces, now).id
+    take = """UPDATE sessions SET next_view_seq = next_view_seq - 1
+    WHERE id = ? RETURNING id, chat_id, lineage_id, next_view_seq + 1"""
+    return _insert(db, take, (session_id,), new, replaces, now).id
 
 
 def _insert(

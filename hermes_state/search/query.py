@@ -24,9 +24,6 @@ MAX_DEPTH = 20  # depth of parentheses that counts; FTS5's own parser gives up a
 
 _PIECE = re.compile(r'"(?P<phrase>[^"]*)"?(?P<phrase_star>\*)?|(?P<bracket>[()])|(?P<word>[^\s"()]+)')
 _DASHES = {ord(dash): "-" for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"} | {0x2014: "--"}
-_OPERATORS = frozenset({"AND", "OR", "NOT"})
-
-_CJK_RUN = re.compile(f"[{CJK}]{{3}}")
 _WORDS = re.compile(r"[^\W_]+")
 _WORDS_OR_EMOJI = re.compile(rf"[^\W_]+|[{EMOJI}]")
 _IN_WORD = rf"[^\W_{CJK}]"
@@ -125,7 +122,7 @@ def parse_query(text: str) -> Query | None:
 
 
 def _parts(term: Term) -> list[str]:
-    if _CJK_RUN.search(term.text):
+    if re.search(f"[{CJK}]{{3}}", term.text):
         return segment_query(term.text).split()
     return [term.text + "*" * term.is_prefix]
 
@@ -142,7 +139,7 @@ def _items(text: str) -> Iterator[str | Term]:
             yield match["bracket"]
         elif match["word"] is None:
             yield from _term(match["phrase"], is_prefix=bool(match["phrase_star"]))
-        elif match["word"] in _OPERATORS:
+        elif match["word"] in ("AND", "OR", "NOT"):
             yield match["word"]
         else:
             yield from _word(match["word"])

@@ -49,7 +49,11 @@ class FileLock:
             who = _read_holder(descriptor)
             os.close(descriptor)
             raise LockUnavailable(f"{what} is in use by {who}", holder=who)
-        _write_holder(descriptor)
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]]).strip() or "python"
+        text = msgspec.json.encode(ProcessInfo(pid=os.getpid(), command=command, since=int(time.time())))
+        with contextlib.suppress(OSError):  # on a full disk the lock has no name
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, text, 0)
         return cls(path, descriptor)
 
     def release(self) -> None:
@@ -129,11 +133,3 @@ def _read_holder(descriptor: int) -> str:
         return "another process"
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.since))
     return f"process {found.pid} ({found.command}), since {since}"
-
-
-def _write_holder(descriptor: int) -> None:
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]]).strip() or "python"
-    text = msgspec.json.encode(ProcessInfo(pid=os.getpid(), command=command, since=int(time.time())))
-    with contextlib.suppress(OSError):  # on a full disk the lock holds all the same, only without a name
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text, 0)

@@ -19,8 +19,6 @@ from hermes_state.store.sql import Connection, columns, insert_row, scalar_or_no
 from hermes_state.turns import TurnClaim
 from hermes_state.values import Button, ChatId, LineageId, MessageId, Millis, TurnId, UserRef
 
-ADMINS_ARE_ASKED = "I have asked the admins whether I may do this (a{}). `/stop` ends the turn."
-
 
 class ApprovalState(StrEnum):
     PENDING = "pending"
@@ -130,7 +128,8 @@ def ask(
         )
         for chat_id in elsewhere:
             outbox.enqueue(db, replace(asked, chat_id=chat_id, dedupe_key=f"{asked.dedupe_key}:{chat_id}"), now)
-        here = replace(asked, footer=ADMINS_ARE_ASKED.format(approval_id), buttons=()) if elsewhere else asked
+        footer = f"I have asked the admins whether I may do this (a{approval_id}). `/stop` ends the turn."
+        here = replace(asked, footer=footer, buttons=()) if elsewhere else asked
         question_ref = turn.question_ref if turn.chat_kind.is_shared else None
         place = turn.preview_ref if number == 0 else None
         outbox.enqueue(db, replace(here, reply_to=question_ref, replaces=place), now)

@@ -8,7 +8,7 @@ import msgspec
 from hermes_state.journal import take_up
 from hermes_state.sessions import start_subagent_session
 from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, insert_row, insertion, scalar, select_one
+from hermes_state.store.sql import Connection, insert_row, scalar, select_one
 from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.turns import RunningTurn, TurnClaim, load_running, require_running
 from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId, TurnState
@@ -43,17 +43,11 @@ def open_subagent(
     if scalar(db, int, "SELECT count(*) FROM turns WHERE parent_turn_id = ?", (parent.id,)) >= MAX_SUBAGENTS:
         return SubagentReport(id=parent.id, state=TurnState.FAILED, text=too_many)
     lineage_id = start_subagent_session(db, parent.chat_id, call_message_id, now)
-    values = {
-        "chat_id": parent.chat_id,
-        "lineage_id": lineage_id,
-        "state": TurnState.RUNNING,
-        "started_by": parent.started_by,
-        "started_at": now,
-        "parent_turn_id": parent.id,
-        "call_message_id": call_message_id,
-        "tool_call_id": tool_call_id,
-    }
-    turn_id = insert_row(db, TurnId, insertion("turns", values), values)
+    query = """INSERT INTO turns
+      (chat_id, lineage_id, state, started_by, started_at, parent_turn_id, call_message_id, tool_call_id)
+    VALUES (?, ?, 'running', ?, ?, ?, ?, ?)"""
+    call = (parent.id, call_message_id, tool_call_id)
+    turn_id = insert_row(db, TurnId, query, (parent.chat_id, lineage_id, parent.started_by, now, *call))
     # The task has the origin of people's messages, so that compressions keep it.
     said = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=task, turn_id=turn_id)
     append_to_tip(db, lineage_id, said, now)

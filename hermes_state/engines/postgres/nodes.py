@@ -35,13 +35,6 @@ _CONNECTIONS = (
     " - CAST(current_setting('superuser_reserved_connections') AS bigint)"
 )
 
-# Purpose: living nodes and, of each other name, the last one.
-_NODES = f"""
-SELECT n.id, n.name, n.version, n.role, n.settings, n.pid, n.seats, n.started_at, n.seated_at, {_LIVES} AS is_alive
-FROM nodes n
-WHERE {_LIVES} OR NOT EXISTS (SELECT 1 FROM nodes later WHERE later.name = n.name AND later.started_at > n.started_at)
-ORDER BY n.name, n.started_at"""
-
 _KINDS = ", ".join(str(kind.value) for kind in LockKind)
 # Purpose: locks of this database's seats; keys of two integers have 2 as `objsubid`.
 _HELD = f"""
@@ -124,7 +117,13 @@ class ClusterStatus:
 
 def load_nodes(db: Connection) -> list[NodeRow]:
     """Load the living nodes and, of every other name, its last node; by name."""
-    return select(db, NodeRow, _NODES)
+    query = f"""SELECT n.id, n.name, n.version, n.role, n.settings, n.pid, n.seats, n.started_at, n.seated_at,
+      {_LIVES} AS is_alive
+    FROM nodes n
+    WHERE {_LIVES}
+      OR NOT EXISTS (SELECT 1 FROM nodes later WHERE later.name = n.name AND later.started_at > n.started_at)
+    ORDER BY n.name, n.started_at"""
+    return select(db, NodeRow, query)
 
 
 def session_name(node_id: str) -> str:

@@ -15,7 +15,6 @@ from typing import Self
 
 import psycopg
 from psycopg.pq import ExecStatus
-from psycopg.pq.abc import PGresult
 
 from hermes_state.aio import wait_until
 from hermes_state.engines.postgres.connection import PostgresConnection
@@ -204,21 +203,18 @@ class PostgresSeat(Seat):
                 if (hint := _hint_of(notice.extra)) is not None:
                     self._loop.call_soon(self._on_hint, hint)  # its errors do not keep the answer
             while self._answer is not None and not self._answer.done() and not self._server.is_busy():
-                self._take_result(self._server.get_result(), self._answer)
+                if (result := self._server.get_result()) is None:  # the server is ready for more
+                    self._answer.set_result(self._values)
+                elif result.status == ExecStatus.FATAL_ERROR:
+                    raise psycopg.errors.error_from_result(result)
+                elif result.ntuples:
+                    self._values = [result.get_value(0, column) or b"" for column in range(result.nfields)]
         except psycopg.Error as error:
             self._end()
             if self._answer is not None and not self._answer.done():
                 self._answer.set_exception(error)
             elif self._task is not None:
                 self._task.cancel()
-
-    def _take_result(self, result: PGresult | None, answer: "asyncio.Future[list[bytes]]") -> None:
-        if result is None:  # the server is ready for more
-            answer.set_result(self._values)
-        elif result.status == ExecStatus.FATAL_ERROR:
-            raise psycopg.errors.error_from_result(result)
-        elif result.ntuples:
-            self._values = [result.get_value(0, column) or b"" for column in range(result.nfields)]
 
 
 def _hint_of(payload: bytes) -> Hint | None:

@@ -46,7 +46,6 @@ _REFUSED = re.compile(
 )
 """Refusals of a connection for which waiting does not help. libpq has no codes for them, so a server that answers in
 another language is tried again, like one that is not up yet."""
-_REPEATABLE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
 
 def _begin(db: PostgresConnection, batch: Sequence[WriteRequest]) -> list[list[WriteRequest]]:
@@ -224,7 +223,7 @@ class PostgresStore(Store):
         for repeat in range(REPEATS + 1):
             try:
                 await self._writers[writer].run(run_batch, batch, RULES)
-            except _REPEATABLE as error:
+            except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure) as error:
                 if repeat == REPEATS:
                     return error
             except LockUnavailable as error:  # a copy began while this one had no connection

@@ -27,17 +27,6 @@ T = TypeVar("T")
 Synchronous: TypeAlias = Literal["FULL", "NORMAL"]
 """FULL: what was acknowledged survives a power cut. NORMAL: the last commits before one may be lost."""
 
-_WRITER_PRAGMAS = (
-    "PRAGMA foreign_keys = ON",
-    "PRAGMA temp_store = MEMORY",
-    "PRAGMA cache_size = -1024",  # KiB; with a million messages 64 MiB were no faster, the system caches the file too
-    "PRAGMA journal_size_limit = 67108864",  # bytes the write-ahead log keeps on disk after a checkpoint
-)
-_READER_PRAGMAS = (
-    "PRAGMA query_only = ON",
-    "PRAGMA temp_store = MEMORY",
-    "PRAGMA cache_size = -128",  # KiB; every commit of the writer empties it, and searches were as fast with 512
-)
 
 _TROUBLE = {
     sqlite3.SQLITE_PERM: "permission denied",
@@ -188,8 +177,10 @@ def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous,
     if (mode := scalar(db, str, "PRAGMA journal_mode = WAL")) != "wal":
         raise StoreUnavailable(f"{path.name}: this file system allows no write-ahead log (journal mode is {mode})")
     db.execute(f"PRAGMA synchronous = {synchronous}")
-    for pragma in _WRITER_PRAGMAS:
-        db.execute(pragma)
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA temp_store = MEMORY")
+    db.execute("PRAGMA cache_size = -1024")  # KiB; 64 MiB were no faster with a million messages
+    db.execute("PRAGMA journal_size_limit = 67108864")  # bytes the write-ahead log keeps on disk after a checkpoint
 
 
 def limit_busy_wait(db: sqlite3.Connection, busy_seconds: float) -> None:
@@ -199,8 +190,9 @@ def limit_busy_wait(db: sqlite3.Connection, busy_seconds: float) -> None:
 
 def prepare_reader(db: sqlite3.Connection, busy_seconds: float) -> None:
     db.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
-    for pragma in _READER_PRAGMAS:
-        db.execute(pragma)
+    db.execute("PRAGMA query_only = ON")
+    db.execute("PRAGMA temp_store = MEMORY")
+    db.execute("PRAGMA cache_size = -128")  # KiB; every commit empties it, and searches were as fast with 512
 
 
 NETWORK_KINDS = frozenset(
