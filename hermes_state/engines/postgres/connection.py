@@ -11,7 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import lru_cache
 from itertools import count
 from select import POLLIN, POLLOUT, poll
@@ -88,11 +88,10 @@ class PostgresConnection:
         # The server asks after a machine that was silent for ten seconds. Without TCP this does nothing.
         query = f"""SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;
         SET tcp_user_timeout = {1000 * GONE_SECONDS}"""
-        try:
+        with ExitStack() as undo:
+            undo.callback(db.close)
             db.execute(query)
-        except BaseException:
-            db.close()
-            raise
+            undo.pop_all()
         db.silence_seconds = None
         return db
 

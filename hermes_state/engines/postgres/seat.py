@@ -10,6 +10,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Self
 
@@ -84,11 +85,10 @@ class PostgresSeat(Seat):
             db = await asyncio.to_thread(PostgresConnection.open, url)
             db.raw.pgconn.nonblocking = 0  # requests are shorter than any buffer
             seat = cls(db, seconds, on_hint, on_lost)
-            try:
+            async with AsyncExitStack() as undo:
+                undo.push_async_callback(seat.close)
                 await seat._sit_down(node, now)
-            except BaseException:
-                await seat.close()
-                raise
+                undo.pop_all()
         except (psycopg.Error, TimeoutError) as error:
             raise unavailable(url, error) from error
         return seat

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -97,11 +98,10 @@ class _Session:
             self._disconnect()
             self._db = PostgresConnection.open(self._url, self._name)
             self._db.silence_seconds = self._busy_seconds + ANSWER_SECONDS
-            try:
+            with ExitStack() as undo:
+                undo.callback(self._db.close)
                 self._prepare(self._db)
-            except BaseException:
-                self._db.close()
-                raise
+                undo.pop_all()
         if self._has_ended or self._db is None:
             raise psycopg.OperationalError("the store is closed")
         return self._db
@@ -169,13 +169,13 @@ class PostgresStore(Store):
         (which stays untouched) or a wrong name or password, or `StoreUnavailable`.
         """
         store = cls(url, writers, readers, busy_seconds)
-        try:
-            await store._writers[0].run(_migrate)
-        except BaseException as error:
-            await store.close()
-            if isinstance(error, psycopg.Error):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(store.close)
+            try:
+                await store._writers[0].run(_migrate)
+            except psycopg.Error as error:
                 raise refusal(url, error) from error
-            raise
+            undo.pop_all()
         return store
 
     async def read_within(

@@ -154,11 +154,10 @@ async def connect(path: Path) -> StoreConnection:
         await connection
     except sqlite3.Error as error:
         raise unavailable(path, error) from error
-    try:
+    async with contextlib.AsyncExitStack() as undo:
+        undo.push_async_callback(connection.close)
         await connection.run(register_functions)
-    except BaseException:
-        await connection.close()
-        raise
+        undo.pop_all()
     return connection
 
 
