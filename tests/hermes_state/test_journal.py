@@ -1,5 +1,4 @@
 import sqlite3
-from collections.abc import Iterator
 
 import pytest
 
@@ -38,7 +37,6 @@ from tests.hermes_state.rows import (
     exchange,
     finish,
     make_chat,
-    migrated,
     receive,
     received,
     replies,
@@ -46,13 +44,6 @@ from tests.hermes_state.rows import (
     start,
     states,
 )
-
-
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with migrated() as connection:
-        yield connection
-
 
 # ---- starting
 

@@ -1,6 +1,6 @@
 """The text so far of a turn, stored for another node: only by whoever has the turn, and only while it runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -8,13 +8,7 @@ from hermes_state import journal
 from hermes_state.store.sql import Connection
 from hermes_state.turns import RunningTurn, load_previews, remove_preview, store_preview
 from hermes_state.values import TurnId
-from tests.hermes_state.rows import START, finish, make_chat, migrated, start
-
-
-@pytest.fixture
-def db() -> Iterator[Connection]:
-    with migrated() as database:
-        yield database
+from tests.hermes_state.rows import START, finish, make_chat, start
 
 
 def texts(db: Connection, turn: RunningTurn) -> list[str]:

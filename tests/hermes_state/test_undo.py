@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -47,12 +46,6 @@ from tests.hermes_state.rows import (
     start,
 )
 from tests.sampling import examples
-
-
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with migrated() as connection:
-        yield connection
 
 
 def talk(db: sqlite3.Connection, chat: ChatId, *questions: str) -> LineageId:
