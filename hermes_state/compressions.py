@@ -131,16 +131,13 @@ def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
     )
 
 
-def undo_compression(
-    db: Connection, plan: UndoPlan, now: Millis, *, context_state: str | None = None, system_prompt: str | None = None
-) -> SessionId:
+def undo_compression(db: Connection, plan: UndoPlan, now: Millis, *, context_state: str | None = None) -> SessionId:
     """End the tip and continue in a child with the planned view, and later rows of the tip. No row is changed.
 
-    `context_state` and `system_prompt` are the child's; None: the tip's. Raises `LineageMoved` if the tip has ended or
-    its view has changed since the plan was made.
+    `context_state` is the child's; None: the tip's. Raises `LineageMoved` if the tip has ended or its view has changed.
     """
     tip = _require_open(db, plan.tip)
-    child_id = _continue(db, tip, EndReason.UNDO, system_prompt, context_state, now)
+    child_id = _continue(db, tip, EndReason.UNDO, None, context_state, now)
     _write_context(db, child_id, [row.id for row in plan.transcript], plan.tip)
     undone = db.execute(
         "UPDATE compressions SET undone_by = ? WHERE id = ? AND undone_by IS NULL", (child_id, plan.compression_id)
