@@ -165,7 +165,7 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()  # names of its attachments
 
 
-# Purpose: what was said in one session, newest first.
+# Purpose: the messages of one session, newest first.
 _HISTORY = """
 SELECT m.id, m.lineage_id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_call_id, m.created_at,
   (SELECT r.state FROM tool_runs r WHERE r.turn_id = m.turn_id AND r.tool_call_id = m.tool_call_id

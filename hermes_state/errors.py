@@ -1,4 +1,4 @@
-"""The error tree, grouped by what the catcher does next.
+"""The error tree, grouped by the catcher's next step.
 
 HermesError
 ├── ConfigError        stop at start-up and name the key
@@ -35,15 +35,15 @@ from hermes_state.values import CanonicalUsage, MicroUsd
 
 
 class HermesError(Exception):
-    """Root of everything we raise on purpose. The message is for a reader and is never parsed."""
+    """Root of all errors that we raise on purpose. The message is for a reader and is never parsed."""
 
 
 class ConfigError(HermesError):
-    """The configuration cannot be used; the message names the file or key and what to do."""
+    """Unusable configuration; the message names the file or key and the next step."""
 
 
 class LockUnavailable(HermesError):
-    """Another living process holds what we need; `holder` describes it."""
+    """Another living process, described by `holder`, has the lock."""
 
     def __init__(self, message: str, *, holder: str) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class LockUnavailable(HermesError):
 
 
 class PlatformError(HermesError):
-    """A chat service did not do what we asked."""
+    """Failure of a chat service."""
 
 
 class PlatformUnavailable(PlatformError):
@@ -160,17 +160,17 @@ class ContextOverflow(ModelError):
     prompt_tokens: int | None = None
     window: int | None = None  # size of the model in tokens, where known
     is_of_account: bool = False
-    """The model would hold it, but what the account may send at once is less, for now."""
+    """It fits into the model, but the account may send less at once for now."""
     is_of_input: bool = False
     """`window` bounds the prompt alone, however short the answer is; the model's window may be larger."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class OutputCapExceeded(ModelError):
-    """The requested output limit is above what is allowed."""
+    """The requested output limit is above the allowed one."""
 
     cap: int | None = None  # allowed value, where stated
-    is_of_model: bool = False  # the model writes no more, whatever the prompt and the account are
+    is_of_model: bool = False  # limit of the model, for any prompt and account
 
 
 class ImageFault(StrEnum):
@@ -185,7 +185,7 @@ class ImageFault(StrEnum):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ImageRejected(ModelError):
-    """The request was refused because of an image in it. The provider's limits are those that it states."""
+    """The provider refused an image of the request, perhaps with its own limits."""
 
     fault: ImageFault = ImageFault.UNREADABLE
     max_bytes: int | None = None  # most bytes of an image, before base64
@@ -216,7 +216,7 @@ class SpendingCapExceeded(ModelError):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PriceNotFound(ModelError):
-    """Spending is capped and nobody knows what `model` costs, so the call was not made."""
+    """Spending is capped and the price of `model` is unknown, so the call was not made."""
 
     model: str = ""
 
@@ -234,7 +234,7 @@ class StoreUnavailable(StateError):
 
 
 class StoreBroken(StoreUnavailable):
-    """The database file is damaged, deleted or replaced: only whoever runs the gateway can mend that."""
+    """The database file is damaged, deleted or replaced: only its operator can repair that."""
 
 
 class SessionNotFound(StateError):
@@ -254,10 +254,7 @@ class LookupReason(StrEnum):
 
 
 class LookupRejected(StateError):
-    """A name or id names nothing, too much, or what may not be looked at.
-
-    `name` is as it was looked for; `candidates` are the first of what it may mean.
-    """
+    """A name or id that names nothing, too much, or something hidden; `candidates` are its first possible meanings."""
 
     def __init__(self, reason: LookupReason, name: str, candidates: tuple[str, ...] = ()) -> None:
         super().__init__(f"{reason.value}: {name[:200]!r}")
@@ -267,7 +264,7 @@ class LookupRejected(StateError):
 
 
 class PairingNotFound(StateError):
-    """Nobody holds this code, or nobody is paired under this id."""
+    """No person has this code, or is paired under this id."""
 
 
 class LineageMoved(StateError):

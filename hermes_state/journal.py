@@ -185,7 +185,7 @@ def _store_human_row(
         db.execute("UPDATE attachments SET message_id = ? WHERE id = ?", (message_id, attachment_id))
 
 
-# Purpose: whether a quoted platform message is the answer that the model gave last, which needs no quote.
+# Purpose: true for a quoted platform message that is the newest answer of the model, which needs no quote.
 _NEWEST_ANSWER = """
 SELECT p.message_id = (SELECT max(m.id) FROM messages m WHERE m.lineage_id = q.lineage_id AND m.role = 'assistant')
 FROM platform_messages p JOIN messages q ON q.id = p.message_id WHERE p.chat_id = ? AND p.ref = ?
@@ -289,7 +289,7 @@ def unpause_turn(db: Connection, turn_id: TurnId) -> None:
 
 
 _QUESTION = "(SELECT {} FROM inbox q WHERE q.turn_id = turns.id AND q.kind <> 'notice' ORDER BY q.id DESC LIMIT 1)"
-# Purpose: the end of a turn that is running; tells what became true of it since it began, and what its chat waits for.
+# Purpose: end a running turn; return facts that have changed since it began, and the waiting rows of its chat.
 _FINISH = f"""
 UPDATE turns SET state = 'finished', ended_at = ? WHERE id = ? AND epoch = ? AND state = 'running'
 RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTION.format(TICKET)},

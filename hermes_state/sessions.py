@@ -269,7 +269,7 @@ def choose_effort(db: Connection, session_id: SessionId, effort: ReasoningEffort
 
 
 def forget_model(db: Connection, lineage_id: LineageId, choice: str) -> bool:
-    """Go back to the configured model if `choice` is still what a conversation has chosen; True if it was."""
+    """Go back to the configured model if `choice` is still the chosen one; True if it was."""
     tip = load_tip(db, lineage_id)
     if tip.chosen_model != choice:
         return False

@@ -83,7 +83,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {columns(Me
 """
 _INSERT_WITH_WORDS = with_words(_INSERT)
 _COLUMNS = columns(Message, "m")
-# Purpose: what was said in the session itself.
+# Purpose: the rows of the session itself.
 _OWN_ROWS = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq >= ? ORDER BY m.seq LIMIT ?"
 _NO_LIMIT = 2**62
 

@@ -89,7 +89,7 @@ class ConversationRef:
     chat_kind: ChatKind
     turn_id: TurnId | None = None
     paid_by: tuple[LineageId, TurnId] | None = None
-    """Conversation and turn that pay for what a sub-agent uses; None: it pays for itself."""
+    """Conversation and turn that pay for a sub-agent; None: it pays for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Full-text search over every stored message, compressed or not.
 
-Rows that were made only for a view are not indexed, so what was said is found once, in the session where it was said.
+Rows that were made only for a view are not indexed, so each message is found once, in its own session.
 """
 
 import heapq

@@ -176,7 +176,7 @@ def _limited(items: Iterator[str | Term]) -> deque[str | Term]:
     return kept
 
 
-# The grammar; whatever does not fit is skipped:
+# The grammar; items that do not fit are skipped:
 # any = all { OR all } ;  all = { [NOT] (term | "(" any ")") | AND }
 
 

@@ -54,11 +54,11 @@ class HintKind(IntEnum):
     OWED = 2  # something is owed to a chat
     STOPPED = 3  # a turn was stopped
     PREVIEW = 4  # the answer of a turn has grown
-    ACCESS = 5  # somebody was let in or turned away
+    ACCESS = 5  # access was given or taken
     ASKED = 6  # a turn waits for a person's yes
     SCHEDULED = 7  # a schedule has changed
     DROPPED = 8  # a command was stopped
-    LEARNED = 9  # something was learned of a model
+    LEARNED = 9  # a property of a model was learned
 
 
 class Hint(NamedTuple):

@@ -25,7 +25,7 @@ from hermes_state.store.locks import locks
 T = TypeVar("T")
 
 Parameters: TypeAlias = Sequence[object] | Mapping[str, object]
-_Row: TypeAlias = tuple[Any, ...]  # the types of the fields say what it holds
+_Row: TypeAlias = tuple[Any, ...]  # with values of the types of the fields
 
 
 class Cursor(Protocol):
@@ -166,6 +166,6 @@ def load_note(db: Connection, key: str) -> str | None:
 
 @locks("notes")
 def save_note(db: Connection, key: str, value: str) -> None:
-    """Keep `value` under `key`, instead of what was there."""
+    """Store `value` under `key`, in place of the old value."""
     upsert = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
     db.execute(upsert, (key, value))

@@ -94,7 +94,7 @@ INSERT INTO approvals (turn_id, call_message_id, tool_call_id, tool_name, shape,
   expires_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-# Purpose: what waits for an answer. A question of a turn that has ended meanwhile waits no more.
+# Purpose: the questions that wait for an answer, of turns that have not ended.
 _PENDING = """
 SELECT a.id, a.turn_id, t.chat_id, t.lineage_id, a.tool_name, a.shape, a.answerer, t.started_by
 FROM approvals a JOIN turns t ON t.id = a.turn_id WHERE a.state = 'pending' AND t.state = 'waiting'

@@ -163,7 +163,7 @@ class PostgresConnection:
                 if result.status in (ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED):
                     failure = failure or self._failure(result)
                     if isinstance(one, tuple):
-                        self._prepared.pop(one, None)  # it may have made room for another one behind it
+                        self._prepared.pop(one, None)  # it may have made room for a later one
                 elif isinstance(one, Result):
                     one.fetched = result
                 self._next()  # the end of a statement's results

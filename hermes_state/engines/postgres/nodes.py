@@ -42,7 +42,7 @@ SELECT pid, CAST(classid AS bigint) AS kind, CAST(objid AS bigint) AS key FROM p
 WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND CAST(classid AS bigint) IN ({_KINDS})
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"""
 
-# Purpose: what gateways, this session aside, have to do with the database, and how full its server is.
+# Purpose: the work of gateways, without this session, at the database, and the load of its server.
 _LOAD = f"""
 SELECT count(*) AS connections,
   count(*) FILTER (WHERE xact_start IS NOT NULL) AS busy,

@@ -105,7 +105,7 @@ def store_words(db: Connection, after: int, limit: int) -> int | None:
     return rows[-1][0] if rows else None
 
 
-RENEWED_ROWS = 100  # rows in one step of `renew_words`: about 20 ms, in which nobody else writes
+RENEWED_ROWS = 100  # rows in one step of `renew_words`: about 20 ms, in which no other function writes
 VERSION_NOTE = "segment_version"  # of all words, or of those up to an id: `3:1200`
 
 

@@ -25,7 +25,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Synchronous: TypeAlias = Literal["FULL", "NORMAL"]
-"""FULL: what was acknowledged survives a power cut. NORMAL: the last commits before one may be lost."""
+"""FULL: acknowledged writes survive a power cut. NORMAL: the last commits before it may be lost."""
 
 
 _TROUBLE = {

@@ -51,7 +51,7 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
     if version and pending:
         copy = path.parent / "backups" / f"{path.stem}-schema{version}-{time.strftime('%Y%m%d-%H%M%S')}.db"
         copy.unlink(missing_ok=True)  # of a start that failed within this second
-        copy_into(db, copy)  # nobody else writes: it needs no snapshot
+        copy_into(db, copy)  # there is no other writer, so it needs no snapshot
     for migration in pending:
         _apply(db, migration)
     if not version and len(migrations) >= newest_schema():  # nothing is in its index yet
