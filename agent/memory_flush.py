@@ -23,8 +23,7 @@ from agent.model.sizes import MIN_OUTPUT, room_beside
 from agent.tools.arguments import parsed
 from agent.tools.memory import MEMORY, NoteChange, change_notes, has_parts, memory_tool
 from hermes_state.errors import HermesError, ToolError
-from hermes_state.journal import NOT_SAID_NOW
-from hermes_state.transcripts import EMPTY_BODY
+from hermes_state.transcripts import EMPTY_BODY, NOT_SAID_NOW
 from hermes_state.values import ChatKey, Clock, Origin, Transcript, UserRef
 
 log = structlog.get_logger()

@@ -1,4 +1,4 @@
-"""Asyncio helpers: waiting with a timeout, exponential backoff, cancelling tasks, and cancellations nobody ordered."""
+"""Asyncio helpers: waits with a timeout, exponential backoff, and cancellation."""
 
 import asyncio
 from collections import Counter, deque
@@ -12,22 +12,21 @@ from weakref import WeakKeyDictionary
 T = TypeVar("T")
 
 MAX_AT_ONCE = 16
-"""Most tasks that begin work in one round of the event loop: each may take half a millisecond."""
+"""Most tasks that begin work in one round of the event loop; each may take half a millisecond."""
 _queues: WeakKeyDictionary[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]] = WeakKeyDictionary()
-"""Tasks that wait for a later round, and in front of them those that began in this one."""
+"""Tasks that began in this round, followed by those that wait for a later one."""
 
 
 class CancelledElsewhereError(Exception):
-    """A cancellation that was not meant for this task.
+    """Cancellation of a future that a task awaits, such as by the close of a connection pool, and not of the task.
 
-    Libraries let one of their own futures be cancelled under whoever awaits it, as connection pools do when they are
-    closed. Passed on as `CancelledError`, that would end the task without a trace.
+    As a `CancelledError` it would end the task without a trace.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential backoff: how long to wait after each failure in a row, doubling up to a maximum.
+    """Exponential backoff: the wait after each failure in a row doubles up to a maximum.
 
     >>> Backoff(0.5, 4.0).after(2)
     1.0
@@ -40,12 +39,12 @@ class Backoff:
     max_seconds: float = 30.0
 
     def after(self, failures: int) -> float:
-        """Seconds to wait after this many failures in a row, which are 1 or more."""
+        """Return the seconds to wait after this number of failures in a row, at least 1."""
         doublings = min(failures - 1, 32)  # enough for any maximum; the power must not grow without end
         return min(self.max_seconds, self.first_seconds * 2.0**doublings)
 
     def __iter__(self) -> Iterator[float]:
-        """Seconds to wait after the first failure, the second and so on, without end."""
+        """Yield the seconds to wait after each failure, without end."""
         return map(self.after, count(1))
 
 
@@ -77,7 +76,7 @@ async def retried(
 
 
 async def wait_until(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait for an event for at most `seconds` (None: for ever); tells whether it is set."""
+    """Wait for an event for at most `seconds` (None: no limit); return True if it is set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -85,7 +84,7 @@ async def wait_until(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work`, cancelled as soon as `event` is set; tells whether it came to its end."""
+    """Run `work` until its end or until `event` is set; return True at its end."""
     task, told = asyncio.create_task(work), asyncio.create_task(event.wait())
     try:
         await asyncio.wait({task, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -98,12 +97,11 @@ async def run_until(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bo
 
 
 class FairSlots:
-    """Slots that are shared fairly: each holder gets at most as many as it leaves free, so one alone gets half."""
+    """Slots of which each holder gets at most as many as it leaves free, so a single one gets half."""
 
     def __init__(self, count: int) -> None:
         self._free, self._held = count, Counter[Hashable]()
-        self._changed = asyncio.Event()
-        """Set at the next change, and then replaced."""
+        self._changed = asyncio.Event()  # set at the next change, and then replaced
 
     @asynccontextmanager
     async def taken_by(self, who: Hashable) -> AsyncIterator[None]:
@@ -121,14 +119,14 @@ class FairSlots:
 
 
 def track(tasks: set[asyncio.Task[T]], task: asyncio.Task[T]) -> asyncio.Task[T]:
-    """Keep `task` among `tasks` until it is done: the event loop itself holds tasks only weakly."""
+    """Keep `task` in `tasks` until it is done: the event loop holds tasks only weakly."""
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> int:
-    """Cancel the tasks that still run and wait for their end; returns how many there were."""
+    """Cancel the tasks that still run and wait for their end; return how many there were."""
     running = {task for task in tasks if not task.done()}
     for task in running:
         task.cancel()
@@ -139,7 +137,7 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> int:
 
 @contextmanager
 def own_cancellation() -> Iterator[None]:
-    """Raises `CancelledElsewhereError` for a `CancelledError` that is no order to stop for the current task."""
+    """Raise `CancelledElsewhereError` for a `CancelledError` that is not about the current task."""
     try:
         yield
     except asyncio.CancelledError as error:
@@ -150,9 +148,9 @@ def own_cancellation() -> Iterator[None]:
 
 
 async def make_way() -> None:
-    """Wait for a later round of the event loop where many tasks began in this one, so that all else runs in between.
+    """Wait for a later round of the event loop if many tasks began in this one, so that other work runs in between.
 
-    Called before work: hundreds of chats that are answered at once would hold up everybody for a tenth of a second.
+    Hundreds of chats with answers at once would block the loop for a tenth of a second.
     """
     loop = asyncio.get_running_loop()
     if (queue := _queues.get(loop)) is None:

@@ -1,20 +1,19 @@
-"""Attachments: files that people sent or were given, one row each; `hermes_state.files` has the bytes."""
+"""Attachments: rows of files that people sent or received; `hermes_state.files` has the bytes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.sql import Connection, insert_row, scalars, select, select_one
+from hermes_state.store.sql import Connection, insert_row, insertion, scalars, select, select_one
 from hermes_state.values import AttachmentId, ChatId, MessageId, Millis, SentFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file whose bytes are kept."""
+    """A file whose bytes are kept. The same bytes have the same path."""
 
     sha256: str
     path: str
-    """Path among the kept files; the same bytes have the same path."""
     name: str
     mime: str | None
     size_bytes: int
@@ -24,11 +23,10 @@ class StoredFile:
 def insert(
     db: Connection, chat_id: ChatId, file: StoredFile, now: Millis, message_id: MessageId | None = None
 ) -> AttachmentId:
-    """Remember a stored file; of one that somebody sent, the message is set when its turn starts."""
-    query = """INSERT INTO attachments (chat_id, message_id, sha256, path, name, mime, bytes, created_at)
-    VALUES (:chat_id, :message_id, :sha256, :path, :name, :mime, :size_bytes, :now)"""
-    values = asdict(file) | {"chat_id": chat_id, "message_id": message_id, "now": now}
-    return insert_row(db, AttachmentId, query, values)
+    """Store the row of a file; `message_id` of a file from a person is set when its turn starts."""
+    values = asdict(file) | {"chat_id": chat_id, "message_id": message_id, "created_at": now}
+    values["bytes"] = values.pop("size_bytes")
+    return insert_row(db, AttachmentId, insertion("attachments", values), values)
 
 
 _SENT_FILE = """
@@ -38,32 +36,27 @@ SELECT id AS attachment_id, name, coalesce(mime, 'application/octet-stream') AS 
 
 
 def load_file(db: Connection, chat_id: ChatId, attachment_id: int) -> SentFile | None:
-    """A file of this chat; None where it has no such file."""
+    """Load a file of this chat."""
     return select_one(db, SentFile, f"{_SENT_FILE} WHERE id = ? AND chat_id = ?", (attachment_id, chat_id))
 
 
 def load_sent(db: Connection, message_ids: Sequence[MessageId]) -> list[SentFile]:
-    """Files that calls in these messages have given to their chat, oldest first."""
+    """Load the files that calls in these messages have sent, oldest first."""
     if not message_ids:  # PostgreSQL has no empty lists
         return []
     marks = ",".join("?" * len(message_ids))
     return select(db, SentFile, f"{_SENT_FILE} WHERE message_id IN ({marks}) ORDER BY id", message_ids)
 
 
-# Purpose: files that do not fit beside those that were used later, the longest unused first.
-_SURPLUS = """
-WITH files AS (SELECT path, max(bytes) AS size, max(id) AS used FROM attachments GROUP BY path),
-  sums AS (SELECT path, used, sum(size) OVER (ORDER BY used DESC) AS total FROM files)
-SELECT path FROM sums WHERE total > ? ORDER BY used
-"""
-
-
 def load_surplus(db: Connection, max_bytes: int) -> list[str]:
-    """Paths of the oldest files that must go so that the rest takes at most `max_bytes`."""
-    return scalars(db, str, _SURPLUS, (max_bytes,))
+    """Return the paths of the oldest files that must go so that the rest takes at most `max_bytes`."""
+    query = """WITH files AS (SELECT path, max(bytes) AS size, max(id) AS used FROM attachments GROUP BY path),
+      sums AS (SELECT path, used, sum(size) OVER (ORDER BY used DESC) AS total FROM files)
+    SELECT path FROM sums WHERE total > ? ORDER BY used"""
+    return scalars(db, str, query, (max_bytes,))
 
 
 @locks(EVERYTHING)
 def forget(db: Connection, paths: list[str]) -> None:
-    """Forget files whose bytes were removed; the messages that showed them stay."""
+    """Delete the rows of files whose bytes were removed; their messages stay."""
     db.executemany("DELETE FROM attachments WHERE path = ?", [(path,) for path in paths])

@@ -1,14 +1,14 @@
-"""Chats: where people talk, which session each one is in, and its history through all its sessions."""
+"""Chats: their keys, their active sessions, and their history through all sessions."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, astuple, replace
 
 import msgspec
 
 from hermes_state.sessions import IS_SUBAGENT
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.sql import Connection, columns, scalar, select, select_one
+from hermes_state.store.sql import Connection, columns, insertion, scalar, select, select_one
 from hermes_state.values import (
     ChatId,
     ChatKey,
@@ -36,22 +36,12 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
 _COLUMNS = f"id, {columns(ChatKey, 'chats', 'key')}, kind, title, active_session_id"
 
-# Purpose: the row of a chat key, made on first sight; a known chat only learns a new title or kind.
-_ENSURE = """
-INSERT INTO chats (platform, account, chat_ref, thread_ref, user_ref, kind, title, created_at, updated_at)
-VALUES (:platform, :account, :chat_ref, :thread_ref, :user_ref, :kind, :title, :now, :now)
-ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref) DO UPDATE
-SET kind = excluded.kind, title = coalesce(excluded.title, chats.title), updated_at = excluded.updated_at
-RETURNING id
-"""
 _IS_CHAT = "platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ? AND user_ref = ?"
-_FIND = f"SELECT {_COLUMNS} FROM chats WHERE {_IS_CHAT}"
-_MEET = f"SELECT id, kind, title, unreachable_since FROM chats WHERE {_IS_CHAT}"
 
 
 @locks(chat="key")
 def ensure_chat(db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis) -> ChatId:
-    """The id of the chat `key`, which is created when it was not known."""
+    """Return the id of the chat `key`, which is created if it was not known."""
     return meet_chat(db, key, kind, title, now)[0]
 
 
@@ -60,71 +50,63 @@ def meet_chat(
     db: Connection, key: ChatKey, kind: ChatKind, title: str | None, now: Millis
 ) -> tuple[ChatId, Millis | None]:
     """Return the id of the chat `key`, created if it was not known, and since when the bot cannot write there."""
-    known = db.execute(_MEET, astuple(key)).fetchone()
+    query = f"SELECT id, kind, title, unreachable_since FROM chats WHERE {_IS_CHAT}"
+    known = db.execute(query, astuple(key)).fetchone()
     if known is not None and known[1] == kind and (title is None or title == known[2]):
         return known[0], known[3]
-    chat_id = scalar(db, ChatId, _ENSURE, {**asdict(key), "kind": kind, "title": title, "now": now})
+    values = {**asdict(key), "kind": kind, "title": title, "created_at": now, "updated_at": now}
+    query = f"""{insertion("chats", values)}
+    ON CONFLICT (platform, account, chat_ref, thread_ref, user_ref) DO UPDATE
+    SET kind = excluded.kind, title = coalesce(excluded.title, chats.title), updated_at = excluded.updated_at
+    RETURNING id"""
+    chat_id = scalar(db, ChatId, query, values)
     return chat_id, None if known is None else known[3]
-
-
-# Purpose: a chat in which the bot cannot write any more, or can again; only a change is a row.
-_NOTE_REACH = """
-UPDATE chats SET unreachable_since = CAST(:since AS BIGINT)
-WHERE id = :id AND (unreachable_since IS NULL) = (CAST(:since AS BIGINT) IS NOT NULL)
-"""
 
 
 @locks(chat="chat_id")
 def note_reach(db: Connection, chat_id: ChatId, since: Millis | None) -> bool:
-    """Note since when the bot cannot write in a chat, None: it can again; False when that was known."""
-    return db.execute(_NOTE_REACH, {"id": chat_id, "since": since}).rowcount > 0
+    """Note since when the bot cannot write in a chat (None: it can again); False if that was known."""
+    query = """UPDATE chats SET unreachable_since = CAST(:since AS BIGINT)
+    WHERE id = :id AND (unreachable_since IS NULL) = (CAST(:since AS BIGINT) IS NOT NULL)"""
+    return db.execute(query, {"id": chat_id, "since": since}).rowcount > 0
 
 
 def is_unreachable(db: Connection, chat_id: ChatId) -> bool:
-    """True for a chat in which the bot cannot write: it was blocked or removed, or the chat is gone."""
+    """Return True if the bot cannot write in a chat: it was blocked or removed, or the chat is gone."""
     return scalar(db, bool, "SELECT unreachable_since IS NOT NULL FROM chats WHERE id = ?", (chat_id,))
 
 
 def find_chat(db: Connection, key: ChatKey) -> Chat | None:
-    """The chat with this key, None when it was never seen."""
-    return select_one(db, Chat, _FIND, (key.platform, key.account, key.chat_ref, key.thread_ref, key.user_ref))
+    """Load the chat with this key; None when it was never seen."""
+    query = f"SELECT {_COLUMNS} FROM chats WHERE {_IS_CHAT}"
+    return select_one(db, Chat, query, astuple(key))
 
 
 def find_chats_at(db: Connection, key: ChatKey) -> list[Chat]:
-    """Our chats of one chat or thread of a platform: one a person under `per_user`."""
+    """Load the chats of one chat or thread of a platform: one for each person under `per_user`."""
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ? AND thread_ref = ?"
     return select(db, Chat, query, (key.platform, key.account, key.chat_ref, key.thread_ref))
 
 
-# Purpose: chats by the name that people see, or by the platform's id alone.
-_NAMED = f"""
-SELECT {_COLUMNS} FROM chats WHERE platform || ':' || chat_ref
-  || CASE thread_ref WHEN '' THEN '' ELSE '/' || thread_ref END
-  || CASE user_ref WHEN '' THEN '' ELSE '#' || user_ref END = :name
-OR (chat_ref = :name AND thread_ref = '' AND user_ref = '') ORDER BY id
-"""
-
-
 def find_chats_named(db: Connection, name: str) -> list[Chat]:
-    """The chats that `name` may mean: `telegram:42`, or `42` where that is enough."""
-    return select(db, Chat, _NAMED, {"name": name})
-
-
-# Purpose: the chats of an adapter with what their conversations are called, most recently used first.
-_RECENT = """
-SELECT c.chat_ref, s.title FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
-WHERE c.platform = ? AND c.account = ?
-ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT ?
-"""
+    """Load the chats that `name` may mean: `telegram:42`, or the bare id `42`."""
+    query = f"""SELECT {_COLUMNS} FROM chats WHERE platform || ':' || chat_ref
+      || CASE thread_ref WHEN '' THEN '' ELSE '/' || thread_ref END
+      || CASE user_ref WHEN '' THEN '' ELSE '#' || user_ref END = :name
+    OR (chat_ref = :name AND thread_ref = '' AND user_ref = '') ORDER BY id"""
+    return select(db, Chat, query, {"name": name})
 
 
 def load_recent_chats(db: Connection, platform: str, account: str, limit: int) -> list[tuple[str, str | None]]:
-    """`chat_ref` and title of the conversation of an adapter's chats, most recently used first."""
-    return db.execute(_RECENT, (platform, account, limit)).fetchall()
+    """Load `chat_ref` and conversation title of an adapter's chats, the last used first."""
+    query = """SELECT c.chat_ref, s.title FROM chats c LEFT JOIN sessions s ON s.id = c.active_session_id
+    WHERE c.platform = ? AND c.account = ?
+    ORDER BY coalesce(s.last_human_at, c.updated_at) DESC, c.id DESC LIMIT ?"""
+    return db.execute(query, (platform, account, limit)).fetchall()
 
 
 def load_chat(db: Connection, chat_id: ChatId) -> Chat:
-    """The chat with this id, which must exist."""
+    """Load the chat with this id, which must exist."""
     chat = select_one(db, Chat, f"SELECT {_COLUMNS} FROM chats WHERE id = ?", (chat_id,))
     assert chat is not None, f"there is no chat {chat_id}"
     return chat
@@ -132,13 +114,10 @@ def load_chat(db: Connection, chat_id: ChatId) -> Chat:
 
 @locks(EVERYTHING)
 def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref: str, now: Millis) -> list[ChatId]:
-    """Follow a chat to the id that the platform gave it, with all its threads and per-person chats.
+    """Follow a chat to a new platform id, with all its threads and per-person chats; return the chats that live on.
 
-    Returns the chats that live on: what waits or is owed may be in another one now.
-
-    When the new id was seen already, the old chat's conversation wins and the new chat's waiting and
-    unsent rows move into it; a new chat that already has a conversation of its own keeps it, and what
-    waited in the old one moves there.
+    Where the new id is known, the old chat keeps its conversation and takes the waiting and unsent rows of the new one.
+    If the new chat has a conversation itself, the rows of the old chat move there.
     """
     query = f"SELECT {_COLUMNS} FROM chats WHERE platform = ? AND account = ? AND chat_ref = ?"
     living = []
@@ -149,7 +128,7 @@ def move_chat(db: Connection, platform: str, account: str, old_ref: str, new_ref
             living.append(new.id)
             continue
         if new is not None:
-            # The two change places: a row that somebody works with right now must not disappear.
+            # The two change places: a row that is in use right now must not disappear.
             _move_open_rows(db, new.id, old.id)
             db.execute("UPDATE chats SET chat_ref = 'moving ' || chat_ref WHERE id = ?", (new.id,))
         db.execute("UPDATE chats SET chat_ref = ?, updated_at = ? WHERE id = ?", (new_ref, now, old.id))
@@ -166,11 +145,8 @@ def _move_open_rows(db: Connection, source: ChatId, target: ChatId) -> None:
     db.execute(f"UPDATE outbox SET chat_id = ? WHERE chat_id = ? AND {owed}", (target, source))
 
 
-# ---- history ------------------------------------------------------------------------------------------------------
-
-
 class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One original message of a chat, with what became of it."""
+    """Original message of a chat, with its fate."""
 
     id: MessageId
     lineage_id: LineageId
@@ -180,26 +156,16 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
     body: MessageBody | None
     turn_id: TurnId | None
     tool_call_id: str | None
-    tool_state: str | None
-    """State of the run whose result it is, as the journal has it."""
+    tool_state: str | None  # state of the run whose result it is
     created_at: Millis
-    taken_up_at: Millis | None
-    """Start of the turn that answers a person's message, which may have waited for it."""
-    ref: str | None
-    """The platform's id of the message, of its first part if it has several."""
-    is_owed: bool
-    """Its delivery is not finished."""
-    is_undone: bool
-    """The model does not see it any more."""
-    files: tuple[str, ...] = ()
-    """Names of its attachments."""
+    taken_up_at: Millis | None  # start of the turn that answers a person's message
+    ref: str | None  # platform's id of the message, or of its first part
+    is_owed: bool  # its delivery is not finished
+    is_undone: bool  # the model does not see it any more
+    files: tuple[str, ...] = ()  # names of its attachments
 
 
-# Purpose: the sessions of a chat that people spoke in, newest first.
-_SESSIONS = f"""
-SELECT s.id FROM sessions s WHERE s.chat_id = ? AND NOT {IS_SUBAGENT} ORDER BY s.id DESC
-"""
-# Purpose: what was said in one session, newest first.
+# Purpose: the messages of one session, newest first.
 _HISTORY = """
 SELECT m.id, m.lineage_id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_call_id, m.created_at,
   (SELECT r.state FROM tool_runs r WHERE r.turn_id = m.turn_id AND r.tool_call_id = m.tool_call_id
@@ -210,34 +176,27 @@ SELECT m.id, m.lineage_id, m.role, m.origin, m.text, m.body, m.turn_id, m.tool_c
   EXISTS (SELECT 1 FROM view_edits v WHERE v.message_id = m.id AND v.replacement_id IS NULL) AS is_undone
 FROM messages m WHERE m.session_id = ? AND m.seq > 0 AND m.id < ? ORDER BY m.seq DESC LIMIT ?
 """
-# Purpose: the names of files in a part of one session.
-_FILES = """
-SELECT m.id, a.name FROM messages m JOIN attachments a ON a.message_id = m.id
-WHERE m.session_id = ? AND m.seq > 0 AND m.id BETWEEN ? AND ? ORDER BY a.id
-"""
 
 
 def load_history(db: Connection, chat_id: ChatId, limit: int, before: int | None = None) -> list[HistoryRow]:
-    """The newest `limit` messages of a chat (ahead of `before`, if given) in all its conversations, oldest first."""
+    """Load the newest `limit` messages of a chat (before `before`, if given) in all conversations, oldest first."""
     rows: list[HistoryRow] = []
     bound = before if before is not None else 2**62
-    for (session_id,) in db.execute(_SESSIONS, (chat_id,)):  # read as far as needed, there may be many
+    query = f"SELECT s.id FROM sessions s WHERE s.chat_id = ? AND NOT {IS_SUBAGENT} ORDER BY s.id DESC"
+    files = """SELECT m.id, a.name FROM messages m JOIN attachments a ON a.message_id = m.id
+    WHERE m.session_id = ? AND m.seq > 0 AND m.id BETWEEN ? AND ? ORDER BY a.id"""
+    for (session_id,) in db.execute(query, (chat_id,)):  # read as far as needed, there may be many
         if len(rows) >= limit:
             break
         found = select(db, HistoryRow, _HISTORY, (session_id, bound, limit - len(rows)))
-        rows += _with_files(db, session_id, found) if found else []
+        names = defaultdict[int, list[str]](list)
+        for message_id, name in db.execute(files, (session_id, found[-1].id, found[0].id)) if found else ():
+            names[message_id].append(name)
+        rows += (msgspec.structs.replace(row, files=tuple(names[row.id])) for row in found)
     return sorted(rows, key=lambda row: row.id)
 
 
-def _with_files(db: Connection, session_id: int, rows: Sequence[HistoryRow]) -> Iterator[HistoryRow]:
-    """The rows of one session, newest first, with the names of their files."""
-    names = defaultdict[int, list[str]](list)
-    for message_id, name in db.execute(_FILES, (session_id, rows[-1].id, rows[0].id)):
-        names[message_id].append(name)
-    return (msgspec.structs.replace(row, files=tuple(names[row.id])) for row in rows)
-
-
 def known_refs(db: Connection, chat_id: ChatId, refs: Iterable[str]) -> frozenset[str]:
-    """Those of these platform ids that are messages of the chat's transcript."""
+    """Return those of these platform ids that are messages of the chat's transcript."""
     query = "SELECT 1 FROM platform_messages WHERE chat_id = ? AND ref = ?"
     return frozenset(ref for ref in refs if db.execute(query, (chat_id, ref)).fetchone())

@@ -1,4 +1,4 @@
-"""Compressions and their undo: a session is ended and continued in a child, in one transaction (a split)."""
+"""Compressions and their undo: one transaction (a split) ends a session and continues it in a child."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import msgspec
 
 from hermes_state.errors import LineageMoved
 from hermes_state.sessions import Session, end_session, free_session_key, is_subagent, load_session, load_tip
-from hermes_state.store.sql import Connection, insert_row, scalar, scalars
+from hermes_state.store.sql import Connection, insert_row, insertion, scalar, scalars
 from hermes_state.transcripts import NewMessage, append_view_row, edited, load_own_rows, load_session_view
 from hermes_state.values import EndReason, LineageId, MessageId, Millis, SessionId, Transcript
 
@@ -18,13 +18,12 @@ ContextItem: TypeAlias = MessageId | NewMessage
 
 
 class CompressionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A compression as it is stored, whether it has made a child or changed nothing; tokens are estimates."""
+    """Stored compression, which has made a child or changed nothing. Tokens are estimates."""
 
     layer: Layer
     focus: str | None = None
     outcome: Literal["compressed", "not_needed", "aborted"] = "compressed"
-    reason: str | None = None
-    """Reason why nothing was changed; None for a compression that has made a child."""
+    reason: str | None = None  # reason why nothing was changed; None: it has made a child
     summary_kind: Literal["model", "deterministic"] | None = None
     model: str | None = None
     tokens_before: int | None = None
@@ -40,13 +39,11 @@ class SplitPlan(msgspec.Struct, frozen=True, kw_only=True):
     parent: Session
     """The session as it was when its view was loaded; own rows that came since follow unchanged."""
     context: Sequence[ContextItem]
-    """The child's view of the rows until then, in order, the parent's view edits baked in."""
-    row: CompressionRow
-    """Its row; the split counts the messages itself."""
+    """View of the rows until then, in order, with the parent's view edits applied."""
+    row: CompressionRow  # row without counts of messages, which the split adds
     system_prompt: str | None = None
-    """System prompt of the child; None: the parent's."""
     context_state: str | None = None
-    """JSON of the context engine; None: the parent's."""
+    """JSON of the context engine. For both: None means the parent's."""
 
 
 # Purpose: the child of a session; UNIQUE (lineage_id, depth) makes a second one impossible.
@@ -58,39 +55,18 @@ SELECT :key, chat_id, id, lineage_id, depth + 1, 'continuation', model, title, c
   CASE WHEN ended_at > :now THEN ended_at ELSE :now END, last_human_at
 FROM sessions WHERE id = :parent_id
 """
-# Purpose: the context of a child: what was planned, and behind it what was said meanwhile, for which view edits of the
-# parent still hold.
-_WRITE_CONTEXT = """
-INSERT INTO session_context (session_id, pos, message_id)
-SELECT :child_id, key, CAST(value AS bigint) FROM json_each(CAST(:ids AS text))
-UNION ALL
-SELECT :child_id, :count - 1 + row_number() OVER (ORDER BY m.seq), coalesce(e.replacement_id, m.id) FROM messages m
-LEFT JOIN view_edits e ON e.session_id = m.session_id AND e.message_id = m.id
-WHERE m.session_id = :parent_id AND m.seq > :seq AND (e.message_id IS NULL OR e.replacement_id IS NOT NULL)
-"""
-# Purpose: how many rows the model sees of a session.
-_VIEW_SIZE = """
-SELECT (SELECT count(*) FROM session_context WHERE session_id = :session_id)
-  + (SELECT count(*) FROM messages WHERE session_id = :session_id AND seq > 0)
-  - (SELECT count(*) FROM view_edits WHERE session_id = :session_id AND replacement_id IS NULL)
-"""
-# Purpose: the event of a compression.
-_RECORD = """
-INSERT INTO compressions (parent_id, child_id, layer, focus, outcome, reason, summary_kind, model, tokens_before,
-  tokens_after, messages_before, messages_after, took_ms, created_at)
-VALUES (:parent_id, :child_id, :layer, :focus, :outcome, :reason, :summary_kind, :model, :tokens_before,
-  :tokens_after, :messages_before, :messages_after, :took_ms, :now)
-"""
 
 
 def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
-    """End the parent and continue it in a child that starts from `plan.context`: all of it, or none.
+    """End the parent and continue it in a child that starts from `plan.context`.
 
-    Raises `LineageMoved` when the parent is not the open tip any more or its view has changed since the plan was made;
-    nothing is written then.
+    Raises `LineageMoved`, and writes nothing, if the parent is not the open tip any more or its view has changed.
     """
     parent = _require_open(db, plan.parent)
-    before = scalar(db, int, _VIEW_SIZE, {"session_id": parent.id})
+    query = """SELECT (SELECT count(*) FROM session_context WHERE session_id = :session_id)
+      + (SELECT count(*) FROM messages WHERE session_id = :session_id AND seq > 0)
+      - (SELECT count(*) FROM view_edits WHERE session_id = :session_id AND replacement_id IS NULL)"""
+    before = scalar(db, int, query, {"session_id": parent.id})
     child_id = _continue(db, parent, EndReason.COMPRESSION, plan.system_prompt, plan.context_state, now)
     ids: list[int] = [
         append_view_row(db, child_id, item, None, now) if isinstance(item, NewMessage) else item
@@ -105,61 +81,47 @@ def split(db: Connection, plan: SplitPlan, now: Millis) -> SessionId:
 def record_compression(
     db: Connection, parent_id: SessionId, row: CompressionRow, now: Millis, child_id: SessionId | None = None
 ) -> None:
-    """Record a compression, and the child that it has made if there is one."""
-    ids = {"parent_id": parent_id, "child_id": child_id}
-    db.execute(_RECORD, msgspec.structs.asdict(row) | ids | {"now": now})
+    """Record a compression, and its child if it has made one."""
+    values = msgspec.structs.asdict(row) | {"parent_id": parent_id, "child_id": child_id, "created_at": now}
+    db.execute(insertion("compressions", values), values)
 
 
 def note_verdict(db: Connection, child_id: SessionId, verdict: Literal["effective", "ineffective"]) -> None:
-    """Record whether the compression that made this session has helped, as its next reported prompt showed."""
+    """Record if the compression that made this session has helped, by its next reported prompt."""
     db.execute("UPDATE compressions SET verdict = ? WHERE child_id = ?", (verdict, child_id))
 
 
-# Purpose: the splits of a conversation that still hold; undone ones do not count.
-_COUNT = """
-SELECT count(*) FROM compressions c JOIN sessions s ON s.id = c.child_id
-WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL
-"""
-
-
 def count_compressions(db: Connection, lineage_id: LineageId) -> int:
-    """Number of compressions of a conversation that were not undone."""
-    return scalar(db, int, _COUNT, (lineage_id,))
+    """Count the compressions of a conversation that were not undone."""
+    query = """SELECT count(*) FROM compressions c JOIN sessions s ON s.id = c.child_id
+    WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL"""
+    return scalar(db, int, query, (lineage_id,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoPlan:
-    """The undo of the newest compression: the view after it, and the state of the tip that it was made for."""
+    """Undo of the newest compression, planned for a state of the tip."""
 
     tip: Session
     compression_id: int
-    compressed: Session
-    """The session that the compression ended; its view comes back."""
-    transcript: Transcript
-    """The whole view that the conversation would go on with."""
-
-
-# Purpose: the newest compression of a conversation that still holds, with the depth of the session it made.
-_LAST_COMPRESSION = """
-SELECT c.id, c.parent_id, s.depth FROM sessions s JOIN compressions c ON c.child_id = s.id
-WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL ORDER BY s.depth DESC LIMIT 1
-"""
+    compressed: Session  # the session that the compression ended
+    transcript: Transcript  # whole view after the undo
 
 
 def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
-    """The view before the newest compression that still holds, and what was said since; None if there is none.
+    """Plan a view of the rows before the newest compression and all later ones; None if no compression holds.
 
-    View edits made since hold: what a person took back stays taken back. Handoffs made since are left out.
-    Raises `SessionNotFound`.
+    Later view edits hold: undone messages stay undone. Later handoffs are left out. Raises `SessionNotFound`.
     """
-    last = db.execute(_LAST_COMPRESSION, (lineage_id,)).fetchone()
+    statement = """SELECT c.id, c.parent_id, s.depth FROM sessions s JOIN compressions c ON c.child_id = s.id
+    WHERE s.lineage_id = ? AND c.outcome = 'compressed' AND c.undone_by IS NULL ORDER BY s.depth DESC LIMIT 1"""
+    last = db.execute(statement, (lineage_id,)).fetchone()
     if last is None:
         return None
     compression_id, parent_id, depth = last
     query = "SELECT id FROM sessions WHERE lineage_id = ? AND depth >= ? ORDER BY depth"
-    later = scalars(db, SessionId, query, (lineage_id, depth))
     rows = load_session_view(db, parent_id)
-    for session_id in later:
+    for session_id in scalars(db, SessionId, query, (lineage_id, depth)):
         rows = edited(db, session_id, rows + load_own_rows(db, session_id, since_seq=1))
     return UndoPlan(
         tip=load_tip(db, lineage_id),
@@ -169,16 +131,13 @@ def plan_undo(db: Connection, lineage_id: LineageId) -> UndoPlan | None:
     )
 
 
-def undo_compression(
-    db: Connection, plan: UndoPlan, now: Millis, *, context_state: str | None = None, system_prompt: str | None = None
-) -> SessionId:
-    """End the tip and go on in a child that sees what `plan` says: all of it, or nothing. No row is changed by it.
+def undo_compression(db: Connection, plan: UndoPlan, now: Millis, *, context_state: str | None = None) -> SessionId:
+    """End the tip and continue in a child with the planned view, and later rows of the tip. No row is changed.
 
-    What was said in the tip since the plan was made follows. `context_state` and `system_prompt` are the child's, None:
-    as in the tip. Raises `LineageMoved` when the tip has ended or its view has changed since the plan was made.
+    `context_state` is the child's; None: the tip's. Raises `LineageMoved` if the tip has ended or its view has changed.
     """
     tip = _require_open(db, plan.tip)
-    child_id = _continue(db, tip, EndReason.UNDO, system_prompt, context_state, now)
+    child_id = _continue(db, tip, EndReason.UNDO, None, context_state, now)
     _write_context(db, child_id, [row.id for row in plan.transcript], plan.tip)
     undone = db.execute(
         "UPDATE compressions SET undone_by = ? WHERE id = ? AND undone_by IS NULL", (child_id, plan.compression_id)
@@ -218,6 +177,12 @@ def _continue(
 
 
 def _write_context(db: Connection, child_id: SessionId, ids: Sequence[int], planned: Session) -> int:
-    """The child starts from `ids` and what its parent holds since `planned`; returns how many rows those are."""
+    """Start the child from `ids` and its parent's rows since `planned`, with its view edits; return how many."""
     values = {"child_id": child_id, "ids": str([*ids]), "count": len(ids)}
-    return db.execute(_WRITE_CONTEXT, values | {"parent_id": planned.id, "seq": planned.next_seq - 1}).rowcount
+    query = """INSERT INTO session_context (session_id, pos, message_id)
+    SELECT :child_id, key, CAST(value AS bigint) FROM json_each(CAST(:ids AS text))
+    UNION ALL
+    SELECT :child_id, :count - 1 + row_number() OVER (ORDER BY m.seq), coalesce(e.replacement_id, m.id) FROM messages m
+    LEFT JOIN view_edits e ON e.session_id = m.session_id AND e.message_id = m.id
+    WHERE m.session_id = :parent_id AND m.seq > :seq AND (e.message_id IS NULL OR e.replacement_id IS NOT NULL)"""
+    return db.execute(query, values | {"parent_id": planned.id, "seq": planned.next_seq - 1}).rowcount

@@ -31,8 +31,7 @@ class Room(NamedTuple):
 
 MIN_ROOM = Room(200_000_000, 50_000)
 """Room at which a command is ended, on a disk that had more when it began."""
-MIN_ROOM_OF_TOOLS = Room(20_000_000, 200)
-"""Room that file tools leave to the database."""
+MIN_ROOM_OF_TOOLS = Room(20_000_000, 200)  # room that file tools leave to the database
 _RESERVE_FILES, _RESERVE_BYTES = 16, 1 << 18
 
 

@@ -1,4 +1,4 @@
-"""The error tree, grouped by what the catcher does next.
+"""The error tree, grouped by the catcher's next step.
 
 HermesError
 ├── ConfigError        stop at start-up and name the key
@@ -35,15 +35,15 @@ from hermes_state.values import CanonicalUsage, MicroUsd
 
 
 class HermesError(Exception):
-    """Root of everything we raise on purpose. The message is for a reader and is never parsed."""
+    """Root of all errors that we raise on purpose. The message is for a reader and is never parsed."""
 
 
 class ConfigError(HermesError):
-    """The configuration cannot be used; the message names the file or key and what to do."""
+    """Unusable configuration; the message names the file or key and the next step."""
 
 
 class LockUnavailable(HermesError):
-    """Another living process holds what we need; `holder` describes it."""
+    """Another living process, described by `holder`, has the lock."""
 
     def __init__(self, message: str, *, holder: str) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class LockUnavailable(HermesError):
 
 
 class PlatformError(HermesError):
-    """A chat service did not do what we asked."""
+    """Failure of a chat service."""
 
 
 class PlatformUnavailable(PlatformError):
@@ -138,8 +138,7 @@ class ModelRateLimited(ModelError):
 class AuthRejected(ModelError):
     """The provider does not accept the key."""
 
-    is_of_plan: bool = False
-    """The key is accepted, but its plan does not include the model."""
+    is_of_plan: bool = False  # the key is accepted, but its plan does not include the model
 
 
 class QuotaExceeded(ModelError):
@@ -159,47 +158,39 @@ class ContextOverflow(ModelError):
     """The prompt does not fit."""
 
     prompt_tokens: int | None = None
-    window: int | None = None
-    """Size of the model in tokens, where known."""
+    window: int | None = None  # size of the model in tokens, where known
     is_of_account: bool = False
-    """The model would hold it, but what the account may send at once is less, for now."""
+    """It fits into the model, but the account may send less at once for now."""
     is_of_input: bool = False
     """`window` bounds the prompt alone, however short the answer is; the model's window may be larger."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class OutputCapExceeded(ModelError):
-    """The requested output limit is above what is allowed."""
+    """The requested output limit is above the allowed one."""
 
-    cap: int | None = None
-    """Allowed value, where stated."""
-    is_of_model: bool = False
-    """The model writes no more, whatever the prompt and the account are."""
+    cap: int | None = None  # allowed value, where stated
+    is_of_model: bool = False  # limit of the model, for any prompt and account
 
 
 class ImageFault(StrEnum):
     """Faults that a provider finds with images."""
 
-    UNSUPPORTED = "unsupported"
-    """The model takes no images at all."""
+    UNSUPPORTED = "unsupported"  # the model takes no images at all
     TOO_LARGE = "too_large"
     """Too many bytes or pixels, or a request that is too large with its images."""
     TOO_MANY = "too_many"
-    UNREADABLE = "unreadable"
-    """This picture cannot be processed; another one may be."""
+    UNREADABLE = "unreadable"  # this picture cannot be processed; another one may be
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ImageRejected(ModelError):
-    """The request was refused because of an image in it. The provider's limits are those that it states."""
+    """The provider refused an image of the request, perhaps with its own limits."""
 
     fault: ImageFault = ImageFault.UNREADABLE
-    max_bytes: int | None = None
-    """Most bytes of an image, before base64."""
-    max_side: int | None = None
-    """Longest side of an image, in pixels."""
-    max_count: int | None = None
-    """Most images of a request."""
+    max_bytes: int | None = None  # most bytes of an image, before base64
+    max_side: int | None = None  # longest side of an image, in pixels
+    max_count: int | None = None  # most images of a request
 
 
 class ShapeRejected(ModelError):
@@ -218,15 +209,14 @@ class ReplyUnfinished(ReplyMalformed):
 class SpendingCapExceeded(ModelError):
     """A cap on costs forbids the call, so it was not made."""
 
-    cap: str = "costs.daily_cap"
-    """Configuration key of the cap."""
+    cap: str = "costs.daily_cap"  # configuration key of the cap
     spent: MicroUsd | None = None
     limit: MicroUsd | None = None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PriceNotFound(ModelError):
-    """Spending is capped and nobody knows what `model` costs, so the call was not made."""
+    """Spending is capped and the price of `model` is unknown, so the call was not made."""
 
     model: str = ""
 
@@ -244,7 +234,7 @@ class StoreUnavailable(StateError):
 
 
 class StoreBroken(StoreUnavailable):
-    """The database file is damaged, deleted or replaced: only whoever runs the gateway can mend that."""
+    """The database file is damaged, deleted or replaced: only its operator can repair that."""
 
 
 class SessionNotFound(StateError):
@@ -259,16 +249,12 @@ class LookupReason(StrEnum):
     MESSAGE_NOT_FOUND = "message_not_found"
     AMBIGUOUS_CHAT = "ambiguous_chat"
     AMBIGUOUS_SESSION = "ambiguous_session"
-    OTHER_CHAT = "other_chat"
-    """It names another chat than the one that may be looked at."""
+    OTHER_CHAT = "other_chat"  # it names another chat than the one that may be looked at
     ALREADY_ACTIVE = "already_active"
 
 
 class LookupRejected(StateError):
-    """A name or id names nothing, too much, or what may not be looked at.
-
-    `name` is as it was looked for; `candidates` are the first of what it may mean.
-    """
+    """A name or id that names nothing, too much, or something hidden; `candidates` are its first possible meanings."""
 
     def __init__(self, reason: LookupReason, name: str, candidates: tuple[str, ...] = ()) -> None:
         super().__init__(f"{reason.value}: {name[:200]!r}")
@@ -278,7 +264,7 @@ class LookupRejected(StateError):
 
 
 class PairingNotFound(StateError):
-    """Nobody holds this code, or nobody is paired under this id."""
+    """No person has this code, or is paired under this id."""
 
 
 class LineageMoved(StateError):

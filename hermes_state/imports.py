@@ -1,4 +1,4 @@
-"""Imports of libraries without what they bring along and nobody here asks them for."""
+"""Imports of libraries without their unused parts."""
 
 import importlib
 import sys
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Refuse the import of modules inside the block, unless somebody has imported them before.
+    """Refuse the import of modules inside the block, unless they are imported already.
 
     >>> with without("antigravity"):
     ...     import antigravity
@@ -28,9 +28,9 @@ def without(*names: str) -> Iterator[None]:
 
 
 def defer(name: str) -> None:
-    """Run a package's own module only when one of its names is asked for; those inside it can be imported before.
+    """Run the module of a package only when one of its names is used; modules inside it can be imported before.
 
-    Nothing happens where it is imported already, or not installed. The package that it is in comes first.
+    Does nothing for a package that is imported already, or not installed. A parent package must be deferred first.
     """
     parent = name.rpartition(".")[0]
     path = sys.modules[parent].__path__ if parent else None
@@ -41,11 +41,11 @@ def defer(name: str) -> None:
 
     def load(attribute: str) -> Any:
         thread = get_ident()
-        if attribute.startswith("__") or thread in loading:  # who looks through all modules; what it imports itself
+        if attribute.startswith("__") or thread in loading:  # a look through all modules; an import of its own
             raise AttributeError(attribute)
         if PathFinder.find_spec(f"{name}.{attribute}", package.__path__) is not None:
             return importlib.import_module(f"{name}.{attribute}")
-        loading.add(thread)  # another thread runs it, too: to wait for this one could be for ever
+        loading.add(thread)  # another thread runs it, too: a wait for this one could be a deadlock
         try:
             loader.exec_module(package)
         finally:

@@ -1,8 +1,8 @@
 """The inbox: accepted platform events, stored before the platform event is acknowledged.
 
-A row is `new` until a turn claims it (`claimed`, then `done`), a command settles it (`done`), or it is `dropped` by
-`/stop all` or a full queue, or `withdrawn` because its author deleted it. Settling empties the payload; the
-key stays for 30 days so that a redelivered event starts nothing.
+A row is `new` until a turn claims it (`claimed`, then `done`), a command settles it (`done`), `/stop all` or a full
+queue drops it (`dropped`), or its author deletes it (`withdrawn`). Settling empties the payload. The key stays for 30
+days, so that a redelivered event starts nothing.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -30,8 +30,7 @@ class InboxKind(StrEnum):
     MESSAGE = "message"
     COMMAND = "command"
     NOTICE = "notice"
-    """A later edit of a message that a turn already has, or words of the gateway's own, which have no `message_ref`:
-    told to the model with the next turn."""
+    """A late edit of a message, or the gateway's own text (without `message_ref`), for the model with the next turn."""
 
 
 class InboxMode(StrEnum):
@@ -39,7 +38,7 @@ class InboxMode(StrEnum):
     STEER = "steer"
     """Joins the running turn before its next model call; opens the next turn when there is none."""
     ALONE = "alone"
-    """Never merged with its neighbours: a message that is queued, or a command that waits behind nothing."""
+    """Never merged with its neighbours: a `/queue` message, or a command that waits for nothing."""
 
 
 class InboxState(StrEnum):
@@ -57,14 +56,13 @@ class InboxPayload(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     text: str
     attachments: tuple[IncomingAttachment, ...] = ()
     transcripts: tuple[str, ...] = msgspec.field(default=(), name="heard")
-    """Words of recordings that were attached; they are no attachments any more."""
+    """Words of recordings, which are no attachments any more."""
     quote: Quote | None = None
     is_forwarded: bool = False  # written by earlier versions
     words_by: str | None = None
     via: InputKind = InputKind.TYPED
     ticket: str | None = None
-    notes: tuple[str, ...] = ()
-    """Facts for the model about the message."""
+    notes: tuple[str, ...] = ()  # facts for the model about the message
 
 
 class NewInboxRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,79 +91,71 @@ class InboxRow(NewInboxRow, frozen=True, kw_only=True):
 
     @property
     def runs_at_once(self) -> bool:
-        """A command beside the queue, which whoever serves its account carries out, not the chat's lane."""
+        """True for a command that the owner of its account runs, not the lane of the chat."""
         return self.kind is InboxKind.COMMAND and self.mode is InboxMode.ALONE
 
 
 _encode = msgspec.json.Encoder().encode
 
 SCHEDULE_PREFIX = "schedule:"
-"""Beginning of the event key of what a schedule brings; a platform's begins with the bot's id."""
+"""Beginning of the event key of a scheduled message; a platform's begins with the bot's id."""
 IS_SCHEDULED = f"event_ref LIKE '{SCHEDULE_PREFIX}_%'"
-"""Condition for a row that a schedule has brought."""
+"""Condition for the row of a scheduled message."""
 
-OPEN = "state IN ('new','claimed')"
-"""Condition for a row that is not settled."""
+OPEN = "state IN ('new','claimed')"  # condition for a row that is not settled
 WAITS = "state IN ('new','claimed') AND state = 'new'"
-"""Condition for a row that no turn has yet.
+"""Condition for a row that no turn has yet. The first half repeats the condition of the index of open rows: without it
+SQLite does not use the index, and reads all rows of the chat."""
 
-The first half repeats the condition of the index of open rows: without it SQLite does not see that the index is enough,
-and reads every row that the chat has had for a month.
-"""
-
-_EVENT = """platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name, message_ref, payload,
-expects_more, sent_at, received_at, state, turn_id"""
 _COLUMNS = columns(InboxRow, "inbox")
-# Purpose: an accepted event, unless it was stored before.
-_INSERT = f"""
-INSERT INTO inbox ({_EVENT})
-VALUES (:platform, :account, :event_ref, :chat_id, :kind, :mode, :sender_ref, :sender_name, :message_ref, :payload,
-  :expects_more, :sent_at, :received_at, :state, :turn_id)
-ON CONFLICT (platform, account, event_ref) DO NOTHING RETURNING id
-"""
 
 
 def find_new(db: Connection, platform: str, account: str, event_ref: str) -> InboxId | None:
-    """The row of a platform event that was stored before, if nobody has taken it up yet."""
+    """Return the row of a platform event that was stored before and is still new."""
     query = "SELECT id FROM inbox WHERE platform = ? AND account = ? AND event_ref = ? AND state = 'new'"
     return scalar_or_none(db, InboxId, query, (platform, account, event_ref))
 
 
 def insert(db: Connection, row: NewInboxRow, now: Millis, turn_id: TurnId | None = None) -> InboxId | None:
-    """Store an event, for the turn that answers it if there is one by now; None when it was stored before."""
+    """Store an event, with its turn if it has one; None when it was stored before."""
     state = InboxState.NEW if turn_id is None else InboxState.CLAIMED
     stored = {"payload": _encode(row.payload).decode(), "received_at": now, "state": state, "turn_id": turn_id}
-    return scalar_or_none(db, InboxId, _INSERT, msgspec.structs.asdict(row) | stored)
+    query = """INSERT INTO inbox (platform, account, event_ref, chat_id, kind, mode, sender_ref, sender_name,
+      message_ref, payload, expects_more, sent_at, received_at, state, turn_id)
+    VALUES (:platform, :account, :event_ref, :chat_id, :kind, :mode, :sender_ref, :sender_name, :message_ref, :payload,
+      :expects_more, :sent_at, :received_at, :state, :turn_id)
+    ON CONFLICT (platform, account, event_ref) DO NOTHING RETURNING id"""
+    return scalar_or_none(db, InboxId, query, msgspec.structs.asdict(row) | stored)
 
 
 def stored_form(row: NewInboxRow, inbox_id: InboxId, now: Millis) -> InboxRow:
-    """The row that `insert` has made of an event."""
+    """Return the row that `insert` has made of an event."""
     return InboxRow(**msgspec.structs.asdict(row), id=inbox_id, received_at=now)
 
 
 def load(db: Connection, inbox_id: InboxId) -> InboxRow | None:
-    """One row, None when it is settled or unknown."""
+    """Load a row; None when it is settled or unknown."""
     query = f"SELECT {_COLUMNS} FROM inbox WHERE id = ? AND state IN ('new','claimed')"
     return select_one(db, InboxRow, query, (inbox_id,))
 
 
 def load_waiting(db: Connection, chat_id: ChatId) -> list[InboxRow]:
-    """Rows that no turn has claimed yet, in the order in which the platform delivered them."""
+    """Load the rows that no turn has claimed yet, in the order of their arrival."""
     query = f"SELECT {_COLUMNS} FROM inbox WHERE chat_id = ? AND {WAITS} ORDER BY id"
     return select(db, InboxRow, query, (chat_id,))
 
 
 def load_waiting_commands(db: Connection, account: str) -> list[InboxId]:
-    """Commands to an account that were not carried out yet, oldest first."""
+    """Load the commands to an account that have not run yet, oldest first."""
     query = f"SELECT id FROM inbox WHERE {WAITS} AND kind = 'command' AND account = ? ORDER BY id"
     return scalars(db, InboxId, query, (account,))
 
 
 def load_chats_with_waiting(db: Connection) -> list[ChatId]:
-    """Chats in which something waits for a lane or a turn runs: where work starts after a restart.
+    """Load the chats in which a row waits for a lane or a turn runs: work for a restart.
 
-    Those with a turn come first, then those whose message is the oldest. What is behind a turn that waits keeps its
-    place: whoever decides about that wakes the chat.
+    Chats with a turn come first, then those with the oldest message. Chats with a waiting turn are left out: its
+    decision wakes them.
     """
     query = """WITH opened AS (
       SELECT chat_id, state FROM turns WHERE parent_turn_id IS NULL AND state IN ('running','waiting'))
@@ -179,14 +169,14 @@ def load_chats_with_waiting(db: Connection) -> list[ChatId]:
 
 
 def count_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef) -> int:
-    """Number of messages and commands that one person has written and that wait in a chat."""
+    """Count the waiting messages and commands of a person in a chat."""
     written = f"kind <> 'notice' AND NOT {IS_SCHEDULED}"
     query = f"SELECT count(*) FROM inbox WHERE chat_id = ? AND {WAITS} AND {written} AND sender_ref = ?"
     return scalar(db, int, query, (chat_id, sender_ref))
 
 
 def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
-    """True when something else of the chat must be done before this row: an open turn, or a message that waits."""
+    """Return True if an open turn or a waiting message of the chat comes before this row."""
     query = """SELECT EXISTS (SELECT 1 FROM inbox i JOIN inbox own ON own.chat_id = i.chat_id
     WHERE own.id = ? AND i.id < own.id AND i.state IN ('new','claimed')
       AND (i.kind = 'message' OR i.state = 'claimed'))"""
@@ -195,18 +185,18 @@ def is_behind_work(db: Connection, inbox_id: InboxId) -> bool:
 
 @locks(inbox="inbox_id")
 def settle(db: Connection, inbox_id: InboxId, state: InboxState, now: Millis) -> bool:
-    """Settle a row that is still open; False when it was settled before, so that a replay is a no-op."""
+    """Settle an open row; False when it was settled before."""
     return settle_where(db, state, now, "id = ? AND state IN ('new','claimed')", inbox_id) == 1
 
 
 def settle_where(db: Connection, state: InboxState, now: Millis, where: str, *parameters: object) -> int:
-    """Settle the rows that a condition holds for; returns how many. It has to name the states: settled rows stay."""
+    """Settle the rows of a condition, which must name their states; return how many."""
     query = f"UPDATE inbox SET state = ?, settled_at = ?, payload = '' WHERE {where}"
     return db.execute(query, (state, now, *parameters)).rowcount
 
 
 def drop_waiting(db: Connection, chat_id: ChatId, sender_ref: UserRef | None, now: Millis) -> int:
-    """Settle the waiting messages of a chat (of one person, if given) as `dropped`; returns how many."""
+    """Settle the waiting messages of a chat (of one person, if given) as `dropped`; return how many."""
     where = f"chat_id = ? AND {WAITS} AND kind <> 'command' AND sender_ref = coalesce(?, sender_ref)"
     return settle_where(db, InboxState.DROPPED, now, where, chat_id, sender_ref)
 
@@ -217,16 +207,16 @@ def let_join(db: Connection, inbox_id: InboxId) -> None:
 
 
 def queue_late_steers(db: Connection, chat_id: ChatId) -> int:
-    """Let steers whose turn has ended wait like any message: they were meant for no other. Returns how many."""
+    """Let steers whose turn has ended wait like any message; return how many."""
     query = f"UPDATE inbox SET mode = 'queue' WHERE chat_id = ? AND {WAITS} AND mode = 'steer'"
     return db.execute(query, (chat_id,)).rowcount
 
 
 @locks(EVERYTHING)
 def queue_steers(db: Connection, may_steer: Callable[[UserRef], bool]) -> int:
-    """Let waiting steers of people who may not steer any more wait like any message; returns how many.
+    """Let waiting steers of people who may not steer any more wait like any message; return how many.
 
-    `may_steer` is asked inside the transaction, so that what was accepted just before is looked at too.
+    `may_steer` is asked inside the transaction, so that it covers the newest rows, too.
     """
     query = f"SELECT id, sender_ref FROM inbox WHERE {WAITS} AND mode = 'steer'"
     late = [(inbox_id,) for inbox_id, ref in db.execute(query).fetchall() if not may_steer(UserRef(ref))]
@@ -234,51 +224,41 @@ def queue_steers(db: Connection, may_steer: Callable[[UserRef], bool]) -> int:
     return len(late)
 
 
-# ---- edits and deletions ----------------------------------------------------------------------------------
-
-
 class EditedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The message that an edit is about, as we know it."""
+    """The message that was edited, as it is stored."""
 
     inbox_id: InboxId
     state: InboxState
     kind: InboxKind
     sender_ref: UserRef
-    text: str
-    """The newest version of it that we know."""
-    lineage_id: LineageId | None
-    """The conversation it was told in, None while it waits."""
-    waiting_notice: InboxId | None = None
-    """A notice of an earlier edit that no turn has taken up yet."""
+    text: str  # its newest version
+    lineage_id: LineageId | None  # its conversation; None while it waits
+    waiting_notice: InboxId | None = None  # notice of an earlier edit that no turn has yet
 
 
-EDIT_PREFIX = "(changed an earlier message, which now reads) "
-"""Beginning of a notice's text."""
+EDIT_PREFIX = "(changed an earlier message, which now reads) "  # beginning of a notice's text
 
 # A settled row has no payload; its text is the message's then.
 _TEXT = "coalesce({1}.text, CASE {0}.payload WHEN '' THEN '' ELSE json_extract({0}.payload, '$.text') END)"
-# Purpose: the inbox row of a platform message, the human row it became, and the newest notice of an edit of it.
-_FIND_EDITED = f"""
-SELECT i.id AS inbox_id, i.state, i.kind, i.sender_ref, m.lineage_id,
-  CASE WHEN n.id IS NULL THEN {_TEXT.format("i", "m")}
-    ELSE substr({_TEXT.format("n", "t")}, CAST(:prefix + 1 AS integer)) END AS text,
-  CASE n.state WHEN 'new' THEN n.id END AS waiting_notice
-FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id
-LEFT JOIN inbox n ON n.id = (SELECT max(e.id) FROM inbox e
-  WHERE e.chat_id = i.chat_id AND e.message_ref = i.message_ref AND e.kind = 'notice')
-LEFT JOIN messages t ON t.inbox_id = n.id
-WHERE i.chat_id = :chat_id AND i.message_ref = :ref AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1
-"""
 
 
 def find_edited(db: Connection, chat_id: ChatId, message_ref: str) -> EditedMessage | None:
-    """The stored message that has this platform id, None when it never was for us."""
+    """Load the stored message with this platform id."""
     parameters = {"chat_id": chat_id, "ref": message_ref, "prefix": len(EDIT_PREFIX)}
-    return select_one(db, EditedMessage, _FIND_EDITED, parameters)
+    query = f"""SELECT i.id AS inbox_id, i.state, i.kind, i.sender_ref, m.lineage_id,
+      CASE WHEN n.id IS NULL THEN {_TEXT.format("i", "m")}
+        ELSE substr({_TEXT.format("n", "t")}, CAST(:prefix + 1 AS integer)) END AS text,
+      CASE n.state WHEN 'new' THEN n.id END AS waiting_notice
+    FROM inbox i LEFT JOIN messages m ON m.inbox_id = i.id
+    LEFT JOIN inbox n ON n.id = (SELECT max(e.id) FROM inbox e
+      WHERE e.chat_id = i.chat_id AND e.message_ref = i.message_ref AND e.kind = 'notice')
+    LEFT JOIN messages t ON t.inbox_id = n.id
+    WHERE i.chat_id = :chat_id AND i.message_ref = :ref AND i.kind <> 'notice' ORDER BY i.id DESC LIMIT 1"""
+    return select_one(db, EditedMessage, query, parameters)
 
 
 def replace_text(db: Connection, inbox_id: InboxId, text: str, words_by: str | None = None) -> bool:
-    """Give a message that still waits another text; False when it is claimed by now."""
+    """Replace the text of a message that still waits; False when a turn has it."""
     row = _load_new(db, inbox_id)
     if row is None:
         return False
@@ -288,7 +268,7 @@ def replace_text(db: Connection, inbox_id: InboxId, text: str, words_by: str | N
 
 
 def save_transcript(db: Connection, inbox_id: InboxId, recording: IncomingAttachment, transcript: str) -> None:
-    """Put the transcript of a recording in its place, unless the message is gone by now."""
+    """Replace a recording by its transcript, unless the message is settled."""
     row = _load_new(db, inbox_id)
     if row is None:
         return
@@ -310,7 +290,7 @@ def _save_payload(db: Connection, inbox_id: InboxId, payload: InboxPayload) -> N
 
 
 def is_known(db: Connection, chat_id: ChatId, message_ref: str) -> bool:
-    """True if a platform message waits or is in the chat's active session, so that the model sees it anyway."""
+    """Return True if a platform message waits or is in the chat's active session, so that the model sees it anyway."""
     query = f"""SELECT EXISTS (SELECT 1 FROM inbox
       WHERE chat_id = :chat_id AND {WAITS} AND kind = 'message' AND message_ref = :ref)
     OR EXISTS (SELECT 1 FROM platform_messages p JOIN messages m ON m.id = p.message_id JOIN chats c ON c.id = p.chat_id
@@ -319,36 +299,29 @@ def is_known(db: Connection, chat_id: ChatId, message_ref: str) -> bool:
 
 
 def withdraw(db: Connection, chat_id: ChatId, message_ref: str, now: Millis) -> int:
-    """Settle the waiting row of a deleted message; returns 0 when no row waits for it."""
+    """Settle the waiting row of a deleted message; return 0 if there is none."""
     where = "chat_id = ? AND message_ref = ? AND state = 'new'"
     return settle_where(db, InboxState.WITHDRAWN, now, where, chat_id, message_ref)
 
 
-# ---- cursors ------------------------------------------------------------------------------------------------
-
-
-# Purpose: a channel's cursor, moved forward. Platform ids are decimal numbers of growing length.
-_ADVANCE = """
-INSERT INTO cursors VALUES (?, ?, ?, ?)
-ON CONFLICT (platform, account, channel_ref) DO UPDATE SET seen_ref = excluded.seen_ref
-WHERE (length(excluded.seen_ref), excluded.seen_ref) > (length(cursors.seen_ref), cursors.seen_ref)
-"""
-
-
 @locks(chat="cursor")
 def advance_cursor(db: Connection, cursor: Cursor | None) -> None:
-    """Move a channel's cursor forward, never back; None: the event that brought it has none."""
+    """Move a channel's cursor forward, never back; None: the event has none."""
+    # Platform ids are decimal numbers of growing length.
+    query = """INSERT INTO cursors VALUES (?, ?, ?, ?)
+    ON CONFLICT (platform, account, channel_ref) DO UPDATE SET seen_ref = excluded.seen_ref
+    WHERE (length(excluded.seen_ref), excluded.seen_ref) > (length(cursors.seen_ref), cursors.seen_ref)"""
     if cursor is not None:
-        db.execute(_ADVANCE, (cursor.platform, cursor.account, cursor.channel_ref, cursor.seen_ref))
+        db.execute(query, (cursor.platform, cursor.account, cursor.channel_ref, cursor.seen_ref))
 
 
 def load_cursors(db: Connection, platform: str, account: str) -> Mapping[str, str]:
-    """`seen_ref` by `channel_ref`."""
+    """Load `seen_ref` by `channel_ref`."""
     query = "SELECT channel_ref, seen_ref FROM cursors WHERE platform = ? AND account = ?"
     return dict(db.execute(query, (platform, account)).fetchall())
 
 
 def load_rows(db: Connection, ids: Collection[InboxId]) -> list[InboxRow]:
-    """Those of the rows that still wait, in order."""
+    """Load those of the rows that still wait, in order."""
     query = f"SELECT {_COLUMNS} FROM inbox WHERE id IN ({', '.join('?' * len(ids))}) AND state = 'new' ORDER BY id"
     return select(db, InboxRow, query, tuple(ids))

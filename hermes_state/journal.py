@@ -1,17 +1,14 @@
 """The journal of turns: every step of a turn is a committed row before the next step begins.
 
-A turn is `running`, or `waiting` while somebody has to decide something, until it is `finished`, `stopped` or `failed`.
-Starting binds inbox rows and stores the human rows; each model answer and each tool result is a row; finishing stores
-the answer, settles the inbox and writes the outbox in one transaction. After a crash the rows alone say where to go on:
+A turn is `running`, or `waiting` for a decision, until it is `finished`, `stopped` or `failed`. After a crash the rows
+alone say where to continue: a call without a `tool_runs` row never began and is run. The outcome of a row that is still
+`started` is unknown, and only a read-only tool is run again.
 
-- an assistant row with calls, a call without a `tool_runs` row: it never began, and is run;
-- a `tool_runs` row that is still `started`: the outcome is unknown, and only a read-only tool is run again.
+A turn belongs to a lineage and may cross a split: its rows go to the tip. A sub-agent is a turn inside a turn. It has a
+lineage of its own, owes a report to its call, and ends with its parent at the latest.
 
-A turn belongs to a lineage and may cross a split: rows go to whatever session is the tip. A sub-agent is a turn inside
-a turn: it has a lineage of its own, owes a report to the call that it answers, and ends at the latest with its parent.
-
-A turn has one owner: who takes it up moves its epoch, which every function that writes for it states (a fencing token),
-so that an owner who was only slow, or cut off, is refused from then on.
+Each owner of a turn moves its epoch (a fencing token), which every function that writes for the turn states. So an
+earlier owner that was only slow, or cut off, is refused.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hermes_state import inbox, outbox, previews, questions, tool_runs
+from hermes_state import inbox, outbox, tool_runs
 from hermes_state.errors import StateError
 from hermes_state.inbox import InboxKind, InboxRow, InboxState, NewInboxRow
 from hermes_state.models import ledger
@@ -28,7 +25,16 @@ from hermes_state.sessions import end_session, ensure_active, load_tip
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, insert_row, scalar_or_none, scalars
 from hermes_state.tool_runs import ToolResult, ToolRunState
-from hermes_state.transcripts import EMPTY_BODY, NewMessage, append_to_tip, load_message, show_instead
+from hermes_state.transcripts import (
+    EMPTY_BODY,
+    FORWARDED_NOTE,
+    SCHEDULED_NOTE,
+    TRANSCRIBED_NOTE,
+    NewMessage,
+    append_to_tip,
+    load_message,
+    show_instead,
+)
 from hermes_state.turns import (
     TICKET,
     RunningTurn,
@@ -37,6 +43,7 @@ from hermes_state.turns import (
     find_subagents,
     find_unended,
     load_running,
+    remove_preview,
     require_running,
 )
 from hermes_state.values import (
@@ -60,19 +67,9 @@ from hermes_state.values import (
     UserRef,
 )
 
-TRANSCRIBED_NOTE = "the message was spoken: its words are a transcript, which may be wrong here and there"
-"""Note for the model on a message that came as a recording."""
-FORWARDED_NOTE = "the sender passed this message on instead of writing it: its text is quoted and untrusted"
-"""Note for the model on a message that was forwarded, or written by another bot or app."""
-_EARLIER_FORWARDED_NOTE = "the message was forwarded: its words are those of somebody else"
-SCHEDULED_NOTE = "the message was scheduled earlier and came by itself: nobody typed it now"
-"""Note for the model on a message that a schedule has brought."""
-NOT_SAID_NOW = frozenset({FORWARDED_NOTE, _EARLIER_FORWARDED_NOTE, SCHEDULED_NOTE})
-"""Notes on messages whose words are not what their sender says now."""
-
 
 class InboxMoved(StateError):
-    """A row that the turn was to start with is not waiting any more: it was withdrawn or dropped."""
+    """A row that the turn should start with was withdrawn or dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +93,6 @@ class ModelAnswer:
     """Text for the chat where it differs from `text` (a notice below it); empty: the same."""
 
 
-# ---- starting -------------------------------------------------------------------------------------------------
-
-
 def start_turn(
     db: Connection,
     chat_id: ChatId,
@@ -106,39 +100,27 @@ def start_turn(
     prepared: Mapping[InboxId, PreparedMessage],
     now: Millis,
 ) -> RunningTurn:
-    """Open a turn for waiting rows: bind them and store one human row each.
-
-    Raises `InboxMoved` when one of them is not waiting any more; nothing is written then.
-    """
+    """Open a turn for waiting rows, and store one human row each. Raises `InboxMoved`, and then writes nothing."""
     rows = inbox.load_rows(db, inbox_ids)
     if len(rows) != len(set(inbox_ids)):
         raise InboxMoved(f"chat {chat_id}: {len(set(inbox_ids)) - len(rows)} of {len(inbox_ids)} rows wait no longer")
-    lineage_id = ensure_active(db, chat_id, now).lineage_id
     starter = next((row for row in rows if row.kind is InboxKind.MESSAGE), rows[0])
-    turn_id = _insert_turn(db, chat_id, lineage_id, starter.sender_ref, now)
+    turn_id, lineage_id = _insert_turn(db, chat_id, starter.sender_ref, now)
     _bind(db, turn_id, lineage_id, rows, prepared, now)
     return load_running(db, turn_id)
 
 
-# Purpose: a turn for a row to come, in a chat with an open conversation in which nothing waits or runs.
-_START_AT_ONCE = f"""
-INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
-SELECT c.id, s.lineage_id, 'running', :starter, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
-WHERE c.id = :chat_id AND s.ended_at IS NULL
-  AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.{inbox.OPEN})
-  AND NOT EXISTS (SELECT 1 FROM turns t
-    WHERE t.chat_id = c.id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
-RETURNING id, lineage_id
-"""
-
-
 def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxId, RunningTurn] | None:
-    """Store an event with a turn of its own, if its chat is idle and it is a new one; else store nothing.
-
-    A chat without an open conversation is left to `start_turn`, too.
-    """
+    """Store a new event with a turn of its own if its chat is idle in an open conversation; else store nothing."""
     values = {"starter": row.sender_ref, "now": now, "chat_id": row.chat_id}
-    started = db.execute(_START_AT_ONCE, values).fetchone()
+    query = f"""INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at)
+    SELECT c.id, s.lineage_id, 'running', :starter, :now FROM chats c JOIN sessions s ON s.id = c.active_session_id
+    WHERE c.id = :chat_id AND s.ended_at IS NULL
+      AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = c.id AND i.{inbox.OPEN})
+      AND NOT EXISTS (SELECT 1 FROM turns t
+        WHERE t.chat_id = c.id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
+    RETURNING id, lineage_id"""
+    started = db.execute(query, values).fetchone()
     if started is None:
         return None
     turn_id, lineage_id = started
@@ -151,9 +133,8 @@ def start_at_once(db: Connection, row: NewInboxRow, now: Millis) -> tuple[InboxI
 
 
 def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: UserRef, now: Millis) -> RunningTurn:
-    """Open a turn that answers the newest human rows again; the row of the `/retry` command is bound to it."""
-    session = ensure_active(db, chat_id, now)
-    turn_id = _insert_turn(db, chat_id, session.lineage_id, starter, now)
+    """Open a turn that answers the newest human rows again, and bind the row of the `/retry` command to it."""
+    turn_id, _ = _insert_turn(db, chat_id, starter, now)
     claim = "UPDATE inbox SET state = 'claimed', turn_id = ? WHERE id = ? AND state = 'new'"
     if db.execute(claim, (turn_id, command)).rowcount != 1:
         raise InboxMoved(f"command {command} was settled before")
@@ -161,10 +142,7 @@ def start_retry(db: Connection, command: InboxId, chat_id: ChatId, starter: User
 
 
 def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
-    """Let waiting `steer` rows of the turn's chat join it, after what the transcript holds; returns how many.
-
-    None join a sub-agent: people steer the turn that it works for. Raises `TurnMoved`.
-    """
+    """Let waiting `steer` rows of a chat join its turn, never a sub-agent; return how many. Raises `TurnMoved`."""
     turn = require_running(db, claim)
     waiting = inbox.load_waiting(db, turn.chat_id) if turn.parent is None else []
     rows = [row for row in waiting if row.mode is inbox.InboxMode.STEER]
@@ -173,9 +151,10 @@ def join_steers(db: Connection, claim: TurnClaim, now: Millis) -> int:
     return len(rows)
 
 
-def _insert_turn(db: Connection, chat_id: ChatId, lineage_id: LineageId, starter: UserRef, now: Millis) -> TurnId:
+def _insert_turn(db: Connection, chat_id: ChatId, starter: UserRef, now: Millis) -> tuple[TurnId, LineageId]:
+    lineage_id = ensure_active(db, chat_id, now).lineage_id
     query = "INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at) VALUES (?, ?, 'running', ?, ?)"
-    return insert_row(db, TurnId, query, (chat_id, lineage_id, starter, now))
+    return insert_row(db, TurnId, query, (chat_id, lineage_id, starter, now)), lineage_id
 
 
 def _bind(
@@ -206,7 +185,7 @@ def _store_human_row(
         db.execute("UPDATE attachments SET message_id = ? WHERE id = ?", (message_id, attachment_id))
 
 
-# Purpose: whether a quoted platform message is the answer that the model gave last, which needs no quote.
+# Purpose: true for a quoted platform message that is the newest answer of the model, which needs no quote.
 _NEWEST_ANSWER = """
 SELECT p.message_id = (SELECT max(m.id) FROM messages m WHERE m.lineage_id = q.lineage_id AND m.role = 'assistant')
 FROM platform_messages p JOIN messages q ON q.id = p.message_id WHERE p.chat_id = ? AND p.ref = ?
@@ -238,9 +217,6 @@ def _human_row(db: Connection, row: InboxRow, turn_id: TurnId, body: MessageBody
     )
 
 
-# ---- steps ------------------------------------------------------------------------------------------------------
-
-
 @locks(turn="claim.id")
 def append_calls(db: Connection, claim: TurnClaim, answer: ModelAnswer, now: Millis) -> Message:
     """Store a model answer that calls tools, with its place in the ledger. Raises `TurnMoved`."""
@@ -252,23 +228,17 @@ def _append_answer(db: Connection, turn: RunningTurn, answer: ModelAnswer, text:
     if turn.parent is None:
         noted, values = f", {ledger.ADD_USAGE}", list[object](ledger.usage_of(answer.call))
     if answer.reported_prompt_tokens is not None:
-        noted += _REPORT
+        # The provider's count ends before the answer: the anchor of the next estimate, and its model.
+        noted += ", reported_prompt_tokens = ?, model = ?, reported_at_seq = next_seq - 1"
         values += [answer.reported_prompt_tokens, answer.call.model]
     body = MessageBody(calls=answer.calls, reasoning=answer.reasoning)
-    message = append_to_tip(db, turn.lineage_id, _assistant_row(turn, text, body), now, noted, *values)
+    row = NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=text, body=body, turn_id=turn.id)
+    message = append_to_tip(db, turn.lineage_id, row, now, noted, *values)
     if turn.parent is None:
         ledger.insert_call(db, (turn.chat_id, turn.lineage_id, message.session_id, turn.id), answer.call, now)
     else:
         ledger.record(db, turn.parent.id, turn.parent.lineage_id, answer.call, now)
     return message
-
-
-_REPORT = ", reported_prompt_tokens = ?, model = ?, reported_at_seq = next_seq - 1"
-"""Notes the provider's count, which ends before the answer: the anchor of the next estimate, and whose count it is."""
-
-
-def _assistant_row(turn: RunningTurn, text: str | None, body: MessageBody) -> NewMessage:
-    return NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=text, body=body, turn_id=turn.id)
 
 
 @locks(turn="claim.id")
@@ -304,42 +274,22 @@ def _store_result(db: Connection, turn: RunningTurn, result: ToolResult, now: Mi
     return stored
 
 
-@locks(turn="claim.id")
-def note_preview(db: Connection, claim: TurnClaim, ref: str) -> None:
-    """Remember the placeholder that shows the turn's unfinished answer, so that a resumed turn reuses it.
-
-    A turn may be stopped while its first preview is on its way: what is owed for it then still takes its place. One of
-    an older epoch is not remembered.
-    """
-    query = "UPDATE turns SET preview_ref = ? WHERE id = ? AND epoch = ?"
-    if db.execute(query, (ref, claim.id, claim.epoch)).rowcount == 1:
-        outbox.replace_preview(db, claim.id, ref)
-
-
 def pause_turn(db: Connection, claim: TurnClaim) -> RunningTurn:
     """Let a turn wait for a decision; it keeps its place in the chat. Raises `TurnMoved`."""
     turn = require_running(db, claim)
     db.execute("UPDATE turns SET state = 'waiting' WHERE id = ?", (turn.id,))
-    previews.remove(db, turn.id)
+    remove_preview(db, turn.id)
     return turn
 
 
-# Purpose: a waiting turn that runs again, and was left in order as one of `let_go`.
-_UNPAUSE = """
-UPDATE turns SET state = 'running', preview_ref = NULL, restarts = restarts - 1 WHERE id = ? AND state = 'waiting'
-"""
-
-
 def unpause_turn(db: Connection, turn_id: TurnId) -> None:
-    """Let a waiting turn go on; what it shows next is below what was asked. To take it up is no restart."""
-    db.execute(_UNPAUSE, (turn_id,))
-
-
-# ---- ending -----------------------------------------------------------------------------------------------------
+    """Let a waiting turn go on, with a new preview below the question. To take it up is no restart."""
+    changes = "state = 'running', preview_ref = NULL, restarts = restarts - 1"
+    db.execute(f"UPDATE turns SET {changes} WHERE id = ? AND state = 'waiting'", (turn_id,))
 
 
 _QUESTION = "(SELECT {} FROM inbox q WHERE q.turn_id = turns.id AND q.kind <> 'notice' ORDER BY q.id DESC LIMIT 1)"
-# Purpose: the end of a turn that is running; tells what became true of it since it began, and what its chat waits for.
+# Purpose: end a running turn; return facts that have changed since it began, and the waiting rows of its chat.
 _FINISH = f"""
 UPDATE turns SET state = 'finished', ended_at = ? WHERE id = ? AND epoch = ? AND state = 'running'
 RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTION.format(TICKET)},
@@ -353,11 +303,10 @@ RETURNING preview_ref, {_QUESTION.format("nullif(q.message_ref, '')")}, {_QUESTI
 def finish_turn(
     db: Connection, turn: RunningTurn, answer: ModelAnswer, now: Millis, rendered: RenderedReply | None = None
 ) -> tuple[MessageId, OutboxRow | None]:
-    """Store the answer, settle the inbox and owe the reply, in one go. Raises `TurnMoved`.
+    """Store the answer, settle the inbox and owe the reply. Raises `TurnMoved`.
 
-    `rendered`: for a caller who sends the reply at once. Unless the chat is owed something else, it is
-    stored as `sending`, and its row is returned with the id of the answer. A sub-agent owes no reply: its answer is its
-    report.
+    `rendered`: the reply of a caller who sends it at once. Unless the chat is owed something else, it is stored as
+    `sending` and its row is returned. A sub-agent owes no reply: its answer is its report.
     """
     assert not answer.calls, "what calls tools ends no turn"
     closed = db.execute(_FINISH, (now, turn.id, turn.epoch)).fetchone()
@@ -369,7 +318,7 @@ def finish_turn(
     turn = msgspec.structs.replace(turn, preview_ref=preview_ref, question_ref=question_ref, ticket=ticket)
     message = _append_answer(db, turn, answer, answer.text, now)
     if turn.parent is not None:
-        _end_lineage(db, turn, now)
+        end_session(db, load_tip(db, turn.lineage_id).id, EndReason.FINISHED, now)
         return message.id, None
     _settle_inbox(db, turn, has_late_steers, now)
     reply = _reply(turn, OutboxKind.FINAL, answer.markdown or answer.text, message.id)
@@ -377,29 +326,31 @@ def finish_turn(
     return message.id, row if row is not None and row.rendered is not None else None
 
 
-# Purpose: the last stored step of a turn; while its tools run, a preview still shows just that.
-_NEWEST_TEXT = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND seq > 0 ORDER BY id DESC LIMIT 1"
-
-
 @locks(turn="claim.id")
 def stop_turn(
     db: Connection, claim: TurnClaim, partial_text: str | None, reason: str, now: Millis, *, notice: str
 ) -> bool:
-    """End a turn that a person stopped, keeping what was done; False when it has ended, or was taken up since.
+    """End a turn that a person stopped, keeping its work; False when it has ended, or was taken up since.
 
-    The partial answer becomes an assistant row flagged interrupted (and is what the chat keeps), open calls are
-    answered with `reason`, so that the transcript stays legal. `notice` takes the place of a preview that shows nothing
-    which is kept. `partial_text` is None where another node works on the turn: it is the last preview then.
+    The partial answer becomes an interrupted row, which the chat keeps. `reason` answers open calls, so that the
+    transcript stays legal. `notice` replaces a preview that shows nothing to keep. `partial_text`: None where another
+    node works on the turn, which means the last preview.
     """
     turn = find_unended(db, claim)
     if turn is None:
         return False
     _stop_subagents(db, turn, reason, now)
     _answer_open_calls(db, turn, reason, ToolRunState.STOPPED, now)
-    shown = (scalar_or_none(db, str, _NEWEST_TEXT, (turn.id,)) or "").strip()
-    text = (_last_preview(db, turn, shown) if partial_text is None else partial_text).strip()
+    query = "SELECT text FROM messages WHERE turn_id = ? AND role = 'assistant' AND seq > 0 ORDER BY id DESC LIMIT 1"
+    shown = (scalar_or_none(db, str, query, (turn.id,)) or "").strip()
+    if partial_text is None:
+        preview = scalar_or_none(db, str, "SELECT text FROM previews WHERE turn_id = ?", (turn.id,)) or ""
+        # While its tools run, a preview still shows the turn's newest step.
+        partial_text = "" if shown.startswith(preview.strip()) else preview
+    text = partial_text.strip()
     if text and text != shown:
-        row = _assistant_row(turn, text, MessageBody(was_interrupted=True))
+        body = MessageBody(was_interrupted=True)
+        row = NewMessage(role=MessageRole.ASSISTANT, origin=Origin.ASSISTANT, text=text, body=body, turn_id=turn.id)
         message = append_to_tip(db, turn.lineage_id, row, now)
         outbox.enqueue(db, _reply(turn, OutboxKind.FINAL, f"{text} …", message.id), now)
     elif turn.preview_ref is not None:
@@ -408,17 +359,11 @@ def stop_turn(
     return True
 
 
-def _last_preview(db: Connection, turn: RunningTurn, step: str) -> str:
-    """The newest stored preview of an answer; nothing where that is of the turn's newest `step`, as it grew."""
-    text = scalar_or_none(db, str, "SELECT text FROM previews WHERE turn_id = ?", (turn.id,)) or ""
-    return "" if step.startswith(text.strip()) else text
-
-
 @locks(turn="claim.id")
 def fail_turn(db: Connection, claim: TurnClaim, error: str, sentence: str, now: Millis) -> bool:
     """End a turn that cannot go on and owe its people a sentence; False when it has ended, or was taken up since.
 
-    `error` names the kind for operators; `sentence` is for people, and of a sub-agent for whoever has called it.
+    `error` names the kind for operators. The `sentence` of a sub-agent is for its caller.
     """
     turn = find_unended(db, claim)
     if turn is None:
@@ -432,21 +377,15 @@ def fail_turn(db: Connection, claim: TurnClaim, error: str, sentence: str, now: 
 
 
 def _stop_subagents(db: Connection, turn: RunningTurn, reason: str, now: Millis) -> None:
-    """End the sub-agents that work for a turn, which ends in the same transaction."""
     for subagent in find_subagents(db, turn.id) if turn.parent is None else []:
         _answer_open_calls(db, subagent, reason, ToolRunState.STOPPED, now)
         _close(db, subagent, TurnState.STOPPED, reason, now)
 
 
-# Purpose: the answers of a turn that may hold calls.
-_ANSWERS_WITH_BODY = """
-SELECT m.id FROM messages m
-WHERE m.turn_id = ? AND m.role = 'assistant' AND m.body IS NOT NULL AND m.seq > 0 ORDER BY m.id
-"""
-
-
 def _answer_open_calls(db: Connection, turn: RunningTurn, text: str, state: ToolRunState, now: Millis) -> None:
-    for message_id in scalars(db, MessageId, _ANSWERS_WITH_BODY, (turn.id,)):
+    query = """SELECT m.id FROM messages m
+    WHERE m.turn_id = ? AND m.role = 'assistant' AND m.body IS NOT NULL AND m.seq > 0 ORDER BY m.id"""
+    for message_id in scalars(db, MessageId, query, (turn.id,)):
         runs = tool_runs.load_tool_runs(db, message_id)
         for call in load_message(db, message_id).body.calls:
             if runs.get(call.id, ToolRunState.STARTED) is ToolRunState.STARTED:
@@ -470,17 +409,12 @@ def _reply(turn: RunningTurn, kind: OutboxKind, markdown: str, message_id: Messa
 
 def _close(db: Connection, turn: RunningTurn, state: TurnState, error: str | None, now: Millis) -> None:
     db.execute("UPDATE turns SET state = ?, error = ?, ended_at = ? WHERE id = ?", (state, error, now, turn.id))
-    previews.remove(db, turn.id)
-    questions.close_all(db, turn.id, now)
+    remove_preview(db, turn.id)
+    outbox.close_questions(db, turn.id, now)
     if turn.parent is None:
         _settle_inbox(db, turn, True, now)
     else:
-        _end_lineage(db, turn, now)
-
-
-def _end_lineage(db: Connection, turn: RunningTurn, now: Millis) -> None:
-    """End the session of a sub-agent with its turn: nobody goes on with it."""
-    end_session(db, load_tip(db, turn.lineage_id).id, EndReason.FINISHED, now)
+        end_session(db, load_tip(db, turn.lineage_id).id, EndReason.FINISHED, now)
 
 
 def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now: Millis) -> None:
@@ -489,28 +423,22 @@ def _settle_inbox(db: Connection, turn: RunningTurn, has_late_steers: bool, now:
         inbox.queue_late_steers(db, turn.chat_id)
 
 
-# ---- taking up, letting go ---------------------------------------------------------------------------------------
-
-# Purpose: the next epoch of a turn, for whoever takes it up first.
-_TAKE_UP = """
-UPDATE turns SET epoch = epoch + 1, restarts = restarts + ? WHERE id = ? AND epoch = ? AND state = 'running'
-"""
-
-
 @locks(turn="claim.id")
 def take_up(db: Connection, claim: TurnClaim, is_restart: bool = False) -> RunningTurn:
-    """Go on with an open turn, whose owner until now can write nothing more for it. Raises `TurnMoved`.
+    """Become the owner of an open turn; its last owner can write nothing more for it. Raises `TurnMoved`.
 
-    `is_restart`: the work on it has ended the process, as far as anybody knows; `let_go` takes that back.
+    `is_restart`: the work on it may have ended the process; `let_go` takes that back.
     """
-    if db.execute(_TAKE_UP, (int(is_restart), claim.id, claim.epoch)).rowcount != 1:
+    moved = "epoch = epoch + 1, restarts = restarts + ?"
+    query = f"UPDATE turns SET {moved} WHERE id = ? AND epoch = ? AND state = 'running'"
+    if db.execute(query, (int(is_restart), claim.id, claim.epoch)).rowcount != 1:
         raise TurnMoved(f"turn {claim.id} does not run in epoch {claim.epoch}")
-    previews.remove(db, claim.id)
+    remove_preview(db, claim.id)
     return load_running(db, claim.id)
 
 
 @locks(turn="turn_ids")
 def let_go(db: Connection, turn_ids: Sequence[TurnId]) -> None:
-    """Note that open turns are left in order, so that taking them up is no restart, be it before or after this."""
+    """Note that open turns are left in order, so that taking them up is no restart, before or after this call."""
     query = "UPDATE turns SET restarts = restarts - 1 WHERE id = ? AND state IN ('running','waiting')"
     db.executemany(query, [(turn_id,) for turn_id in turn_ids])

@@ -1,24 +1,27 @@
 """The outbox: replies owed to people, stored in the transaction that decided them.
 
 A row starts with the Markdown as written (`rendered = 0`). Before the first send it is rendered once and its parts are
-committed, each a row of its own with the same `dedupe_key`; every retry sends those bytes. `sending` is
-committed before the request leaves. A new owner of the account turns it into `ambiguous`: the outcome is unknown. A row
-stays ambiguous until it is settled, however often it is sent.
+committed, each a row with the same `dedupe_key`; every retry sends those bytes. `sending` is committed before the
+request leaves. A new owner of the account turns it into `ambiguous`: the outcome is unknown. A row stays ambiguous
+until it is settled, however often it is sent.
 
-An attempt states whose it is and which one: what an earlier owner of the account, or an earlier attempt, has still to
-say of a row gives up nothing that another one is sending. Only that the platform has it is true whoever says it.
+An account has a new epoch (a fencing token) with each new owner, and every send states it with its attempt. So where
+several nodes share a database, an owner that was stopped or cut off can neither begin a send nor give up another one.
+
+A question about a call is a row `approval:<id>`; its copies in admins' chats are `approval:<id>:<chat id>`. Closing the
+question stores an edit of each, `<key>:closed`, which is sent after the message.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
 import msgspec
 
-from hermes_state.accounts import IS_HELD, AccountClaim, require_held
 from hermes_state.chats import note_reach
-from hermes_state.store.locks import locks
-from hermes_state.store.sql import Connection, scalar_or_none, scalars, select, select_one
+from hermes_state.errors import StateError
+from hermes_state.store.locks import EVERYTHING, locks
+from hermes_state.store.sql import Connection, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import (
     Button,
     ChatId,
@@ -31,6 +34,26 @@ from hermes_state.values import (
     TurnId,
     UserRef,
 )
+
+
+class AccountMoved(StateError):
+    """Another node may have the account by now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountClaim:
+    """An account as its owner has taken it."""
+
+    account: str
+    epoch: int
+
+
+_IS_HELD = "EXISTS (SELECT 1 FROM accounts a WHERE a.account = :account AND a.epoch = :epoch)"
+
+
+def _require_held(db: Connection, claim: AccountClaim) -> None:
+    if not scalar(db, bool, f"SELECT {_IS_HELD}", asdict(claim)):
+        raise AccountMoved(f"the account {claim.account} was taken by another node")
 
 
 class OutboxKind(StrEnum):
@@ -52,40 +75,36 @@ class WrittenReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     markdown: str
     footer: str = ""
-    """Last lines, with the buttons below them: a message of their own where all of it does not fit into one."""
+    """Last lines, above the buttons: a message of their own where all of it does not fit into one."""
     edited_at: Millis | None = None
-    """Time of the event that the footer tells, for a reply that only changes the message that it replaces."""
+    """Time of the event in the footer, for a reply that only changes the message that it replaces."""
     buttons: tuple[Button, ...] = ()
     attached: SentFile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Something to tell a chat."""
+    """A message of the gateway to a chat."""
 
     chat_id: ChatId
     kind: OutboxKind = OutboxKind.STATUS
     markdown: str
-    dedupe_key: str
-    """Reason for which it is sent (`turn:7`, `inbox:12`): the same reason never sends twice."""
+    dedupe_key: str  # reason for it (`turn:7`, `inbox:12`): the same reason never sends twice
     turn_id: TurnId | None = None
-    message_id: MessageId | None = None
-    """The transcript row that it shows."""
+    message_id: MessageId | None = None  # transcript row that it shows
     reply_to: str | None = None
     ticket: str | None = None
     replaces: str | None = None
     footer: str = ""
     edited_at: Millis | None = None
     buttons: tuple[Button, ...] = ()
-    attached: SentFile | None = None
-    """File that is given to the chat; `markdown` is its caption then."""
-    is_urgent: bool = False
-    """Due before whatever else is owed to the chat."""
+    attached: SentFile | None = None  # file to send, with `markdown` as its caption
+    is_urgent: bool = False  # due before all other replies to the chat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedReply:
-    """A reply as it is sent at once, by the owner of its chat's account."""
+    """A rendered reply that the owner of its chat's account sends at once."""
 
     parts: Sequence[OutboundPart]
     claim: AccountClaim
@@ -101,9 +120,7 @@ class OutboxRow(msgspec.Struct, frozen=True, kw_only=True):
     part: int
     kind: OutboxKind
     written: WrittenReply | None
-    """Before rendering."""
     rendered: OutboundPart | None
-    """After it."""
     reply_to: str | None
     ticket: str | None
     replaces: str | None
@@ -126,31 +143,18 @@ SELECT :chat_id, :turn_id, :message_id, :dedupe_key, :kind,
   CASE at_once WHEN 1 THEN CAST(:sent AS TEXT) ELSE :written END, at_once, :reply_to, :ticket, :replaces,
   CASE at_once WHEN 1 THEN 'sending' ELSE 'pending' END, at_once, :next_at,
   CASE at_once WHEN 1 THEN CAST(:now AS BIGINT) END, :now
-FROM (SELECT CASE WHEN {IS_HELD} THEN 1 ELSE 0 END AS at_once) AS held WHERE 1 = 1
+FROM (SELECT CASE WHEN {_IS_HELD} THEN 1 ELSE 0 END AS at_once) AS held WHERE 1 = 1
 ON CONFLICT (dedupe_key, part) DO NOTHING RETURNING {_COLUMNS}
 """
-# Purpose: the later parts of a reply, placed behind its first one.
-_INSERT_PART = """
-INSERT INTO outbox (chat_id, turn_id, message_id, dedupe_key, part, kind, payload, rendered, next_at, created_at)
-SELECT chat_id, turn_id, message_id, dedupe_key, ?, kind, ?, 1, next_at, created_at FROM outbox WHERE id = ?
-"""
-OPEN = "state IN ('pending','sending','ambiguous')"
-"""Condition for a row that is still owed."""
-
-# Purpose: what a chat is still owed, first what is urgent (due at 0). Parts stand together even when another reply was
-# stored meanwhile.
-_OPEN = f"""
-SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND {OPEN}
-ORDER BY next_at > 0, (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?
-"""
+OPEN = "state IN ('pending','sending','ambiguous')"  # condition for a row that is still owed
 
 
 @locks(chat="reply.chat_id")
 def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply | None = None) -> OutboxRow | None:
     """Store a reply; None when the same `dedupe_key` was stored before.
 
-    `rendered`: for a reply that is sent as soon as this is on disk, by whoever still serves the account then; it is
-    stored as `begin_send` would leave it.
+    `rendered`: the parts of a reply that is sent as soon as this is on disk. They are stored as by `begin_send` if the
+    claim still holds.
     """
     written = WrittenReply(**{name: getattr(reply, name) for name in WrittenReply.__struct_fields__})
     values = {"written": _encode(written).decode(), "now": now, "next_at": 0 if reply.is_urgent else now}
@@ -164,119 +168,92 @@ def enqueue(db: Connection, reply: Reply, now: Millis, rendered: RenderedReply |
 
 
 def _insert_parts(db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart]) -> None:
+    query = """INSERT INTO outbox
+      (chat_id, turn_id, message_id, dedupe_key, part, kind, payload, rendered, next_at, created_at)
+    SELECT chat_id, turn_id, message_id, dedupe_key, ?, kind, ?, 1, next_at, created_at FROM outbox WHERE id = ?"""
     for number, part in enumerate(parts[1:], start=1):
-        db.execute(_INSERT_PART, (number, _encode(part).decode(), row_id))
+        db.execute(query, (number, _encode(part).decode(), row_id))
 
 
 def find_recipient(db: Connection, dedupe_key: str) -> ChatId | None:
-    """The chat that a reply was stored for, None when it is not known any more."""
+    """Return the chat that a reply was stored for; None when it is not known any more."""
     return scalar_or_none(db, ChatId, "SELECT chat_id FROM outbox WHERE dedupe_key = ?", (dedupe_key,))
 
 
 def replace_preview(db: Connection, turn_id: TurnId, ref: str) -> None:
-    """Let what is owed for a turn take the place of its preview, unless it was tried already."""
+    """Let the reply of a turn replace its preview, unless it was tried already."""
     query = "UPDATE outbox SET replaces = ? WHERE turn_id = ? AND part = 0 AND state = 'pending' AND attempts = 0"
     db.execute(query, (ref, turn_id))
 
 
 def load_open(db: Connection, chat_id: ChatId, limit: int = 50) -> list[OutboxRow]:
-    """Rows owed to a chat, in the order in which they must be sent."""
-    return select(db, OutboxRow, _OPEN, (chat_id, limit))
-
-
-# Purpose: the chats of an account that something is owed to.
-_OWED = f"""
-SELECT DISTINCT o.chat_id FROM outbox o JOIN chats c ON c.id = o.chat_id WHERE c.account = ? AND o.{OPEN}
-"""
+    """Load the rows owed to a chat in the order of sending, urgent ones (due at 0) first, parts of a reply together."""
+    query = f"""SELECT {_COLUMNS} FROM outbox o WHERE chat_id = ? AND {OPEN}
+    ORDER BY next_at > 0, (SELECT min(f.id) FROM outbox f WHERE f.dedupe_key = o.dedupe_key), part LIMIT ?"""
+    return select(db, OutboxRow, query, (chat_id, limit))
 
 
 def load_chats_owed_questions(db: Connection) -> list[ChatId]:
-    """Chats that are owed a question, or the edit of an answered one."""
+    """Load the chats that are owed a question, or the edit of an answered one."""
     return scalars(db, ChatId, f"SELECT DISTINCT chat_id FROM outbox WHERE {OPEN} AND dedupe_key LIKE 'approval:%'")
 
 
 def load_chats_owed(db: Connection, account: str) -> list[ChatId]:
-    """Chats of an account that something is owed to."""
-    return scalars(db, ChatId, _OWED, (account,))
-
-
-# Purpose: the beginning of a send; what was rendered for it replaces what was written. A row stays ambiguous until it
-# is sent: if nobody learns the outcome of this statement, the next attempt is still a repeat.
-_BEGIN = f"""
-UPDATE outbox SET state = CASE state WHEN 'ambiguous' THEN state ELSE 'sending' END, attempts = attempts + 1,
-  first_tried_at = coalesce(first_tried_at, :now), payload = coalesce(:payload, payload), rendered = 1
-WHERE id = :row_id AND settled_at IS NULL AND {IS_HELD} RETURNING {_COLUMNS}
-"""
+    """Load the chats of an account that are owed a reply."""
+    query = f"SELECT DISTINCT o.chat_id FROM outbox o JOIN chats c ON c.id = o.chat_id WHERE c.account = ? AND o.{OPEN}"
+    return scalars(db, ChatId, query, (account,))
 
 
 @locks(outbox="row_id")
 def begin_send(
     db: Connection, row_id: OutboxId, parts: Sequence[OutboundPart] | None, claim: AccountClaim, now: Millis
 ) -> OutboxRow | None:
-    """Commit that a send begins; None where the row was settled, and nothing is to be sent.
+    """Commit that a send begins, with the `parts` of a row that was not rendered yet; None: the row was settled.
 
-    The returned state is `ambiguous` if an earlier attempt may have reached the chat. Only this answer counts: a row
-    that was read earlier may be older than the last change of owner.
-
-    `parts`, for a row that was not rendered yet, are stored with it. Raises `AccountMoved`.
+    The returned state is `ambiguous` if an earlier attempt may have reached the chat. Only this state counts: a row
+    that was read earlier may be older than the last change of owner. Raises `AccountMoved`.
     """
+    # A row stays ambiguous until it is sent, because its sender may never learn the outcome of this statement.
+    query = f"""UPDATE outbox SET state = CASE state WHEN 'ambiguous' THEN state ELSE 'sending' END,
+      attempts = attempts + 1, first_tried_at = coalesce(first_tried_at, :now),
+      payload = coalesce(:payload, payload), rendered = 1
+    WHERE id = :row_id AND settled_at IS NULL AND {_IS_HELD} RETURNING {_COLUMNS}"""
     payload = None if parts is None else _encode(parts[0]).decode()
-    values = {"now": now, "payload": payload, "row_id": row_id, **asdict(claim)}
-    row = select_one(db, OutboxRow, _BEGIN, values)
+    row = select_one(db, OutboxRow, query, {"now": now, "payload": payload, "row_id": row_id, **asdict(claim)})
     if row is None:
-        require_held(db, claim)
+        _require_held(db, claim)
     elif parts is not None:
         _insert_parts(db, row_id, parts)
     return row
 
 
-# Purpose: settle a row that was sent; tells what it shows, and whether its chat is owed anything else.
-_SENT = f"""
-UPDATE outbox SET state = 'sent', platform_ref = ?, payload = '', settled_at = ?, error = NULL WHERE id = ?
-RETURNING chat_id, message_id, part, dedupe_key,
-  EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = outbox.chat_id AND o.id <> outbox.id AND o.{OPEN})
-"""
-
-
-CLOSED = ":closed"
-"""End of the dedupe key of the edit that closes a question."""
-_PLACE_EDIT = "UPDATE outbox SET replaces = ? WHERE dedupe_key = ? AND part = 0 AND attempts = 0"
-
-# Purpose: a platform message and the transcript row of which it shows a part.
-_SHOWN = "INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id, ref) DO NOTHING"
+CLOSED = ":closed"  # end of the dedupe key of the edit that closes a question
 
 
 @locks(outbox="row_id")
 def mark_sent(db: Connection, row_id: OutboxId, ref: str, now: Millis) -> bool:
-    """Settle a row that the platform has, and remember which transcript row it shows; True when more is owed.
-
-    It has it whoever serves the account by now: who would send it again finds it settled.
-    """
-    sent = db.execute(_SENT, (ref, now, row_id)).fetchone()
+    """Settle a row that the platform has, for any owner of the account; True when more is owed to the chat."""
+    query = f"""UPDATE outbox SET state = 'sent', platform_ref = ?, payload = '', settled_at = ?, error = NULL
+    WHERE id = ? RETURNING chat_id, message_id, part, dedupe_key,
+      EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = outbox.chat_id AND o.id <> outbox.id AND o.{OPEN})"""
+    sent = db.execute(query, (ref, now, row_id)).fetchone()
     chat_id, message_id, part, key, is_owed = sent or (None, None, 0, "", 0)
     if message_id is not None:
-        db.execute(_SHOWN, (chat_id, ref, message_id, part))
+        query = "INSERT INTO platform_messages VALUES (?, ?, ?, ?) ON CONFLICT (chat_id, ref) DO NOTHING"
+        db.execute(query, (chat_id, ref, message_id, part))
     if key.startswith("approval:"):  # answered while it was on its way: the edit learns where it stands
-        db.execute(_PLACE_EDIT, (ref, f"{key}{CLOSED}"))
+        query = "UPDATE outbox SET replaces = ? WHERE dedupe_key = ? AND part = 0 AND attempts = 0"
+        db.execute(query, (ref, f"{key}{CLOSED}"))
     return bool(is_owed)
-
-
-# Purpose: the end of a row's newest attempt, which was not sent; `settled_at` is NULL where another one follows.
-_END_ATTEMPT = f"""
-UPDATE outbox SET state = :state, error = :error, next_at = :next_at, settled_at = CAST(:settled_at AS BIGINT)
-WHERE id = :id AND attempts = :attempts AND settled_at IS NULL AND {IS_HELD}
-"""
 
 
 @locks(outbox="row.id")
 def mark_retry(
     db: Connection, row: OutboxRow, is_ambiguous: bool, error: str, claim: AccountClaim, next_at: Millis
 ) -> None:
-    """Note that the attempt that began with `row` failed; `next_at` is when the next one is due.
+    """Note that the attempt that began with `row` failed; the next one is due at `next_at`, unless the row is settled.
 
-    There is none where the row was settled meanwhile. Raises `AccountMoved`: the new owner knows what is to be done.
-
-    `is_ambiguous`: this or an earlier attempt may have been seen by people.
+    `is_ambiguous`: people may have seen this or an earlier attempt. Raises `AccountMoved`.
     """
     state = OutboxState.AMBIGUOUS if is_ambiguous else OutboxState.PENDING
     _end_attempt(db, row, claim, {"state": state, "error": error, "next_at": next_at, "settled_at": None})
@@ -286,10 +263,9 @@ def mark_retry(
 def mark_dead(
     db: Connection, row: OutboxRow, error: str, claim: AccountClaim, now: Millis, *, is_unreachable: bool = False
 ) -> bool:
-    """Give up a row that the attempt that began with `row` has found undeliverable (a dead letter).
+    """Give up a row that an attempt has found undeliverable (a dead letter). Its payload stays for the operator.
 
-    `is_unreachable`: the bot cannot write in the chat at all. Returns True when that is new.
-    The payload stays for the operator. Raises `AccountMoved`: the new owner finds out by itself.
+    `is_unreachable`: the bot cannot write in the chat at all; True when that is new. Raises `AccountMoved`.
     """
     ended = {"state": OutboxState.DEAD, "error": error, "next_at": row.next_at, "settled_at": now}
     _end_attempt(db, row, claim, ended)
@@ -297,25 +273,63 @@ def mark_dead(
 
 
 def _end_attempt(db: Connection, row: OutboxRow, claim: AccountClaim, ended: Mapping[str, object]) -> None:
+    query = f"""UPDATE outbox SET state = :state, error = :error, next_at = :next_at,
+      settled_at = CAST(:settled_at AS BIGINT)
+    WHERE id = :id AND attempts = :attempts AND settled_at IS NULL AND {_IS_HELD}"""
     values = {"id": row.id, "attempts": row.attempts, **ended, **asdict(claim)}
-    if not db.execute(_END_ATTEMPT, values).rowcount:
-        require_held(db, claim)
-
-
-# Purpose: give up answers that are not delivered yet, and what follows a first part; for a person, only their own.
-_STOP = """
-UPDATE outbox SET state = 'dead', error = 'stopped by the person', settled_at = :now
-WHERE chat_id = :chat_id AND settled_at IS NULL AND (kind = 'final' OR part > 0)
-AND (turn_id IS NULL OR (SELECT min(i.id) FROM inbox i WHERE i.turn_id = outbox.turn_id) < :before)
-AND (CAST(:person AS TEXT) IS NULL OR (SELECT started_by FROM turns WHERE id = turn_id) = :person)
-"""
+    if not db.execute(query, values).rowcount:
+        _require_held(db, claim)
 
 
 def stop_delivery(db: Connection, chat_id: ChatId, person: UserRef | None, before: InboxId, now: Millis) -> bool:
-    """Give up what of the chat's answers is not delivered; False when nothing was left of them.
+    """Give up the chat's undelivered answers; False when there are none. A part that is being sent may still arrive.
 
-    `person`: only answers of turns that they started. `before`: only of turns that an earlier inbox row began. A part
-    whose request is under way may still arrive.
+    `person`: only answers of turns that they started. `before`: only of turns that an earlier inbox row began.
     """
     values = {"chat_id": chat_id, "person": person, "before": before, "now": now}
-    return db.execute(_STOP, values).rowcount > 0
+    query = """UPDATE outbox SET state = 'dead', error = 'stopped by the person', settled_at = :now
+    WHERE chat_id = :chat_id AND settled_at IS NULL AND (kind = 'final' OR part > 0)
+    AND (turn_id IS NULL OR (SELECT min(i.id) FROM inbox i WHERE i.turn_id = outbox.turn_id) < :before)
+    AND (CAST(:person AS TEXT) IS NULL OR (SELECT started_by FROM turns WHERE id = turn_id) = :person)"""
+    return db.execute(query, values).rowcount > 0
+
+
+def close_question(
+    db: Connection, number: int, state: str, by: str, reason: str | None, outcome: str, now: Millis
+) -> None:
+    """Store the answer to a question, and owe its messages an edit: no buttons, and `outcome` with the time."""
+    query = """UPDATE approvals SET state = ?, decided_by = ?, decided_at = ?, reason = ?
+    WHERE id = ? AND state = 'pending' RETURNING question"""
+    statement = """SELECT o.chat_id, o.dedupe_key,
+      (SELECT l.platform_ref FROM outbox l WHERE l.dedupe_key = o.dedupe_key ORDER BY l.part DESC LIMIT 1)
+    FROM outbox o WHERE o.part = 0 AND (o.dedupe_key = :key
+      OR o.dedupe_key IN (SELECT :key || ':' || c.id FROM chats c WHERE c.kind IN ('direct','local')))"""
+    for (question,) in db.execute(query, (state, by, now, reason, number)).fetchall():
+        for chat_id, key, ref in db.execute(statement, {"key": f"approval:{number}"}).fetchall():
+            edit = Reply(chat_id=chat_id, markdown=question, dedupe_key=f"{key}{CLOSED}", replaces=ref)
+            enqueue(db, replace(edit, footer=outcome, edited_at=now), now)
+
+
+def close_questions(db: Connection, turn_id: TurnId, now: Millis) -> None:
+    """Close the open questions of a turn that ends."""
+    for number in scalars(db, int, "SELECT id FROM approvals WHERE turn_id = ? AND state = 'pending'", (turn_id,)):
+        close_question(db, number, "expired", "", None, "Withdrawn, because the turn ended,", now)
+
+
+@locks(EVERYTHING)
+def take_account(
+    db: Connection, account: str, is_certain: Callable[[], bool] = lambda: True
+) -> tuple[AccountClaim, int]:
+    """Become the owner of an account; return also how many sends of the last owner were interrupted.
+
+    `is_certain` is asked inside the transaction if the account is still the caller's to take: a node that was stopped
+    must not get a newer epoch than its successor. Raises `AccountMoved`.
+    """
+    if not is_certain():
+        raise AccountMoved(f"the account {account} may be another node's by now")
+    query = """INSERT INTO accounts (account, epoch) VALUES (?, 1)
+    ON CONFLICT (account) DO UPDATE SET epoch = accounts.epoch + 1 RETURNING epoch"""
+    epoch = scalar(db, int, query, (account,))
+    statement = """UPDATE outbox SET state = 'ambiguous'
+    WHERE state = 'sending' AND chat_id IN (SELECT id FROM chats WHERE account = ?)"""
+    return AccountClaim(account=account, epoch=epoch), db.execute(statement, (account,)).rowcount

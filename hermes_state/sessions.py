@@ -1,9 +1,9 @@
 """Sessions, and the lineages that they form.
 
-A conversation is one **lineage**: the first session and its continuations, each made by a compression.
-`lineage_id` is the id of the first session and `depth` counts continuations, so the tip is one indexed
-look-up however long the chain is. A reset ends a session and starts another lineage. A sub-agent has a lineage of
-its own, which is no conversation: its first session is of the kind `subagent`, below the session that has called it.
+A conversation is one **lineage**: the first session and its continuations, each made by a compression. `lineage_id` is
+the id of the first session and `depth` counts continuations, so the tip is one indexed look-up. A reset ends a session
+and starts another lineage. A sub-agent's lineage is no conversation: its first session has the kind `subagent`, and the
+session that has called it as its parent.
 """
 
 import secrets
@@ -20,8 +20,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """One `sessions` row, without its totals."""
 
     id: SessionId
-    key: str
-    """Public id; people see its first eight characters."""
+    key: str  # public id; people see its first eight characters
     chat_id: ChatId
     parent_session_id: SessionId | None
     lineage_id: LineageId
@@ -35,16 +34,12 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     """Moves with every change of the view; a split planned on an older version is refused."""
     next_seq: int
-    next_view_seq: int = -1
-    """Moves with every row that is made for a view."""
+    next_view_seq: int = -1  # moves with every row that is made for a view
     message_count: int
     reported_prompt_tokens: int | None
-    reported_at_seq: int | None
-    """The last row that `reported_prompt_tokens` covers."""
-    context_state: str | None
-    """JSON of the context engine; a split copies it."""
-    chosen_model: str | None = None
-    """Model that people have chosen, as it is stored; None: the configured one."""
+    reported_at_seq: int | None  # the last row that `reported_prompt_tokens` covers
+    context_state: str | None  # JSON of the context engine; a split copies it
+    chosen_model: str | None = None  # model that people have chosen; None: the configured one
 
     @property
     def short_key(self) -> str:
@@ -57,8 +52,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     tip: Session
     chat: ChatKey
     title: str | None
-    first_words: str
-    """Beginning of its first message, for people who gave it no title; empty when it began with a file."""
+    first_words: str  # beginning of its first message; empty when it began with a file
     message_count: int
     session_count: int
     started_at: Millis
@@ -67,21 +61,18 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SHORT_KEY_LENGTH = 8
-MIN_KEY_PREFIX = 4
-"""Characters of a key that people must give for it to be looked up."""
+MIN_KEY_PREFIX = 4  # characters of a key that people must give for it to be looked up
 
 _COLUMNS = columns(Session, "sessions")
 LINEAGE_KEY = "coalesce((SELECT r.key FROM sessions r WHERE r.id = s.lineage_id), s.key)"
 """Key of the first session, which may have been removed, of the conversation that the session `s` belongs to."""
-# Purpose: the newest session of a lineage, by the unique index on (lineage_id, depth).
-_TIP = f"SELECT {_COLUMNS} FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1"
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def new_session_key(now: Millis) -> str:
-    """A public id that sorts by time: nine characters of time and nine of chance.
+    """Make a public id that sorts by time: nine characters of time and nine of chance.
 
-    The eight characters that people see tell apart what started at least 32 ms apart.
+    The eight characters that people see differ for sessions that started at least 32 ms apart.
     """
     moment, digits = int(now), []
     for _ in range(9):
@@ -91,7 +82,7 @@ def new_session_key(now: Millis) -> str:
 
 
 def free_session_key(db: Connection, chat_id: ChatId, now: Millis) -> str:
-    """A new public id whose visible characters no other session of the chat has."""
+    """Make a public id whose visible characters no other session of the chat has."""
     query = "SELECT 1 FROM sessions WHERE key >= ? AND key < ? AND chat_id = ?"
     while True:
         key = new_session_key(now)
@@ -102,7 +93,7 @@ def free_session_key(db: Connection, chat_id: ChatId, now: Millis) -> str:
 
 
 def load_session(db: Connection, session_id: SessionId) -> Session:
-    """Raises `SessionNotFound`."""
+    """Load a session. Raises `SessionNotFound`."""
     session = select_one(db, Session, f"SELECT {_COLUMNS} FROM sessions WHERE id = ?", (session_id,))
     if session is None:
         raise SessionNotFound(f"no session {session_id}")
@@ -110,32 +101,33 @@ def load_session(db: Connection, session_id: SessionId) -> Session:
 
 
 def load_tip(db: Connection, lineage_id: LineageId) -> Session:
-    """The newest session of a lineage. Raises `SessionNotFound`."""
-    tip = select_one(db, Session, _TIP, (lineage_id,))
+    """Load the newest session of a lineage, by the index on (lineage_id, depth). Raises `SessionNotFound`."""
+    query = f"SELECT {_COLUMNS} FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1"
+    tip = select_one(db, Session, query, (lineage_id,))
     if tip is None:
         raise SessionNotFound(f"no conversation {lineage_id}")
     return tip
 
 
 def get_compression_tip(db: Connection, session_id: SessionId) -> SessionId:
-    """The tip of the lineage that `session_id`, anywhere in it, belongs to. Raises `SessionNotFound`."""
+    """Return the tip of the lineage that any session belongs to. Raises `SessionNotFound`."""
     return load_tip(db, load_session(db, session_id).lineage_id).id
 
 
 def load_active(db: Connection, chat_id: ChatId) -> Session | None:
-    """The session a chat is in, None before its first message."""
+    """Load the session of a chat; None before its first message."""
     query = f"SELECT {_COLUMNS} FROM sessions WHERE id = (SELECT active_session_id FROM chats WHERE id = ?)"
     return select_one(db, Session, query, (chat_id,))
 
 
 def load_open(db: Connection, chat_id: ChatId) -> Session | None:
-    """The session that a chat's next message goes into; None where that starts one."""
+    """Load the session of a chat's next message; None where that starts one."""
     active = load_active(db, chat_id)
     return active if active is not None and active.ended_at is None else None
 
 
 def ensure_active(db: Connection, chat_id: ChatId, now: Millis) -> Session:
-    """The session a chat is in; started when there is none or the last one has ended."""
+    """Load the open session of a chat, or start one."""
     return load_open(db, chat_id) or start_session(db, chat_id, now)
 
 
@@ -149,18 +141,14 @@ def is_subagent(db: Connection, lineage_id: LineageId) -> bool:
     return scalar(db, bool, query, (lineage_id,))
 
 
-# Purpose: the session of a sub-agent, below the session in which an answer has called it.
-_START_SUBAGENT = """
-INSERT INTO sessions (key, chat_id, parent_session_id, lineage_id, kind, chosen_model, reasoning_effort, started_at)
-SELECT :key, s.chat_id, s.id, 0, 'subagent', s.chosen_model, s.reasoning_effort, :now
-FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.id = :call_message_id
-"""
-
-
 def start_subagent_session(db: Connection, chat_id: ChatId, call_message_id: MessageId, now: Millis) -> LineageId:
-    """Start the lineage of a sub-agent, which is called by that answer; its chat stays where it is."""
+    """Start the lineage of a sub-agent that an answer has called; the chat stays in its session."""
+    query = """INSERT INTO sessions
+      (key, chat_id, parent_session_id, lineage_id, kind, chosen_model, reasoning_effort, started_at)
+    SELECT :key, s.chat_id, s.id, 0, 'subagent', s.chosen_model, s.reasoning_effort, :now
+    FROM messages m JOIN sessions s ON s.id = m.session_id WHERE m.id = :call_message_id"""
     values = {"key": free_session_key(db, chat_id, now), "call_message_id": call_message_id, "now": now}
-    lineage_id = insert_row(db, LineageId, _START_SUBAGENT, values)
+    lineage_id = insert_row(db, LineageId, query, values)
     db.execute("UPDATE sessions SET lineage_id = id WHERE id = ?", (lineage_id,))
     return lineage_id
 
@@ -193,29 +181,22 @@ def reset(db: Connection, chat_id: ChatId, now: Millis) -> Session:
     return start_session(db, chat_id, now)
 
 
-# Purpose: open a session again. Whoever asks for it is back, however long nobody wrote in it.
-_REOPEN = """
-UPDATE sessions SET ended_at = NULL, end_reason = NULL, version = version + 1, last_human_at = ? WHERE id = ?
-"""
-
-
 def resume(db: Connection, chat_id: ChatId, key_prefix: str, now: Millis) -> Session:
-    """Make an earlier conversation of this chat the active one again; any session id in it will do.
-
-    Raises `LookupRejected` when the id is unknown here, ambiguous, or already active.
-    """
+    """Make an earlier conversation of a chat active again, by the id of any session in it. Raises `LookupRejected`."""
     tip = find_conversation(db, chat_id, key_prefix)
     if (active := load_open(db, chat_id)) is not None:
         if active.id == tip.id:
             raise LookupRejected(LookupReason.ALREADY_ACTIVE, tip.short_key)
         end_session(db, active.id, EndReason.SWITCHED, now)
-    db.execute(_REOPEN, (now, tip.id))
+    # `last_human_at` moves, or the idle reset would end it at once.
+    reopened = "ended_at = NULL, end_reason = NULL, version = version + 1, last_human_at = ?"
+    db.execute(f"UPDATE sessions SET {reopened} WHERE id = ?", (now, tip.id))
     db.execute("UPDATE chats SET active_session_id = ?, updated_at = ? WHERE id = ?", (tip.id, now, chat_id))
     return load_session(db, tip.id)
 
 
 def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Session:
-    """The tip of the conversation in which a session's key starts so, no sub-agent. Raises `LookupRejected`."""
+    """Load the tip of the conversation, no sub-agent's, with such a session key. Raises `LookupRejected`."""
     prefix = key_prefix.strip().lower()
     if len(prefix) < MIN_KEY_PREFIX or any(letter not in _BASE32 for letter in prefix):
         raise LookupRejected(LookupReason.MALFORMED, prefix)
@@ -230,7 +211,7 @@ def find_conversation(db: Connection, chat_id: ChatId, key_prefix: str) -> Sessi
 
 
 def find_sessions(db: Connection, key_prefix: str, chat_id: ChatId | None, limit: int) -> list[Session]:
-    """The sessions, of one chat or of all, whose key starts so, oldest first."""
+    """Load the sessions, of one chat or of all, whose key starts so, oldest first."""
     if not key_prefix or any(letter not in _BASE32 for letter in key_prefix):
         return []
     query = f"""SELECT {_COLUMNS} FROM sessions
@@ -247,52 +228,48 @@ def set_system_prompt(db: Connection, session_id: SessionId, text: str) -> str:
     return stored
 
 
-# Purpose: another system prompt for a session that no model has seen yet.
-_RENEW_PROMPT = """
-UPDATE sessions SET system_prompt = ? WHERE lineage_id = ? AND depth > 0 AND ended_at IS NULL AND next_seq = 1
-AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.chat_id = sessions.chat_id AND t.state IN ('running','waiting'))
-"""
-
-
 def renew_system_prompt(db: Connection, lineage_id: LineageId, text: str) -> None:
     """Replace the system prompt of a lineage's tip if that continues another session and no model has seen it."""
-    db.execute(_RENEW_PROMPT, (text, lineage_id))
+    query = """UPDATE sessions SET system_prompt = ?
+    WHERE lineage_id = ? AND depth > 0 AND ended_at IS NULL AND next_seq = 1
+      AND NOT EXISTS (SELECT 1 FROM turns t WHERE t.chat_id = sessions.chat_id AND t.state IN ('running','waiting'))"""
+    db.execute(query, (text, lineage_id))
 
 
 @locks(session="session_id")
 def set_context_state(db: Connection, session_id: SessionId, state: str) -> None:
-    """Keep what the context engine remembers of a conversation; no change of the view."""
+    """Store the state of a conversation's context engine; the view stays as it is."""
     db.execute("UPDATE sessions SET context_state = ? WHERE id = ?", (state, session_id))
 
 
 def load_indebted(db: Connection, chat_id: ChatId) -> list[SessionId]:
-    """Sessions of a chat that were compressed before notes were taken of their views."""
+    """Load the sessions of a chat that were compressed before notes were taken of their views."""
     query = "SELECT id FROM sessions WHERE chat_id = ? AND context_state LIKE '%\"owes_notes\":true%' ORDER BY id"
     return scalars(db, SessionId, query, (chat_id,))
 
 
 def choose_model(db: Connection, session_id: SessionId, choice: str | None) -> None:
-    """Keep which model answers in a session and in what continues it; None: the configured one."""
+    """Set the model of a session and its continuations; None: the configured one."""
     db.execute("UPDATE sessions SET chosen_model = ? WHERE id = ?", (choice, session_id))
 
 
 def load_effort(db: Connection, session_id: SessionId) -> ReasoningEffort | None:
-    """Effort that people have chosen for a session; None: as the model is configured.
+    """Load the effort that people have chosen for a session; None: as the model is configured.
 
-    No column of `Session`: the command line reads sessions also in a database that an older version has left behind.
+    It is no field of `Session`, because the command line also reads databases of older versions.
     """
-    effort: ReasoningEffort | None
+    effort: ReasoningEffort | None  # a CHECK holds the column to these words
     (effort,) = db.execute("SELECT reasoning_effort FROM sessions WHERE id = ?", (session_id,)).fetchone() or (None,)
-    return effort  # a CHECK holds the column to these words
+    return effort
 
 
 def choose_effort(db: Connection, session_id: SessionId, effort: ReasoningEffort | None) -> None:
-    """Keep how much the model is to think in a session and in what continues it; None: as configured."""
+    """Set the effort of a session and its continuations; None: as configured."""
     db.execute("UPDATE sessions SET reasoning_effort = ? WHERE id = ?", (effort, session_id))
 
 
 def forget_model(db: Connection, lineage_id: LineageId, choice: str) -> bool:
-    """Go back to the configured model if `choice` is still what a conversation has chosen; True if it was."""
+    """Go back to the configured model if `choice` is still the chosen one; True if it was."""
     tip = load_tip(db, lineage_id)
     if tip.chosen_model != choice:
         return False
@@ -313,59 +290,49 @@ def give_title(db: Connection, lineage_id: LineageId, title: str) -> bool:
 
 
 def load_title(db: Connection, lineage_id: LineageId) -> str | None:
-    """A conversation's title: the newest that was set along its chain."""
+    """Load the title of a conversation: the newest of its sessions."""
     query = "SELECT title FROM sessions WHERE lineage_id = ? AND title IS NOT NULL ORDER BY depth DESC LIMIT 1"
     return scalar_or_none(db, str, query, (lineage_id,))
 
 
 def count_messages(db: Connection, lineage_id: LineageId) -> int:
-    """Number of messages of a conversation, in all its sessions."""
+    """Count the messages of a conversation in all its sessions."""
     query = "SELECT coalesce(sum(message_count), 0) FROM sessions WHERE lineage_id = ?"
     return scalar(db, int, query, (lineage_id,))
 
 
-# Purpose: the conversations of a chat, or of all, that hold anything, the most recently used first.
-_CONVERSATIONS = f"""
-WITH used AS (
-  SELECT lineage_id, max(depth) AS depth, sum(message_count) AS message_count, count(*) AS session_count,
-    min(started_at) AS started_at, max(last_human_at) AS last_human_at,
-    max(coalesce(last_human_at, started_at)) AS used_at
-  FROM sessions {{where}} GROUP BY lineage_id
-  HAVING sum(message_count) > 0 AND count(*) FILTER (WHERE kind = 'subagent') = 0 ORDER BY used_at DESC LIMIT ?)
-SELECT {columns(Session, "t", "tip")}, {columns(ChatKey, "h", "chat")},
-  u.message_count, u.session_count, u.started_at, u.last_human_at,
-  (SELECT s.title FROM sessions s WHERE s.lineage_id = u.lineage_id AND s.title IS NOT NULL
-    ORDER BY s.depth DESC LIMIT 1) AS title,
-  coalesce((SELECT substr(m.text, 1, 200) FROM messages m WHERE m.lineage_id = u.lineage_id AND m.origin = 'human'
-    ORDER BY m.id LIMIT 1), '') AS first_words,
-  EXISTS (SELECT 1 FROM chats c JOIN sessions a ON a.id = c.active_session_id
-    WHERE c.id = t.chat_id AND a.lineage_id = u.lineage_id) AS is_active
-FROM used u JOIN sessions t ON t.lineage_id = u.lineage_id AND t.depth = u.depth
-JOIN chats h ON h.id = t.chat_id ORDER BY u.used_at DESC
-"""
-
-
 def list_conversations(db: Connection, chat_id: ChatId | None, limit: int) -> list[Conversation]:
-    """One entry a lineage, the most recently used first; of all chats when `chat_id` is None."""
+    """Load the conversations with messages, the last used first; of all chats when `chat_id` is None."""
     where, scope = ("WHERE chat_id = ?", (chat_id,)) if chat_id is not None else ("", ())
-    return select(db, Conversation, _CONVERSATIONS.format(where=where), (*scope, limit))
-
-
-# Purpose: open sessions that people left alone, except where a turn runs or a message waits.
-_IDLE = """
-SELECT s.id FROM sessions s JOIN chats c ON c.active_session_id = s.id
-WHERE s.ended_at IS NULL AND s.last_human_at < ?
-  AND NOT EXISTS (SELECT 1 FROM turns t
-    WHERE t.chat_id = s.chat_id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
-  AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = s.chat_id AND i.state IN ('new','claimed'))
-ORDER BY s.last_human_at LIMIT ?
-"""
+    query = f"""WITH used AS (
+      SELECT lineage_id, max(depth) AS depth, sum(message_count) AS message_count, count(*) AS session_count,
+        min(started_at) AS started_at, max(last_human_at) AS last_human_at,
+        max(coalesce(last_human_at, started_at)) AS used_at
+      FROM sessions {where} GROUP BY lineage_id
+      HAVING sum(message_count) > 0 AND count(*) FILTER (WHERE kind = 'subagent') = 0 ORDER BY used_at DESC LIMIT ?)
+    SELECT {columns(Session, "t", "tip")}, {columns(ChatKey, "h", "chat")},
+      u.message_count, u.session_count, u.started_at, u.last_human_at,
+      (SELECT s.title FROM sessions s WHERE s.lineage_id = u.lineage_id AND s.title IS NOT NULL
+        ORDER BY s.depth DESC LIMIT 1) AS title,
+      coalesce((SELECT substr(m.text, 1, 200) FROM messages m WHERE m.lineage_id = u.lineage_id AND m.origin = 'human'
+        ORDER BY m.id LIMIT 1), '') AS first_words,
+      EXISTS (SELECT 1 FROM chats c JOIN sessions a ON a.id = c.active_session_id
+        WHERE c.id = t.chat_id AND a.lineage_id = u.lineage_id) AS is_active
+    FROM used u JOIN sessions t ON t.lineage_id = u.lineage_id AND t.depth = u.depth
+    JOIN chats h ON h.id = t.chat_id ORDER BY u.used_at DESC"""
+    return select(db, Conversation, query, (*scope, limit))
 
 
 @locks(EVERYTHING)
 def expire_idle(db: Connection, before: Millis, limit: int, now: Millis) -> list[SessionId]:
-    """End sessions whose last human message is older than `before`; the next message starts anew."""
-    idle = scalars(db, SessionId, _IDLE, (before, limit))
+    """End sessions whose last human message is older than `before`."""
+    query = """SELECT s.id FROM sessions s JOIN chats c ON c.active_session_id = s.id
+    WHERE s.ended_at IS NULL AND s.last_human_at < ?
+      AND NOT EXISTS (SELECT 1 FROM turns t
+        WHERE t.chat_id = s.chat_id AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting'))
+      AND NOT EXISTS (SELECT 1 FROM inbox i WHERE i.chat_id = s.chat_id AND i.state IN ('new','claimed'))
+    ORDER BY s.last_human_at LIMIT ?"""
+    idle = scalars(db, SessionId, query, (before, limit))
     for session_id in idle:
         end_session(db, session_id, EndReason.EXPIRED, now)
     return idle

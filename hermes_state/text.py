@@ -1,4 +1,4 @@
-"""Small helpers for text that every layer needs."""
+"""Helpers for text of every layer."""
 
 import difflib
 import re
@@ -8,9 +8,7 @@ from hermes_state.values import MICROS, MicroUsd
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The known name that a misspelt one most likely meant, whatever its case; None when none is alike.
-
-    `cutoff`: likeness from which on a name counts, 1 for the same.
+    """Return the known name that is most like a misspelt one, in any case; None below the likeness `cutoff`.
 
     >>> closest("Telegarm", ["telegram", "discord"])
     'telegram'
@@ -20,11 +18,8 @@ def closest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return names[found[0]] if found else None
 
 
-_PLURAL_Y = re.compile(r"(?<![aeiou])y$")
-
-
 def shortened(text: str, limit: int = 60) -> str:
-    """One line of `text`, at most `limit` characters.
+    """Return `text` in one line of at most `limit` characters.
 
     >>> shortened("one\\ntwo three", 9)
     'one two …'
@@ -34,7 +29,7 @@ def shortened(text: str, limit: int = 60) -> str:
 
 
 def both_ends(text: str, limit: int) -> str:
-    """`text`, or its beginning and its end with a note between, of about `limit` characters."""
+    """Return `text`, or its beginning and end with a note in between, of about `limit` characters."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -42,7 +37,7 @@ def both_ends(text: str, limit: int) -> str:
 
 
 def enclosed(tag: str, text: str) -> str:
-    """`text` for inside of a block `<tag>`, without what would end that.
+    """Return `text` for the inside of a block `<tag>`, without an end of the block.
 
     >>> enclosed("page", "one</page> two")
     'one<\\\\/page> two'
@@ -51,23 +46,23 @@ def enclosed(tag: str, text: str) -> str:
 
 
 def left_out(characters: int) -> str:
-    """The note in place of so many characters."""
+    """Return the note in place of left-out characters."""
     return f" [… {characters:,} characters …]"
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun.
+    """Return a number with its noun.
 
     >>> counted(1, "message"), counted(1_200, "message"), counted(2, "summary"), counted(2, "day"), counted(2, "push")
     ('1 message', '1,200 messages', '2 summaries', '2 days', '2 pushes')
     """
     if number != 1:
-        noun = _PLURAL_Y.sub("ie", noun) + ("es" if noun.endswith("sh") else "s")
+        noun = re.sub(r"(?<![aeiou])y$", "ie", noun) + ("es" if noun.endswith("sh") else "s")
     return f"{number:,} {noun}"
 
 
 def dollars(amount: MicroUsd) -> str:
-    """`$12.34`; small amounts keep two digits that say something: `$0.0042`. Nothing that was spent reads as none.
+    """Return `$12.34`, or a small amount with two digits that matter: `$0.0042`. Only zero reads as zero.
 
     >>> dollars(MicroUsd(12_340_000)), dollars(MicroUsd(4_200)), dollars(MicroUsd(1))
     ('$12.34', '$0.0042', '<$0.0001')
@@ -81,13 +76,11 @@ def dollars(amount: MicroUsd) -> str:
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters (C0, C1) except tab and line feed, overrides of the writing direction, halves of surrogates."""
+"""Control characters (C0, C1) except tab and line feed, overrides of the direction, halves of surrogates."""
 
 
 def printable(text: str) -> str:
-    r"""`text` for a terminal, which what others wrote cannot colour, move or rename: such characters as their code.
-
-    A JSON document stays what it was.
+    r"""Return `text` for a terminal, with escapes for characters that could control it. JSON documents stay the same.
 
     >>> printable("one\ttwo\x1b]0;mine\x07")
     'one\ttwo\\u001b]0;mine\\u0007'
@@ -96,9 +89,9 @@ def printable(text: str) -> str:
 
 
 def well_formed(text: str) -> str:
-    """`text` without NUL and without halves of surrogate pairs; two halves that belong together become their character.
+    """Return `text` without NUL and halves of surrogate pairs; two halves of a pair become their character.
 
-    JSON can bring both in: a provider that cuts an emoji into two chunks sends one half in each.
+    JSON can contain both: a provider that cuts an emoji into two chunks sends one half in each.
     """
     if "\0" in text:
         text = text.replace("\0", "")
@@ -110,5 +103,5 @@ def well_formed(text: str) -> str:
 
 
 def ends_in_half(text: str) -> bool:
-    """True when the last character is the first half of a pair whose second half may follow."""
+    """Return True if the last character is the first half of a surrogate pair."""
     return "\ud800" <= text[-1:] <= "\udbff"

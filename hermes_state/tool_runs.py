@@ -1,7 +1,4 @@
-"""Tool runs: each call of the model that was begun, and what became of it.
-
-Turns write them with their steps, see `hermes_state.journal`; after a crash they tell which calls may have had effects.
-"""
+"""Tool runs: calls of the model that have begun. After a crash they tell which calls may have had effects."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +12,7 @@ from hermes_state.values import ChatId, Image, MessageId, Millis, SessionId, Too
 
 
 class ToolRunState(StrEnum):
-    """State of a run; what was begun and has no result by a restart is `unknown`."""
+    """State of a run; without a result by a restart it is `unknown`."""
 
     STARTED = "started"
     DONE = "done"
@@ -34,39 +31,32 @@ class ToolResult:
     state: ToolRunState
     images: tuple[Image, ...] = ()
     preview: Callable[[MessageId], str] | None = None
-    """Words that the model is shown in its place, by the id of its row; None: all of it."""
-
-
-# Purpose: the beginning of a run, which a call that was begun before keeps.
-_BEGIN_RUN = """
-INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
-VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT DO NOTHING
-"""
-# Purpose: the end of a run.
-_END_RUN = "UPDATE tool_runs SET state = ?, ended_at = ? WHERE call_message_id = ? AND tool_call_id = ?"
+    """Text that the model sees instead, by the id of its row; None: all of it."""
 
 
 def begin(db: Connection, turn_id: TurnId, call_message_id: MessageId, calls: Sequence[ToolCall], now: Millis) -> None:
-    """Note that these calls begin; one that was begun before keeps its row."""
-    db.executemany(_BEGIN_RUN, [(turn_id, call_message_id, call.id, call.name, now) for call in calls])
+    """Note that these calls begin; a call that began before keeps its row."""
+    query = """INSERT INTO tool_runs (turn_id, call_message_id, tool_call_id, tool_name, state, started_at)
+    VALUES (?, ?, ?, ?, 'started', ?) ON CONFLICT DO NOTHING"""
+    db.executemany(query, [(turn_id, call_message_id, call.id, call.name, now) for call in calls])
 
 
 def end(db: Connection, turn_id: TurnId, result: ToolResult, now: Millis) -> None:
-    """Note what became of a call."""
-    # A call that was answered without being run (unknown tool, stopped before it began) has no row yet.
+    """Note the end of a call, also of one without a row (unknown tool, stopped before it began)."""
     begin(db, turn_id, result.call_message_id, [result.call], now)
-    db.execute(_END_RUN, (result.state, now, result.call_message_id, result.call.id))
+    query = "UPDATE tool_runs SET state = ?, ended_at = ? WHERE call_message_id = ? AND tool_call_id = ?"
+    db.execute(query, (result.state, now, result.call_message_id, result.call.id))
 
 
 def load_tool_runs(db: Connection, call_message_id: MessageId) -> Mapping[str, ToolRunState]:
-    """The state of each call of an assistant row that was begun, by tool call id."""
+    """Load the states of an answer's calls that have begun, by tool call id."""
     query = "SELECT tool_call_id, state FROM tool_runs WHERE call_message_id = ?"
     return {call_id: ToolRunState(state) for call_id, state in db.execute(query, (call_message_id,)).fetchall()}
 
 
 @locks(session="session_id")
 def keep_offer(db: Connection, session_id: SessionId, names: Sequence[str]) -> list[str]:
-    """Keep the names of the tools that a session is offered, unless it has some; returns those that are kept."""
+    """Store the names of a session's tools unless it has some; return the stored ones."""
     encoded = msgspec.json.encode(list(names)).decode()
     db.execute("INSERT INTO tool_offers VALUES (?, ?) ON CONFLICT DO NOTHING", (session_id, encoded))
     kept = load_offer(db, session_id)
@@ -75,18 +65,18 @@ def keep_offer(db: Connection, session_id: SessionId, names: Sequence[str]) -> l
 
 
 def load_offer(db: Connection, session_id: SessionId) -> list[str] | None:
-    """Names of the tools that a session is offered; None where none were chosen yet."""
+    """Load the names of a session's tools; None where none were chosen yet."""
     stored = scalar_or_none(db, str, "SELECT names FROM tool_offers WHERE session_id = ?", (session_id,))
     return None if stored is None else msgspec.json.decode(stored, type=list[str])
 
 
 def count_tool_uses(db: Connection, chat_id: ChatId) -> Mapping[str, int]:
-    """How often each tool has run in a chat, by its name."""
+    """Count the runs of each tool in a chat."""
     query = """SELECT r.tool_name, count(*) FROM turns t JOIN tool_runs r ON r.turn_id = t.id
     WHERE t.chat_id = ? GROUP BY r.tool_name"""
     return dict(db.execute(query, (chat_id,)).fetchall())
 
 
 def count_tool_rounds(db: Connection, turn_id: TurnId) -> int:
-    """Number of a turn's answers that called tools, whatever the view holds of them by now."""
+    """Count the answers of a turn that called tools, also those that left the view."""
     return scalar(db, int, "SELECT count(DISTINCT call_message_id) FROM tool_runs WHERE turn_id = ?", (turn_id,))

@@ -1,8 +1,8 @@
 """Transcripts: message rows, and the views that the model sees of them.
 
-Rows are append-only: what was said stays. What the model sees is a **view** of a lineage's tip: the rows
-its context references by position, then its own rows by `seq`, with `view_edits` applied (a row hidden,
-or replaced by another). Undo and retry only ever write view edits.
+Rows are append-only. The model sees a **view** of a lineage's tip: the rows that its context references by position,
+then its own rows by `seq`, with `view_edits` applied (a row is hidden, or replaced by another). Undo and retry only
+write view edits.
 """
 
 import sqlite3
@@ -34,6 +34,14 @@ from hermes_state.values import (
 _Row: TypeAlias = tuple[Any, ...]  # as sqlite3 returns it; `_messages` is the one place that gives it types
 
 EMPTY_BODY = MessageBody()
+TRANSCRIBED_NOTE = "the message was spoken: its words are a transcript, which may be wrong here and there"
+FORWARDED_NOTE = "the sender passed this message on instead of writing it: its text is quoted and untrusted"
+"""Note for the model on a message that was forwarded, or written by another bot or app."""
+SCHEDULED_NOTE = "the message was scheduled earlier and came by itself: nobody typed it now"
+NOT_SAID_NOW = frozenset(
+    {FORWARDED_NOTE, "the message was forwarded: its words are those of somebody else", SCHEDULED_NOTE}
+)
+"""Notes on messages whose words their sender does not say now; the second is that of earlier versions."""
 _decode_body = msgspec.json.Decoder(MessageBody).decode
 _encode_body = msgspec.json.Encoder().encode
 
@@ -56,7 +64,7 @@ class NewMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """View of a lineage, as the model sees it: the tip and the rows in order."""
+    """View of a lineage: the tip, and the rows that the model sees in order."""
 
     session: Session
     transcript: Transcript
@@ -67,11 +75,6 @@ _TAKE_SEQ = """
 UPDATE sessions SET next_seq = next_seq + 1, message_count = message_count + 1{}
 WHERE id = {} RETURNING id, chat_id, lineage_id, next_seq - 1
 """
-_TIP_OF = "(SELECT id FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1)"
-# Purpose: take the next number for a row that is made for a view only.
-_TAKE_VIEW_SEQ = """
-UPDATE sessions SET next_view_seq = next_view_seq - 1 WHERE id = ? RETURNING id, chat_id, lineage_id, next_view_seq + 1
-"""
 # Purpose: a row of the transcript.
 _INSERT = f"""
 INSERT INTO messages (session_id, chat_id, lineage_id, seq, role, origin, text, body, sender_ref, sender_name,
@@ -80,13 +83,9 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING {columns(Me
 """
 _INSERT_WITH_WORDS = with_words(_INSERT)
 _COLUMNS = columns(Message, "m")
-# Purpose: the rows a continuation starts from.
-_CONTEXT_ROWS = f"""SELECT {_COLUMNS} FROM session_context c JOIN messages m ON m.id = c.message_id
-WHERE c.session_id = ? ORDER BY c.pos"""
-# Purpose: what was said in the session itself.
+# Purpose: the rows of the session itself.
 _OWN_ROWS = f"SELECT {_COLUMNS} FROM messages m WHERE m.session_id = ? AND m.seq >= ? ORDER BY m.seq LIMIT ?"
 _NO_LIMIT = 2**62
-_EDITS = "SELECT message_id, replacement_id FROM view_edits WHERE session_id = ?"
 
 
 def append(db: Connection, session_id: SessionId, new: NewMessage, now: Millis) -> MessageId:
@@ -97,18 +96,21 @@ def append(db: Connection, session_id: SessionId, new: NewMessage, now: Millis) 
 def append_to_tip(
     db: Connection, lineage_id: LineageId, new: NewMessage, now: Millis, noted: str = "", *values: object
 ) -> Message:
-    """Store a row at the end of a conversation, whatever session is its tip, and return it. Raises `SessionNotFound`.
+    """Store a row at the end of a conversation's tip, and return it. Raises `SessionNotFound`.
 
-    `noted`: assignments, each behind a comma, that the session's row takes on in the same statement, with `values`.
+    `noted`: assignments for the session's row in the same statement, each after a comma, with `values`.
     """
-    return _insert(db, _TAKE_SEQ.format(noted, _TIP_OF), (*values, lineage_id), new, None, now)
+    tip = "(SELECT id FROM sessions WHERE lineage_id = ? ORDER BY depth DESC LIMIT 1)"
+    return _insert(db, _TAKE_SEQ.format(noted, tip), (*values, lineage_id), new, None, now)
 
 
 def append_view_row(
     db: Connection, session_id: SessionId, new: NewMessage, replaces: MessageId | None, now: Millis
 ) -> MessageId:
     """Store a row that exists only in a view (a handoff, a stub): negative `seq`, not searchable."""
-    return _insert(db, _TAKE_VIEW_SEQ, (session_id,), new, replaces, now).id
+    take = """UPDATE sessions SET next_view_seq = next_view_seq - 1
+    WHERE id = ? RETURNING id, chat_id, lineage_id, next_view_seq + 1"""
+    return _insert(db, take, (session_id,), new, replaces, now).id
 
 
 def _insert(
@@ -134,48 +136,46 @@ def _insert(
 
 
 def load_view(db: Connection, lineage_id: LineageId) -> View:
-    """The tip of a lineage with the rows the model sees. Raises `SessionNotFound`."""
+    """Load the view of a lineage. Raises `SessionNotFound`."""
     session = load_tip(db, lineage_id)
     return View(session=session, transcript=load_session_view(db, session.id))
 
 
 def load_session_view(db: Connection, session_id: SessionId) -> Transcript:
-    """The rows the model sees of one session."""
-    stored = db.execute(_CONTEXT_ROWS, (session_id,)).fetchall()
+    """Load the rows of a session that the model sees."""
+    query = f"""SELECT {_COLUMNS} FROM session_context c JOIN messages m ON m.id = c.message_id
+    WHERE c.session_id = ? ORDER BY c.pos"""
+    stored = db.execute(query, (session_id,)).fetchall()
     stored += db.execute(_OWN_ROWS, (session_id, 1, _NO_LIMIT)).fetchall()
     return edited(db, session_id, _messages(stored))
 
 
 def edited(db: Connection, session_id: SessionId, rows: Transcript) -> Transcript:
-    """`rows` with the view edits of a session applied to them."""
-    edits = dict(db.execute(_EDITS, (session_id,)).fetchall())
+    """Return `rows` with the view edits of a session."""
+    query = "SELECT message_id, replacement_id FROM view_edits WHERE session_id = ?"
+    edits = dict(db.execute(query, (session_id,)).fetchall())
     if not edits:
         return rows
     replacements = _load_rows(db, [target for target in edits.values() if target is not None])
-    seen: list[Message] = []
-    for row in rows:
-        if row.id not in edits:
-            seen.append(row)
-        elif (target := edits[row.id]) is not None:
-            seen.append(replacements[target])
-    return tuple(seen)
+    targets = ((row, edits.get(row.id, row.id)) for row in rows)
+    return tuple([replacements.get(target, row) for row, target in targets if target is not None])
 
 
 def load_own_rows(
     db: Connection, session_id: SessionId, since_seq: int, limit: int | None = None, behind: Transcript = ()
 ) -> Transcript:
-    """Messages of a session from `since_seq` on, at most `limit`, without its view edits; `behind` rows to join."""
+    """Load messages of a session from `since_seq` on, at most `limit`, without its view edits; they follow `behind`."""
     rows = db.execute(_OWN_ROWS, (session_id, since_seq, _NO_LIMIT if limit is None else limit)).fetchall()
     return _messages(rows, behind)
 
 
 def load_message(db: Connection, message_id: MessageId) -> Message:
-    """One row by id, which must exist."""
+    """Load a row by id, which must exist."""
     return _load_rows(db, [message_id])[message_id]
 
 
 def load_sender_name(db: Connection, turn_id: TurnId, sender_ref: UserRef) -> str | None:
-    """The name that a person has in a turn of theirs; None where they wrote nothing in it."""
+    """Return the name of a person in a turn; None where they wrote nothing in it."""
     query = "SELECT sender_name FROM messages WHERE turn_id = ? AND sender_ref = ? ORDER BY id DESC LIMIT 1"
     return scalar_or_none(db, str, query, (turn_id, sender_ref))
 
@@ -187,31 +187,25 @@ def _load_rows(db: Connection, ids: list[int]) -> dict[int, Message]:
 
 
 def hide(db: Connection, session_id: SessionId, message_ids: Iterable[MessageId], reason: str, now: Millis) -> int:
-    """Hide rows of a view from the model; returns how many.
-
-    The session's `version` moves, so that a compression planned on the older view is refused.
-    """
+    """Hide rows of a view from the model; return how many. A compression planned on the older view is refused then."""
     rows = [(session_id, session_id, message_id, message_id, reason, now) for message_id in message_ids]
+    query = """INSERT INTO view_edits
+    SELECT ?, coalesce((SELECT message_id FROM view_edits WHERE session_id = ? AND replacement_id = ?), ?), NULL, ?, ?
+    WHERE true  -- without it SQLite takes ON for that of a join
+    ON CONFLICT (session_id, message_id) DO UPDATE SET replacement_id = NULL, reason = excluded.reason,
+      created_at = excluded.created_at"""
     if rows:
-        db.executemany(_HIDE, rows)
-        db.execute(_EDITED, (session_id,))
+        db.executemany(query, rows)
+        # The provider's last report did not count this view.
+        reset = "version = version + 1, reported_prompt_tokens = NULL, reported_at_seq = NULL"
+        db.execute(f"UPDATE sessions SET {reset} WHERE id = ?", (session_id,))
     return len(rows)
 
 
-# Purpose: hide a row of the view; one that stands for another is hidden where that one stands.
-_HIDE = """
-INSERT INTO view_edits
-SELECT ?, coalesce((SELECT message_id FROM view_edits WHERE session_id = ? AND replacement_id = ?), ?), NULL, ?, ?
-WHERE true  -- without it SQLite takes ON for that of a join
-ON CONFLICT (session_id, message_id) DO UPDATE SET replacement_id = NULL, reason = excluded.reason,
-  created_at = excluded.created_at
-"""
-
-
 def show_instead(db: Connection, row: Message, text: str, now: Millis) -> MessageId:
-    """Show the model other words in place of a row that it has not seen yet; returns the row that holds them.
+    """Show the model another text in place of a row that it has not seen yet; return the row with that text.
 
-    The `version` stays: what was planned on rows before this one still holds. `next_view_seq` tells of it.
+    The `version` stays, because plans on earlier rows still hold. `next_view_seq` moves.
     """
     new = NewMessage(
         role=row.role,
@@ -223,23 +217,9 @@ def show_instead(db: Connection, row: Message, text: str, now: Millis) -> Messag
         tool_name=row.tool_name,
     )
     shown = append_view_row(db, row.session_id, new, row.id, now)
-    edit = (row.session_id, row.id, shown, "persisted", now)
-    db.execute(
-        "INSERT INTO view_edits (session_id, message_id, replacement_id, reason, created_at) VALUES (?, ?, ?, ?, ?)",
-        edit,
-    )
+    query = "INSERT INTO view_edits (session_id, message_id, replacement_id, reason, created_at) VALUES (?, ?, ?, ?, ?)"
+    db.execute(query, (row.session_id, row.id, shown, "persisted", now))
     return shown
-
-
-# Purpose: a view that was edited is no longer what the provider's last report counted.
-_EDITED = """
-UPDATE sessions SET version = version + 1, reported_prompt_tokens = NULL, reported_at_seq = NULL WHERE id = ?
-"""
-
-
-# Purpose: what was said in a conversation, newest first, whatever the model sees of it.
-_SAID = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id < ?
-AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?) ORDER BY m.id DESC LIMIT ?"""
 
 
 def load_messages(
@@ -249,59 +229,46 @@ def load_messages(
     before: MessageId | None = None,
     session_id: SessionId | None = None,
 ) -> Transcript:
-    """The newest `limit` original rows of a conversation, oldest of them first; undone ones included.
-
-    `session_id`: only those that were said in this session of it.
-    """
+    """Load the newest `limit` original rows of a conversation (or one session of it), also undone ones, in order."""
     bound = before if before is not None else 2**62
-    rows = db.execute(_SAID, (lineage_id, bound, session_id, session_id, limit)).fetchall()
+    query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id < ?
+    AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?) ORDER BY m.id DESC LIMIT ?"""
+    rows = db.execute(query, (lineage_id, bound, session_id, session_id, limit)).fetchall()
     return _messages(reversed(rows))
-
-
-# Purpose: what was said in a conversation, oldest first, without what was taken back since.
-_SAID_BEHIND = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id > ?
-AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?)
-AND NOT EXISTS (SELECT 1 FROM view_edits e JOIN sessions s ON s.id = e.session_id
-  WHERE e.message_id = m.id AND s.lineage_id = m.lineage_id AND e.replacement_id IS NULL)
-ORDER BY m.id LIMIT ?"""
 
 
 def load_messages_behind(
     db: Connection, lineage_id: LineageId, after: MessageId, limit: int, session_id: SessionId | None = None
 ) -> Transcript:
-    """The first `limit` original rows of a conversation behind the row `after`, without undone ones.
-
-    `session_id`: only those that were said in this session of it.
-    """
-    return _messages(db.execute(_SAID_BEHIND, (lineage_id, after, session_id, session_id, limit)).fetchall())
-
-
-# Purpose: how a conversation began: the first words of people, and of the model to them.
-_BEGINNING = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0
-AND (m.origin = 'human' OR (m.origin = 'assistant' AND m.text <> '')) ORDER BY m.id LIMIT ?"""
+    """Load the first `limit` original rows of a conversation (or one session of it) after a row, no undone ones."""
+    query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0 AND m.id > ?
+    AND (CAST(? AS INTEGER) IS NULL OR m.session_id = ?)
+    AND NOT EXISTS (SELECT 1 FROM view_edits e JOIN sessions s ON s.id = e.session_id
+      WHERE e.message_id = m.id AND s.lineage_id = m.lineage_id AND e.replacement_id IS NULL)
+    ORDER BY m.id LIMIT ?"""
+    return _messages(db.execute(query, (lineage_id, after, session_id, session_id, limit)).fetchall())
 
 
 def load_beginning(db: Connection, lineage_id: LineageId, limit: int) -> Transcript:
-    """The first `limit` messages of a conversation, without tools and without what was taken back since."""
+    """Load the first `limit` messages of a conversation, without tools and undone messages."""
     hidden = load_hidden(db, lineage_id)
-    rows = db.execute(_BEGINNING, (lineage_id, limit + len(hidden))).fetchall()
+    query = f"""SELECT {_COLUMNS} FROM messages m WHERE m.lineage_id = ? AND m.seq > 0
+    AND (m.origin = 'human' OR (m.origin = 'assistant' AND m.text <> '')) ORDER BY m.id LIMIT ?"""
+    rows = db.execute(query, (lineage_id, limit + len(hidden))).fetchall()
     return tuple(row for row in _messages(rows) if row.id not in hidden)[:limit]
 
 
-# Purpose: what view edits hide, in whichever session of the conversation that happened.
-_TAKEN_BACK = """SELECT e.message_id FROM view_edits e JOIN sessions s ON s.id = e.session_id
-WHERE s.lineage_id = ? AND e.replacement_id IS NULL"""
-
-
 def load_hidden(db: Connection, lineage_id: LineageId) -> set[MessageId]:
-    """The rows of a conversation that undo or retry have hidden from the model."""
-    return set(scalars(db, MessageId, _TAKEN_BACK, (lineage_id,)))
+    """Load the ids of rows that undo or retry have hidden from the model in any session of a conversation."""
+    query = """SELECT e.message_id FROM view_edits e JOIN sessions s ON s.id = e.session_id
+    WHERE s.lineage_id = ? AND e.replacement_id IS NULL"""
+    return set(scalars(db, MessageId, query, (lineage_id,)))
 
 
 def _messages(rows: Iterable[_Row], behind: Transcript = ()) -> Transcript:
-    """Rows as values: `_COLUMNS` in order, which for a view of thousands of rows is five times faster than by name.
+    """Make values of rows with `_COLUMNS` in order, which is five times faster than by name.
 
-    Repeated values, also those of the last rows `behind` which these come, are held once: a quarter of a view's memory.
+    Repeated values, also those of the last rows `behind`, are held once: a quarter of a view's memory.
     """
     once = _InternCache()
     for row in behind[-_ALIKE_ROWS:]:
@@ -337,8 +304,7 @@ class _InternCache(dict[Any, Any]):
         return value
 
 
-_ALIKE_ROWS = 4
-"""Rows in whose values those of the next ones are looked for: the last turn's."""
+_ALIKE_ROWS = 4  # earlier rows that may have the values of the next ones: the last turn's
 
 # A dictionary look-up is several times cheaper than calling the enum, and a view has thousands of rows.
 _ROLES = {role.value: role for role in MessageRole}

@@ -1,9 +1,15 @@
-"""Turns that have not ended: what is known of one while it runs or waits. What happens to them is in `journal`."""
+"""Turns that run or wait, and the previews of their answers. Functions that change turns are in `journal`.
+
+A preview is stored only where another node shows it. A turn has at most one, until it is taken up, paused or ended.
+"""
+
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from hermes_state import inbox
+from hermes_state import inbox, outbox
 from hermes_state.errors import StateError
+from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, columns, scalar, select, select_one
 from hermes_state.values import (
     ChatId,
@@ -20,15 +26,14 @@ from hermes_state.values import (
 
 
 class TurnMoved(StateError):
-    """The turn is not the caller's any more: it has ended or waits, or another process has taken it up."""
+    """The turn has ended or waits, or another process has taken it up."""
 
 
 class TurnClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A turn as its owner has taken it up: what an owner of an older epoch wants to write is refused."""
+    """A turn as its owner has taken it up; writes of an older epoch are refused."""
 
     id: TurnId
-    epoch: int
-    """Fencing token: moves each time that the turn is taken up."""
+    epoch: int  # fencing token, which moves with each new owner
 
 
 class ParentTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,26 +54,19 @@ class RunningTurn(TurnClaim, frozen=True, kw_only=True):
     restarts: int
     preview_ref: str | None
     started_at: Millis
-    first_inbox_id: InboxId = InboxId(0)
-    """Oldest message that it answers."""
-    question_ref: str | None = None
-    """Platform's id of the message that it answers; of several, the last."""
-    ticket: str | None = None
-    """Slash-command ticket of that message."""
+    first_inbox_id: InboxId = InboxId(0)  # oldest message that it answers
+    question_ref: str | None = None  # platform's id of the last message that it answers
+    ticket: str | None = None  # slash-command ticket of that message
     is_scheduled: bool = False
-    """True for a turn that a schedule began."""
     is_waiting: bool = False
-    """True while it is paused until somebody decides something: nobody works on it, it keeps its place in the chat."""
-    chosen_model: str | None = None
-    """Model that its conversation has chosen, as it is stored; None: the configured one."""
+    """True while it is paused for a decision; it keeps its place in the chat."""
+    chosen_model: str | None = None  # model of its conversation; None: the configured one
     reasoning_effort: ReasoningEffort | None = None
-    """Effort that its conversation has chosen; None: as the model is configured."""
-    parent: ParentTurn | None = None
-    """Turn that a sub-agent works for; None: it answers people."""
+    """Effort of its conversation; None: as the model is configured."""
+    parent: ParentTurn | None = None  # turn that a sub-agent works for; None: it answers people
 
     @property
     def conversation(self) -> ConversationRef:
-        """The conversation that it goes on with."""
         return ConversationRef(
             chat_id=self.chat_id,
             lineage_id=self.lineage_id,
@@ -80,7 +78,6 @@ class RunningTurn(TurnClaim, frozen=True, kw_only=True):
 
 
 TICKET = "CASE q.payload WHEN '' THEN NULL ELSE json_extract(q.payload, '$.ticket') END"
-# Purpose: a turn with the message that it answers and what its conversation has chosen.
 _TURN = f"""
 SELECT t.id, t.epoch, t.chat_id, t.lineage_id, t.started_by, {columns(ChatKey, "c", "chat")}, c.kind AS chat_kind,
   t.restarts, t.preview_ref, t.started_at, t.state = 'waiting' AS is_waiting, s.chosen_model, s.reasoning_effort,
@@ -95,35 +92,34 @@ LEFT JOIN inbox q ON q.id = (SELECT max(i.id) FROM inbox i WHERE i.turn_id = t.i
 
 
 def find_turn(db: Connection, turn_id: TurnId) -> RunningTurn | None:
-    """A turn that is still running, else None."""
+    """Load a turn if it is running."""
     return select_one(db, RunningTurn, f"{_TURN} WHERE t.id = ? AND t.state = 'running'", (turn_id,))
 
 
 def find_open_turn(db: Connection, chat_id: ChatId) -> RunningTurn | None:
-    """The turn that a chat is in the middle of, running or waiting: no other may begin meanwhile."""
+    """Load the running or waiting turn of a chat: no other may begin meanwhile."""
     where = "t.chat_id = ? AND t.parent_turn_id IS NULL AND t.state IN ('running','waiting')"
     return select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (chat_id,))
 
 
 def find_unended(db: Connection, turn: TurnClaim) -> RunningTurn | None:
-    """A turn that runs or waits and that nobody has taken up since, else None."""
+    """Load a turn if it runs or waits in the same epoch."""
     where = "t.id = ? AND t.epoch = ? AND t.state IN ('running','waiting')"
     return select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (turn.id, turn.epoch))
 
 
 def find_subagents(db: Connection, turn_id: TurnId) -> list[RunningTurn]:
-    """Sub-agents that work for a turn, oldest first."""
+    """Load the running sub-agents of a turn, oldest first."""
     query = f"{_TURN} WHERE t.parent_turn_id = ? AND t.state = 'running' ORDER BY t.id"
     return select(db, RunningTurn, query, (turn_id,))
 
 
 def was_stopped(db: Connection, turn_id: TurnId) -> bool:
-    """True for a turn that was stopped."""
     return scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM turns WHERE id = ? AND state = 'stopped')", (turn_id,))
 
 
 def require_running(db: Connection, turn: TurnClaim) -> RunningTurn:
-    """A turn that is running, as it is by now. Raises `TurnMoved` for an older epoch, too."""
+    """Load a running turn. Raises `TurnMoved`, also for an older epoch."""
     where = "t.id = ? AND t.epoch = ? AND t.state = 'running'"
     found = select_one(db, RunningTurn, f"{_TURN} WHERE {where}", (turn.id, turn.epoch))
     if found is None:
@@ -132,8 +128,54 @@ def require_running(db: Connection, turn: TurnClaim) -> RunningTurn:
 
 
 def load_running(db: Connection, turn_id: TurnId) -> RunningTurn:
-    """A turn that is running, in whatever epoch. Raises `TurnMoved`."""
+    """Load a running turn, in any epoch. Raises `TurnMoved`."""
     found = find_turn(db, turn_id)
     if found is None:
         raise TurnMoved(f"turn {turn_id} does not run")
     return found
+
+
+class StoredText(msgspec.Struct, frozen=True, kw_only=True):
+    """Stored preview of a running turn."""
+
+    turn_id: TurnId
+    text: str
+    moved: RunningTurn | None  # the turn, unless its epoch is known
+
+
+@locks(turn="claim.id")
+def store_preview(db: Connection, claim: TurnClaim, text: str, now: Millis) -> None:
+    """Store the answer so far of the caller's turn, which also shows that work on it goes on."""
+    query = """INSERT INTO previews (turn_id, text, shown_at)
+    SELECT id, CAST(:text AS TEXT), CAST(:now AS BIGINT) FROM turns
+    WHERE id = :turn_id AND epoch = :epoch AND state = 'running'
+    ON CONFLICT (turn_id) DO UPDATE SET text = excluded.text, shown_at = excluded.shown_at"""
+    db.execute(query, {"text": text, "now": now, "turn_id": claim.id, "epoch": claim.epoch})
+
+
+def load_previews(db: Connection, turn_ids: Iterable[TurnId], known: Mapping[TurnId, int]) -> list[StoredText]:
+    """Load the previews of those turns that run; `known`: epochs of turns."""
+    query = """SELECT t.epoch, p.text FROM previews p JOIN turns t ON t.id = p.turn_id
+    WHERE p.turn_id = ? AND t.state = 'running'"""
+    found = []
+    for turn_id in turn_ids:
+        if (row := db.execute(query, (turn_id,)).fetchone()) is not None:
+            epoch, text = row
+            moved = None if known.get(turn_id) == epoch else find_turn(db, turn_id)
+            found.append(StoredText(turn_id=turn_id, text=text, moved=moved))
+    return found
+
+
+def remove_preview(db: Connection, turn_id: TurnId) -> None:
+    db.execute("DELETE FROM previews WHERE turn_id = ?", (turn_id,))
+
+
+@locks(turn="claim.id")
+def note_preview(db: Connection, claim: TurnClaim, ref: str) -> None:
+    """Remember the placeholder of the turn's unfinished answer, for a resumed turn; not one of an older epoch.
+
+    A turn may be stopped while its first preview is on its way. The reply that it owes then still takes that place.
+    """
+    query = "UPDATE turns SET preview_ref = ? WHERE id = ? AND epoch = ?"
+    if db.execute(query, (ref, claim.id, claim.epoch)).rowcount == 1:
+        outbox.replace_preview(db, claim.id, ref)

@@ -1,8 +1,4 @@
-"""Values that more than one package speaks about: ids, chats, messages in and out.
-
-Everything here is immutable. Ids are `NewType`s so that a turn id cannot be passed where a chat id is
-meant; times are `Millis`, UTC milliseconds since the epoch, as the database stores them.
-"""
+"""Immutable values of more than one package: ids, chats, messages in and out."""
 
 import re
 import time
@@ -21,20 +17,17 @@ InboxId = NewType("InboxId", int)
 OutboxId = NewType("OutboxId", int)
 AttachmentId = NewType("AttachmentId", int)
 
-Millis = NewType("Millis", int)
-"""UTC milliseconds since the epoch."""
+Millis = NewType("Millis", int)  # UTC milliseconds since the epoch
 
 Tokens = NewType("Tokens", int)
 """Size in tokens that people or providers set: a window, a limit, a budget."""
 
 EstimatedTokens = NewType("EstimatedTokens", int)
-"""Our own guess, before a provider has counted. Never mixed with what was reported."""
+"""Our own guess, before a provider has counted. Never mixed with reported tokens."""
 
-ReportedTokens = NewType("ReportedTokens", int)
-"""A provider's own count."""
+ReportedTokens = NewType("ReportedTokens", int)  # a provider's own count
 
-MicroUsd = NewType("MicroUsd", int)
-"""Money: millionths of a US dollar."""
+MicroUsd = NewType("MicroUsd", int)  # money: millionths of a US dollar
 
 UserRef = NewType("UserRef", str)
 """A person as configuration names them: platform and the platform's stable id, such as `telegram:42`."""
@@ -47,8 +40,6 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clock."""
-
     def now(self) -> Millis:
         return Millis(time.time_ns() // 1_000_000)
 
@@ -68,10 +59,10 @@ class ChatKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatKey:
-    """A chat: where people talk. `account` is the configured adapter's name, which today is the platform's name.
+    """A chat. `account` is the name of the configured adapter, which today is the platform's name.
 
-    `thread_ref` is a forum topic where the platform numbers topics inside a chat; `user_ref` (the bare
-    platform id of a person) is set only under `sessions.groups: per_user`.
+    `thread_ref` is a forum topic where the platform numbers topics inside a chat. `user_ref` (the bare platform id of a
+    person) is set only under `sessions.groups: per_user`.
     """
 
     platform: str
@@ -98,7 +89,7 @@ class ConversationRef:
     chat_kind: ChatKind
     turn_id: TurnId | None = None
     paid_by: tuple[LineageId, TurnId] | None = None
-    """Conversation and turn that pay for what a sub-agent uses; None: it pays for itself."""
+    """Conversation and turn that pay for a sub-agent; None: it pays for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +123,7 @@ class IncomingAttachment(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     mime: str | None = None
     size_bytes: int | None = None
-    seconds: float | None = None
-    """Length of a recording, where the platform says so."""
+    seconds: float | None = None  # length of a recording, where the platform says so
     is_quoted: bool = False  # of the message that is quoted
 
 
@@ -148,23 +138,21 @@ class Quote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputKind(StrEnum):
-    """Way in which an inbound message was made: typed, picked as a slash command, pressed as a button, or scheduled."""
+    """Way in which an inbound message was made."""
 
     TYPED = "typed"
     SLASH = "slash"
     BUTTON = "button"
     SCHEDULED = "scheduled"
-    """Made earlier, and brought by a schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboundMessage:
     """One message, slash command or button press from a platform.
 
-    `event_ref` identifies the platform event and starts with the bot's id: the same event delivered
-    twice has the same `event_ref`. A slash command or a button arrives as the command line it stands
-    for (`/stop`, `/title Plans`) in `text`. Telegram's `/stop@our_bot` arrives as `/stop`; a leading mention of the
-    bot is taken off.
+    `event_ref` identifies the platform event and starts with the bot's id: an event that is delivered twice has the
+    same one. A slash command or a button has its command line (`/stop`, `/title Plans`) in `text`, without the name and
+    without a leading mention of the bot.
     """
 
     event_ref: str
@@ -172,12 +160,9 @@ class InboundMessage:
     chat_kind: ChatKind
     sender: Sender
     text: str
-    message_ref: str
-    """The platform's id of the message itself, for replies, edits and deletions."""
-    sent_at: Millis
-    """The platform's time, which orders and merges messages."""
-    is_addressed: bool
-    """Direct chat, mention, reply to the bot, command to this bot, or button."""
+    message_ref: str  # the platform's id of the message itself, for replies, edits and deletions
+    sent_at: Millis  # the platform's time, which orders and merges messages
+    is_addressed: bool  # direct chat, mention, reply to the bot, command to this bot, or button
     is_bare_command: bool = False
     """Addressed only by a command that names no bot: it is for whichever bots of the chat know it."""
     via: InputKind = InputKind.TYPED
@@ -194,7 +179,7 @@ class InboundMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditEvent:
-    """A person changed a message that they sent earlier."""
+    """A person's change of an earlier message."""
 
     event_ref: str
     chat: ChatKey
@@ -207,7 +192,7 @@ class EditEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionEvent:
-    """A message was deleted on the platform."""
+    """A deletion of a message on the platform."""
 
     event_ref: str
     chat: ChatKey
@@ -220,7 +205,7 @@ InboundEvent: TypeAlias = InboundMessage | EditEvent | DeletionEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """Everything in `channel_ref` up to and including the platform's message `seen_ref` was dealt with."""
+    """Place in a channel: all messages up to and including `seen_ref` were handled."""
 
     platform: str
     account: str
@@ -242,26 +227,23 @@ class SentFile(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     mime: str
     size_bytes: int
-    path: str
-    """Relative to the state directory's `attachments/`."""
+    path: str  # relative to the state directory's `attachments/`
     created_at: Millis
 
 
 class OutboundPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rendered platform message: stored before the first send, so that a retry sends the same bytes.
 
-    `markup` is opaque to everyone but the adapter that rendered it (entities for Telegram). `plain` is
-    what is sent when the platform rejects the marked-up form, or the file.
+    Only the adapter that rendered it reads `markup` (entities for Telegram). `plain` is sent instead if the platform
+    rejects the marked-up form, or the file.
     """
 
     text: str
     plain: str
     markup: str = ""
     buttons: tuple[Button, ...] = ()
-    file: str = ""
-    """Markdown that goes along as a file; empty: no file does."""
-    attached: SentFile | None = None
-    """Kept file that goes along; `text` is its caption then."""
+    file: str = ""  # Markdown to send as a file; empty: none
+    attached: SentFile | None = None  # kept file to send, with `text` as its caption
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,21 +267,19 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
     attachment_id: int
     mime: str
-    path: str
-    """Relative to the state directory's `attachments/`."""
+    path: str  # relative to the state directory's `attachments/`
 
 
 ReasoningEffort: TypeAlias = Literal["off", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""Effort of thinking before an answer, from nothing to everything; each protocol has words of its own."""
+"""Effort of thinking before an answer; each protocol has words of its own."""
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """Thoughts of a model before it called tools, as its API wants them back; nobody else reads them."""
+    """Thoughts of a model before it called tools, in the form that its API wants back."""
 
     made_by: str
     """Protocol and model, such as `anthropic:claude-opus-4`: no other model can read it."""
-    blocks: str
-    """JSON list in the API's own form."""
+    blocks: str  # JSON list
 
 
 class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -313,8 +293,7 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     notes: tuple[str, ...] = ()
     """Facts for the model about this message, such as an attachment that could not be read."""
     was_interrupted: bool = False
-    reasoning: Reasoning | None = None
-    """Only beside calls: behind a whole answer no API wants it back."""
+    reasoning: Reasoning | None = None  # only with calls: after a whole answer no API wants it back
 
 
 class MessageRole(StrEnum):
@@ -324,7 +303,7 @@ class MessageRole(StrEnum):
 
 
 class Origin(StrEnum):
-    """Source of a message row; set when it is written, never inferred from its text."""
+    """Source of a message row, set when it is written."""
 
     HUMAN = "human"
     ASSISTANT = "assistant"
@@ -356,17 +335,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 Transcript: TypeAlias = tuple[Message, ...]
 
 
-RECALL_ID = r"m(\d{1,18})"
-"""Pattern of a recall id inside other text."""
+RECALL_ID = r"m(\d{1,18})"  # pattern of a recall id inside other text
 
 
 def recall_id(message_id: int) -> str:
-    """Name of a stored message for people and models: `m123`."""
+    """Return the name of a stored message for people and models: `m123`."""
     return f"m{message_id}"
 
 
 def parse_recall_id(text: str) -> MessageId | None:
-    """The message that a recall id names; None when `text` is none.
+    """Return the message that a recall id names; None for any other text.
 
     >>> parse_recall_id(" M123 ")
     123
@@ -386,7 +364,7 @@ class TurnState(StrEnum):
 
 
 class ToolEffect(StrEnum):
-    """Effect of a tool on the world; decides whether a restart may run it again."""
+    """Effect of a tool on the world: a restart runs only `read_only` calls again."""
 
     READ_ONLY = "read_only"
     WRITES = "writes"
@@ -403,7 +381,7 @@ class SessionKind(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Reasons for which a session ended."""
+    """End of a session."""
 
     COMPRESSION = "compression"
     UNDO = "undo"
@@ -425,18 +403,17 @@ class CanonicalUsage:
 
     @property
     def prompt(self) -> ReportedTokens:
-        """Everything the model read: fresh input and both kinds of cached input."""
+        """Fresh input and both kinds of cached input."""
         return ReportedTokens(self.input + self.cache_read + self.cache_write)
 
     @property
     def total(self) -> int:
-        """The prompt and what was written."""
         return self.prompt + self.output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCall:
-    """One row of the ledger: a model call, failed ones too."""
+    """Row of the ledger: a model call, also a failed one."""
 
     purpose: str
     route: str
@@ -445,15 +422,13 @@ class ModelCall:
     usage: CanonicalUsage | None
     took_ms: int
     is_estimated: bool = False
-    """The usage is our estimate, for the provider reported none, or the price is that of the model's family."""
-    cost: MicroUsd | None = None
-    """Price of the call; None: unknown, because the usage or the price is."""
+    """The usage is our estimate, or the price is that of the model's family."""
+    cost: MicroUsd | None = None  # None: the usage or the price is unknown
 
 
 MICROS = 1_000_000
-"""Millionths in a dollar."""
 
 
 def micro_usd(value: float) -> MicroUsd:
-    """Dollars as millionths."""
+    """Convert dollars to millionths."""
     return MicroUsd(round(value * MICROS))

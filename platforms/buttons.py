@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
 
 _IN_PLACE = "c:"

@@ -40,7 +40,7 @@ from agent.tokens import estimated_text_tokens
 from agent.tools.registry import Tool
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError
-from hermes_state.values import Clock, EstimatedTokens, LineageId, MessageRole, Millis, Origin, Tokens, Transcript
+from hermes_state.values import Clock, EstimatedTokens, LineageId, MessageRole, Origin, Tokens, Transcript
 
 log = structlog.get_logger()
 
@@ -267,7 +267,7 @@ class Compressor:
                 outcome = _outcome_of(error)
                 state = state.failed(key, outcome, self._clock.now())
                 log.warning("compression.summary_failed", layer=job.layer, route=route.name, outcome=outcome)
-        return await self._without_model(job, plan, state, failure), state
+        return await self._without_model(job, plan, failure), state
 
     async def _ask(self, job: CompressionJob, plan: _Plan, route: SummaryRoute) -> _SummaryResult:
         wanted = SummaryJob(
@@ -302,15 +302,13 @@ class Compressor:
         return fitted(text, Tokens(wanted.target * MAX_LENGTH_PERCENT // 100))
 
     async def _without_model(
-        self, job: CompressionJob, plan: _Plan, state: ContextState, failure: ModelError | None
+        self, job: CompressionJob, plan: _Plan, failure: ModelError | None
     ) -> _SummaryResult | Aborted:
         reason = _reason(failure, job.routes)
         kind = "cooling_down" if failure is None else _outcome_of(failure)
         is_passing = kind in PASSING_OUTCOMES or (failure is None and bool(job.routes))
         if is_passing and not job.must_shrink:
-            keys = (route.cooldown_key(job.layer) for route in job.routes)
-            until = [state.cooldowns[key].until for key in keys if key in state.cooldowns]
-            return Aborted(kind=kind, reason=reason, retry_at=Millis(min(until)) if until else None)
+            return Aborted(kind=kind, reason=reason)
         text = await asyncio.to_thread(
             deterministic_summary,
             plan.rows,

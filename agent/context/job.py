@@ -62,8 +62,6 @@ class Aborted:
     """Name of the failure as in the ledger, such as `auth`."""
     reason: str
     """One sentence for people."""
-    retry_at: Millis | None
-    """Before then no layer tries again by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ from hermes_state.errors import ToolError
 from hermes_state.sessions import Session, load_session
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import load_view
-from hermes_state.values import Clock, EstimatedTokens, LineageId, Millis, Origin, SessionId, Tokens, ToolEffect
+from hermes_state.values import Clock, EstimatedTokens, LineageId, Origin, SessionId, Tokens, ToolEffect
 
 log = structlog.get_logger()
 
@@ -146,8 +146,7 @@ class PluginEngine:
             state = calls.state.failed(key, FAILED, self._clock.now())
             if job.must_shrink:
                 return await self._fall_back(job, state, str(error))
-            reason, until = f"The context engine {self.name} {error}.", state.cooldowns[key].until
-            return Aborted(kind=FAILED, reason=reason, retry_at=Millis(until)), state
+            return Aborted(kind=FAILED, reason=f"The context engine {self.name} {error}."), state
         finally:
             calls.close()
         state = calls.state.answered(key)

@@ -12,7 +12,7 @@ from hermes_state.search.index import load_progress
 from hermes_state.search.other_words import search_in_other_words
 from hermes_state.search.ranking import SearchFilter
 from hermes_state.sessions import load_session
-from hermes_state.store.searched import RECALL_TOOLS
+from hermes_state.store.segment import RECALL_TOOLS
 from hermes_state.store.sql import Connection
 from hermes_state.text import counted, enclosed
 from hermes_state.transcripts import load_message

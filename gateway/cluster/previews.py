@@ -12,12 +12,10 @@ import structlog
 
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.turns.previews import LivePreview, TurnPreview
-from hermes_state import previews
 from hermes_state.aio import wait_until
 from hermes_state.errors import StateError
-from hermes_state.previews import StoredText
 from hermes_state.store.writer import Store
-from hermes_state.turns import RunningTurn
+from hermes_state.turns import RunningTurn, StoredText, load_previews, store_preview
 from hermes_state.values import ChatId, Clock, TurnId
 
 log = structlog.get_logger()
@@ -49,7 +47,7 @@ class StoredPreview(TurnPreview):
             self._changed.clear()
             text = self.text
             try:
-                await self._store.write(previews.store, self._turn, text, self._clock.now())
+                await self._store.write(store_preview, self._turn, text, self._clock.now())
             except StateError as error:
                 log.debug("preview.failed", error=type(error).__name__)
             await asyncio.sleep(STORE_SECONDS)
@@ -144,7 +142,7 @@ class RemotePreviews:
         if turn_ids:
             self._closed.clear()
             known = {turn_id: one.turn.epoch for turn_id, one in self._shown.items()}
-            for stored in await self.store.read_short(previews.load, turn_ids, known):
+            for stored in await self.store.read_short(load_previews, turn_ids, known):
                 self._show(stored)
 
     def _show(self, stored: StoredText) -> None:

@@ -13,7 +13,7 @@ from agent.tools.offers import MAX_SCHEMA_TOKENS, SCHEMA_PERCENT
 from gateway.config.settings import Config
 from gateway.models.routes import capacity_in
 from hermes_state.models.profiles import ModelProfile, load_profile
-from hermes_state.store.searched import RECALL_TOOLS
+from hermes_state.store.segment import RECALL_TOOLS
 from hermes_state.store.sql import Connection
 from hermes_state.values import ChatKey, ChatKind, EstimatedTokens
 

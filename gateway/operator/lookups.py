@@ -21,8 +21,7 @@ from hermes_state.errors import CommandError
 from hermes_state.search.full_text import FoundMessage, Order, search, snippet_of
 from hermes_state.search.index import load_progress
 from hermes_state.sessions import Conversation, Session, list_conversations, load_active, load_session
-from hermes_state.store.searched import searched_text
-from hermes_state.store.segment import INDEXED_CHARACTERS
+from hermes_state.store.segment import INDEXED_CHARACTERS, searched_text
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.text import shortened

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import structlog
 
-from hermes_state.accounts import AccountClaim
 from hermes_state.aio import Backoff, CancelledElsewhereError, own_cancellation
 from hermes_state.errors import PlatformError, TokenRejected
+from hermes_state.outbox import AccountClaim
 from hermes_state.values import ChatKey
 from platforms.base import AdapterHealth, AdapterState, Intake, PlatformAdapter
 

@@ -22,7 +22,6 @@ from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.gates import GateRegistry
 from gateway.outbound.parts import RENDERED_AT_ONCE, file_of, render_reply
 from hermes_state import outbox
-from hermes_state.accounts import AccountClaim, take_account
 from hermes_state.aio import Backoff, cancel_all, own_cancellation, track, wait_until
 from hermes_state.chats import load_chat, move_chat
 from hermes_state.errors import (
@@ -36,7 +35,7 @@ from hermes_state.errors import (
     StateError,
 )
 from hermes_state.files.folder import AttachmentFolder
-from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState, RenderedReply
+from hermes_state.outbox import AccountClaim, OutboxKind, OutboxRow, OutboxState, RenderedReply, take_account
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.turns import RunningTurn

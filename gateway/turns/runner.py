@@ -24,7 +24,7 @@ from gateway.outbound.notices import pressure_sentence
 from gateway.turns.fallbacks import FallbacksFailedError, TurnAnswer, answer_with_fallbacks, change_notice
 from gateway.turns.previews import PreviewMaker, TurnPreview
 from gateway.turns.titles import TitleWriter
-from hermes_state import journal, outbox, previews, sessions
+from hermes_state import journal, outbox, sessions
 from hermes_state.aio import make_way, own_cancellation, wait_until
 from hermes_state.errors import HermesError, ModelError, StoreUnavailable
 from hermes_state.journal import ModelAnswer
@@ -32,7 +32,7 @@ from hermes_state.outbox import OutboxRow, RenderedReply, Reply
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.turns import RunningTurn, TurnMoved
+from hermes_state.turns import RunningTurn, TurnMoved, note_preview, remove_preview
 from hermes_state.values import Clock, Millis
 
 log = structlog.get_logger()
@@ -229,7 +229,7 @@ def _finish_turn(
     if pressure is not None:
         note_pressure(db, pressure)
     if has_stored_preview:
-        previews.remove(db, turn.id)
+        remove_preview(db, turn.id)
     return first_send
 
 

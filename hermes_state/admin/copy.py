@@ -15,10 +15,9 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from hermes_state.engines.opening import COPY_NOTE
-from hermes_state.engines.sqlite import copying as sqlite_copying
+from hermes_state.engines.sqlite import resting as sqlite_resting
 from hermes_state.errors import DatabaseRejected, StoreBroken
-from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection, load_note, save_note, scalar
 from hermes_state.text import shortened
 
 MAX_NAMED = 10
@@ -278,7 +277,7 @@ def _transaction(db: Connection) -> Iterator[None]:
 
 def _engine_of(db: Connection) -> _CopyEngine:
     if isinstance(db, sqlite3.Connection):
-        return sqlite_copying
-    from hermes_state.engines.postgres import copying as postgres_copying  # its driver is an extra
+        return sqlite_resting
+    from hermes_state.engines.postgres import resting as postgres_resting  # its driver is an extra
 
-    return postgres_copying
+    return postgres_resting

@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from hermes_state.engines.sqlite import overview as sqlite_overview
+from hermes_state.engines.sqlite import resting as sqlite_resting
 from hermes_state.sessions import IS_SUBAGENT
 from hermes_state.store.sql import Connection, select_one
 
@@ -68,7 +68,7 @@ def describe(db: Connection) -> str:
 
 def _engine_of(db: Connection) -> _EngineOverview:
     if isinstance(db, sqlite3.Connection):
-        return sqlite_overview
-    from hermes_state.engines.postgres import overview as postgres_overview  # its driver is an extra
+        return sqlite_resting
+    from hermes_state.engines.postgres import resting as postgres_resting  # its driver is an extra
 
-    return postgres_overview
+    return postgres_resting

@@ -1,1 +1,1 @@
-"""Engines that can hold the gateway's state, and what each of them has of its own: files, locks, migrations."""
+"""Engines of the gateway's state, each with its own files, locks and migrations."""

@@ -1,7 +1,6 @@
-"""Opening the database, whichever engine has it: a file, or a PostgreSQL database where there is an address.
+"""Open the database: a file, or a PostgreSQL database where an address is configured.
 
-PostgreSQL's driver is an extra. It is imported only here, and only where an address is configured: that takes a
-quarter of a second.
+Only this module imports PostgreSQL's driver, which is an extra and takes a quarter of a second.
 """
 
 import importlib.util
@@ -11,23 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from hermes_state.engines.sqlite import copying as sqlite_copying
+from hermes_state.engines.sqlite import resting as sqlite_resting
 from hermes_state.engines.sqlite.connections import Synchronous
 from hermes_state.engines.sqlite.presence import has_content
-from hermes_state.engines.sqlite.resting import open_resting_file
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import ConfigError, DatabaseRejected
 from hermes_state.kinds import StoreUrl
 from hermes_state.settings import Setting
 from hermes_state.store.lock import FileLock, refuse_held
-from hermes_state.store.meta import load_note
 from hermes_state.store.seats import NodeInfo, OnHint, OnlySeat, Seat
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection, load_note, scalar
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 
 COPY_NOTE = "copied_from"
-"""Note in a database that `hermes_state.admin.copy` has not finished."""
+"""Note in an unfinished copy of `hermes_state.admin.copy`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +51,7 @@ class StoreSettings:
 
 
 def missing_driver(url: str | None) -> str | None:
-    """Advice how to install what an address needs; None if nothing is missing. Imports nothing."""
+    """Return advice how to install the driver for an address; None if it is there. Imports nothing."""
     if url is None or all(importlib.util.find_spec(name) is not None for name in ("psycopg", "greenlet")):
         return None
     return (
@@ -64,12 +61,9 @@ def missing_driver(url: str | None) -> str | None:
 
 
 async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], on_hint: OnHint, now: Millis) -> Seat:
-    """Take the seat of a gateway at an open database; where others may have one, it ends after `seconds` of silence.
+    """Take the seat of a gateway at an open database; with several nodes it ends after `seconds` of silence.
 
-    `node`: asked for what others see of this one, where there may be others. With a seat that is lost the store's
-    connections are broken off, which have met the same trouble and may never say so.
-
-    Raises what `open` of the engine's seat raises.
+    A lost seat breaks off the connections of the store, which have the same trouble. Raises the errors of the seat.
     """
     if isinstance(store, SqliteStore):
         return OnlySeat()
@@ -84,12 +78,10 @@ async def open_seat(store: Store, seconds: float, node: Callable[[], NodeInfo], 
 async def open_store(
     path: Path, url: str | None = None, settings: StoreSettings | None = None, *, is_fresh: bool = False
 ) -> AsyncIterator[Store]:
-    """The open database at `url`, else in the file `path`; it is made or migrated first, and closed at the end.
+    """Create, migrate or open the database at `url`, else in the file `path`, and close it at the end.
 
-    `path` names the state directory, too: only one process has it. `is_fresh`: an empty database may be made where
-    there was one before.
-
-    Raises `ConfigError` for an address that cannot be used, and what `open` of the engine's store raises.
+    Only one process has the state directory of `path`. `is_fresh`: create a database where one was lost. Raises
+    `ConfigError` for an unusable address, and the errors of the engine's store.
     """
     settings = settings or StoreSettings()
     with ExitStack() as held:
@@ -111,15 +103,16 @@ async def open_store(
                 url, writers=settings.writers, readers=settings.readers, busy_seconds=settings.busy_seconds
             )
         try:
-            if url is not None:  # a database that cannot be used leaves nothing behind here
-                with suppress(OSError):  # the lock says what is wrong
+            if url is not None:  # only now, because an unusable database must not create the folder
+                with suppress(OSError):  # the lock reports the fault
                     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 held.enter_context(FileLock.acquire(lock, what=what))
             if await store.read(load_note, COPY_NOTE) is not None:
                 raise DatabaseRejected(
                     f"{store.name} is an unfinished copy: finish it with `hermes-gateway store copy`"
                 )
-            if url is not None and not is_fresh and has_content(path) and not await store.read(_has_chats):
+            is_used = "SELECT EXISTS (SELECT 1 FROM chats)"
+            if url is not None and not is_fresh and has_content(path) and not await store.read(scalar, bool, is_used):
                 raise _forgotten_copy(store.name, path)
             yield store
         finally:
@@ -127,10 +120,7 @@ async def open_store(
 
 
 def check_place(path: Path, url: str, node: NodeInfo, now: Millis, *, is_fresh: bool) -> None:
-    """Check that a gateway may open the database at `url` and have its seat there, before it makes anything anywhere.
-
-    Raises `ConfigError`, `DatabaseRejected` and `StoreUnavailable` as `open_store` and `open_seat` would later.
-    """
+    """Check that `open_store` and `open_seat` can use the database at `url`, and raise their errors."""
     _check_address(url)
     from hermes_state.engines.postgres import resting as postgres_resting
 
@@ -146,18 +136,14 @@ def _forgotten_copy(name: str, path: Path) -> DatabaseRejected:
     )
 
 
-def _has_chats(db: Connection) -> bool:
-    return scalar(db, bool, "SELECT EXISTS (SELECT 1 FROM chats)")
-
-
 @contextmanager
 def open_resting(path: Path, url: str | None = None) -> Iterator[Connection | None]:
-    """A connection that only reads, to a database that no daemon of ours answers for; None where there is none yet.
+    """Connect to read a database without its daemon; None where there is none yet.
 
-    Raises what `open_resting_file` and `open_resting_database` raise, and `ConfigError` as `open_store` does.
+    Raises `ConfigError`, and the errors of `open_resting_file` and `open_resting_database`.
     """
     if url is None:
-        with open_resting_file(path) as file:
+        with sqlite_resting.open_resting_file(path) as file:
             yield file
         return
     _check_address(url)
@@ -169,10 +155,9 @@ def open_resting(path: Path, url: str | None = None) -> Iterator[Connection | No
 
 @contextmanager
 def open_ends(source: Path | str, target: Path | str) -> Iterator[tuple[Connection, Connection]]:
-    """Connections to the two ends of a copy, each a file or an address, which this process alone has open meanwhile.
+    """Connect to the two ends of a copy, each a file or an address, for this process alone.
 
-    Raises `LockUnavailable` where a gateway has one of them open, `DatabaseRejected` for one that cannot be an end of
-    a copy, and `StoreUnavailable`.
+    Raises `LockUnavailable`, `DatabaseRejected` (also for a missing source or an older schema) and `StoreUnavailable`.
     """
     with _end(source, "source") as read, _end(target, "target") as written:
         yield read, written
@@ -180,15 +165,15 @@ def open_ends(source: Path | str, target: Path | str) -> Iterator[tuple[Connecti
 
 def _end(place: Path | str, kind: Literal["source", "target"]) -> AbstractContextManager[Connection]:
     if isinstance(place, Path):
-        return sqlite_copying.open_source(place) if kind == "source" else sqlite_copying.open_target(place)
+        return sqlite_resting.open_source(place) if kind == "source" else sqlite_resting.open_target(place)
     _check_address(place)
-    from hermes_state.engines.postgres import copying as postgres_copying
+    from hermes_state.engines.postgres import resting as postgres_resting
 
-    return postgres_copying.open_source(place) if kind == "source" else postgres_copying.open_target(place)
+    return postgres_resting.open_source(place) if kind == "source" else postgres_resting.open_target(place)
 
 
 def name_of(place: Path | str) -> str:
-    """A database in sentences: its file, or its address without a password."""
+    """Return the name of a database for sentences, without a password."""
     if isinstance(place, Path):
         return str(place.resolve())
     from hermes_state.engines.postgres.store import name_of as name_of_address

@@ -1,8 +1,8 @@
-"""Matches in SQLite's index: FTS5's query language, and ranking by bm25 at a price that does not grow with the index.
+"""Matches in SQLite's index, ranked by bm25 in a time that does not grow with the index.
 
-FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so no word reaches it unquoted. Its own `bm25`
-counts the matches of every term and scope in the whole index, to learn how much each of them weighs. Where one of them
-is common, that is estimated from some matches, and the terms are counted in the texts.
+FTS5 rejects ordinary text (`what?`, `a/b`, `don't`, a lone `AND`), so every word is quoted. Its own `bm25` counts all
+matches of every term and scope. With a common one, that number is estimated from some matches, and the terms are
+counted in the texts.
 """
 
 import json
@@ -14,19 +14,17 @@ from hermes_state.engines.sqlite.index import SERVING
 from hermes_state.search.index import load_totals, serving_index, sizes_of
 from hermes_state.search.query import AllOf, AnyOf, Expression, Term, Without
 from hermes_state.search.ranking import RANKED_HITS, MatchReader, SearchFilter, best_of, scored, weight
-from hermes_state.store.searched import REPEATS
-from hermes_state.store.segment import phrase
+from hermes_state.store.segment import REPEATS, phrase
 from hermes_state.store.sql import Connection, scalar, scalars
 
 COMMON_ROWS = 200_000
-"""Matches in the whole index that SQLite may count, in about 8 ms; more of a term, and it is common."""
+"""Most matches in the whole index that SQLite counts, in about 8 ms; a term with more is common."""
 
 COUNTED_HITS = 200
-"""Newest matches of a single common word in one scope that are ranked: they lie apart, a thousand take three times as
-long."""
+"""Ranked matches of a common word in one scope: their texts lie apart, and a thousand take three times as long."""
 
 SAMPLED_HITS, SAMPLED_PLACES = 100, 4
-"""Matches from which the number of all is estimated, and places from which they are taken for a weight."""
+"""Matches for an estimate of the number of all, and places of such samples for a weight."""
 
 # Purpose: the best of the newest matches. (`rowid IN (SELECT ...)` would rank every match, once per row.)
 _RANKED = """
@@ -37,7 +35,7 @@ SELECT id, coalesce(-rank, 0.0) FROM hit
 WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since
 ORDER BY rank, id DESC LIMIT :limit
 """
-# Purpose: the newest matches with what bm25 needs of each.
+# Purpose: the newest matches with the values for bm25.
 _COUNTED = """
 WITH hit AS MATERIALIZED (
   SELECT rowid AS id FROM {0} WHERE {0} MATCH :match AND rowid < :before ORDER BY rowid DESC LIMIT :ranked)
@@ -56,13 +54,13 @@ _NEWEST = "SELECT rowid AS id, 0.0 FROM {0} WHERE {0} MATCH :match AND rowid < :
 # Purpose: their number. (Ids grow with time: a limit may come before `since`.)
 _COUNT = f"""SELECT count(*) FROM ({_NEWEST}) hit
 WHERE :since IS NULL OR (SELECT created_at FROM messages WHERE id = hit.id) >= :since"""
-# Purpose: words of the index, of whatever chat: those that begin alike, which are close together, and single ones.
+# Purpose: words of the index, of any chat: those with one beginning, which are close together, and single ones.
 _KNOWN = """SELECT term FROM messages_terms WHERE term >= :head AND term < :head || char(0x10ffff)
 UNION ALL SELECT value FROM json_each(:others) WHERE EXISTS (SELECT 1 FROM messages_terms WHERE term = value)"""
 
 
 def match_text(expression: Expression) -> str:
-    """The expression as FTS5 understands it.
+    """Write the expression for FTS5.
 
     >>> match_text(Without(Term("red", is_prefix=True), Term("blue house", is_prefix=False)))
     '("red"* NOT "blue house")'
@@ -114,22 +112,21 @@ class Fts5Matches(MatchReader):
     def _scored(self, rows: Iterable[tuple[int, str, bytes]], terms: Sequence[Term]) -> Iterator[tuple[int, float]]:
         count, *words = load_totals(self.db, self._index)
         average = max(1.0, sum(words) / max(1, count))
-        length = cache(lambda sizes: sum(sizes_of(sizes)) / average)  # most rows are about as long as others
+        length = cache(lambda sizes: sum(sizes_of(sizes)) / average)  # many rows have the same length
         sized = ((row_id, text, len(text), length(sizes)) for row_id, text, sizes in rows)
-        return scored(sized, {term: self._weight(term, count) if len(terms) > 1 else 1.0 for term in terms})
+        is_lone = len(terms) == 1
+        weights = {term: 1.0 if is_lone else weight(self._frequency(term, SAMPLED_PLACES), count) for term in terms}
+        return scored(sized, weights)
 
     def known_words(self, words: Collection[str], head: str) -> list[str]:
-        if self._index != SERVING:  # the one whose words there is a table of
+        if self._index != SERVING:  # only this one has a table of words
             return []
         others = json.dumps(sorted(word for word in words if not word.startswith(head)))
         known = scalars(self.db, str, _KNOWN, {"head": head, "others": others})
         return [word for word in known if word in words]
 
-    def _weight(self, term: Term, count: int) -> float:
-        return weight(self._frequency(term, SAMPLED_PLACES), count)
-
     def _frequency(self, term: Term, places: int = 1) -> float:
-        """Number of messages with the rarest word of a term: SQLite looks at all of them to count it."""
+        """Estimate the messages with the rarest word of a term: SQLite looks at all of them to count it."""
         least = float(self._newest)
         for word in term.words or [term]:
             least = min(least, self._rows_with(f"text:{match_text(word)}", places))
@@ -138,7 +135,7 @@ class Fts5Matches(MatchReader):
         return least
 
     def _estimate(self, match: str, places: int = 1) -> float:
-        """Number of messages that match, counted if they are few; nothing in an index where nothing is common."""
+        """Estimate the messages that match, or count a few; 0 in an index without common words."""
         if self._newest <= COMMON_ROWS:
             return 0
         sampled: list[float] = []

@@ -1,6 +1,6 @@
 """Full-text search over every stored message, compressed or not.
 
-Rows that were made only for a view are not indexed, so what was said is found once, in the session where it was said.
+Rows that were made only for a view are not indexed, so each message is found once, in its own session.
 """
 
 import heapq
@@ -18,8 +18,7 @@ from hermes_state.search.query import LETTER, Expression, Query, Term, one_line,
 from hermes_state.search.ranking import MatchReader, SearchFilter
 from hermes_state.search.tsquery import TsMatches
 from hermes_state.sessions import LINEAGE_KEY
-from hermes_state.store.searched import fts_row, searched_text
-from hermes_state.store.segment import INDEXED_CHARACTERS, folded
+from hermes_state.store.segment import INDEXED_CHARACTERS, folded, fts_row, searched_text
 from hermes_state.store.sql import Connection, columns, select
 from hermes_state.values import (
     ChatId,
@@ -35,23 +34,7 @@ from hermes_state.values import (
 
 SNIPPET_CHARACTERS = 200
 
-COMPARED_HITS = 100
-"""Rows with all words side by side that are compared with a query that excludes one of these."""
-
-SHOWN_TERMS = 8
-SHOWN_WORDS = 4
-COMPARED_PLACES = 2_000
-"""A snippet is looked for by the first words of the first terms, at the first places: it only has to show a match."""
-
 Order: TypeAlias = Literal["best", "newest"]
-
-_COLUMNS = f"""m.id AS message_id, m.session_id, s.key AS session_key, m.lineage_id,
-{LINEAGE_KEY} AS lineage_key, m.chat_id, {columns(ChatKey, "c", "chat")}, m.role, m.origin, m.sender_name,
-m.created_at, coalesce(m.text, '') AS text, m.body"""
-_NAMES = "JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id"
-
-# Purpose: what is shown of hits. (Ids grow with time: a limit may come before `since`.)
-_HITS = f"SELECT {_COLUMNS} FROM messages m {_NAMES} WHERE m.created_at >= ? AND m.id IN ({{}})"
 
 
 class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,8 +44,7 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
     session_id: SessionId
     session_key: str
     lineage_id: LineageId
-    lineage_key: str
-    """Key of the conversation's first session."""
+    lineage_key: str  # key of the conversation's first session
     chat_id: ChatId
     chat: ChatKey
     role: MessageRole
@@ -79,21 +61,21 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
 def search(
     db: Connection, query: str, *, order: Order = "best", limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> list[FoundMessage]:
-    """The rows that match `query`, any text a person may type; an empty list when it asks for nothing.
+    """Return the rows that match `query`, any text; no rows when it asks for nothing.
 
-    Run it with a time limit of its own (`store.read_within(1.0, search, ...)`): a query can be made to be slow.
+    Run it with its own time limit (`store.read_within(1.0, search, ...)`): a query can be made to be slow.
     """
     parsed, matches = parse_query(query), match_reader(db, **filters)
     return [] if parsed is None else load_found(matches, ranked(matches, parsed, order, limit), parsed.wanted)
 
 
 def match_reader(db: Connection, **filters: Unpack[SearchFilter]) -> MatchReader:
-    """Matches in the index of the connection's engine."""
+    """Return the reader of the index of the connection's engine."""
     return Fts5Matches(db, **filters) if isinstance(db, sqlite3.Connection) else TsMatches(db, **filters)
 
 
 def ranked(matches: MatchReader, parsed: Query, order: Order, limit: int) -> list[tuple[int, float]]:
-    """Ids and scores of those that a query asks for."""
+    """Return ids and scores of the rows that match a query."""
 
     def found(expression: Expression, terms: Sequence[Term], limit: int) -> dict[int, float]:
         return dict(matches.best(expression, terms, limit) if order == "best" else matches.newest(expression, limit))
@@ -107,29 +89,34 @@ def ranked(matches: MatchReader, parsed: Query, order: Order, limit: int) -> lis
 
 
 def load_found(matches: MatchReader, hits: Sequence[tuple[int, float]], wanted: Sequence[Term]) -> list[FoundMessage]:
-    """The rows of hits, with snippets of where the wanted terms stand."""
+    """Load the rows of hits, with snippets around the wanted terms."""
     scores = dict(hits)
-    query, parameters = _HITS.format(", ".join("?" * len(scores))), (matches.since or 0, *scores)
-    rows = {int(row.message_id): row for row in select(matches.db, FoundMessage, query, parameters)} if scores else {}
-    return [_shown(rows[message_id], score, wanted) for message_id, score in scores.items() if message_id in rows]
-
-
-def _shown(row: FoundMessage, score: float, wanted: Sequence[Term]) -> FoundMessage:
-    snippet = _snippet(searched_text(row.text, row.body), wanted)
-    return msgspec.structs.replace(row, score=score, snippet=snippet)
+    if not scores:
+        return []
+    # Ids grow with time, so a limit may have come before `since`.
+    query = f"""SELECT m.id AS message_id, m.session_id, s.key AS session_key, m.lineage_id,
+      {LINEAGE_KEY} AS lineage_key, m.chat_id, {columns(ChatKey, "c", "chat")}, m.role, m.origin, m.sender_name,
+      m.created_at, coalesce(m.text, '') AS text, m.body
+    FROM messages m JOIN sessions s ON s.id = m.session_id JOIN chats c ON c.id = s.chat_id
+    WHERE m.created_at >= ? AND m.id IN ({", ".join("?" * len(scores))})"""
+    rows = {int(row.message_id): row for row in select(matches.db, FoundMessage, query, (matches.since or 0, *scores))}
+    return [
+        msgspec.structs.replace(row, score=score, snippet=_snippet(searched_text(row.text, row.body), wanted))
+        for message_id, score in scores.items()
+        if (row := rows.get(message_id)) is not None
+    ]
 
 
 def _pasted(
-    db: Connection,
-    parsed: Query,
-    found: Callable[[Expression, Sequence[Term], int], dict[int, float]],
-    limit: int,
+    db: Connection, parsed: Query, found: Callable[[Expression, Sequence[Term], int], dict[int, float]], limit: int
 ) -> dict[int, float]:
-    """Rows with all words of the query side by side. One of them may be excluded (`red -door`), unless its dash stands
-    there, too (`find . -name foo`)."""
+    """Return rows with all words of the query side by side.
+
+    One of them may be excluded (`red -door`), unless its dash stands in the row, too (`find . -name foo`).
+    """
     if parsed.whole is None:
         return {}
-    hits = found(parsed.whole, [parsed.whole], max(limit, COMPARED_HITS) if parsed.has_exclusions else limit)
+    hits = found(parsed.whole, [parsed.whole], max(limit, 100) if parsed.has_exclusions else limit)
     if parsed.has_exclusions:
         columns_of = "SELECT text, body FROM messages WHERE id = ?"
         texts = {row_id: fts_row(*db.execute(columns_of, (row_id,)).fetchone()) for row_id in hits}
@@ -138,20 +125,20 @@ def _pasted(
 
 
 def snippet_of(text: str, query: str) -> str:
-    """The snippet that a hit for `query` has, of a text that was changed since (redacted, for one)."""
+    """Return the snippet of a hit for `query` in a text that was changed since, such as redacted."""
     parsed = parse_query(query)
     return _snippet(text, parsed.wanted if parsed is not None else ())
 
 
 @lru_cache(maxsize=64)  # for the hits of one search
 def _pattern(wanted: tuple[Term, ...], edge: str) -> re.Pattern[str] | None:
-    """A pattern for folded text: any of the wanted terms, whatever punctuation stands between its words."""
-    patterns = [pattern for term in wanted if (pattern := term.pattern(SHOWN_WORDS, edge))]
+    """Return the pattern of any of the wanted terms in folded text, by their first words."""
+    patterns = [pattern for term in wanted if (pattern := term.pattern(4, edge))]
     return re.compile("|".join(patterns)) if patterns else None
 
 
 def _snippet(text: str, wanted: Sequence[Term]) -> str:
-    compared, shown = folded(text[:INDEXED_CHARACTERS]), tuple(wanted[:SHOWN_TERMS])
+    compared, shown = folded(text[:INDEXED_CHARACTERS]), tuple(wanted[:8])
     at = next((place for edge in (LETTER, "") if (place := _place(compared, shown, edge)) is not None), 0)
     at = at if len(compared) == min(len(text), INDEXED_CHARACTERS) else _original(text, at)
     start = max(0, min(at - SNIPPET_CHARACTERS // 3, len(text) - SNIPPET_CHARACTERS))
@@ -161,7 +148,7 @@ def _snippet(text: str, wanted: Sequence[Term]) -> str:
 
 
 def _original(text: str, place: int) -> int:
-    """Index in `text` of what stands at `place` in it when it is folded, give or take a character."""
+    """Return the index in `text` of a place in the folded text, give or take a character."""
     start, end = 0, len(text)
     while end - start > 1:
         middle = (start + end) // 2
@@ -173,10 +160,10 @@ def _original(text: str, place: int) -> int:
 
 
 def _place(compared: str, wanted: tuple[Term, ...], edge: str) -> int | None:
-    """Where most of the terms stand close together, and where first; `edge`: what may not stand beside a word."""
+    """Return the first place where most of the terms stand close together; `edge` may not stand next to a word."""
     pattern = _pattern(wanted, edge)
     best, last = (0, 0), dict[str, int]()
-    for match in islice(pattern.finditer(compared), COMPARED_PLACES) if pattern else ():
+    for match in islice(pattern.finditer(compared), 2_000) if pattern else ():
         last[match[0]] = match.start()
         near = [start for start in last.values() if match.end() - start <= SNIPPET_CHARACTERS * 2 // 3]
         best = max(best, (len(near), -min(near, default=0)))

@@ -1,4 +1,4 @@
-"""Search for what was said in other words than those asked for: fewer of them, or ones that are spelt nearly alike."""
+"""Search with fewer words than those of a query, or with words that are spelt nearly alike."""
 
 import itertools
 from bisect import bisect_left
@@ -11,26 +11,20 @@ from hermes_state.search.ranking import MatchReader, SearchFilter
 from hermes_state.store.segment import folded
 from hermes_state.store.sql import Connection
 
-COMPARED_ROWS = 1_000
-"""Matches of a word that are counted at most, to tell which is the commonest: about a millisecond."""
-
 RARE_ROWS = 10
-"""Messages with a word at most, for all of them to be shown beside those that have more words."""
-
-MIN_LETTERS, MAX_LETTERS = 5, 32
-"""Letters of a word that may be misspelt: a shorter one is near too many others, a longer one takes too long."""
+"""Most messages with a rare word: all of them are shown next to those that have more words."""
 
 MAX_MISSPELT, MAX_NEAR_WORDS = 3, 4
-"""Words of a query for which others are looked for, in 15 to 40 ms each, and how many may stand for one."""
+"""Most words of a query that are replaced, in 15 to 40 ms each, and most words in place of one."""
 
 
 def search_in_other_words(
     db: Connection, query: str, *, limit: int = 20, **filters: Unpack[SearchFilter]
 ) -> tuple[list[FoundMessage], tuple[str, ...]]:
-    """The best rows that match `query`, or, if there are none, rows with some of its words, and which these are.
+    """Return the best rows that match `query`, or, if there are none, rows with some of its words, and these words.
 
-    The commonest word is left out, then the next, until something is found. Those that differ in one letter stand for a
-    word that is unknown where it is looked for, and are left out before the others.
+    The commonest word is left out, then the next, until there are matches. Words that differ in one letter replace a
+    word that is unknown there, and are left out before the others.
     """
     parsed, matches = parse_query(query), match_reader(db, **filters)
     hits = ranked(matches, parsed, "best", limit) if parsed is not None else []
@@ -53,15 +47,16 @@ def search_in_other_words(
     return load_found(matches, [*further.items()][:limit], [*terms]), tuple(term.text for term in terms)
 
 
-def _count(matches: MatchReader, words: str, limit: int = COMPARED_ROWS) -> int:
+def _count(matches: MatchReader, words: str, limit: int = 1_000) -> int:  # in about a millisecond
     parsed = parse_query(words)
     return matches.count(parsed.expression, limit) if parsed is not None and parsed.expression else 0
 
 
 def _near_words(matches: MatchReader, words: list[str]) -> list[str]:
-    """The known words that some others may have meant. The index has those of all chats, so each is looked up."""
+    """Return known words that some others may have meant. The index has those of all chats, so each is looked up."""
     bare = {word: folded(word).strip(".,:;!?'") for word in words}
-    misspelt = [word for word in words if bare[word].isalpha() and MIN_LETTERS <= len(bare[word]) <= MAX_LETTERS]
+    # A shorter word is near too many others, a longer one takes too long.
+    misspelt = [word for word in words if bare[word].isalpha() and 5 <= len(bare[word]) <= 32]
     near: list[str] = []
     for word in misspelt[:MAX_MISSPELT]:
         variants, head = set(_variants(bare[word])), bare[word][: (len(bare[word]) + 1) // 2]
@@ -71,7 +66,7 @@ def _near_words(matches: MatchReader, words: list[str]) -> list[str]:
 
 
 def _variants(word: str) -> Iterator[str]:
-    """Words that differ from `word` in one letter, left out, put in, exchanged, or swapped with the next one."""
+    """Yield words that differ from `word` in one letter: left out, added, exchanged, or swapped with the next."""
     blocks = {ord(letter) & ~127 for letter in word}
     letters = (letter for first in blocks for letter in map(chr, range(first, first + 128)) if letter.isalpha())
     alphabet = [letter for letter in letters if letter == letter.lower()]

@@ -1,10 +1,8 @@
-"""Query parser: what a person typed, as a tree that `fts5` and `tsquery` write for their index.
+"""Query parser: makes a tree of a person's text, which `fts5` and `tsquery` write for their index.
 
-Kept are `"a phrase"`, `prefix*`, `-without`, parentheses, and `AND`, `OR`, `NOT` in capitals; what makes no sense is
-dropped.
-
-What people paste looks like that, too (`find . -name foo`, `IS NOT NULL`). So a query is also looked for as a whole,
-its words side by side, and options of commands (`--rm`, `-rf`) exclude nothing.
+It knows `"a phrase"`, `prefix*`, `-without`, parentheses, and `AND`, `OR`, `NOT` in capitals, and drops the rest.
+Pasted text looks like that, too (`find . -name foo`, `IS NOT NULL`). So the words of a query are also looked for side
+by side, and options of commands (`--rm`, `-rf`) exclude nothing.
 """
 
 import re
@@ -18,47 +16,41 @@ from typing import TypeAlias
 from hermes_state.store.segment import CJK, EMOJI, ends_in_half_a_pair, folded, segment_query
 
 MAX_CHARACTERS = 2_000
-"""Characters of a query that count: a pasted word of a megabyte keeps the index busy for seconds, without a stop."""
+"""Characters of a query that count: a pasted word of a megabyte keeps the index busy for seconds."""
 
-MAX_TERMS = 32
-"""Words of a query that count: a pasted page is not a query."""
+MAX_TERMS = 32  # words of a query that count: a pasted page is not a query
 
-MAX_DEPTH = 20
-"""Depth of parentheses that counts; FTS5's own parser gives up at 256."""
+MAX_DEPTH = 20  # depth of parentheses that counts; FTS5's own parser gives up at 256
 
 _PIECE = re.compile(r'"(?P<phrase>[^"]*)"?(?P<phrase_star>\*)?|(?P<bracket>[()])|(?P<word>[^\s"()]+)')
 _DASHES = {ord(dash): "-" for dash in "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"} | {0x2014: "--"}
-_OPERATORS = frozenset({"AND", "OR", "NOT"})
-
-_CJK_RUN = re.compile(f"[{CJK}]{{3}}")
 _WORDS = re.compile(r"[^\W_]+")
 _WORDS_OR_EMOJI = re.compile(rf"[^\W_]+|[{EMOJI}]")
 _IN_WORD = rf"[^\W_{CJK}]"
 LETTER = r"[^\W_]"
-"""Pattern of a letter or digit of any script, compiled in a hundredth of the time that one without Chinese takes."""
-# Punctuation between two words. It cannot take in a part of what follows it, is short and never given back: a match of
-# nearly equal signs would otherwise be tried in every possible way, while nothing else in the process runs.
+"""Pattern of a letter or digit of any script, which compiles a hundred times as fast as one without Chinese."""
+# Punctuation between two words: short, possessive, and without a sign of the next word. Else a match of nearly equal
+# signs is tried in every possible way, while nothing else in the process runs.
 _BETWEEN = rf"(?:_|[^\w{EMOJI}]){{0,16}}+"
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A word or phrase of a query, as it was typed."""
+    """A word or phrase of a query."""
 
     text: str
-    is_prefix: bool
-    """Its last word may go on in a match."""
+    is_prefix: bool  # its last word may go on in a match
 
     @property
     def words(self) -> list["Term"]:
-        """Its words, as the index cuts them, each a term."""
+        """Words of the index in it, each a term."""
         *words, last = _WORDS.findall(segment_query(self.text)) or [""]
         return [*(Term(word, False) for word in words), Term(last, self.is_prefix)] if last else []
 
     def pattern(self, words: int | None = None, edge: str = _IN_WORD) -> str | None:
-        """Pattern of its first `words` words in folded text, if it has any, with no `edge` beside them.
+        """Return the pattern of its first `words` words in folded text, if any, without an `edge` next to them.
 
-        It begins with a word as it is, which is found ten times as fast as a boundary before it.
+        It begins with the plain word, which is found ten times as fast as with a boundary before it.
         """
         pieces: list[str] = _WORDS_OR_EMOJI.findall(folded(self.text))[:words]
         if not pieces:
@@ -71,21 +63,21 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    """All of the parts, two at least, stand in a match."""
+    """A match has all of the parts, at least two."""
 
     parts: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """At least one of the parts, two at least, stands in a match."""
+    """A match has one of the parts, at least two."""
 
     parts: tuple["Expression", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """What is wanted stands in a match, and what is excluded does not."""
+    """A match has the wanted part and not the excluded one."""
 
     wanted: "Expression"
     excluded: "Expression"
@@ -96,27 +88,21 @@ Expression: TypeAlias = Term | AllOf | AnyOf | Without
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parsed query: its expression, and what a match contains."""
+    """A parsed query."""
 
-    expression: Expression | None
-    """None when nothing but exclusions is left."""
+    expression: Expression | None  # None when nothing but exclusions is left
     wanted: tuple[Term, ...]
-    terms: tuple[Term, ...]
-    """All of them, excluded ones too."""
-    whole: Term | None
-    """All words side by side; None for less than two."""
+    terms: tuple[Term, ...]  # all of them, excluded ones too
+    whole: Term | None  # all words side by side; None for less than two
     text: str
-    """Typed words in one line and small letters: all of it stands in a row that was pasted from."""
+    """Typed words in one line and small letters, for a comparison with the source of pasted text."""
     has_exclusions: bool
     words: tuple[str, ...]
-    """Its words, a Chinese or Japanese text in pairs of characters; none where quotes or operators rule."""
+    """Its words, in pairs of characters for Chinese or Japanese; none with quotes or operators."""
 
 
 def parse_query(text: str) -> Query | None:
-    """The query that `text` stands for; None if nothing in it can be looked for. Never raises.
-
-    Words side by side must all occur. A lone exclusion (`-this`) is None: it would match all the rest.
-    """
+    """Parse a query of which all words must occur; None for nothing, or for exclusions alone. Never raises."""
     # Half an emoji and NUL cannot reach SQLite.
     clean = text[:MAX_CHARACTERS].encode("utf-8", "replace").decode("utf-8").replace("\0", " ")
     items = _limited(_items(clean))
@@ -136,24 +122,24 @@ def parse_query(text: str) -> Query | None:
 
 
 def _parts(term: Term) -> list[str]:
-    if _CJK_RUN.search(term.text):
+    if re.search(f"[{CJK}]{{3}}", term.text):
         return segment_query(term.text).split()
     return [term.text + "*" * term.is_prefix]
 
 
 def one_line(text: str) -> str:
-    """`text` as whole queries are compared: folded, in one line, every dash the same."""
+    """Fold `text` for the comparison of whole queries: in one line, with one kind of dash."""
     return " ".join(folded(text.translate(_DASHES)).split())
 
 
 def _items(text: str) -> Iterator[str | Term]:
-    """Operators and brackets as they are, everything else that holds a token as a term."""
+    """Yield operators and brackets, and terms with a token."""
     for match in _PIECE.finditer(text):
         if match["bracket"]:
             yield match["bracket"]
         elif match["word"] is None:
             yield from _term(match["phrase"], is_prefix=bool(match["phrase_star"]))
-        elif match["word"] in _OPERATORS:
+        elif match["word"] in ("AND", "OR", "NOT"):
             yield match["word"]
         else:
             yield from _word(match["word"])
@@ -170,18 +156,13 @@ def _word(word: str) -> Iterator[str | Term]:
 
 
 def _term(text: str, *, is_prefix: bool) -> Iterator[Term]:
-    if _has_token(text):
+    categories = map(unicodedata.category, segment_query(text))
+    if any(category[0] in "LN" or category == "Co" for category in categories):  # tokens, also of private use
         yield _made(text, is_prefix=is_prefix)
 
 
 def _made(text: str, *, is_prefix: bool = False) -> Term:
     return Term(text, is_prefix or ends_in_half_a_pair(text))
-
-
-def _has_token(text: str) -> bool:
-    """True when the tokenizer finds anything in `text`: letters, numbers, private use characters."""
-    categories = map(unicodedata.category, segment_query(text))
-    return any(category[0] in "LN" or category == "Co" for category in categories)
 
 
 def _limited(items: Iterator[str | Term]) -> deque[str | Term]:
@@ -195,12 +176,12 @@ def _limited(items: Iterator[str | Term]) -> deque[str | Term]:
     return kept
 
 
-# The grammar; whatever does not fit is skipped:
+# The grammar; items that do not fit are skipped:
 # any = all { OR all } ;  all = { [NOT] (term | "(" any ")") | AND }
 
 
 def _any(items: deque[str | Term], wanted: list[Term], depth: int = 0) -> Expression | None:
-    """Expression of what stands in front of `items`, which is taken away; `wanted` gets the terms of a match."""
+    """Parse and remove the front of `items`; add the terms of a match to `wanted`."""
     parts = [_all(items, wanted, depth)]
     while items and items[0] == "OR":
         items.popleft()

@@ -13,10 +13,10 @@ from hermes_state.store.sql import Connection, scalar_or_none
 from hermes_state.values import ChatId, LineageId, MessageRole, Millis, TurnId
 
 RANKED_HITS = 1_000
-"""Newest matches that are ranked: ranking every match of a common word takes a second per million rows."""
+"""Most matches that are ranked, the newest: all matches of a common word take a second per million rows."""
 
 COUNTED_CHARACTERS, COUNTED_TERMS = 4_000, 8
-"""Beginnings of texts in which terms are counted (the rest is taken to be like them), and terms, the rarest."""
+"""Beginnings of texts in which terms are counted, as a sample of the rest, and most terms, the rarest."""
 
 _K1, _B, _LEAST_WEIGHT = 1.2, 0.75, 1e-6  # as in SQLite
 
@@ -46,29 +46,29 @@ class MatchReader(ABC):
 
     @abstractmethod
     def count(self, expression: Expression, limit: int) -> int:
-        """Number of matches, at most `limit`."""
+        """Count the matches, at most `limit`."""
 
     @abstractmethod
     def newest(self, expression: Expression, limit: int) -> list[tuple[int, float]]:
-        """Ids of the newest matches, each with the score 0; of those before `since`, too."""
+        """Return ids of the newest matches, each with the score 0; also of those before `since`."""
 
     @abstractmethod
     def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
-        """Ids and scores of the best of the newest matches; `expression` asks for `terms`."""
+        """Return ids and scores of the best of the newest matches; `expression` asks for `terms`."""
 
     @abstractmethod
     def known_words(self, words: Collection[str], head: str) -> list[str]:
-        """Those of `words` that the index has, of this place at least; most begin with `head`."""
+        """Return those of `words` that the index has, of this place at least; most begin with `head`."""
 
 
 def weight(frequency: float, count: float) -> float:
-    """Weight of a term that stands in `frequency` of `count` messages."""
+    """Return the weight of a term in `frequency` of `count` messages."""
     frequency = min(count, frequency)
     return max(_LEAST_WEIGHT, math.log((count - frequency + 0.5) / (frequency + 0.5)))
 
 
 def scored(rows: Iterable[tuple[int, str, int, float]], weights: Mapping[Term, float]) -> Iterator[tuple[int, float]]:
-    """Ids and scores of rows: ids, beginnings of texts, characters of each whole text, and lengths by the average's."""
+    """Yield ids and scores of rows: id, beginning of the text, its characters, and its length by the average."""
     known = [(weight, term.pattern() or "(?!)") for term, weight in weights.items()]
     counted = [(weight, re.compile(pattern).findall) for weight, pattern in heapq.nlargest(COUNTED_TERMS, known)]
     for row_id, text, characters, length in rows:
@@ -82,5 +82,5 @@ def scored(rows: Iterable[tuple[int, str, int, float]], weights: Mapping[Term, f
 
 
 def best_of(hits: Iterable[tuple[int, float]], limit: int) -> list[tuple[int, float]]:
-    """The hits with the highest scores; of equal ones the newest."""
+    """Return the hits with the highest scores; of equal ones the newest."""
     return heapq.nlargest(limit, hits, key=lambda hit: (hit[1], hit[0]))

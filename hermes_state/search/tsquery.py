@@ -1,8 +1,8 @@
-"""Matches in PostgreSQL's index: its query language, and which of two ways finds the newest of them.
+"""Matches in PostgreSQL's index, of which the newest are found in two ways.
 
 An index of words (GIN) has all matches or none, so a common word is looked for from the newest message back, and a
-rare one in the index. Which it is the newest messages tell: the planner takes any word that it has no figures of for
-one of a thousand messages, and would look through all of them for one that nobody ever said.
+rare one in the index. The newest messages tell which: the planner expects an unknown word in one of a thousand
+messages, and would look through all of them.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,31 +19,22 @@ from hermes_state.search.ranking import (
     scored,
     weight,
 )
-from hermes_state.store.searched import REPEATS, fts_row
+from hermes_state.store.segment import REPEATS, fts_row
 from hermes_state.store.sql import Connection, scalar
 
-RECENT_ROWS = 500
-"""Newest messages that are looked through first, in half a millisecond."""
+RECENT_ROWS = 500  # newest messages that are looked through first, in half a millisecond
 
 COUNTED_HITS = 300
-"""Newest matches that are ranked, by words counted in their texts: to fetch and to fold a text takes 20 µs."""
+"""Newest matches that are ranked by words in their texts: to fetch and to fold a text takes 20 µs."""
 
 LOOKED_UP_COST = 10
-"""How much longer a match takes in the index than a message that is looked through."""
+"""Time of a match in the index, relative to a message that is looked through."""
 
-# Purpose: an id above all that may be found. (Statements with parameters travel with those before them.)
-_TOP = "SELECT least(CAST(? AS bigint), coalesce(max(message_id), 0) + 1) FROM message_words"
 # Purpose: the newest matches among the newest messages. (IS TRUE keeps the index out of it.)
 _RECENT = """
 SELECT message_id FROM message_words
 WHERE (words @@ CAST(? AS tsquery)) IS TRUE AND message_id < ? AND message_id > ? ORDER BY message_id DESC LIMIT ?"""
-# Purpose: the newest of all matches, by the index. (MATERIALIZED keeps the limit out of how they are found.)
-_LOOKED_UP = """
-WITH hit AS MATERIALIZED (SELECT message_id FROM message_words WHERE words @@ CAST(? AS tsquery))
-SELECT message_id FROM hit WHERE message_id < ? ORDER BY message_id DESC LIMIT ?"""
-# Purpose: how many of some messages are not older than this.
-_SINCE = "SELECT count(*) FROM messages WHERE id = ANY(CAST(? AS bigint[])) AND created_at >= ?"
-# Purpose: what bm25 needs of the matches that a query finds, and when they were said.
+# Purpose: the values for bm25 of the matches of a query, and their times.
 _WITH_TEXTS = f"""
 SELECT m.id, left(m.text, {COUNTED_CHARACTERS}), m.body, coalesce(length(m.text), 0) + coalesce(length(m.body), 0),
   m.created_at FROM ({{}}) AS found JOIN messages m ON m.id = found.message_id"""
@@ -54,7 +45,7 @@ SELECT DISTINCT lexeme FROM (SELECT words FROM message_words WHERE message_id = 
 
 
 def query_text(expression: Expression) -> str | None:
-    """The expression as a `tsquery`; None for one that no row can match, such as a letter that the tokenizer drops.
+    """Write the expression as a `tsquery`; None if no row can match, as for a letter that the tokenizer drops.
 
     >>> query_text(Without(Term("red", is_prefix=True), Term("blue house", is_prefix=False)))
     "('red':* & !('blue'<->'house'))"
@@ -80,21 +71,24 @@ class TsMatches(MatchReader):
 
     def __init__(self, db: Connection, **filters: Unpack[SearchFilter]) -> None:
         super().__init__(db, **filters)
-        self._top = scalar(db, int, _TOP, (self.before,))
+        # An id above all that may be found. (Statements with parameters travel with those before them.)
+        query = "SELECT least(CAST(? AS bigint), coalesce(max(message_id), 0) + 1) FROM message_words"
+        self._top = scalar(db, int, query, (self.before,))
         left_out = [f"!'{mark(REPEATS)}'"] if self.leaves_out_repeats else []
         self._scope = "".join(f" & {scope}" for scope in [*left_out, *(f"'{mark(scope)}'" for scope in self.scopes)])
 
     def count(self, expression: Expression, limit: int) -> int:
         ids = [row_id for row_id, _ in self.newest(expression, limit)]
-        return len(ids) if self.since is None else scalar(self.db, int, _SINCE, (_array(ids), self.since))
+        query = "SELECT count(*) FROM messages WHERE id = ANY(CAST(? AS bigint[])) AND created_at >= ?"
+        return len(ids) if self.since is None else scalar(self.db, int, query, (_array(ids), self.since))
 
     def newest(self, expression: Expression, limit: int) -> list[tuple[int, float]]:
         return [(row_id, 0.0) for (row_id,) in self._newest(expression, limit)]
 
     def _newest(self, expression: Expression, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
-        """Rows in the `shape` of a statement around one that finds ids.
+        """Load rows in the `shape` of a statement around one that finds ids.
 
-        Looks further and further back, until that takes longer than all matches are expected to take in the index.
+        Looks back until that takes longer than an estimate for all matches in the index.
         """
         if (query := query_text(expression)) is None:
             return []
@@ -113,7 +107,10 @@ class TsMatches(MatchReader):
         return self.db.execute(shape.format(_RECENT), (query, *bounds)).fetchall()
 
     def _looked_up(self, query: str, limit: int, shape: str = "{}") -> list[tuple[Any, ...]]:
-        return self.db.execute(shape.format(_LOOKED_UP), (query, self._top, limit)).fetchall()
+        # The newest of all matches, by the index. (MATERIALIZED keeps the limit out of how they are found.)
+        statement = """WITH hit AS MATERIALIZED (SELECT message_id FROM message_words WHERE words @@ CAST(? AS tsquery))
+        SELECT message_id FROM hit WHERE message_id < ? ORDER BY message_id DESC LIMIT ?"""
+        return self.db.execute(shape.format(statement), (query, self._top, limit)).fetchall()
 
     def best(self, expression: Expression, terms: Sequence[Term], limit: int) -> list[tuple[int, float]]:
         found = self._newest(expression, COUNTED_HITS, _WITH_TEXTS)
@@ -134,5 +131,5 @@ class TsMatches(MatchReader):
 
 
 def _array(ids: Sequence[int]) -> str:
-    """An array as PostgreSQL writes it: for the driver to make one of a thousand ids takes 3 ms."""
+    """Write an array of PostgreSQL, for which the driver takes 3 ms with a thousand ids."""
     return "{" + ",".join(map(str, ids)) + "}"

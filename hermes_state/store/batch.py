@@ -16,7 +16,7 @@ _BROKEN_OFF = "the transaction broke off inside a function; nothing was stored"
 
 @dataclass(slots=True, eq=False, repr=False)
 class WriteRequest:
-    """A function that waits for its turn, and what became of it."""
+    """A function that waits for its turn, and its outcome."""
 
     future: asyncio.Future[Any]  # every function has its own result; `Store.write` gives it its type back
     fn: Callable[..., Any]
@@ -27,16 +27,15 @@ class WriteRequest:
     error: BaseException | None = None
 
     def run(self, db: Connection, ends_batch: Callable[[BaseException], bool], *, is_nested: bool = False) -> None:
-        """Run the function inside the open transaction and keep its result or error.
+        """Run the function inside the open transaction, with `is_nested` in a savepoint; keep its result or error.
 
-        `is_nested`: in a savepoint, so that what it changed is taken back when it fails.
-        Raises only what ends the whole batch: trouble with the database or a lock, or a transaction that is no more.
+        Raises only errors that end the whole batch: trouble with the database or a lock, or the end of the transaction.
         """
         try:
             with nested(db) if is_nested else contextlib.nullcontext():
                 self.result = self.fn(db, *self.args, **self.kwargs)
             self.error = None
-        except BaseException as error:  # whatever it is, it belongs to the caller who waits
+        except BaseException as error:  # the waiting caller gets it
             if ends_batch(error):
                 raise
             if not db.in_transaction:
@@ -46,7 +45,7 @@ class WriteRequest:
             raise StoreUnavailable(_BROKEN_OFF)
 
     def fail(self, error: BaseException) -> None:
-        """Tell the caller that nothing of its function was stored, unless it has stopped waiting."""
+        """Raise the error in the caller, unless it has stopped waiting."""
         if not self.future.done():
             if isinstance(error, StopIteration):  # a future cannot carry it
                 error = RuntimeError("a stored function raised StopIteration")
@@ -55,54 +54,51 @@ class WriteRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class TransactionRules:
-    """Properties of an engine that group commit has to know."""
+    """Properties of an engine for group commit."""
 
     begin: Callable[[Any, Sequence[WriteRequest]], Sequence[Sequence[WriteRequest]]]
-    """Begins the transaction of a batch on the engine's connection; returns its writes in queues, each of those that
-    have to follow each other."""
+    """Begins the transaction of a batch; returns queues of writes that must follow each other."""
     run_all: Callable[[Any, Sequence[Callable[[], None]]], None]
-    """Runs functions that need not follow each other."""
+    """Runs queues, which are independent of each other."""
     ends_batch: Callable[[BaseException], bool]
-    """True for trouble with the database or a lock: not one function's error, but the whole batch's."""
-    failure: type[Exception]
-    """Any error of the engine's."""
-    rejection: type[Exception]
-    """A constraint that does not hold."""
+    """True for trouble with the database or a lock, which fails the whole batch."""
+    failure: type[Exception]  # any error of the engine's
+    rejection: type[Exception]  # a constraint that does not hold
 
 
 def commit_batch(db: Connection) -> None:
-    """Commit the batch. Everything that the store ever acknowledges has come through here."""
+    """Commit the batch. All that the store ever acknowledges passes this function."""
     db.execute("COMMIT")
 
 
 def run_batch(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> None:
     """Run every function of `batch` in one transaction and commit it.
 
-    A function that raises takes back its own changes only and keeps its exception in `error`; the others are stored.
-    On return each write has its `result` or `error`. If this raises (`StoreUnavailable`, or the engine's error about
-    the disk, a lock or the commit), nothing of the batch is stored, its outcomes mean nothing, and it may be run again.
+    On return each write has its `result`, or the `error` that took back its own changes. If this raises
+    (`StoreUnavailable`, or the engine's error about the disk, a lock or the commit), nothing of the batch is stored and
+    it may run again.
     """
-    _roll_back(db, rules)  # a rollback may have failed earlier, when the disk did
+    _roll_back(db, rules)  # an earlier rollback may have failed with the disk
     try:
-        # Savepoints cost more than the statements of an ordinary function, and functions rarely fail: so first without.
+        # Savepoints cost more than an ordinary function, and functions rarely fail: so the first run has none.
         if not _run_open(db, batch, rules) and len(batch) > 1:
             _run_isolated(db, batch, rules)
     except rules.rejection:
-        # Only a constraint that is checked at the commit comes here. Alone, each function gets its own verdict.
+        # A constraint that is checked at the commit has failed. Alone, each function gets its own verdict.
         _roll_back(db, rules)
         if len(batch) == 1:
             raise
         for write in batch:
             try:
                 run_batch(db, [write], rules)
-            except (rules.failure, StoreUnavailable) as error:  # the verdict on this one; those before it are stored
+            except (rules.failure, StoreUnavailable) as error:
                 write.error = error
     finally:
         _roll_back(db, rules)
 
 
 def _run_open(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> bool:
-    """Run the batch with nothing to fall back on but its whole; if one raises, take it all back and say false."""
+    """Run the batch without savepoints; if a function raises, roll all back and return False."""
     queues = rules.begin(db, batch)
     rules.run_all(db, [partial(_run_queue, db, queue, rules) for queue in queues])
     if any(write.error is not None for write in batch):
@@ -114,7 +110,7 @@ def _run_open(db: Connection, batch: Sequence[WriteRequest], rules: TransactionR
         if rules.ends_batch(error):
             raise
         _roll_back(db, rules)
-        batch[0].error = error  # where there are more, the isolated run tells whose it is
+        batch[0].error = error  # with several writes, the isolated run finds the right one
         return False
     return True
 
@@ -127,7 +123,7 @@ def _run_queue(db: Connection, queue: Sequence[WriteRequest], rules: Transaction
 
 
 def _run_isolated(db: Connection, batch: Sequence[WriteRequest], rules: TransactionRules) -> None:
-    """Run the batch so that each function can be taken back alone."""
+    """Run the batch with a savepoint for each function."""
     rules.begin(db, batch)
     for write in batch:
         write.run(db, rules.ends_batch, is_nested=True)
@@ -137,5 +133,5 @@ def _run_isolated(db: Connection, batch: Sequence[WriteRequest], rules: Transact
 
 def _roll_back(db: Connection, rules: TransactionRules) -> None:
     if db.in_transaction:
-        with contextlib.suppress(rules.failure):  # the error that led here is told; the next batch tries again
+        with contextlib.suppress(rules.failure):  # the first error is raised, and the next batch tries again
             db.execute("ROLLBACK")

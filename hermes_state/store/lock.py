@@ -1,7 +1,7 @@
-"""File lock with one holder at a time: an advisory lock on a side file that tells who holds it.
+"""File lock with one holder: an advisory lock on a side file with the holder's name.
 
-The kernel drops a `flock` with its process, however that died, so a lock left behind by a crash is free at once. The
-file itself stays: removing it would let two processes lock two files of the same name.
+The kernel drops a `flock` with its process, also after a crash. The file stays: without it, two processes could lock
+two files of the same name.
 """
 
 import contextlib
@@ -18,18 +18,13 @@ import msgspec
 
 from hermes_state.errors import LockUnavailable, StoreUnavailable
 
-_ATTEMPTS = 3
-_PAUSE_SECONDS = 0.05
-"""`holder` takes the lock for an instant; a start at that very moment must not fail because of it."""
-
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that holds a lock, as it described itself in the lock file."""
+    """Holder of a lock, as it described itself in the lock file."""
 
     pid: int
     command: str
-    since: int
-    """UTC seconds since the epoch."""
+    since: int  # UTC seconds since the epoch
 
 
 class FileLock:
@@ -41,11 +36,10 @@ class FileLock:
 
     @classmethod
     def acquire(cls, path: Path, *, what: str, is_shared: bool = False) -> Self:
-        """Take the lock at `path`, creating the file (mode 0600) where it is missing.
+        """Take the lock at `path`, whose file (mode 0600) is created where it is missing.
 
-        `what` names the guarded thing for the message of `LockUnavailable`, which is raised when a living process
-        (this one included) holds the lock. `StoreUnavailable` if the file cannot be made. `is_shared`: the file lies
-        where every user may write, and every user may take the lock.
+        `what` names the guarded thing in the message. `is_shared`: every user may write the folder and take the lock.
+        Raises `LockUnavailable` when a living process (also this one) holds it, or `StoreUnavailable`.
         """
         try:
             descriptor = (_open_shared if is_shared else _open)(path)
@@ -55,14 +49,18 @@ class FileLock:
             who = _read_holder(descriptor)
             os.close(descriptor)
             raise LockUnavailable(f"{what} is in use by {who}", holder=who)
-        _write_holder(descriptor)
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]]).strip() or "python"
+        text = msgspec.json.encode(ProcessInfo(pid=os.getpid(), command=command, since=int(time.time())))
+        with contextlib.suppress(OSError):  # on a full disk the lock has no name
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, text, 0)
         return cls(path, descriptor)
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            with contextlib.suppress(OSError):  # an old name in a free file does no harm
+            with contextlib.suppress(OSError):  # an old name in an unlocked file does no harm
                 os.ftruncate(descriptor, 0)
             os.close(descriptor)
 
@@ -74,16 +72,13 @@ class FileLock:
 
 
 def refuse_held(path: Path, *, what: str) -> None:
-    """Raise `LockUnavailable` if a living process holds the lock at `path`. Creates nothing; `what` as in `acquire`."""
+    """Raise `LockUnavailable` if a living process holds the lock at `path`, without creating it."""
     if (who := holder(path)) is not None:
         raise LockUnavailable(f"{what} is in use by {who}", holder=who)
 
 
 def holder(path: Path) -> str | None:
-    """The process that holds the lock at `path`, in words; None while it is free. Creates nothing.
-
-    Raises `StoreUnavailable` if that cannot be seen: the file belongs to somebody else.
-    """
+    """Return a description of the holder of the lock at `path`, if any. Raises `StoreUnavailable` without access."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -105,7 +100,7 @@ def _open(path: Path) -> int:
 
 
 def _open_shared(path: Path) -> int:
-    """Descriptor of a lock file of all users; a link, or anything else that somebody may have put there, is refused."""
+    """Open a lock file of all users; refuse a link or any other kind of file."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     before = os.umask(0)
     try:
@@ -122,9 +117,9 @@ def _open_shared(path: Path) -> int:
 
 
 def _take(descriptor: int) -> bool:
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(3):  # `holder` takes the lock for an instant, which must not fail a start
         if attempt:
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(0.05)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
@@ -138,11 +133,3 @@ def _read_holder(descriptor: int) -> str:
         return "another process"
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.since))
     return f"process {found.pid} ({found.command}), since {since}"
-
-
-def _write_holder(descriptor: int) -> None:
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]]).strip() or "python"
-    text = msgspec.json.encode(ProcessInfo(pid=os.getpid(), command=command, since=int(time.time())))
-    with contextlib.suppress(OSError):  # on a full disk the lock holds all the same, only without a name
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, text, 0)

@@ -1,8 +1,8 @@
-"""Locks of a transaction: which chats each function that writes may touch, declared beside it.
+"""Locks of a transaction: each writing function declares the chats that it may touch.
 
-An engine with several writers takes them before a batch begins, so that two transactions of one chat never run side
-by side; SQLite, which has one writer, ignores them. A chat is locked with all that share its place: threads apart,
-people of `sessions.groups: per_user` together, for a deletion does not tell whose chat it is about.
+An engine with several writers takes them before a batch begins, so that transactions of one chat follow each other;
+SQLite has one writer and ignores them. People of `sessions.groups: per_user` share the lock of their place, because a
+deletion does not tell whose chat it is about. Threads have their own locks.
 
 >>> @locks(turn="turn_id")
 ... def close(db, turn_id): ...
@@ -20,22 +20,20 @@ from typing import Any, TypeVar
 
 from hermes_state.values import ChatKey, Cursor
 
-Fn = TypeVar("Fn", bound=Callable[..., Any])  # whatever a function takes beside its connection
+Fn = TypeVar("Fn", bound=Callable[..., Any])
 
-EVERYTHING = "everything"
-"""Name of the lock that keeps out every other transaction."""
+EVERYTHING = "everything"  # name of the lock that keeps out every other transaction
 ROW_KINDS = ("chat", "session", "lineage", "turn", "inbox", "outbox")
-"""Kinds of ids that lead to a chat; of rows that wait or are owed, to another one after `move_chat`."""
+"""Kinds of ids that lead to a chat; after `move_chat` those of waiting and owed rows lead to another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockKeys:
-    """Locks that one transaction, or a batch of them, takes before it begins."""
+    """Locks that a transaction or a batch takes before it begins."""
 
-    rows: frozenset[tuple[str, int]] = frozenset()
-    """Rows whose chats are locked, by kind and id."""
+    rows: frozenset[tuple[str, int]] = frozenset()  # rows whose chats are locked, by kind and id
     names: frozenset[str] = frozenset()
-    """Chats by their keys, known or not yet, and whatever else has a lock of its own."""
+    """Chats by their keys, stored or not, and other locks with names."""
 
     def __or__(self, other: "LockKeys") -> "LockKeys":
         return LockKeys(self.rows | other.rows, self.names | other.names)
@@ -43,7 +41,7 @@ class LockKeys:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Parameter of a function whose value leads to a chat, or is called inside the transaction."""
+    """Parameter with a value that leads to a chat, or that is called inside the transaction."""
 
     kind: str
     index: int
@@ -67,10 +65,10 @@ _ATTRIBUTE = "declared_locks"
 
 
 def locks(*names: str, calls: str = "", **paths: str) -> Callable[[Fn], Fn]:
-    """Declare what a function locks: locks by name, and chats by paths from its parameters to ids of `ROW_KINDS`.
+    """Declare the locks of a function: by name, and by paths from its parameters to ids of `ROW_KINDS`.
 
-    `chat` may also lead to a `ChatKey`, or to the `Cursor` of a channel. Spaces part several paths; a sequence stands
-    for each of its items, None for nothing. `calls`: a function that is called inside; what that has declared is added.
+    `chat` may also lead to a `ChatKey`, or to the `Cursor` of a channel. Spaces separate paths; a sequence means each
+    of its items, None no lock. `calls`: a parameter with a function that is called inside; its locks are added.
     """
     assert paths.keys() <= set(ROW_KINDS), paths
 
@@ -90,12 +88,12 @@ def locks(*names: str, calls: str = "", **paths: str) -> Callable[[Fn], Fn]:
 
 
 def declaration_of(fn: Callable[..., Any]) -> Declaration | None:
-    """Locks that a function has declared, if any; `fn` may be bound or partial."""
+    """Return the declared locks of a function, which may be bound or partial."""
     return getattr(fn.func if isinstance(fn, partial) else fn, _ATTRIBUTE, None)  # a method has its function's
 
 
 def locks_of(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> LockKeys:
-    """Locks of the call `fn(db, *args, **kwargs)`; `fn` may be bound or partial."""
+    """Return the locks of the call `fn(db, *args, **kwargs)`; `fn` may be bound or partial."""
     declared = declaration_of(fn)
     if declared is None:
         return LockKeys(names=frozenset({EVERYTHING}))
@@ -117,7 +115,7 @@ def locks_of(fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Lock
 
 
 def place_of(key: ChatKey) -> str:
-    """Name of the lock that a chat shares with the chats of other people in its place."""
+    """Return the name of the lock that a chat shares with chats of other people in its place."""
     return f"chat/{key.platform}/{key.account}/{key.chat_ref}/{key.thread_ref}"
 
 

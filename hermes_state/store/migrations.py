@@ -1,4 +1,4 @@
-"""Migrations as both engines have them: numbered files of SQL, applied in order and never taken back."""
+"""Migrations of both engines: numbered files of SQL, applied in order and never undone."""
 
 import hashlib
 import re
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, load_note, save_note
 
 _COMMENT = re.compile(r"--[^\n]*")
 
@@ -24,12 +23,12 @@ class Migration:
 
     @property
     def checksum(self) -> str:
-        """Hash of what the file does: comments and spacing may be improved after it shipped."""
+        """Hash of the statements; comments and spacing may change after a release."""
         return hashlib.sha256(" ".join(_COMMENT.sub("", self.sql).split()).encode()).hexdigest()
 
 
 def read_migrations(package: str, first: int) -> tuple[Migration, ...]:
-    """The files in the folder `migrations` of `package`, numbered from `first` without gaps."""
+    """Read the files in the folder `migrations` of `package`, numbered from `first` without gaps."""
     folder = resources.files(package).joinpath("migrations")
     files = (file for file in folder.iterdir() if file.name.endswith(".sql"))
     read = (Migration(number=int(file.name[:4]), name=file.name, sql=file.read_text("utf-8")) for file in files)
@@ -40,11 +39,7 @@ def read_migrations(package: str, first: int) -> tuple[Migration, ...]:
 
 
 def statements(sql: str) -> Iterator[str]:
-    """The single statements of `sql`; a trigger with its body, as SQLite has it, is one statement.
-
-    Calls that run a whole script commit the open transaction first, or take no prepared statements, so files are split
-    and run one by one.
-    """
+    """Yield the single statements of `sql`, because calls with a whole script commit the open transaction first."""
     statement = ""
     *pieces, rest = sql.split(";")
     for piece in pieces:
@@ -57,12 +52,12 @@ def statements(sql: str) -> Iterator[str]:
 
 
 def note_applied(db: Connection, migration: Migration) -> None:
-    """Keep the checksum of a migration, in its own transaction."""
+    """Store the checksum of a migration, in its own transaction."""
     save_note(db, f"migration:{migration.number:04d}", migration.checksum)
 
 
 def check_applied(db: Connection, name: str, applied: Sequence[Migration]) -> None:
-    """Raise `DatabaseRejected` if the database called `name` was made by other migrations than these."""
+    """Raise `DatabaseRejected` if other migrations than these made the database."""
     for migration in applied:
         if load_note(db, f"migration:{migration.number:04d}") != migration.checksum:
             raise DatabaseRejected(
@@ -72,7 +67,7 @@ def check_applied(db: Connection, name: str, applied: Sequence[Migration]) -> No
 
 
 def newer_version(name: str, version: int, newest: int) -> DatabaseRejected:
-    """The error for a database called `name` whose schema is newer than this version of the gateway."""
+    """Return the error for a schema that is newer than this version of the gateway."""
     return DatabaseRejected(
         f"{name} was written by a newer version of hermes-gateway (schema {version}, this one knows {newest}): "
         "install that version, or start with a backup"

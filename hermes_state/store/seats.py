@@ -1,8 +1,7 @@
-"""The seat of a gateway at its database: locks that say what of the work is its own.
+"""The seat of a gateway at its database: the locks of its chats, accounts and housekeeping.
 
-Where several gateways (nodes) share a database, a chat has one node at work, an account one owner, and housekeeping one
-keeper. A node has the locks of these for as long as its seat lasts. Where a gateway has its database alone, its seat
-has everything and never ends.
+Where several gateways (nodes) share a database, each lock has one node, for as long as its seat lasts. The seat of a
+gateway with a database of its own has everything and never ends.
 """
 
 import asyncio
@@ -18,11 +17,11 @@ from hermes_state.values import ChatId
 
 
 class SeatLost(StoreUnavailable):
-    """The seat has ended: what was this node's may be another's by now."""
+    """The seat has ended: another node may have its locks by now."""
 
 
 class LockKind(IntEnum):
-    """Kinds of locks, numbered behind those of migrations."""
+    """Kinds of locks, with numbers after those of migrations."""
 
     CHAT = 1212634970
     ACCOUNT = 1212634971
@@ -33,53 +32,40 @@ class SeatLock(NamedTuple):
     """A lock of a seat."""
 
     kind: LockKind
-    key: int
-    """31 bits."""
+    key: int  # 31 bits
 
 
 KEEPER = SeatLock(LockKind.KEEPER, 0)
-"""Lock of the node that does what is to be done once: schedules, expiry, housekeeping."""
+"""Lock of the node that does schedules, expiry and housekeeping."""
 
 
 def chat_lock(chat_id: ChatId) -> SeatLock:
-    """Lock of the node that works in a chat."""
+    """Return the lock of a chat."""
     return SeatLock(LockKind.CHAT, chat_id & 0x7FFFFFFF)
 
 
 def account_lock(account: str) -> SeatLock:
-    """Lock of the node that serves an account: whose adapter listens and sends."""
+    """Return the lock of an account, whose node listens and sends."""
     return SeatLock(LockKind.ACCOUNT, zlib.crc32(account.encode()) & 0x7FFFFFFF)
 
 
 class HintKind(IntEnum):
-    """Kinds of hints that nodes give each other."""
-
-    WORK = 1
-    """Something waits in a chat."""
-    OWED = 2
-    """Something is owed to a chat."""
-    STOPPED = 3
-    """A turn was stopped."""
-    PREVIEW = 4
-    """The answer of a turn has grown."""
-    ACCESS = 5
-    """Somebody was let in or turned away."""
-    ASKED = 6
-    """A turn waits for a person's yes."""
-    SCHEDULED = 7
-    """A schedule has changed."""
-    DROPPED = 8
-    """A command was stopped."""
-    LEARNED = 9
-    """Something was learned of a model."""
+    WORK = 1  # something waits in a chat
+    OWED = 2  # something is owed to a chat
+    STOPPED = 3  # a turn was stopped
+    PREVIEW = 4  # the answer of a turn has grown
+    ACCESS = 5  # access was given or taken
+    ASKED = 6  # a turn waits for a person's yes
+    SCHEDULED = 7  # a schedule has changed
+    DROPPED = 8  # a command was stopped
+    LEARNED = 9  # a property of a model was learned
 
 
 class Hint(NamedTuple):
-    """Something that a node has just stored. It may get lost: nothing depends on it but the time."""
+    """Notice of a change that a node has just stored. A lost one only costs time."""
 
     kind: HintKind
-    id: int
-    """Id of its chat or turn; 0 where it is about neither."""
+    id: int  # id of its chat or turn; 0 where it is about neither
 
 
 OnHint: TypeAlias = Callable[[Hint], None]
@@ -87,50 +73,46 @@ OnHint: TypeAlias = Callable[[Hint], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """A node as the others see it."""
+    """A node for the others."""
 
-    id: str
-    """Id of this process."""
+    id: str  # id of this process
     name: str
     version: str
-    role: str
-    """`node`, or `worker`: one that never serves an account."""
-    settings: str = "{}"
-    """Settings that must be the same on all nodes, as JSON."""
+    role: str  # `node`, or `worker`: one that never serves an account
+    settings: str = "{}"  # settings that must be the same on all nodes, as JSON
 
 
 class Seat(ABC):
-    """The seat of one gateway. `close` it whatever happens."""
+    """The seat of one gateway. `close` it in any case."""
 
     def __init__(self) -> None:
         self.lost = asyncio.Event()
-        """Set when it has ended."""
 
     @property
     @abstractmethod
     def is_shared(self) -> bool:
-        """Other nodes may have a seat, too."""
+        """True if other nodes may have a seat, too."""
 
     @property
     @abstractmethod
     def is_certain(self) -> bool:
-        """True while nobody else can have what this node has; false some time before others do."""
+        """True while no other node can have these locks; False some time before one can."""
 
     @abstractmethod
     async def take(self, locks: Sequence[SeatLock], most: int | None = None) -> set[SeatLock]:
-        """Take those of the locks that nobody has, the first `most` of them; returns them. Raises `SeatLost`."""
+        """Take the first `most` free locks of these and return them. Raises `SeatLost`."""
 
     @abstractmethod
     async def let_go(self, lock: SeatLock) -> None:
-        """Give a lock back; it is another's to take when this returns. Raises `SeatLost`."""
+        """Release a lock, which another node can take when this returns. Raises `SeatLost`."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Give everything back. Of a seat that has ended, what its node had begun must have ended, too."""
+        """Release all locks. The node must have ended all work of a lost seat before."""
 
 
 class OnlySeat(Seat):
-    """The seat of a gateway that has its database alone."""
+    """The seat of a gateway with a database of its own."""
 
     @property
     def is_shared(self) -> bool:
@@ -144,7 +126,7 @@ class OnlySeat(Seat):
         return set(locks[:most])
 
     async def let_go(self, lock: SeatLock) -> None:
-        """Nothing: nobody else can take it."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""

@@ -1,27 +1,34 @@
-"""Segmenter: cuts text into search tokens; SQL knows it as `fts_text(text)`.
+"""Searched text of a message, and its segmenter; SQL knows them as `fts_row`, `fts_scope` and `fts_text`.
 
-The index uses FTS5's `unicode61` tokenizer, which splits at spaces and punctuation. It therefore finds no word
-inside running Chinese or Japanese and drops every emoji. So the text is rewritten before it is indexed: a run of
-CJK characters becomes overlapping pairs (the last character also stands alone) and an emoji becomes a word of its
-own. Queries go through `phrase`, which cuts the same way; `tests/hermes_state/store/test_segment.py` holds the two
-together. Before that, `folded` makes one text of the forms in which people type it.
+FTS5's `unicode61` tokenizer splits at spaces and punctuation. It finds no words in Chinese or Japanese text and drops
+every emoji. So `segment` first turns a run of CJK characters into overlapping pairs (the last character also stands
+alone) and an emoji into a word of its own. `phrase` cuts queries in the same way. Before that, `folded` makes one text
+of the forms in which people type it.
 
 >>> folded("Café İSTANBUL Straße مُحَمَّد ٢٠٢٤")
 'cafe istanbul strasse محمد 2024'
 """
 
+import json
 import re
 import unicodedata
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from hermes_state.text import well_formed
+from hermes_state.values import MessageBody
 
 SEGMENT_VERSION = 4
-"""Raise it when `segment` or what `store.searched` gives to it is other for any row: the index is then made anew in the
-background."""
+"""Raise it when `segment` or `searched_text` changes for any row: the index is then rebuilt in the background."""
 
 INDEXED_CHARACTERS = 200_000
-"""Only the first so many characters of a row are searchable: long tool output would cost more than it helps."""
+"""Searchable characters at the beginning of a row: long tool output would cost more than it helps."""
 
 _MARK_LETTERS, _MARK_PAIRS = 0x13000, 0x12000
-"""First letters that stand for vowel signs, which the tokenizer takes for spaces: hieroglyphs, in pairs cuneiform."""
+"""First letters in place of vowel signs, which the tokenizer takes for spaces: hieroglyphs, in pairs cuneiform."""
 
 CJK = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\ua960-\ua97f\ud7b0-\ud7ff\U00012000-\U000122ff"
@@ -41,11 +48,11 @@ _SAME = str.maketrans(
     "iolddh\u06a9\u06cc\u06cc\u0647\u0647''",
     "\u0640\u02be\u02bf\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff",
 ) | {ord(letter): letters for letter, letters in (("\u00e6", "ae"), ("\u0153", "oe"), ("\u00fe", "th"))}
-"""Letters that people type for one another in many languages; nothing for the tatweel, hamza signs and skin tones."""
+"""Letters that people type for one another; nothing for the tatweel, hamza signs and skin tones."""
 
 
 class _Folding(dict[int, str | int | None]):
-    """Nothing of an accent or vowel point, a letter for a vowel sign, the ASCII digit for any other."""
+    """Nothing for an accent or vowel point, a letter for a vowel sign, the ASCII digit for any other."""
 
     def __missing__(self, code: int) -> str | int | None:
         category, is_kept = unicodedata.category(chr(code)), 0x0900 <= code < 0x1AB0 or 0x3000 <= code < 0xFE00
@@ -65,7 +72,7 @@ _folding = _Folding()
 
 
 def folded(text: str) -> str:
-    """The text in the form in which it is compared: composed, in small letters, without accents and width."""
+    """Return the text for comparison: composed, in small letters, without accents and width."""
     if text.isascii():
         return text.lower()
     decomposed = unicodedata.normalize("NFKD", text).casefold()
@@ -75,7 +82,7 @@ def folded(text: str) -> str:
 
 
 def segment(text: str | None) -> str:
-    """The text as the index sees it; `None` is the empty text. ASCII text comes back as it is."""
+    """Return the text for the index; ASCII text stays as it is."""
     if text is None:
         return ""
     text = text[:INDEXED_CHARACTERS]
@@ -83,21 +90,20 @@ def segment(text: str | None) -> str:
 
 
 def segment_query(text: str) -> str:
-    """Like `segment`, for the text of one quoted phrase.
+    """Cut the text of one quoted phrase like `segment`.
 
-    A CJK run that ends the phrase loses its lone last character: in the indexed text that character may be followed by
-    another one, and its pair already stands in the phrase.
+    A CJK run at the end loses its lone last character: it is in the last pair, and may be followed by another one.
     """
     return text if text.isascii() else _rewrite(folded(text), is_query=True)
 
 
 def phrase(text: str) -> str:
-    """One FTS5 phrase, quoted, of what stands in an indexed row for `text`."""
+    """Return the quoted FTS5 phrase of `text`."""
     return '"' + segment_query(text.rstrip()).replace('"', '""') + '"'
 
 
 def ends_in_half_a_pair(text: str) -> bool:
-    """True for a single CJK character at the end, whose word goes on where another one follows."""
+    """Return True for a single CJK character at the end, whose pair is unknown."""
     return _LONE_CJK_AT_END.search(folded(text.rstrip())) is not None
 
 
@@ -114,3 +120,50 @@ def _rewrite(text: str, *, is_query: bool) -> str:
         return f" {' '.join(cut)} "
 
     return _REWRITTEN.sub(tokens, text)
+
+
+RECALL_TOOLS: Final = ("history_search", "history_open")
+"""Tools whose calls name words that are looked for, and whose results repeat rows."""
+
+REPEATS: Final = "recall"  # token in the scope of such a result
+
+# An open string reaches to the end of the text: a search from each quote in it would take quadratic time.
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_decode_string = json.JSONDecoder(strict=False).decode
+_decode_body = msgspec.json.Decoder(MessageBody).decode
+
+
+def fts_row(text: str | None, body: str | None) -> str:
+    """Return the searched text of a row, from its columns."""
+    if body is not None:
+        with suppress(msgspec.MsgspecError):  # a damaged body fails where the row itself is read
+            return searched_text(text, _decode_body(body))
+    return text or ""
+
+
+def fts_scope(chat_id: int, lineage_id: int, role: str, tool_name: str | None) -> str:
+    """Return the scope of a row, from its columns."""
+    return f"c{chat_id} l{lineage_id} r{role}" + (f" {REPEATS}" if tool_name in RECALL_TOOLS else "")
+
+
+def searched_text(text: str | None, body: MessageBody | None, redact: Callable[[str], str] = str) -> str:
+    """Return the searched text of a row, at most `INDEXED_CHARACTERS`, after `redact` on it and on calls."""
+    fields = [text or ""]
+    if body is not None:
+        fields += [body.quote.text] if body.quote is not None else []
+        fields += [f"{document.name}\n{document.text}" for document in body.documents]
+        calls = ((call.name, redact(call.arguments[:INDEXED_CHARACTERS])) for call in body.calls)
+        fields += [f"{name} {unescaped(arguments)}" for name, arguments in calls if name not in RECALL_TOOLS]
+    return redact("\n".join(filter(None, fields))[:INDEXED_CHARACTERS])
+
+
+def unescaped(arguments: str) -> str:
+    """Return arguments of a call, JSON or nearly so, without the escapes in their strings."""
+    return well_formed(_STRING.sub(_meant, arguments)) if "\\" in arguments else arguments
+
+
+def _meant(found: re.Match[str]) -> str:
+    try:
+        return f'"{_decode_string(found[0])}"' if "\\" in found[0] else found[0]
+    except ValueError:
+        return found[0]

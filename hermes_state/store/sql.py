@@ -20,10 +20,12 @@ from typing import Any, Protocol, TypeAlias, TypeVar, Union, get_args, get_origi
 
 import msgspec
 
+from hermes_state.store.locks import locks
+
 T = TypeVar("T")
 
 Parameters: TypeAlias = Sequence[object] | Mapping[str, object]
-_Row: TypeAlias = tuple[Any, ...]  # the types of the fields say what it holds
+_Row: TypeAlias = tuple[Any, ...]  # with values of the types of the fields
 
 
 class Cursor(Protocol):
@@ -34,72 +36,66 @@ class Cursor(Protocol):
         """A tuple for each column, its name first."""
 
     @property
-    def rowcount(self) -> int:
-        """Number of rows that the statement has changed."""
-
-    def fetchone(self) -> Any:
-        """The next row, None behind the last."""
-
-    def fetchall(self) -> list[Any]:
-        """The rows that are left."""
-
+    def rowcount(self) -> int: ...
+    def fetchone(self) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
     def __iter__(self) -> Iterator[Any]: ...
 
 
 class Connection(Protocol):
-    """What a function in a transaction may ask of its database, whichever engine that is: `sqlite3.Connection` has it.
-
-    Parameters stand as `?` or `:name`.
-    """
+    """Database of a function in a transaction, such as a `sqlite3.Connection`. Parameters stand as `?` or `:name`."""
 
     @property
     def in_transaction(self) -> bool:
         """False once the transaction has ended by itself."""
 
-    def execute(self, sql: str, parameters: Any = ..., /) -> Cursor:
-        """Run one statement."""
-
-    def executemany(self, sql: str, parameters: Iterable[Any], /) -> object:
-        """Run a statement once for each of the parameters."""
+    def execute(self, sql: str, parameters: Any = ..., /) -> Cursor: ...
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> object: ...
 
 
 def select(db: Connection, cls: type[T], query: str, parameters: Parameters = ()) -> list[T]:
-    """The rows of a query, each as a `cls`."""
+    """Return the rows of a query, each as a `cls`."""
     cursor = db.execute(query, parameters)
     return list(map(_mapper_of(cls, cursor), cursor.fetchall()))
 
 
 def select_one(db: Connection, cls: type[T], query: str, parameters: Parameters = ()) -> T | None:
-    """The first row of a query as a `cls`; None when there is no row."""
+    """Return the first row of a query as a `cls`; None when there is no row."""
     cursor = db.execute(query, parameters)
     row = cursor.fetchone()
     return None if row is None else _mapper_of(cls, cursor)(row)
 
 
 def scalars(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters = ()) -> list[T]:
-    """The single column of a query's rows, each made by `cls`."""
+    """Return the single column of a query's rows, each made by `cls`."""
     return [cls(value) for (value,) in db.execute(query, parameters).fetchall()]
 
 
 def scalar(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters = ()) -> T:
-    """The single value of a query that always has one, made by `cls`."""
+    """Return the single value of a query that always has one, made by `cls`."""
     (value,) = db.execute(query, parameters).fetchone()
     return cls(value)
 
 
 def scalar_or_none(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters = ()) -> T | None:
-    """The single value of a query's first row, made by `cls`; None when it is NULL or there is no row."""
+    """Return the single value of a query's first row, made by `cls`; None when it is NULL or there is no row."""
     (value,) = db.execute(query, parameters).fetchone() or (None,)
     return None if value is None else cls(value)
 
 
 def insert_row(db: Connection, cls: Callable[[Any], T], query: str, parameters: Parameters) -> T:
-    """The id, made by `cls`, of the row that an INSERT of one row has stored."""
+    """Run an INSERT of one row and return its id, made by `cls`."""
     return scalar(db, cls, f"{query} RETURNING id", parameters)
 
 
+def insertion(table: str, names: Iterable[str]) -> str:
+    """Return the INSERT of a row whose columns, and parameters, have these names."""
+    names = list(names)
+    return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)})"
+
+
 def columns(cls: type, table: str, field: str = "") -> str:
-    """The columns of `table` that fill a `cls`, or the `field` that holds one, for a SELECT.
+    """Return the columns of `table` that fill a `cls`, or the `field` that holds one, for a SELECT.
 
     >>> from hermes_state.values import Cursor
     >>> columns(Cursor, "c", "cursor")[:68]
@@ -111,7 +107,7 @@ def columns(cls: type, table: str, field: str = "") -> str:
 
 @contextmanager
 def nested(db: Connection) -> Iterator[None]:
-    """A savepoint: what the block has changed is taken back when it raises, and the transaction goes on."""
+    """Open a savepoint: when the block raises, its changes are taken back, and the transaction goes on."""
     db.execute("SAVEPOINT nested")
     try:
         yield
@@ -130,7 +126,10 @@ def _mapper_of(cls: Callable[..., T], cursor: Cursor) -> Callable[..., T]:
 
 @cache  # reading the types of fields takes longer than most queries
 def _mapper(cls: Any, names: tuple[str, ...]) -> Callable[..., Any]:
-    types = {name: _without_none(hint) for name, hint in get_type_hints(cls).items()}
+    types = {}
+    for name, hint in get_type_hints(cls).items():
+        kinds = [one for one in get_args(hint) if one is not NoneType] if get_origin(hint) in (Union, UnionType) else []
+        types[name] = kinds[0] if len(kinds) == 1 else hint
     converters = [(name, convert) for name in names if (convert := _converter(types.get(name))) is not None]
     parts = []
     for name, kind in types.items():
@@ -150,11 +149,6 @@ def _mapper(cls: Any, names: tuple[str, ...]) -> Callable[..., Any]:
     return make
 
 
-def _without_none(hint: Any) -> Any:
-    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if get_origin(hint) in (Union, UnionType) else []
-    return kinds[0] if len(kinds) == 1 else hint
-
-
 def _converter(kind: Any) -> Callable[[Any], Any] | None:
     if not isinstance(kind, type):
         return None
@@ -163,3 +157,15 @@ def _converter(kind: Any) -> Callable[[Any], Any] | None:
     if issubclass(kind, msgspec.Struct):
         return msgspec.json.Decoder(kind).decode
     return bool if kind is bool else None
+
+
+def load_note(db: Connection, key: str) -> str | None:
+    """The note kept under `key`, None if there is none."""
+    return scalar_or_none(db, str, "SELECT value FROM meta WHERE key = ?", (key,))
+
+
+@locks("notes")
+def save_note(db: Connection, key: str, value: str) -> None:
+    """Store `value` under `key`, in place of the old value."""
+    upsert = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+    db.execute(upsert, (key, value))

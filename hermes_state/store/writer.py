@@ -1,7 +1,7 @@
-"""The durable store, whichever engine holds it: group commit of plain functions, and reads from one snapshot.
+"""The durable store of both engines: group commit of plain functions, and reads from one snapshot.
 
-Every transaction is one plain function `fn(db, ...)`. Writers queue; the store runs up to 256 of their functions in one
-transaction with one commit, which makes waiting for the disk cheap. When `write` returns, the change is on disk.
+Every transaction is one plain function `fn(db, ...)`. Writers queue, and up to 256 of their functions share one commit,
+which makes the wait for the disk cheap.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hermes_state.aio import retried
 from hermes_state.errors import StoreBroken, StoreUnavailable
@@ -24,26 +24,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 QUEUE_SIZE = 10_000
-"""Writes that may wait; later callers wait for room, so that memory stays bounded while the disk is slow."""
+"""Most writes that wait; later callers wait for room, so that memory stays bounded while the disk is slow."""
 
 READ_SECONDS = 5.0
-"""Time limit of a read: an old snapshot keeps the write-ahead log from being cleared."""
+"""Time limit of a read: an old snapshot makes the write-ahead log grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterHealth:
-    """State of the writers, for liveness checks."""
+    """State of the writers, for checks of liveness."""
 
     last_commit_seconds: float
     """Duration of the last batch, from leaving the queue to being on disk."""
-    since_commit_seconds: float
-    """Time since then, or since the store was opened."""
+    since_commit_seconds: float  # time since then, or since the store was opened
     oldest_wait_seconds: float
     """Age of the write that waits longest (or runs now); 0 when there is none."""
     waiting: int
     writers: int
-    busy: int
-    """Writers that have a batch to store."""
+    busy: int  # writers that have a batch to store
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +50,26 @@ class ReaderHealth:
 
     readers: int
     busy: int
-    waiting: int
-    """Reads that wait for one of them."""
-
-    @classmethod
-    def of(cls, pending: Sequence[int]) -> "ReaderHealth":
-        """State of connections that have so many reads to do, each one that runs included."""
-        return cls(len(pending), sum(map(bool, pending)), sum(max(0, reads - 1) for reads in pending))
+    waiting: int  # reads that wait for one of them
 
 
 class Store(ABC):
-    """The database of one gateway, called `name` in errors. An engine opens it; `close` it whatever happens.
+    """The database of one gateway, with its `name` in errors. An engine opens it; `close` it in any case.
 
-    `writers`: transactions that may be under way at a time. Writes of which one is not awaited before the other is
-    asked for have an order only where that is 1.
+    `writers`: transactions at a time. With more than one, only an awaited write is sure to come before the next one.
     """
 
+    _readers: Sequence[Any] = ()  # connections, each with the number of its `pending` reads
     batch_size = 256
-    """Most functions in one transaction: enough to hide the disk's sync, short enough for the latency of the last."""
+    """Most functions in one transaction: enough to hide the disk's sync, few enough for the latency of the last."""
 
     def __init__(self, name: str, writers: int = 1) -> None:
         self.name = name
-        self.id = os.urandom(16).hex()
-        """Id of this process among those that share the database."""
+        self.id = os.urandom(16).hex()  # of this process among those that share the database
         self.loss: str | None = None
-        """Loss of the database that was last found; while there is one, writes are refused."""
+        """Loss of the database files; meanwhile writes are refused."""
         self.index_failed = asyncio.Event()
-        """Set when a write or a search has met an error that a damaged search index may have caused."""
+        """Set after an error that a damaged search index may have caused."""
         self._queue: deque[WriteRequest] = deque()
         self._callers_outside: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
@@ -94,20 +85,23 @@ class Store(ABC):
         ]
 
     async def write(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `fn(db, *args)` inside a transaction and return its result once that is on disk.
+        """Run `fn(db, *args)` inside a transaction and return its result once its changes are on disk.
 
-        `fn` is SQL and nothing else: no network, no files, no `with db:` (it would commit), at most some 500 rows. It
-        runs again when the database was locked or another function of its batch raised, so it must not change anything
-        but the database. What it raises takes back its own changes and reaches the caller as it is; `StoreUnavailable`
-        says that nothing was stored. A caller who is cancelled does not know whether it was: keys in the rows make a
-        second try safe.
+        `fn` is only SQL: no network, no files, no `with db:` (it would commit), at most some 500 rows. It runs again
+        when the database was locked or another function of its batch raised, so it must change nothing but the
+        database. Its own error takes back its changes and reaches the caller unchanged. After `StoreUnavailable`
+        nothing is stored. A cancelled caller does not know the outcome: keys in the rows make a second try safe.
         """
         if not self._is_open:
             raise StoreUnavailable(f"{self.name}: the store is closed")
         if self.loss is not None:
             raise StoreBroken(self.loss)
         if self._callers_outside or len(self._queue) >= QUEUE_SIZE:
-            await self._wait_for_room()
+            turn: asyncio.Future[None] = self._loop.create_future()
+            self._callers_outside.append(turn)
+            await turn
+            if not self._is_open:
+                raise StoreUnavailable(f"{self.name}: the store is closed")
         write = WriteRequest(self._loop.create_future(), fn, args, kwargs)
         if not self._queue:  # otherwise the drainers know already
             self._arrived.set()
@@ -118,50 +112,48 @@ class Store(ABC):
     async def write_with_retry(
         self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """`write`, tried again for as long as the database cannot be written; cancellation ends it.
+        """Repeat `write` while the database cannot be written; cancellation ends it.
 
-        For functions whose effect must not be lost (an answer that cost a model call) and whose second run is harmless.
+        For functions with an effect that must not be lost (a paid answer), and that are safe to run twice.
         """
         call = partial(self.write, fn, *args, **kwargs)
         return await retried(call, StoreUnavailable, "store.write_delayed", function=fn.__name__)
 
     async def read(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `fn(db, *args)` on one consistent snapshot and return its result; `READ_SECONDS` bound it.
+        """Run `fn(db, *args)` on one snapshot within `READ_SECONDS` and return its result.
 
-        `fn` fetches all it needs and keeps no cursor. Raises `StoreUnavailable` when it takes too long or the database
-        fails.
+        `fn` keeps no cursor. Raises `StoreUnavailable` when it takes too long or the database fails.
         """
         return await self.read_within(READ_SECONDS, fn, *args, **kwargs)
 
     async def read_short(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`read` for a few rows by an index, as quickly as the engine can; `fn` may run twice."""
+        """Read a few rows by an index, as quickly as the engine can; `fn` may run twice."""
         return await self.read(fn, *args, **kwargs)
 
     @abstractmethod
     async def read_within(
         self, seconds: float, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """`read` with a time limit of its own, counted from when it starts to run."""
+        """Read with another time limit, which starts with the run."""
 
     @abstractmethod
     async def back_up(self, target: Path) -> int:
-        """Copy the database as it is now to the new file `target`; returns its size in bytes. Writers go on meanwhile.
+        """Copy the database to the new file `target` while writers go on; return its size in bytes.
 
         Raises `StoreUnavailable` if it cannot be written, and for a `target` that exists or that the store uses.
         """
 
     @abstractmethod
     def check_files(self) -> None:
-        """Look whether the database is still there, and set `loss`; while there is one, writes raise `StoreBroken`."""
+        """Check that the files are still under their names, and set `loss`; after a loss writes raise `StoreBroken`."""
 
     @property
     @abstractmethod
     def trouble(self) -> str | None:
-        """Trouble with the database, in words for operators, who alone can mend it."""
+        """Sentence about trouble that only operators can repair: loss, or damage that was met once."""
 
     @property
     def pulse(self) -> WriterHealth:
-        """State of the writers right now."""
         oldest = [waiting[0].queued_at for waiting in (*self._running, self._queue) if waiting]
         return WriterHealth(
             last_commit_seconds=self._last_commit_seconds,
@@ -173,15 +165,13 @@ class Store(ABC):
         )
 
     @property
-    @abstractmethod
     def readers(self) -> ReaderHealth:
-        """State of the connections for reading right now."""
+        """State of the connections for reading."""
+        pending = [reader.pending for reader in self._readers]
+        return ReaderHealth(len(pending), sum(map(bool, pending)), sum(max(0, reads - 1) for reads in pending))
 
     async def close(self) -> None:
-        """Store what waits, close every connection and give every lock back. May be called again, by anyone.
-
-        Ends reads that still run.
-        """
+        """Store waiting writes, end reads, close all connections and release all locks. May be called again."""
         if self._shutdown is None:
             self._is_open = False
             self._closed_at = time.monotonic()
@@ -190,15 +180,15 @@ class Store(ABC):
 
     @abstractmethod
     async def _run(self, writer: int, batch: list[WriteRequest]) -> Exception | None:
-        """Store a batch on one of the writers: every write has its result or error, or one error ended them all."""
+        """Store a batch on one of the writers; return the error that ended all of it, if any."""
 
     @abstractmethod
     def _told(self, error: BaseException) -> BaseException:
-        """An engine's error as a caller gets it, any other as it is."""
+        """Translate an engine's error for callers; return any other unchanged."""
 
     @abstractmethod
     async def _disconnect(self) -> None:
-        """Close every connection and give back what the store holds."""
+        """Close all connections and release all locks."""
 
     async def _shut_down(self) -> None:
         try:
@@ -208,7 +198,7 @@ class Store(ABC):
             await self._disconnect()
         for drainer in self._drainers:
             if not drainer.cancelled():
-                drainer.result()  # an error there is a fault of this module: let it be seen
+                drainer.result()  # raise an error there, which is a fault of this module
 
     async def _drain(self, writer: int) -> None:
         batch: list[WriteRequest] = []
@@ -218,7 +208,9 @@ class Store(ABC):
                     self._arrived.clear()
                     await self._arrived.wait()
                     continue
-                batch = self._running[writer] = [self._queue.popleft() for _ in range(self._share())]
+                # Idle writers find as many writes as this one takes.
+                share = -(-len(self._queue) // sum(not running for running in self._running))
+                batch = self._running[writer] = [self._queue.popleft() for _ in range(min(self.batch_size, share))]
                 self._admit_callers()
                 await self._store_batch(writer, batch)
                 batch = self._running[writer] = []
@@ -235,25 +227,13 @@ class Store(ABC):
             self._fail_waiting("the writer has stopped")
             self._arrived.set()  # the other drainers end, too
 
-    def _share(self) -> int:
-        """Writes that one of the writers takes now, so that those that have nothing to do find as many."""
-        idle = sum(not batch for batch in self._running)
-        return min(self.batch_size, -(-len(self._queue) // idle))
-
     def _fail_waiting(self, reason: str) -> None:
         while self._queue:
             self._queue.popleft().fail(StoreUnavailable(f"{self.name}: {reason}"))
         self._admit_callers()
 
-    async def _wait_for_room(self) -> None:
-        turn: asyncio.Future[None] = self._loop.create_future()
-        self._callers_outside.append(turn)
-        await turn
-        if not self._is_open:
-            raise StoreUnavailable(f"{self.name}: the store is closed")
-
     def _admit_callers(self) -> None:
-        """Let as many callers in as there is room; those who gave up meanwhile take none."""
+        """Admit as many waiting callers as there is room."""
         room = QUEUE_SIZE - len(self._queue)
         while room > 0 and self._callers_outside:
             turn = self._callers_outside.popleft()
@@ -270,10 +250,8 @@ class Store(ABC):
         self._last_commit_seconds = self._committed_at - started
         for write in batch:
             if write.error is not None:
-                write.fail(self._for_caller(write.error))
+                # An error that ended the whole batch becomes an exception for each caller.
+                is_shared = type(write.error) is StoreUnavailable
+                write.fail(StoreUnavailable(*write.error.args) if is_shared else self._told(write.error))
             elif not write.future.done():  # the caller may have stopped waiting
                 write.future.set_result(write.result)
-
-    def _for_caller(self, error: BaseException) -> BaseException:
-        """The error as one caller gets it; one that ended the whole batch becomes an exception for each."""
-        return StoreUnavailable(*error.args) if type(error) is StoreUnavailable else self._told(error)

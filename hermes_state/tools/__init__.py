@@ -1,1 +1,1 @@
-"""State of tools beside their runs: approvals and todos."""
+"""State of tools, without their runs: approvals, todos, schedules, sub-agents."""

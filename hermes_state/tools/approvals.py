@@ -1,8 +1,7 @@
-"""Approvals: calls of tools that wait for a person's yes, and what was allowed for longer.
+"""Approvals: questions about calls of tools, and grants of calls without a question.
 
-Asking stores the question, owes it to the chat and lets the turn wait, in one transaction. The last answer lets the
-turn run again: it goes on from its rows, as after a restart. A grant allows calls of one shape without a question, in a
-conversation or in all of a chat.
+One transaction stores the question, owes it to the chat and lets the turn wait. After the last answer the turn goes on
+from its rows, as after a restart. A grant allows calls of one shape in a conversation or in all of a chat.
 """
 
 import re
@@ -13,15 +12,12 @@ from enum import StrEnum
 import msgspec
 
 from hermes_state import outbox
-from hermes_state import questions as questions_of
 from hermes_state.journal import pause_turn, unpause_turn
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.store.locks import EVERYTHING, locks
 from hermes_state.store.sql import Connection, columns, insert_row, scalar_or_none, scalars, select
 from hermes_state.turns import TurnClaim
 from hermes_state.values import Button, ChatId, LineageId, MessageId, Millis, TurnId, UserRef
-
-ADMINS_ARE_ASKED = "I have asked the admins whether I may do this (a{}). `/stop` ends the turn."
 
 
 class ApprovalState(StrEnum):
@@ -32,7 +28,7 @@ class ApprovalState(StrEnum):
 
 
 class GrantKind(StrEnum):
-    """Reach of a yes: this call, calls of its shape in the conversation, or in every conversation of the chat."""
+    """Reach of a yes: this call, calls of its shape in the conversation, or in the chat."""
 
     ONCE = "once"
     SESSION = "session"
@@ -55,10 +51,8 @@ class ApprovalRequest:
     tool_name: str
     shape: str
     answerer: Answerer
-    markdown: str
-    """The question as people read it: the call, whole."""
-    footer: Callable[[int], str]
-    """Ways to answer it, by the approval's number."""
+    markdown: str  # question for people, with the whole call
+    footer: Callable[[int], str]  # ways to answer it, by the approval's number
     buttons: Callable[[int], Sequence[Button]]
 
 
@@ -74,13 +68,12 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: Millis
     expires_at: Millis
     decided_by: str | None
-    reason: str | None
-    """Words of whoever said no."""
+    reason: str | None  # reason that a person gave for a no
     answerer: Answerer
 
 
 class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
-    """A question that waits for its answer, and whose turn it is."""
+    """A question that waits for its answer."""
 
     id: int
     turn_id: TurnId
@@ -101,7 +94,7 @@ INSERT INTO approvals (turn_id, call_message_id, tool_call_id, tool_name, shape,
   expires_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
-# Purpose: what waits for an answer. A question of a turn that has ended meanwhile waits no more.
+# Purpose: the questions that wait for an answer, of turns that have not ended.
 _PENDING = """
 SELECT a.id, a.turn_id, t.chat_id, t.lineage_id, a.tool_name, a.shape, a.answerer, t.started_by
 FROM approvals a JOIN turns t ON t.id = a.turn_id WHERE a.state = 'pending' AND t.state = 'waiting'
@@ -118,7 +111,7 @@ def ask(
     now: Millis,
     admin_chats: Sequence[ChatId] = (),
 ) -> None:
-    """Ask about calls of a turn, which waits from now on; admins in `admin_chats`. Raises `TurnMoved`."""
+    """Ask about calls of a turn, which waits from now on; ask admins in `admin_chats`. Raises `TurnMoved`."""
     turn = pause_turn(db, claim)
     expires_at = now + round(minutes * 60_000)
     for number, question in enumerate(questions):
@@ -135,14 +128,15 @@ def ask(
         )
         for chat_id in elsewhere:
             outbox.enqueue(db, replace(asked, chat_id=chat_id, dedupe_key=f"{asked.dedupe_key}:{chat_id}"), now)
-        here = replace(asked, footer=ADMINS_ARE_ASKED.format(approval_id), buttons=()) if elsewhere else asked
+        footer = f"I have asked the admins whether I may do this (a{approval_id}). `/stop` ends the turn."
+        here = replace(asked, footer=footer, buttons=()) if elsewhere else asked
         question_ref = turn.question_ref if turn.chat_kind.is_shared else None
         place = turn.preview_ref if number == 0 else None
         outbox.enqueue(db, replace(here, reply_to=question_ref, replaces=place), now)
 
 
 def load_approvals(db: Connection, call_message_id: MessageId) -> Mapping[str, Approval]:
-    """Questions about the calls of an answer, by tool call id."""
+    """Load the questions about the calls of an answer, by tool call id."""
     query = f"SELECT {columns(Approval, 'approvals')} FROM approvals WHERE call_message_id = ?"
     return {found.tool_call_id: found for found in select(db, Approval, query, (call_message_id,))}
 
@@ -155,9 +149,9 @@ _SHOWN = """EXISTS (SELECT 1 FROM outbox o WHERE o.chat_id = :chat_id AND o.part
 def load_pending(
     db: Connection, chat_id: ChatId, shown_by: Millis | None = None, *, is_admins: bool = False
 ) -> list[PendingApproval]:
-    """Questions that wait for an answer in a chat, oldest first; with `is_admins` all that wait for an admin, too.
+    """Load the questions that wait in a chat, oldest first; with `is_admins` also all that wait for an admin.
 
-    `shown_by`: only questions that were on their way to the chat by then; who answers cannot mean another.
+    `shown_by`: only questions that were sent to the chat by then, because an answer can mean no other.
     """
     values = {"chat_id": chat_id, "is_admins": int(is_admins), "shown_by": shown_by}
     condition = _HERE if shown_by is None else f"{_HERE} AND {_SHOWN}"
@@ -167,7 +161,7 @@ def load_pending(
 def decide(
     db: Connection, one: PendingApproval, state: ApprovalState, by: str, reason: str | None, now: Millis, name: str = ""
 ) -> None:
-    """Store an answer, of a person by `name`; the last one that its turn waits for lets that run again."""
+    """Store the answer of a person; the turn runs again after its last answer."""
     shown = " ".join(_NOT_IN_NAMES.sub(" ", name).split())[:40] or by
     _close(db, one, state, by, reason, f"{state.capitalize()} by {shown}", now)
 
@@ -175,7 +169,7 @@ def decide(
 def _close(
     db: Connection, one: PendingApproval, state: ApprovalState, by: str, reason: str | None, outcome: str, now: Millis
 ) -> None:
-    questions_of.close(db, one.id, state, by, reason, outcome, now)
+    outbox.close_question(db, one.id, state, by, reason, outcome, now)
     if not db.execute(f"{_PENDING} AND t.id = ? LIMIT 1", (one.turn_id,)).fetchall():
         unpause_turn(db, one.turn_id)
 
@@ -184,7 +178,7 @@ def _close(
 def expire_pending(
     db: Connection, why_closed: Callable[[Connection, PendingApproval], str | None], now: Millis
 ) -> list[ChatId]:
-    """Answer no to what was asked too long ago, and where `why_closed` has a reason; returns the chats that go on."""
+    """Close questions that are too old or for which `why_closed` has a reason; return the chats that go on."""
     overdue = {one.id for one in select(db, PendingApproval, f"{_PENDING} AND a.expires_at <= ?", (now,))}
     pending = select(db, PendingApproval, f"{_PENDING} ORDER BY a.id")
     reasons = {one: "Expired without an answer" if one.id in overdue else why_closed(db, one) for one in pending}
@@ -195,14 +189,14 @@ def expire_pending(
 
 
 def next_expiry(db: Connection) -> Millis | None:
-    """Moment at which the next question expires; None where none waits."""
+    """Return the time at which the next question expires; None where none waits."""
     query = """SELECT min(a.expires_at) FROM approvals a JOIN turns t ON t.id = a.turn_id
     WHERE a.state = 'pending' AND t.state = 'waiting'"""
     return scalar_or_none(db, Millis, query)
 
 
 def grant(db: Connection, approval: PendingApproval, scope: GrantKind, by: str, now: Millis) -> None:
-    """Allow calls of an approval's shape for longer."""
+    """Allow calls of an approval's shape in its conversation or chat."""
     lineage_id = approval.lineage_id if scope is GrantKind.SESSION else 0
     query = """INSERT INTO tool_grants (chat_id, lineage_id, tool_name, shape, granted_by, created_at)
     VALUES (?, ?, ?, ?, ?, ?)
@@ -211,17 +205,17 @@ def grant(db: Connection, approval: PendingApproval, scope: GrantKind, by: str, 
 
 
 def load_grants(db: Connection, chat_id: ChatId, lineage_id: LineageId) -> set[tuple[str, str, str]]:
-    """Tools and shapes that need no question in a conversation, each with who has allowed it."""
+    """Load the tools and shapes that need no question in a conversation, each with its grantor."""
     query = "SELECT tool_name, shape, granted_by FROM tool_grants WHERE chat_id = ? AND lineage_id IN (0, ?)"
     return set(db.execute(query, (chat_id, lineage_id)).fetchall())
 
 
 def revoke_grants(db: Connection, chat_id: ChatId) -> int:
-    """Forget everything that was allowed for longer in a chat; returns how much that was."""
+    """Delete all grants of a chat; return how many."""
     return db.execute("DELETE FROM tool_grants WHERE chat_id = ?", (chat_id,)).rowcount
 
 
 def list_grants(db: Connection, chat_id: ChatId) -> list[str]:
-    """Permissions that last longer in a chat, each as `tool: shape`."""
+    """Load the grants of a chat, each as `tool: shape`."""
     query = "SELECT tool_name || ': ' || shape FROM tool_grants WHERE chat_id = ? ORDER BY id"
     return scalars(db, str, query, (chat_id,))

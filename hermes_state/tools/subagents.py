@@ -1,7 +1,6 @@
-"""Sub-agents: turns that answer a call of another turn, each in a lineage of its own.
+"""Sub-agents: turns that answer a call of another turn, each in its own lineage.
 
-A call has one sub-agent whatever happens: whoever runs the call again after a restart finds the turn that it opened,
-and goes on with it, or reads its report. `hermes_state.journal` stores the steps and the end of it like any other's.
+A call has one sub-agent: a call that runs again after a restart continues the turn that it opened, or reads its report.
 """
 
 import msgspec
@@ -14,50 +13,42 @@ from hermes_state.transcripts import NewMessage, append_to_tip
 from hermes_state.turns import RunningTurn, TurnClaim, load_running, require_running
 from hermes_state.values import MessageId, MessageRole, Millis, Origin, TurnId, TurnState
 
-MAX_SUBAGENTS = 20
-"""Most sub-agents of one answer."""
-_TOO_MANY = f"this answer has had {MAX_SUBAGENTS} sub-agents, and no more are allowed: do the rest yourself"
+MAX_SUBAGENTS = 20  # most sub-agents of one answer
 
 
 class SubagentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """End of a sub-agent: its report, or a sentence that says why there is none."""
+    """Report of a sub-agent, or a sentence about why there is none."""
 
     id: TurnId
     state: TurnState
     text: str
 
 
-# Purpose: the sub-agent of a call; of one that has ended, its last answer or the reason why there is none.
-_OF_CALL = """
-SELECT t.id, t.state, coalesce(t.error, (SELECT m.text FROM messages m
-  WHERE m.turn_id = t.id AND m.role = 'assistant' AND m.seq > 0 ORDER BY m.id DESC LIMIT 1), '') AS text
-FROM turns t WHERE t.call_message_id = ? AND t.tool_call_id = ? AND t.parent_turn_id IS NOT NULL
-"""
-# Purpose: the turn of a sub-agent.
-_OPEN = """
-INSERT INTO turns (chat_id, lineage_id, state, started_by, started_at, parent_turn_id, call_message_id, tool_call_id)
-VALUES (?, ?, 'running', ?, ?, ?, ?, ?)
-"""
-
-
 @locks(turn="claim.id")
 def open_subagent(
     db: Connection, claim: TurnClaim, call_message_id: MessageId, tool_call_id: str, task: str, now: Millis
 ) -> RunningTurn | SubagentReport:
-    """The sub-agent of a call, opened with its task or taken up; its report if it has ended, or why there is none.
+    """Open the sub-agent of a call with its task, or take it up; return its report if it has ended.
 
-    `claim`: the turn that has called it. Raises `TurnMoved` when that is not the caller's any more.
+    `claim`: the turn that has called it. Raises `TurnMoved`.
     """
     parent = require_running(db, claim)
-    known = select_one(db, SubagentReport, _OF_CALL, (call_message_id, tool_call_id))
+    query = """SELECT t.id, t.state, coalesce(t.error, (SELECT m.text FROM messages m
+      WHERE m.turn_id = t.id AND m.role = 'assistant' AND m.seq > 0 ORDER BY m.id DESC LIMIT 1), '') AS text
+    FROM turns t WHERE t.call_message_id = ? AND t.tool_call_id = ? AND t.parent_turn_id IS NOT NULL"""
+    known = select_one(db, SubagentReport, query, (call_message_id, tool_call_id))
     if known is not None:
         return take_up(db, load_running(db, known.id)) if known.state is TurnState.RUNNING else known
+    too_many = f"this answer has had {MAX_SUBAGENTS} sub-agents, and no more are allowed: do the rest yourself"
     if scalar(db, int, "SELECT count(*) FROM turns WHERE parent_turn_id = ?", (parent.id,)) >= MAX_SUBAGENTS:
-        return SubagentReport(id=parent.id, state=TurnState.FAILED, text=_TOO_MANY)
+        return SubagentReport(id=parent.id, state=TurnState.FAILED, text=too_many)
     lineage_id = start_subagent_session(db, parent.chat_id, call_message_id, now)
+    query = """INSERT INTO turns
+      (chat_id, lineage_id, state, started_by, started_at, parent_turn_id, call_message_id, tool_call_id)
+    VALUES (?, ?, 'running', ?, ?, ?, ?, ?)"""
     call = (parent.id, call_message_id, tool_call_id)
-    turn_id = insert_row(db, TurnId, _OPEN, (parent.chat_id, lineage_id, parent.started_by, now, *call))
-    # Its task is to a sub-agent what the words of people are to its parent: compressions keep it as they keep those.
+    turn_id = insert_row(db, TurnId, query, (parent.chat_id, lineage_id, parent.started_by, now, *call))
+    # The task has the origin of people's messages, so that compressions keep it.
     said = NewMessage(role=MessageRole.USER, origin=Origin.HUMAN, text=task, turn_id=turn_id)
     append_to_tip(db, lineage_id, said, now)
     return load_running(db, turn_id)

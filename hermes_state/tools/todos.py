@@ -1,4 +1,4 @@
-"""Todos: the list of what is to be done in a conversation. It belongs to the lineage, whatever session is its tip."""
+"""Todo list of a conversation. It belongs to the lineage."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -20,7 +20,7 @@ OPEN_STATES = frozenset({TodoState.PENDING, TodoState.IN_PROGRESS})
 
 
 class TodoRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One item of a list."""
+    """Item of a list."""
 
     id: int
     text: str
@@ -28,34 +28,28 @@ class TodoRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def line(self) -> str:
-        """The item as a model reads it."""
+        """Text of the item for a model."""
         return f"{self.id}. [{self.state.value}] {self.text}"
 
 
-_LIST = f"SELECT {columns(TodoRow, 'todos')} FROM todos WHERE lineage_id = ? ORDER BY id"
-# Purpose: an item of a list, new or changed.
-_PUT = """
-INSERT INTO todos (lineage_id, id, text, state, updated_at) VALUES (?, ?, ?, ?, ?)
-ON CONFLICT (lineage_id, id)
-DO UPDATE SET text = excluded.text, state = excluded.state, updated_at = excluded.updated_at
-"""
-
-
 def load_todos(db: Connection, lineage_id: LineageId) -> list[TodoRow]:
-    """The list of a conversation, in order."""
-    return select(db, TodoRow, _LIST, (lineage_id,))
+    query = f"SELECT {columns(TodoRow, 'todos')} FROM todos WHERE lineage_id = ? ORDER BY id"
+    return select(db, TodoRow, query, (lineage_id,))
 
 
 def put_todos(
     db: Connection, lineage_id: LineageId, items: Sequence[TodoRow], now: Millis, *, is_whole: bool
 ) -> list[TodoRow]:
-    """Store items, new or changed, and return the list; `is_whole`: they are all that there is now."""
+    """Store new or changed items and return the list; `is_whole`: remove all others."""
     if is_whole:
         clear_todos(db, lineage_id)
-    db.executemany(_PUT, [(lineage_id, item.id, item.text, item.state, now) for item in items])
+    query = """INSERT INTO todos (lineage_id, id, text, state, updated_at) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (lineage_id, id)
+    DO UPDATE SET text = excluded.text, state = excluded.state, updated_at = excluded.updated_at"""
+    db.executemany(query, [(lineage_id, item.id, item.text, item.state, now) for item in items])
     return load_todos(db, lineage_id)
 
 
 def clear_todos(db: Connection, lineage_id: LineageId) -> int:
-    """Forget the list of a conversation; returns how many items it had."""
+    """Delete the list of a conversation; return how many items it had."""
     return db.execute("DELETE FROM todos WHERE lineage_id = ?", (lineage_id,)).rowcount

@@ -12,8 +12,7 @@ import structlog
 from hermes_state.aio import wait_until
 from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavailable, TokenRejected
 from hermes_state.store.locks import locks
-from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, load_note, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest

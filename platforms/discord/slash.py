@@ -16,7 +16,7 @@ import structlog
 from discord import app_commands
 
 from hermes_state.errors import PlatformError, StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import Button, InboundMessage, InputKind
 from platforms.base import CommandOption, Intake, MenuCommand

@@ -12,8 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from hermes_state.store.locks import locks
-from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, load_note, save_note
 from hermes_state.values import Millis
 from platforms.local.entries import Entry, EntryKind, taken_up
 from platforms.local.history import chat_key, load_known_refs

@@ -11,7 +11,7 @@ from telegram import BotCommand, BotCommandScope, BotCommandScopeChat
 from telegram.error import TelegramError
 
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
 from platforms.base import Intake, MenuCommand
 from platforms.telegram.inbound import PLATFORM

@@ -1,20 +1,11 @@
 import sqlite3
-from collections.abc import Iterator
-
-import pytest
 
 from hermes_state import inbox, outbox
 from hermes_state.chats import ensure_chat, find_chat, find_chats_at, load_chat, move_chat
 from hermes_state.outbox import OutboxKind, Reply
 from hermes_state.sessions import load_active
 from hermes_state.values import ChatId, ChatKind, Millis
-from tests.hermes_state.rows import START, exchange, key_of, make_chat, migrated, receive, seen, start
-
-
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with migrated() as connection:
-        yield connection
+from tests.hermes_state.rows import START, exchange, key_of, make_chat, receive, seen, start
 
 
 def move(db: sqlite3.Connection, old: str, new: str) -> list[ChatId]:

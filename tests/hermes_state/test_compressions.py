@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -44,12 +43,6 @@ from tests.hermes_state.rows import (
 from tests.sampling import examples
 
 HANDOFF = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text="handoff")
-
-
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with migrated() as connection:
-        yield connection
 
 
 def plan(db: sqlite3.Connection, lineage_id: LineageId, keep: int = 0, head: int = 0) -> SplitPlan:

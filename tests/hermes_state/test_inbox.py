@@ -1,5 +1,4 @@
 import sqlite3
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -21,12 +20,6 @@ from hermes_state.values import (
 from tests.databases import IS_POSTGRES, sqlite_only
 from tests.hermes_state.rows import ANN, BOB, START, exchange, finish, make_chat, migrated, receive, start, states
 from tests.sampling import examples
-
-
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with migrated() as connection:
-        yield connection
 
 
 def new_row(chat: ChatId, event_ref: str, payload: InboxPayload) -> NewInboxRow:

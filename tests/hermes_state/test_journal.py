@@ -1,19 +1,17 @@
 import sqlite3
-from collections.abc import Iterator
 
 import pytest
 
 from hermes_state import inbox, journal, outbox
-from hermes_state.accounts import take_account
 from hermes_state.inbox import InboxKind, InboxMode, InboxState
 from hermes_state.journal import InboxMoved, ModelAnswer, PreparedMessage
-from hermes_state.outbox import OutboxKind, OutboxState, RenderedReply, Reply
+from hermes_state.outbox import OutboxKind, OutboxState, RenderedReply, Reply, take_account
 from hermes_state.sessions import choose_effort, choose_model, load_active, load_session, load_tip
 from hermes_state.store.sql import scalar
 from hermes_state.tool_runs import ToolResult, ToolRunState, load_tool_runs
 from hermes_state.tools.subagents import open_subagent
 from hermes_state.transcripts import load_messages, load_view
-from hermes_state.turns import RunningTurn, TurnMoved, find_open_turn, find_turn, require_running
+from hermes_state.turns import RunningTurn, TurnMoved, find_open_turn, find_turn, note_preview, require_running
 from hermes_state.values import (
     AttachmentId,
     ChatKind,
@@ -39,7 +37,6 @@ from tests.hermes_state.rows import (
     exchange,
     finish,
     make_chat,
-    migrated,
     receive,
     received,
     replies,
@@ -47,13 +44,6 @@ from tests.hermes_state.rows import (
     start,
     states,
 )
-
-
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with migrated() as connection:
-        yield connection
-
 
 # ---- starting
 
@@ -284,7 +274,7 @@ def test_the_answer_takes_the_place_of_the_preview_and_uses_the_ticket(db: sqlit
     chat = make_chat(db)
     row = receive(db, chat, "q", ticket="t1")
     turn = journal.start_turn(db, chat, [row], {}, START)
-    journal.note_preview(db, turn, "p9")
+    note_preview(db, turn, "p9")
     finish(db, turn, "a")
     assert db.execute("SELECT replaces, ticket FROM outbox").fetchone() == ("p9", "t1")
 
@@ -333,7 +323,7 @@ def test_stopping_during_a_tool_does_not_tell_the_last_step_twice(db: sqlite3.Co
     chat = make_chat(db)
     turn = start(db, chat, "go")
     call_tools(db, turn, "a", text="Let me look.")
-    journal.note_preview(db, turn, "p1")
+    note_preview(db, turn, "p1")
     assert journal.stop_turn(db, turn, "Let me look. ", "stopped", START, notice="(stopped)")
     assert seen(db, turn.lineage_id) == ["go", "Let me look.", "stopped"]
     assert [kind for kind, _ in replies(db, chat)] == ["status"]
@@ -365,7 +355,7 @@ def test_a_placeholder_that_is_named_after_the_stop_is_still_replaced(db: sqlite
     chat = make_chat(db)
     turn = start(db, chat, "go")
     journal.stop_turn(db, turn, "partial", "stopped", START, notice="(stopped)")
-    journal.note_preview(db, turn, "p1")
+    note_preview(db, turn, "p1")
     assert db.execute("SELECT replaces FROM outbox").fetchall() == [("p1",)]
 
 
@@ -439,7 +429,7 @@ def test_no_step_of_an_older_epoch_is_stored(db: sqlite3.Connection) -> None:
     ):
         with pytest.raises(TurnMoved):
             step()
-    journal.note_preview(db, old, "p1")
+    note_preview(db, old, "p1")
     assert not journal.stop_turn(db, old, "so far", "stopped", START, notice="(stopped)")
     assert not journal.fail_turn(db, old, "ModelTimeout", "It took too long.", START)
     assert stored(db) == before
@@ -547,7 +537,7 @@ def test_the_answer_knows_what_became_true_since_its_turn_began(db: sqlite3.Conn
     turn = start(db, chat, "q")
     receive(db, chat, "and this", mode=InboxMode.STEER, ref="r-steer", ticket="t-steer")
     assert journal.join_steers(db, turn, START) == 1
-    journal.note_preview(db, turn, "p9")
+    note_preview(db, turn, "p9")
     finish(db, turn, "a")
     [row] = outbox.load_open(db, chat)
     assert (row.reply_to, row.ticket, row.replaces) == ("r-steer", "t-steer", "p9")

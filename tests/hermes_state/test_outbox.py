@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hermes_state import outbox
-from hermes_state.accounts import AccountClaim, AccountMoved, take_account
-from hermes_state.outbox import OutboxKind, OutboxState, Reply
+from hermes_state.outbox import AccountClaim, AccountMoved, OutboxKind, OutboxState, Reply, take_account
 from hermes_state.values import Button, ChatId, Millis, OutboundPart
 from tests.hermes_state.rows import START, exchange, make_chat, migrated
 from tests.sampling import examples

@@ -1,45 +1,39 @@
 """The text so far of a turn, stored for another node: only by whoever has the turn, and only while it runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from hermes_state import journal, previews
+from hermes_state import journal
 from hermes_state.store.sql import Connection
-from hermes_state.turns import RunningTurn
+from hermes_state.turns import RunningTurn, load_previews, remove_preview, store_preview
 from hermes_state.values import TurnId
-from tests.hermes_state.rows import START, finish, make_chat, migrated, start
-
-
-@pytest.fixture
-def db() -> Iterator[Connection]:
-    with migrated() as database:
-        yield database
+from tests.hermes_state.rows import START, finish, make_chat, start
 
 
 def texts(db: Connection, turn: RunningTurn) -> list[str]:
-    return [one.text for one in previews.load(db, [turn.id], {})]
+    return [one.text for one in load_previews(db, [turn.id], {})]
 
 
 def test_the_newest_text_is_read_with_its_turn_where_that_is_news(db: Connection) -> None:
     turn = start(db, make_chat(db), "q")
     assert texts(db, turn) == []
-    previews.store(db, turn, "", START)
-    previews.store(db, turn, "so far", START)
-    [stored] = previews.load(db, [turn.id, TurnId(turn.id + 1)], {turn.id: turn.epoch - 1})
+    store_preview(db, turn, "", START)
+    store_preview(db, turn, "so far", START)
+    [stored] = load_previews(db, [turn.id, TurnId(turn.id + 1)], {turn.id: turn.epoch - 1})
     assert (stored.text, stored.moved) == ("so far", turn)
-    [stored] = previews.load(db, [turn.id], {turn.id: turn.epoch})
+    [stored] = load_previews(db, [turn.id], {turn.id: turn.epoch})
     assert stored.moved is None
 
 
 def test_who_had_the_turn_before_stores_nothing(db: Connection) -> None:
     old = start(db, make_chat(db), "q")
-    previews.store(db, old, "of the old", START)
+    store_preview(db, old, "of the old", START)
     new = journal.take_up(db, old)
     assert texts(db, new) == [], "nobody says yet that it is worked on"
-    previews.store(db, old, "of the old", START)
+    store_preview(db, old, "of the old", START)
     assert texts(db, new) == []
-    previews.store(db, new, "of the new", START)
+    store_preview(db, new, "of the new", START)
     assert texts(db, new) == ["of the new"]
 
 
@@ -55,16 +49,16 @@ def test_nothing_is_stored_of_a_turn_that_does_not_run(
     db: Connection, end: Callable[[Connection, RunningTurn], object]
 ) -> None:
     turn = start(db, make_chat(db), "q")
-    previews.store(db, turn, "so far", START)
+    store_preview(db, turn, "so far", START)
     end(db, turn)
-    previews.store(db, turn, "too late", START)
+    store_preview(db, turn, "too late", START)
     assert db.execute("SELECT * FROM previews").fetchall() == []
 
 
 def test_what_a_finished_turn_has_left_is_not_read(db: Connection) -> None:
     turn = start(db, make_chat(db), "q")
-    previews.store(db, turn, "so far", START)
+    store_preview(db, turn, "so far", START)
     finish(db, turn, "a")
     assert texts(db, turn) == []
-    previews.remove(db, turn.id)
+    remove_preview(db, turn.id)
     assert db.execute("SELECT * FROM previews").fetchall() == []

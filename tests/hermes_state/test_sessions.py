@@ -1,5 +1,4 @@
 import sqlite3
-from collections.abc import Iterator
 
 import pytest
 
@@ -29,15 +28,9 @@ from hermes_state.sessions import (
 )
 from hermes_state.transcripts import load_view
 from hermes_state.values import ChatId, EndReason, LineageId, Millis, SessionId
-from tests.hermes_state.rows import ANN, START, exchange, finish, make_chat, migrated, receive, seen, start
+from tests.hermes_state.rows import ANN, START, exchange, finish, make_chat, receive, seen, start
 
 HOUR = 3_600_000
-
-
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with migrated() as connection:
-        yield connection
 
 
 def compress(db: sqlite3.Connection, lineage: LineageId) -> SessionId:

@@ -1,7 +1,6 @@
 """Sub-agents in the database: turns inside a turn, and that nothing takes them for a conversation or a chat's turn."""
 
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -58,12 +57,6 @@ from tests.hermes_state.rows import (
 COSTLY = ModelCall(
     purpose="subagent", route="r", model="m", outcome="ok", usage=CALL.usage, took_ms=1, cost=MicroUsd(7)
 )
-
-
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with migrated() as connection:
-        yield connection
 
 
 def open_child(db: sqlite3.Connection, turn: RunningTurn, asked: Message, call_id: str = "a") -> RunningTurn:

@@ -1,5 +1,4 @@
 import sqlite3
-from collections.abc import Iterator
 
 import pytest
 
@@ -26,13 +25,7 @@ from hermes_state.values import (
     SessionId,
     ToolCall,
 )
-from tests.hermes_state.rows import START, exchange, make_chat, migrated, replace_row, seen
-
-
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with migrated() as connection:
-        yield connection
+from tests.hermes_state.rows import START, exchange, make_chat, replace_row, seen
 
 
 def stub(db: sqlite3.Connection, session_id: SessionId, text: str, replaces: MessageId | None = None) -> MessageId:

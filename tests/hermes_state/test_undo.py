@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -47,12 +46,6 @@ from tests.hermes_state.rows import (
     start,
 )
 from tests.sampling import examples
-
-
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with migrated() as connection:
-        yield connection
 
 
 def talk(db: sqlite3.Connection, chat: ChatId, *questions: str) -> LineageId:
@@ -123,16 +116,13 @@ def test_the_tip_ends_with_undo_and_its_child_continues_the_same_conversation(db
     assert count_compressions(db, lineage) == 0
 
 
-def test_state_and_prompt_of_the_tip_are_kept_when_none_is_given(db: sqlite3.Connection) -> None:
+def test_state_and_prompt_of_the_tip_are_kept(db: sqlite3.Connection) -> None:
     lineage = talk(db, make_chat(db), "q1")
     compress(db, lineage)
     set_context_state(db, load_tip(db, lineage).id, "{}")
     set_system_prompt(db, load_tip(db, lineage).id, "persona")
     undo(db, lineage)
     assert (load_tip(db, lineage).context_state, load_tip(db, lineage).system_prompt) == ("{}", "persona")
-    compress(db, lineage)
-    undo_compression(db, planned(db, lineage), START, system_prompt="another")
-    assert load_tip(db, lineage).system_prompt == "another"
 
 
 def test_the_chosen_model_follows_a_compression_and_its_undo(db: sqlite3.Connection) -> None:

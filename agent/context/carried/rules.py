@@ -18,7 +18,7 @@ from agent.context.carried.lines import ROW_CHARACTERS, bounded, one_line
 from agent.context.carried.phrases import QUESTION, Hinted, Language, any_of, hinted, plain, sentences
 from agent.context.excerpt import Redact, speaker_name
 from agent.tokens import estimated_text_tokens
-from hermes_state.journal import NOT_SAID_NOW
+from hermes_state.transcripts import NOT_SAID_NOW
 from hermes_state.values import RECALL_ID, Message, Origin, recall_id
 
 MAX_RULES = 10

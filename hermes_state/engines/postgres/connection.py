@@ -1,22 +1,21 @@
-"""A connection to PostgreSQL that functions of the store use like one to SQLite.
+"""A connection to PostgreSQL that functions of the store use like one to SQLite, and the kinds of its errors.
 
-psycopg does the work. Here are the differences that one text for both engines must not see: how parameters are written,
-and which type an integer, a truth value, a sum or a text with a NUL has.
+psycopg does the work. This module hides the differences from statements for both engines: how parameters are written,
+and the types of integers, truth values, sums and texts with a NUL.
 
-Inside a transaction, statements whose results nobody has looked at yet wait and travel with the next one whose result
-is needed: one trip to the server for all of them (libpq's pipeline mode). The error of one that waited is raised there,
-at the latest at the end of its savepoint or at the COMMIT.
+Inside a transaction, a statement waits until its result, or a later one's, is needed. Then all travel in one trip
+(libpq's pipeline mode). Their errors are raised there, at the latest at the end of the savepoint or at the COMMIT.
 """
 
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import lru_cache
 from itertools import count
 from select import POLLIN, POLLOUT, poll
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import psycopg
 from psycopg.abc import Buffer
@@ -29,41 +28,22 @@ from psycopg.types.string import StrDumperUnknown
 from hermes_state.engines.postgres.nodes import NAME
 
 _Key: TypeAlias = "tuple[bytes, tuple[int, ...] | None]"  # a statement and its parameters' types
-_Awaited: TypeAlias = "Result | _Key | None"  # what a result is of: a statement, its preparation, something else
+_Awaited: TypeAlias = "Result | _Key | None"  # a result belongs to a statement, its preparation, or neither
 
-_PREPARED = 512
-"""Statements that stay prepared on a connection: more than the store has."""
-
-_MOST_WAITING = 1_000
-"""Statements that travel together, so that memory stays bounded."""
+_PREPARED = 512  # statements that stay prepared on a connection: more than the store has
 
 GONE_SECONDS = 30
-"""Seconds after which a machine that does not answer counts as gone, here and at the server, whose own default is two
-hours: so long it would keep the locks of a session that has lost its other end."""
+"""Seconds after which a silent machine counts as gone, here and at the server, which else keeps its locks two hours."""
 
-# Purpose: the server asks after a machine that has said nothing for ten seconds; nothing where there is no TCP.
-_ASK_AFTER = f"""SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;
-SET tcp_user_timeout = {1000 * GONE_SECONDS}"""
 
 _TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|(?P<mark>\?)|:(?P<name>[a-z_][a-z_0-9]*)")
 
 
-class SharedTrips(Protocol):
-    """Functions that run side by side on a connection, seen by the one that runs now."""
-
-    def wait(self) -> None:
-        """Let the others go on, and come back once the statements of all were sent; raises an error of any of them."""
-
-    def wait_for_all(self) -> None:
-        """Come back once the others have ended, with the connection for this function alone."""
-
-
 class PostgresConnection:
-    """An open connection in autocommit mode; `raw` is psycopg's. Its owner closes it."""
+    """Open connection in autocommit mode, over the connection `raw` of psycopg. Its owner closes it."""
 
     silence_seconds: float | None = None
-    """Longest wait for a word from the server, None: for ever. A server that is stopped, or one behind a proxy that
-    has lost its way, keeps the connection alive and says nothing."""
+    """Longest wait for the server, which may be stopped while its connection lives; None: no limit."""
 
     def __init__(self, raw: "psycopg.Connection[tuple[Any, ...]]") -> None:
         self.raw = raw
@@ -83,10 +63,10 @@ class PostgresConnection:
             raw.close()
             raise
         self._is_broken_off = False
-        self._is_ending = False
-        """A ROLLBACK was sent, and nobody has looked at its result yet."""
-        self.shared_trips: SharedTrips | None = None
-        """Set while functions share their trips to the server."""
+        self._is_ending = False  # a ROLLBACK was sent, whose result is still to come
+        self.share_trip: Callable[[bool], None] | None = None
+        """Set while functions run side by side. It lets the others go on until all need a result, whose statements it
+        sends, or with True until the others have ended. Raises an error of any of them."""
 
     @classmethod
     def open(cls, url: str, name: str = NAME, seconds: int = 10) -> "PostgresConnection":
@@ -105,22 +85,24 @@ class PostgresConnection:
         except OSError as error:  # the process has no descriptor left
             raise psycopg.OperationalError(str(error)) from error
         db.silence_seconds = seconds
-        try:
-            db.execute(_ASK_AFTER)
-        except BaseException:
-            db.close()
-            raise
+        # The server asks after a machine that was silent for ten seconds. Without TCP this does nothing.
+        query = f"""SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;
+        SET tcp_user_timeout = {1000 * GONE_SECONDS}"""
+        with ExitStack() as undo:
+            undo.callback(db.close)
+            db.execute(query)
+            undo.pop_all()
         db.silence_seconds = None
         return db
 
     @property
     def is_over(self) -> bool:
-        """True once it is lost, closed or broken off."""
+        """True if it is lost, closed or broken off."""
         return self._is_broken_off or self.raw.closed
 
     @property
     def in_transaction(self) -> bool:
-        """True also in a transaction that a failed statement has ended, and in one that only waits to begin."""
+        """True also after a failed statement, and before the BEGIN has travelled."""
         if self._waiting:
             return True
         if self._is_ending:
@@ -128,12 +110,9 @@ class PostgresConnection:
         return self.raw.pgconn.transaction_status != TransactionStatus.IDLE and not self.raw.closed
 
     def execute(self, sql: str, parameters: Any = (), /) -> "Result":
-        """Run one statement with parameters, or any number without.
-
-        In a transaction one with parameters waits until its result, or a later one's, is needed.
-        """
-        if self.shared_trips is not None and sql.startswith("SAVEPOINT"):
-            self.shared_trips.wait_for_all()  # what it takes back must be one function's
+        """Run one statement with parameters, or any number without."""
+        if self.share_trip is not None and sql.startswith("SAVEPOINT"):
+            self.share_trip(True)  # a savepoint must hold the changes of one function
         if sql.startswith("ROLLBACK"):
             self._waiting.clear()  # since the BEGIN or the savepoint: nothing of it is to stay
         if not parameters and not sql.startswith(("BEGIN", "COMMIT")):
@@ -141,19 +120,18 @@ class PostgresConnection:
             return Result(self, (b"", None), None, self._run_at_once(sql))
         waits = sql.startswith("BEGIN") or (self.in_transaction and sql != "COMMIT")
         result = self._queue(sql, parameters)
-        if not waits or len(self._waiting) >= _MOST_WAITING:
+        if not waits or len(self._waiting) >= 1_000:  # memory stays bounded
             self.sync()
         if sql == "COMMIT" and result.status != b"COMMIT":  # a function has kept a failed statement to itself
             raise psycopg.errors.InFailedSqlTransaction("the transaction had failed; nothing was stored")
         return result
 
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> None:
-        """Run a statement once for each of the parameters."""
         for one in parameters:
             self.execute(sql, one)
 
     def roll_back_soon(self) -> None:
-        """End the transaction, which has only read, without waiting for the server: the next statement does."""
+        """End a transaction that has only read, without waiting for the server: the next statement waits."""
         self._waiting.clear()
         if not self.in_transaction:
             return
@@ -169,9 +147,9 @@ class PostgresConnection:
         self._is_ending = True
 
     def sync(self) -> None:
-        """Send the statements that wait and fetch all their results; raises the first error among those."""
-        if self._waiting and self.shared_trips is not None:
-            self.shared_trips.wait()
+        """Send the waiting statements and fetch all their results. Raises the first error among these."""
+        if self._waiting and self.share_trip is not None:
+            self.share_trip(False)
             return
         waiting, self._waiting = self._waiting, []
         if not waiting:
@@ -185,20 +163,20 @@ class PostgresConnection:
                 if result.status in (ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED):
                     failure = failure or self._failure(result)
                     if isinstance(one, tuple):
-                        self._prepared.pop(one, None)  # it may have made room for another one behind it
+                        self._prepared.pop(one, None)  # it may have made room for a later one
                 elif isinstance(one, Result):
                     one.fetched = result
                 self._next()  # the end of a statement's results
             self._next_result()  # of the sync
             self.raw.pgconn.exit_pipeline_mode()
         except psycopg.Error as error:
-            self.close()  # what is still under way would pass for answers to later statements
+            self.close()  # late results would pass for those of later statements
             raise psycopg.OperationalError(str(failure or error)) from error
         if failure is not None:
             raise failure
 
     def break_off(self) -> None:
-        """End the connection under the thread that waits for the server; its owner closes it all the same."""
+        """End the connection while a thread waits for the server; its owner must still close it."""
         self._is_broken_off = True
         with suppress(OSError):  # it has ended by itself
             self._wire.shutdown(socket.SHUT_RDWR)
@@ -208,14 +186,12 @@ class PostgresConnection:
         self.raw.close()
 
     def load(self, result: PGresult) -> "list[tuple[Any, ...]]":
-        """The rows of a result with their values."""
         if not result.ntuples:
             return []
         self._values.set_pgresult(result)
         return self._values.load_rows(0, result.ntuples, tuple)
 
     def _run_at_once(self, sql: str) -> PGresult:
-        """Run statements of a text; returns the last one's result."""
         try:
             if self._is_ending:
                 self._await_end()
@@ -234,7 +210,7 @@ class PostgresConnection:
 
     def _failure(self, result: PGresult) -> psycopg.Error:
         if result.status == ExecStatus.FATAL_ERROR and result.error_field(DiagnosticField.SQLSTATE) is None:
-            self.close()  # libpq's own words: it has lost the connection, also where its status does not say so yet
+            self.close()  # libpq has lost the connection, even if its status does not say so yet
             return psycopg.OperationalError(result.get_error_message())
         return psycopg.errors.error_from_result(result)
 
@@ -250,7 +226,7 @@ class PostgresConnection:
         return result
 
     def _send(self, waiting: "list[Result]") -> "list[_Awaited]":
-        """Send statements; returns of what the server will tell the result: these, and what was prepared for them."""
+        """Send statements; return these and their preparations, in the order of the server's results."""
         server = self.raw.pgconn
         sent: list[_Awaited] = []
         if not self._is_ending:
@@ -268,7 +244,7 @@ class PostgresConnection:
         return sent
 
     def _await_end(self) -> None:
-        """Take the results of a ROLLBACK that was sent before, if there was one."""
+        """Take the results of a ROLLBACK that was sent before."""
         if self._is_ending:
             self._is_ending = False
             for _ in range(3):  # its own, the end of its results, and of the sync
@@ -310,14 +286,10 @@ class PostgresConnection:
 
 
 class Result:
-    """Rows of a statement, all of them in memory, and their number."""
+    """Rows of a statement, all of them in memory."""
 
     def __init__(
-        self,
-        db: PostgresConnection,
-        key: _Key,
-        values: Sequence[Buffer | None] | None,
-        fetched: PGresult | None = None,
+        self, db: PostgresConnection, key: _Key, values: Sequence[Buffer | None] | None, fetched: PGresult | None = None
     ) -> None:
         self.key, self.values, self.fetched = key, values, fetched
         self._db = db
@@ -325,17 +297,15 @@ class Result:
 
     @property
     def status(self) -> bytes | None:
-        """The server's name for what it has done, such as `COMMIT`."""
+        """Command tag of the server, such as `COMMIT`."""
         return self._ensure_fetched().command_status
 
     @property
     def rowcount(self) -> int:
-        """Number of rows that the statement has changed or found."""
         return self._ensure_fetched().command_tuples or 0
 
     @property
     def description(self) -> list[tuple[str]]:
-        """A tuple for each column, its name first."""
         result = self._ensure_fetched()
         return [((result.fname(index) or b"").decode(),) for index in range(result.nfields)]
 
@@ -360,7 +330,7 @@ class Result:
 
 @lru_cache(maxsize=2 * _PREPARED)
 def _numbered(sql: str, has_names: bool) -> tuple[bytes, tuple[str, ...]]:
-    """`sql` with `$1` and so on for its parameters, and the names of those that have names."""
+    """Return `sql` with `$1` and so on for its parameters, and the names of parameters with names."""
     names, marks = dict[str, int](), count(1)
 
     def written(token: re.Match[str]) -> str:
@@ -374,26 +344,57 @@ def _numbered(sql: str, has_names: bool) -> tuple[bytes, tuple[str, ...]]:
 
 
 class _IntDumper(Int8Dumper):
-    """Every integer is a bigint: a statement has one type for each parameter, and is prepared once."""
+    """Integers as bigints, so that a statement has one type for each parameter and is prepared once."""
 
 
 class _BoolDumper(Int8Dumper):
-    """Truth values are 0 and 1, as the columns have them."""
+    """Truth values as 0 and 1, like the columns."""
 
     def dump(self, obj: Any) -> Buffer | None:
         return b"1" if obj else b"0"
 
 
 class _StrDumper(StrDumperUnknown):
-    """Text, in which PostgreSQL allows no NUL."""
+    """Text without NUL, which PostgreSQL refuses."""
 
     def dump(self, obj: str) -> Buffer | None:
         return super().dump(obj.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in obj else obj)
 
 
 class _SumLoader(Loader):
-    """Sums of integers are integers."""
+    """Sums of integers as integers."""
 
     def load(self, data: Buffer) -> int | float:
         text = bytes(data)
         return float(text) if b"." in text else int(text)
+
+
+# Codes and classes of errors: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_SERVERS = frozenset({"08", "28", "40", "53", "55", "57", "58", "72", "F0"})
+"""Classes of trouble with the server or with other transactions: connections, rights to log in, serialization, memory
+and room, locks, operators, the system, old snapshots, settings."""
+
+_SESSIONS = frozenset({"0A000", "25006", "26000", "42P05"})
+"""Codes that another session may not meet: a plan that a migration has outdated, a read-only server (or a new replica),
+and prepared statements that a pooler has lost or kept."""
+
+DAMAGE = frozenset({"XX001", "XX002"})  # codes of a damaged table or index
+
+RIGHTS = "42501"  # code of a right that the role does not have
+
+
+def is_trouble(error: BaseException) -> bool:
+    """Return True for trouble without a cause in the statement, which may run again.
+
+    Limits that a statement's own values pass (class 54) are no trouble: it would always fail.
+    """
+    code = error.sqlstate if isinstance(error, psycopg.Error) else None
+    if code is None:  # an error of the library
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    # The last two end a session whose transaction was silent or open for too long.
+    return code[:2] in _SERVERS or code in _SESSIONS or code in ("25P03", "25P04")
+
+
+def ends_session(error: BaseException) -> bool:
+    """Return True for trouble that lasts as long as the session."""
+    return isinstance(error, psycopg.Error) and error.sqlstate in _SESSIONS

@@ -1,11 +1,11 @@
 """Locks of a batch as advisory locks of PostgreSQL, which end with its transaction.
 
-The first is that of everything: shared for most, exclusive for functions that touch whatever they find. It is taken
-with `BEGIN`, in a statement of its own: whoever waits for it sees the chats behind it as they are then, and no chat is
-moved while it is held. The others follow in ascending order, so that no two batches wait for each other.
+The first is the lock of everything: shared, or exclusive for functions without declared chats. It is taken with `BEGIN`
+in a statement of its own, so that the next one sees the chats as they are then, and no chat moves while it is held. The
+others follow in ascending order, so that no two batches wait for each other.
 
-Keys are hashes of 64 bits. Two chats that share one wait for each other now and then, and nothing else happens. A chat
-that is not stored yet is locked by its key like any other.
+Keys are hashes of 64 bits: two chats with the same key only wait for each other. A chat that is not stored yet is
+locked by its key like any other.
 """
 
 from collections import defaultdict
@@ -37,7 +37,7 @@ SELECT touched.kind, touched.id,
 FROM ({}) AS touched JOIN chats ON chats.id = touched.chat_id"""
 _OF_NAMES = """
 SELECT name AS kind, 0 AS id, hashtextextended(name, 0) AS key FROM unnest(CAST(:names AS text[])) AS name"""
-# Purpose: takes locks in ascending order; returns which one each row and each name has led to.
+# Purpose: take locks in ascending order; return the lock of each row and each name.
 _TAKE = """
 WITH led AS MATERIALIZED ({}), taken AS MATERIALIZED (
   SELECT pg_advisory_xact_lock(key) FROM (SELECT DISTINCT key FROM led ORDER BY key) AS ordered)
@@ -45,18 +45,18 @@ SELECT kind, id, key FROM led, (SELECT count(*) FROM taken) AS all_of_them"""
 
 
 def begin(db: Connection, batch: Sequence[LockKeys]) -> list[list[int]]:
-    """Begin a transaction and take the locks of its functions. Each statement sees what was stored before it began.
+    """Begin a transaction and take the locks of its functions.
 
-    Returns the places of the functions in queues: those that share a lock are in one, and have to follow each other.
+    Returns the places of the functions in queues: those that share a lock must follow each other.
     """
-    db.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # whatever the role's own is: locks come before what is read
+    db.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # not the role's own level: rows are read after the locks
     keys = reduce(or_, batch)
     if EVERYTHING in keys.names:
         db.execute(_ALONE, (0,))
         return [[*range(len(batch))]]
     db.execute(_SHARED, (0,))
     taken = _take(db, keys) if keys != LockKeys() else None
-    if taken is None or len(batch) == 1:  # nobody looks at what is taken: it travels with the first statement
+    if taken is None or len(batch) == 1:  # the locks travel with the first statement
         return [[at] for at in range(len(batch))]
     return _queues(batch, taken.fetchall())
 
@@ -72,16 +72,13 @@ def _take(db: Connection, keys: LockKeys) -> Cursor:
 
 @cache
 def _taking(kinds: tuple[str, ...], has_names: bool) -> str:
-    """The statement for rows of these kinds: a look into a table that nothing leads to takes its time, too."""
+    """Return the statement for rows of these kinds, because a look into a table without such rows takes time, too."""
     of_rows = [_OF_ROWS.format(" UNION ALL ".join(_CHATS_OF[kind] for kind in kinds))] if kinds else []
     return _TAKE.format(" UNION ALL ".join([*of_rows, *([_OF_NAMES] if has_names else [])]))
 
 
 def _queues(batch: Sequence[LockKeys], taken: Iterable[tuple[str, int, int]]) -> list[list[int]]:
-    """`taken`: kinds and ids of rows, or names and 0, and the locks that they have led to.
-
-    A row that is not there leads to none, and is one of its own.
-    """
+    """`taken`: kinds and ids of rows, or names and 0, with their locks. A missing row is a lock of its own."""
     led_to = defaultdict[tuple[str, int], set[object]](set)
     for kind, row_id, lock in taken:
         led_to[kind, row_id].add(lock)

@@ -1,10 +1,10 @@
-"""Migrations of PostgreSQL: bring a database to the schema that this version was written for.
+"""Migrations of PostgreSQL.
 
-Each migration is a transaction that begins with an advisory lock and then looks how far the database is: nodes that
-start at once wait for one another, and the first of them does the work.
+Each is a transaction that begins with an advisory lock and then looks how far the database is, so that of nodes that
+start together the first does the work.
 
-While nodes are upgraded one after the other, those of the version before go on, and may start again: a schema that is
-one number ahead is used as it is. A migration that they cannot live with says so with the note `READABLE_FROM`.
+During an upgrade, nodes of the version before go on with a schema that is one number ahead. A migration that they
+cannot work with sets the note `READABLE_FROM`.
 """
 
 from collections.abc import Sequence
@@ -14,81 +14,52 @@ import psycopg
 
 from hermes_state.engines.postgres.words import VERSION_NOTE
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.migrations import (
-    Migration,
-    check_applied,
-    newer_version,
-    note_applied,
-    read_migrations,
-)
+from hermes_state.store.migrations import Migration, check_applied, newer_version, note_applied, read_migrations
 from hermes_state.store.segment import SEGMENT_VERSION
-from hermes_state.store.sql import Connection, scalars, select
+from hermes_state.store.sql import Connection, load_note, save_note, scalars, select
 
-FIRST = 13
-"""Number of the first migration: before it there was no PostgreSQL."""
+FIRST = 13  # number of the first migration: before it there was no PostgreSQL
 
-LOCK_SECONDS = 60.0
-"""Longest wait for another node's migration, or for a table that a migration changes."""
-
-_LOCK = "SELECT pg_advisory_xact_lock(1212634969, 0)"  # HGWY; keys of two integers are a space of their own
 _MARK, _OURS = "application", "hermes-gateway"
 _VERSION = "schema_version"
 READABLE_FROM = "schema_readable_from"
-"""Note of the lowest schema version of which gateways may use the database. A migration that older ones cannot live
-with writes its own number there; one without the note breaks nothing of the version before."""
-
-_SERVER = """
-SELECT current_database() AS database, current_user AS role, current_schema() AS schema,
-  CAST(current_setting('server_version_num') AS bigint) AS version, current_setting('server_encoding') AS encoding,
-  current_setting('transaction_read_only') = 'on' AS is_read_only,
-  coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) AS may_create"""
-
-_TABLES = """
-SELECT relname FROM pg_class
-WHERE pg_table_is_visible(oid) AND relkind IN ('r', 'p', 'v', 'm', 'f') AND relpersistence <> 't'
-  AND relnamespace <> (SELECT oid FROM pg_namespace WHERE nspname = 'pg_catalog')
-  AND NOT EXISTS (SELECT 1 FROM pg_depend WHERE classid = CAST('pg_class' AS regclass)
-    AND objid = pg_class.oid AND deptype = 'e')  -- an extension's
-ORDER BY relname"""
+"""Note of the lowest schema version of gateways that may use the database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Server and database of a connection, and what its role may do there."""
+    """Server and database of a connection, and rights of its role."""
 
     database: str
     role: str
-    schema: str | None
-    """Where new tables go; None where the search path leads to no schema."""
-    version: int
-    """Such as 150018 for 15.18."""
+    schema: str | None  # where new tables go; None where the search path leads to no schema
+    version: int  # such as 150018 for 15.18
     encoding: str
     is_read_only: bool
     may_create: bool
 
     @property
     def release(self) -> str:
-        """Version as people write it: `15.18`."""
+        """Version for people: `15.18`."""
         return f"{self.version // 10000}.{self.version % 10000}"
 
     @property
     def name(self) -> str:
-        """Name of the database in sentences."""
+        """Name of the database for sentences."""
         return f"the PostgreSQL database {self.database}"
 
 
 def shipped_migrations() -> tuple[Migration, ...]:
-    """The migrations that come with this version, in order."""
+    """Return the migrations of this version, in order."""
     return read_migrations("hermes_state.engines.postgres", FIRST)
 
 
-def migrate(db: Connection, migrations: Sequence[Migration] | None = None, lock_seconds: float = LOCK_SECONDS) -> None:
-    """Apply to the database of `db`, a connection in no transaction, every migration that it has not seen.
+def migrate(db: Connection, migrations: Sequence[Migration] | None = None, lock_seconds: float = 60.0) -> None:
+    """Apply all pending migrations over `db`, a connection in no transaction.
 
-    Raises `DatabaseRejected` if the database or its server is none that we can use, `StoreUnavailable` if it cannot be
-    written now, and whatever PostgreSQL says about a migration that fails. Each leaves the database as it was, or at
-    the version before that migration.
+    `lock_seconds`: longest wait for another node's migration, or for a table. Raises `DatabaseRejected` for an unusable
+    database or server, `StoreUnavailable` if it cannot be written now, and PostgreSQL's error of a failed migration,
+    which leaves the database at the version before it.
     """
     migrations = shipped_migrations() if migrations is None else migrations
     while _apply_next(db, migrations, lock_seconds):
@@ -96,17 +67,17 @@ def migrate(db: Connection, migrations: Sequence[Migration] | None = None, lock_
 
 
 def load_server(db: Connection) -> Server:
-    """The server that `db` is connected to."""
-    (server,) = select(db, Server, _SERVER)
+    """Load facts about the server of a connection."""
+    query = """SELECT current_database() AS database, current_user AS role, current_schema() AS schema,
+      CAST(current_setting('server_version_num') AS bigint) AS version, current_setting('server_encoding') AS encoding,
+      current_setting('transaction_read_only') = 'on' AS is_read_only,
+      coalesce(has_schema_privilege(current_schema(), 'CREATE'), false) AS may_create"""
+    (server,) = select(db, Server, query)
     return server
 
 
 def load_version(db: Connection) -> int:
-    """Schema version of the database, 0 of an empty one; changes nothing.
-
-    Raises `DatabaseRejected` and `StoreUnavailable` as `migrate` does, also where it has something to do that it may
-    not.
-    """
+    """Return the schema version of the database, 0 of an empty one. Raises the errors of `migrate`."""
     server, migrations = load_server(db), shipped_migrations()
     check_server(server)
     version = _version(db, server, migrations)
@@ -116,18 +87,23 @@ def load_version(db: Connection) -> int:
 
 
 def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: float) -> bool:
-    """Apply the first migration that the database has not seen; true if there are more."""
+    """Apply the first pending migration; True if there are more."""
     db.execute("BEGIN")
     try:
         db.execute(f"SET LOCAL lock_timeout = {int(lock_seconds * 1000)}")
-        db.execute(_LOCK)
+        db.execute("SELECT pg_advisory_xact_lock(1212634969, 0)")  # HGWY; keys of two integers are a space of their own
         server = load_server(db)
         check_server(server)
         version = _version(db, server, migrations)
         pending = [migration for migration in migrations if migration.number > version]
         if pending:
             _check_may_create(server)
-            _apply(db, pending[0])
+            db.execute(pending[0].sql)
+            note_applied(db, pending[0])
+            if pending[0].number == FIRST:  # there are no words yet
+                save_note(db, VERSION_NOTE, str(SEGMENT_VERSION))
+            save_note(db, _MARK, _OURS)
+            save_note(db, _VERSION, str(pending[0].number))
             db.execute("COMMIT")
         return len(pending) > 1
     except psycopg.errors.LockNotAvailable as error:
@@ -140,10 +116,7 @@ def _apply_next(db: Connection, migrations: Sequence[Migration], lock_seconds: f
 
 
 def check_server(server: Server) -> None:
-    """Raise `DatabaseRejected` unless the server can hold the schema and every text that people write.
-
-    `StoreUnavailable` where nothing can be written.
-    """
+    """Raise `DatabaseRejected` for a server without our features or UTF-8, `StoreUnavailable` for a read-only one."""
     if server.version < 140000:
         raise DatabaseRejected(
             f"PostgreSQL 14 or newer is needed, the server of {server.database} has {server.release}"
@@ -157,8 +130,14 @@ def check_server(server: Server) -> None:
 
 
 def _version(db: Connection, server: Server, migrations: Sequence[Migration]) -> int:
-    """Schema version of the database, 0 of an empty one; raises `DatabaseRejected` for one that is not ours."""
-    tables = scalars(db, str, _TABLES)
+    """Return the schema version of the database, 0 of an empty one. Raises `DatabaseRejected` if it is not ours."""
+    query = """SELECT relname FROM pg_class
+    WHERE pg_table_is_visible(oid) AND relkind IN ('r', 'p', 'v', 'm', 'f') AND relpersistence <> 't'
+      AND relnamespace <> (SELECT oid FROM pg_namespace WHERE nspname = 'pg_catalog')
+      AND NOT EXISTS (SELECT 1 FROM pg_depend WHERE classid = CAST('pg_class' AS regclass)
+        AND objid = pg_class.oid AND deptype = 'e')  -- an extension's
+    ORDER BY relname"""
+    tables = scalars(db, str, query)
     if not tables:
         return 0
     if "meta" not in tables or not _is_ours(db, server):
@@ -188,12 +167,3 @@ def _check_may_create(server: Server) -> None:
             f"the role {server.role} may not create tables in {where} of {server.name}: grant it CREATE there, "
             "or make it the owner"
         )
-
-
-def _apply(db: Connection, migration: Migration) -> None:
-    db.execute(migration.sql)
-    note_applied(db, migration)
-    if migration.number == FIRST:  # there are no words yet
-        save_note(db, VERSION_NOTE, str(SEGMENT_VERSION))
-    save_note(db, _MARK, _OURS)
-    save_note(db, _VERSION, str(migration.number))

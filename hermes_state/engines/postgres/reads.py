@@ -1,35 +1,36 @@
-"""Transactions that read, and short reads that share one when they come at the same time.
+"""Reads, and functions that share their trips to the server (decision 24).
 
-A read of a few rows costs little at the server; its trips, and the way to the connection's thread and back, cost more.
+Short reads that come at the same time share a transaction. A read of a few rows costs little at the server; its trips,
+and the way to the connection's thread and back, cost more.
+
+Functions that share trips each run in a greenlet until they need a result. Then their statements travel in one trip
+(libpq's pipeline mode): together they take the trips of the longest of them.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
+from greenlet import getcurrent, greenlet
 
 from hermes_state.aio import track
-from hermes_state.engines.postgres.connection import PostgresConnection
-from hermes_state.engines.postgres.pipelining import run_pipelined
-from hermes_state.engines.postgres.trouble import ends_session
+from hermes_state.engines.postgres.connection import PostgresConnection, ends_session
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import READ_SECONDS
 
 T = TypeVar("T")
 
-ANSWER_SECONDS = 10.0
-"""Seconds beyond its own time limits after which a server that says nothing is given up."""
+ANSWER_SECONDS = 10.0  # seconds after its own time limits in which a silent server may still answer
 
-MOST_TOGETHER = 16
-"""Most short reads of one transaction: whoever is first waits for the last."""
+MOST_TOGETHER = 16  # most short reads of one transaction: the first waits for the last
 
 
 def milliseconds(seconds: float) -> int:
-    """A time limit as the server takes it, to which 0 would be none."""
+    """Convert a time limit for the server, to which 0 means no limit."""
     return max(1, int(seconds * 1000))
 
 
@@ -53,19 +54,18 @@ def _snapshot(db: PostgresConnection, seconds: float) -> Iterator[None]:
 
 
 class ShortReads:
-    """Reads of a few rows: those that come while the connections are busy share the next transaction."""
+    """Reads of a few rows, which share a transaction while the connections are busy. `run_job` runs a job on one."""
 
     def __init__(
         self, run_job: Callable[[Callable[[PostgresConnection], None]], Awaitable[None]], connections: int
     ) -> None:
-        """`run_job` runs a job on one of the connections."""
         self._run_job, self._connections = run_job, connections
         self._waiting: list[_ShortRead] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._busy = 0
 
     async def run(self, call: Callable[[Connection], T]) -> T:
-        """Run `call` on one snapshot; it may run twice. Raises what it raises, or the driver's error."""
+        """Run `call` on one snapshot, perhaps twice. Raises its error, or the driver's."""
         read = _ShortRead(call, asyncio.get_running_loop().create_future())
         self._waiting.append(read)
         if self._busy < self._connections:
@@ -79,7 +79,7 @@ class ShortReads:
             while self._waiting:
                 reads, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
                 await self._read(reads)
-        finally:  # at once: a task that only ends would still count for whoever reads again as soon as it is told
+        finally:  # now, because a caller may read again before this task has ended
             self._busy -= 1
 
     async def _read(self, reads: "Sequence[_ShortRead]") -> None:
@@ -96,7 +96,7 @@ class ShortReads:
 
 @dataclass(slots=True, eq=False)
 class _ShortRead:
-    """A read that waits, and what became of it."""
+    """A read that waits, and its outcome."""
 
     call: Callable[[Connection], Any]
     future: asyncio.Future[Any]
@@ -106,7 +106,7 @@ class _ShortRead:
     def run(self, db: Connection) -> None:
         try:
             self.result, self.error = self.call(db), None
-        except BaseException as error:  # it belongs to the caller who waits
+        except BaseException as error:  # the waiting caller gets it
             self.error = error
             if not isinstance(error, Exception):
                 raise
@@ -121,7 +121,7 @@ class _ShortRead:
 
 
 def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
-    """Read in one transaction; what fails there reads again alone, for an error of one fails all."""
+    """Read in one transaction; then read again alone what failed, because an error of one read fails all."""
     with _snapshot(db, READ_SECONDS):
         run_pipelined(db, [partial(one.run, db) for one in reads])
     for one in reads:
@@ -129,3 +129,46 @@ def _read_together(reads: Sequence[_ShortRead], db: PostgresConnection) -> None:
             if ends_session(one.error):
                 raise one.error
             read(db, READ_SECONDS, one.run)
+
+
+def run_pipelined(db: PostgresConnection, functions: Sequence[Callable[[], None]]) -> None:
+    """Run functions side by side inside the open transaction.
+
+    One that begins a savepoint goes on when all others have ended. The first error ends all and is raised. An error of
+    the server reaches all functions that wait for it.
+    """
+    if len(functions) == 1:
+        functions[0]()
+        return
+    scheduler, running = getcurrent(), [greenlet(function) for function in functions]
+    postponed: list[greenlet] = []
+    failure: BaseException | None = None
+
+    def share_trip(waits_for_all: bool) -> None:
+        if waits_for_all:
+            postponed.append(getcurrent())
+        scheduler.switch()
+        if failure is not None:
+            raise failure
+
+    try:
+        while running:
+            db.share_trip = share_trip
+            try:
+                for one in running:
+                    one.switch()
+            finally:
+                db.share_trip = None
+            running = [one for one in running if not one.dead and one not in postponed]
+            try:
+                db.sync()
+            except psycopg.Error as error:
+                failure = error
+        for one in postponed:
+            one.switch()
+    except BaseException as error:
+        failure = error
+        for one in (*running, *postponed):  # none may run on later
+            with suppress(BaseException):  # the first error is raised already
+                one.throw(error)
+        raise

@@ -1,4 +1,4 @@
-"""A PostgreSQL database as the command line reads it, and a start looks at it, whoever else has it open."""
+"""A PostgreSQL database outside the store: one end of a copy, read by the command line, or checked before a start."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,20 +7,73 @@ from contextlib import contextmanager
 import psycopg
 
 from hermes_state.engines.postgres.connection import PostgresConnection
-from hermes_state.engines.postgres.migrate import load_version, shipped_migrations
+from hermes_state.engines.postgres.migrate import load_server, load_version, migrate, shipped_migrations
 from hermes_state.engines.postgres.nodes import POOLED, find_differences, is_one_session
-from hermes_state.engines.postgres.store import refusal
+from hermes_state.engines.postgres.store import be_the_only_one, name_of, refusal
+from hermes_state.engines.postgres.words import store_words
 from hermes_state.errors import ConfigError, DatabaseRejected
 from hermes_state.store.seats import NodeInfo
+from hermes_state.store.sql import Connection, scalars
 from hermes_state.values import Millis
+
+ROW_ERRORS: tuple[type[Exception], ...] = (
+    psycopg.IntegrityError,
+    psycopg.DataError,
+    psycopg.errors.ProgramLimitExceeded,
+)
+SCHEMA = "(SELECT CAST(value AS bigint) FROM meta WHERE key = 'schema_version')"
+BYTES = "pg_database_size(current_database())"
+
+
+@contextmanager
+def open_source(url: str) -> Iterator[Connection]:
+    """Connect to a database for this process alone, only to read. Raises the errors of `opening.open_ends`."""
+    with _open(url, is_alone=True) as db:
+        version, newest = load_version(db), shipped_migrations()[-1].number
+        if version != newest:
+            raise DatabaseRejected(f"{name_of(url)} has schema {version}, {newest} is needed: start the gateway once")
+        db.execute("SET default_transaction_read_only = on")
+        yield db
+
+
+@contextmanager
+def open_target(url: str) -> Iterator[Connection]:
+    """Connect to a database for this process alone, and create it. Raises the errors of `opening.open_ends`."""
+    with _open(url, is_alone=True) as db:
+        if load_version(db) not in (0, shipped_migrations()[-1].number):
+            raise DatabaseRejected(f"{name_of(url)} has the schema of an older version: name an empty database")
+        migrate(db)
+        yield db
+
+
+def load_sequences(db: Connection) -> dict[str, int]:
+    """Load the highest id that was ever given, by table."""
+    query = "SELECT sequencename, last_value FROM pg_sequences WHERE schemaname = current_schema()"
+    return {name.removesuffix("_id_seq"): last or 0 for name, last in db.execute(query).fetchall()}
+
+
+def set_sequences(db: Connection, highest: dict[str, int]) -> None:
+    """Set the next id of each table above the given one."""
+    for table, last in highest.items():
+        if last:
+            db.execute("SELECT setval(pg_get_serial_sequence(?, 'id'), ?)", (table, last))
+
+
+def make_search_index(db: Connection) -> None:
+    """Create the search index of copied messages; may run again after an interruption."""
+    last: int | None = 0
+    while last is not None:
+        db.execute("BEGIN")  # one that fails ends with the connection
+        last = store_words(db, last, 500)
+        db.execute("COMMIT")
+    db.execute("VACUUM (ANALYZE)")  # else the first searches do it, page by page
 
 
 @contextmanager
 def open_resting_database(url: str) -> Iterator[PostgresConnection | None]:
-    """A connection that can only read, in one snapshot; None where no start has made the tables yet.
+    """Connect to read in one snapshot; None where there are no tables yet.
 
-    Raises `DatabaseRejected` for a database that is not ours or lets nobody in, `StoreUnavailable` for one that cannot
-    be reached.
+    Raises `DatabaseRejected` for a database that is not ours or refuses the role, `StoreUnavailable` without a server.
     """
     with _open(url) as db:
         is_made = load_version(db) > 0
@@ -29,11 +82,10 @@ def open_resting_database(url: str) -> Iterator[PostgresConnection | None]:
 
 
 def check_place(url: str, node: NodeInfo, now: Millis) -> bool:
-    """Check that a node may have its place at a database, and change nothing; returns whether it has tables.
+    """Check that a node may have its seat at a database, without changes; return True if it has tables.
 
-    The others' settings are compared where the schema is this version's; the seat compares them in any case.
-
-    Raises what `open_resting_database` raises, `DatabaseRejected` behind a pooler, and `ConfigError`.
+    Settings are compared where the schema is this version's; the seat compares them in any case. Raises the errors of
+    `open_resting_database`, `DatabaseRejected` behind a pooler, and `ConfigError`.
     """
     with _open(url) as db:
         version = load_version(db)
@@ -45,9 +97,30 @@ def check_place(url: str, node: NodeInfo, now: Millis) -> bool:
 
 
 @contextmanager
-def _open(url: str) -> Iterator[PostgresConnection]:
+def _open(url: str, *, is_alone: bool = False) -> Iterator[PostgresConnection]:
     try:
         with contextlib.closing(PostgresConnection.open(url)) as db:
+            if is_alone:
+                be_the_only_one(db)
             yield db
     except psycopg.Error as error:
         raise refusal(url, error) from error
+
+
+def find_fault(db: Connection) -> str | None:
+    """Return a sentence about tables that the role cannot use. The server checks the pages."""
+    query = """SELECT relname FROM pg_class
+    WHERE relkind = 'r' AND relnamespace = CAST(CAST(current_schema() AS text) AS regnamespace)
+      AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
+        AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE'))
+    ORDER BY relname"""
+    if closed := scalars(db, str, query):
+        role = load_server(db).role
+        return f"The role {role} may not read and write every table, such as {closed[0]}: make it their owner."
+    return None
+
+
+def describe(db: Connection) -> str:
+    """Describe the database in a few words."""
+    server = load_server(db)
+    return f"PostgreSQL {server.release} has the database {server.database} ({server.encoding}) for {server.role}"

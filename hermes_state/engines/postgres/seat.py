@@ -1,9 +1,8 @@
-"""The seat of a node: one connection whose session locks are the node's part of the work.
+"""The seat of a node: one connection with the session locks of the node's work.
 
-A node that is killed loses them with its socket. The server ends the session of one that is stopped or cut off, when
-it has said nothing for so many seconds (`idle_session_timeout`); the node counts the same time from when it sent the
-last request that was answered, so it gives up first. Hints of the other nodes arrive on the same connection: as long
-as there is a seat, none is missed.
+A killed node loses them with its socket. The server ends the session of a stopped or cut-off node after some silent
+seconds (`idle_session_timeout`). The node counts them from its last request that was answered, so it gives up first.
+Hints of other nodes arrive on the same connection, so a node with a seat misses none.
 """
 
 import asyncio
@@ -11,12 +10,12 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Self
 
 import psycopg
 from psycopg.pq import ExecStatus
-from psycopg.pq.abc import PGresult
 
 from hermes_state.aio import wait_until
 from hermes_state.engines.postgres.connection import PostgresConnection
@@ -27,19 +26,16 @@ from hermes_state.store.seats import Hint, HintKind, NodeInfo, OnHint, Seat, Sea
 from hermes_state.values import Millis
 
 CHANNEL = "hermes_gateway"
-PINGS = 5
-"""Requests in the time after which a silent session is ended."""
+PINGS = 5  # requests in the time after which a silent session is ended
 
-_AT_ONCE = 500
-"""Most requests in one statement."""
+_AT_ONCE = 500  # most requests in one statement
 
-# Purpose: the places of the locks that nobody had among those asked for, from the first on. No further lock is tried
-# than the limit takes: nothing is sorted, so each row is looked at when it is its turn.
+# Purpose: take the first free locks. No lock after the limit is tried: nothing is sorted, so rows come one by one.
 _TAKE = """ARRAY(SELECT place FROM unnest(ARRAY[{kinds}], ARRAY[{keys}]) WITH ORDINALITY AS asked (kind, key, place)
 WHERE pg_try_advisory_lock(kind, key) LIMIT {most})"""
 _LET_GO = "pg_advisory_unlock({lock.kind:d}, {lock.key:d})"
 
-# Purpose: who has this seat. A node that comes back has lost one.
+# Purpose: note the node of this seat. A node that comes back has lost one.
 _NOTE = """
 INSERT INTO nodes (id, name, version, role, settings, pid, seats, started_at, seated_at)
 VALUES ($1, $2, $3, $4, $5, $6, 1, $7, $7)
@@ -53,7 +49,7 @@ _Request = tuple[str, "asyncio.Future[bytes]"]
 
 
 class PostgresSeat(Seat):
-    """A node's seat. It lives on the event loop: what the server says is read when it says it."""
+    """A node's seat, which reads messages of the server on the event loop when they arrive."""
 
     def __init__(self, db: PostgresConnection, seconds: float, on_hint: OnHint, on_lost: Callable[[], None]) -> None:
         super().__init__()
@@ -80,21 +76,19 @@ class PostgresSeat(Seat):
         now: Millis,
         on_lost: Callable[[], None] = lambda: None,
     ) -> Self:
-        """Take a seat that the server ends after so many `seconds` without a word.
+        """Take a seat that the server ends after so many silent `seconds`.
 
-        `on_lost` is called when it ends by itself, before anybody learns of it.
-
-        Raises `DatabaseRejected` where a pooler stands before the server, `StoreUnavailable`.
+        `on_lost` is called when it ends by itself, before `lost` is set. Raises `StoreUnavailable`, or
+        `DatabaseRejected` behind a pooler.
         """
         try:
             db = await asyncio.to_thread(PostgresConnection.open, url)
             db.raw.pgconn.nonblocking = 0  # requests are shorter than any buffer
             seat = cls(db, seconds, on_hint, on_lost)
-            try:
+            async with AsyncExitStack() as undo:
+                undo.push_async_callback(seat.close)
                 await seat._sit_down(node, now)
-            except BaseException:
-                await seat.close()
-                raise
+                undo.pop_all()
         except (psycopg.Error, TimeoutError) as error:
             raise unavailable(url, error) from error
         return seat
@@ -115,7 +109,7 @@ class PostgresSeat(Seat):
         try:
             return _taken(locks, await asyncio.shield(answer))
         except asyncio.CancelledError:
-            answer.add_done_callback(partial(self._give_back, locks))  # nobody is told that they are theirs
+            answer.add_done_callback(partial(self._give_back, locks))  # the caller does not learn of its locks
             raise
 
     async def let_go(self, lock: SeatLock) -> None:
@@ -138,13 +132,14 @@ class PostgresSeat(Seat):
         if self.lost.is_set():
             raise SeatLost("this node has lost its seat")
         answer: asyncio.Future[bytes] = self._loop.create_future()
-        answer.add_done_callback(_take_note)
+        # Looks at the error of an answer whose caller may have left.
+        answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         self._requests.append((call, answer))
         self._arrived.set()
         return answer
 
     async def _serve(self) -> None:
-        """Send what is asked for, and a ping when nothing is; until the seat ends."""
+        """Send requests, or pings, until the seat ends."""
         batch: list[_Request] = []
         try:
             while True:
@@ -159,7 +154,7 @@ class PostgresSeat(Seat):
                     answer.set_result(result)
                 batch = []
         except (psycopg.Error, TimeoutError):
-            pass  # `lost` says it, and whoever has the seat tells the log
+            pass  # `lost` is set, and the owner of the seat logs it
         finally:
             self._end()
             for _, answer in (*batch, *self._requests):
@@ -183,7 +178,7 @@ class PostgresSeat(Seat):
             self.lost.set()
 
     async def _execute(self, sql: str, parameters: list[bytes] | None = None) -> list[bytes]:
-        """Run one statement; returns the values of its row, if it has one."""
+        """Run one statement; return the values of its row, if it has one."""
         sent_at = self._sent_at = time.monotonic()
         answer: asyncio.Future[list[bytes]] = self._loop.create_future()
         self._answer, self._values = answer, []
@@ -193,7 +188,7 @@ class PostgresSeat(Seat):
             self._server.send_query_params(sql.encode(), parameters)
         await asyncio.wait({answer}, timeout=self._confirmed_at + self._seconds - sent_at)
         if not answer.done():
-            self._read()  # it may have come while the loop was held up
+            self._read()  # it may have come while the loop was busy
         if not answer.done():
             raise TimeoutError
         values = answer.result()
@@ -201,14 +196,19 @@ class PostgresSeat(Seat):
         return values
 
     def _read(self) -> None:
-        """Take what the server has sent: hints, an answer, or the end of the session."""
+        """Read messages of the server: hints, an answer, or the end of the session."""
         try:
             self._server.consume_input()
             while (notice := self._server.notifies()) is not None:
                 if (hint := _hint_of(notice.extra)) is not None:
-                    self._loop.call_soon(self._on_hint, hint)  # whatever comes of it, the answer is read
+                    self._loop.call_soon(self._on_hint, hint)  # its errors do not keep the answer
             while self._answer is not None and not self._answer.done() and not self._server.is_busy():
-                self._take_result(self._server.get_result(), self._answer)
+                if (result := self._server.get_result()) is None:  # the server is ready for more
+                    self._answer.set_result(self._values)
+                elif result.status == ExecStatus.FATAL_ERROR:
+                    raise psycopg.errors.error_from_result(result)
+                elif result.ntuples:
+                    self._values = [result.get_value(0, column) or b"" for column in range(result.nfields)]
         except psycopg.Error as error:
             self._end()
             if self._answer is not None and not self._answer.done():
@@ -216,28 +216,14 @@ class PostgresSeat(Seat):
             elif self._task is not None:
                 self._task.cancel()
 
-    def _take_result(self, result: PGresult | None, answer: "asyncio.Future[list[bytes]]") -> None:
-        if result is None:  # the server is ready for more
-            answer.set_result(self._values)
-        elif result.status == ExecStatus.FATAL_ERROR:
-            raise psycopg.errors.error_from_result(result)
-        elif result.ntuples:
-            self._values = [result.get_value(0, column) or b"" for column in range(result.nfields)]
-
 
 def _hint_of(payload: bytes) -> Hint | None:
-    """A hint, None for one of a later version or of somebody else."""
+    """Return a hint; None for one of a later version or another program."""
     if (match := _HINT.fullmatch(payload)) is None or (kind := match[1].decode().upper()) not in HintKind.__members__:
         return None
     return Hint(HintKind[kind], int(match[2]))
 
 
 def _taken(locks: Sequence[SeatLock], places: bytes) -> set[SeatLock]:
-    """Those of the locks whose places an answer has, such as `{1,3}`."""
+    """Return the locks at the places of an answer such as `{1,3}`."""
     return {locks[int(place) - 1] for place in places.strip(b"{}").split(b",") if place}
-
-
-def _take_note(answer: "asyncio.Future[bytes]") -> None:
-    """Look at the error of an answer that nobody may be waiting for."""
-    if not answer.cancelled():
-        answer.exception()

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -11,40 +12,32 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from hermes_state.engines.postgres.connection import PostgresConnection
+from hermes_state.engines.postgres.connection import DAMAGE, RIGHTS, PostgresConnection, ends_session, is_trouble
 from hermes_state.engines.postgres.locks import begin
 from hermes_state.engines.postgres.migrate import migrate
 from hermes_state.engines.postgres.nodes import session_name
-from hermes_state.engines.postgres.pipelining import run_pipelined
-from hermes_state.engines.postgres.reads import ANSWER_SECONDS, ShortReads, milliseconds, read
-from hermes_state.engines.postgres.trouble import DAMAGE, RIGHTS, ends_session, is_trouble
+from hermes_state.engines.postgres.reads import ANSWER_SECONDS, ShortReads, milliseconds, read, run_pipelined
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.locks import locks_of
 from hermes_state.store.sql import Connection
-from hermes_state.store.writer import READ_SECONDS, ReaderHealth, Store
+from hermes_state.store.writer import READ_SECONDS, Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-REPEATS = 10
-"""Times that a batch is run again which PostgreSQL broke off for another transaction's sake."""
+REPEATS = 10  # most repeats of a batch that PostgreSQL broke off because of another transaction
 
 TAKEOVER_SECONDS = 5.0
-"""Time in which the server notices that a process was killed that had the database alone."""
+"""Time in which the server notices that the holder of the database was killed."""
 
 PAUSE_SECONDS = 5.0
-"""Time after which the server takes back the transaction of a process that was stopped or cut off in it: its chats must
-not stay locked."""
+"""Time after which the server ends a silent transaction, so that its chats do not stay locked."""
 
-CLOSE_SECONDS = 10.0
-"""Longest time in which a close stores what waits, in seconds: a server may take nothing any more."""
+CLOSE_SECONDS = 10.0  # longest time of a close, in seconds: the server may not answer any more
 
-# HGWY; keys of two integers are a space of their own. Gateways share it, a copy has it alone.
+# HGWY; keys of two integers are a space of their own. Gateways share the lock, a copy has it alone.
 _ALONE, _TOGETHER = "SELECT pg_advisory_lock(1212634969, 1)", "SELECT pg_advisory_lock_shared(1212634969, 1)"
-_PLANS = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off"
-"""How writers plan. What a write looks for has an index, and nothing is gained by planning it for each value again. A
-table that the server has not counted since it was small is else read whole."""
 _REFUSED = re.compile(
     r"^connection is bad: (?!connection to server)"  # libpq could not even try
     r"|invalid (integer )?value|unrecognized configuration parameter"
@@ -52,9 +45,8 @@ _REFUSED = re.compile(
     r'|(role|database) ".*" does not exist|permission denied for database'
     r"|certificate|private key file|SSL was required|channel binding required|authentication method requirement"
 )
-"""Refusals of a connection in which waiting does not help. libpq tells no code of them: a server that speaks another
-language is tried again, as one that is not up yet."""
-_REPEATABLE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+"""Refusals of a connection for which waiting does not help. libpq has no codes for them, so a server that answers in
+another language is tried again, like one that is not up yet."""
 
 
 def _begin(db: PostgresConnection, batch: Sequence[WriteRequest]) -> list[list[WriteRequest]]:
@@ -63,19 +55,14 @@ def _begin(db: PostgresConnection, batch: Sequence[WriteRequest]) -> list[list[W
 
 
 RULES = TransactionRules(
-    begin=_begin,
-    run_all=run_pipelined,
-    ends_batch=is_trouble,
-    failure=psycopg.Error,
-    rejection=psycopg.IntegrityError,
+    begin=_begin, run_all=run_pipelined, ends_batch=is_trouble, failure=psycopg.Error, rejection=psycopg.IntegrityError
 )
 
 
 class _Session:
-    """A connection on a thread of its own, made anew when it was lost."""
+    """Connection on a thread of its own, which is replaced when it is lost. `joins`: it keeps out a copy."""
 
     def __init__(self, url: str, name: str, busy_seconds: float, *, joins: bool) -> None:
-        """`joins`: it keeps out who wants the database alone."""
         self.pending = 0
         self._url, self._name = url, name
         self._busy_seconds, self._joins = busy_seconds, joins
@@ -88,13 +75,14 @@ class _Session:
         work = partial(self._work, lambda db: fn(db, *args, **kwargs))
         job = asyncio.get_running_loop().run_in_executor(self._thread, work)
         self.pending += 1
-        job.add_done_callback(self._note_end)
-        return await asyncio.shield(job)  # the thread goes on with a job whose caller has left
 
-    def _note_end(self, job: asyncio.Future[Any]) -> None:
-        self.pending -= 1
-        if not job.cancelled():
-            job.exception()  # somebody has been told, or nobody waits for it
+        def note_end(job: asyncio.Future[Any]) -> None:
+            self.pending -= 1
+            if not job.cancelled():
+                job.exception()  # its caller has it, or has left
+
+        job.add_done_callback(note_end)
+        return await asyncio.shield(job)  # the thread goes on with a job whose caller has left
 
     def _work(self, call: Callable[[PostgresConnection], T]) -> T:
         db = self._connect()
@@ -110,31 +98,39 @@ class _Session:
             self._disconnect()
             self._db = PostgresConnection.open(self._url, self._name)
             self._db.silence_seconds = self._busy_seconds + ANSWER_SECONDS
-            try:
-                if self._joins:
-                    _join(self._db)
-                else:
-                    self._db.execute(f"SET statement_timeout = {milliseconds(READ_SECONDS)}")
-                _bound_waits(self._db, self._busy_seconds)
-            except BaseException:
-                self._db.close()
-                raise
+            with ExitStack() as undo:
+                undo.callback(self._db.close)
+                self._prepare(self._db)
+                undo.pop_all()
         if self._has_ended or self._db is None:
             raise psycopg.OperationalError("the store is closed")
         return self._db
 
+    def _prepare(self, db: PostgresConnection) -> None:
+        if self._joins:
+            # Writes find rows by indexes, so one plan fits all values. The server would read a table whole that it has
+            # not counted since it was small.
+            db.execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
+            refusal = "the database is being copied, or a gateway of an older version has it"
+            _lock(db, _TOGETHER, refusal, "another process")
+        else:
+            db.execute(f"SET statement_timeout = {milliseconds(READ_SECONDS)}")
+        pause, wait = milliseconds(PAUSE_SECONDS), int(self._busy_seconds * 1000)
+        db.execute(f"SET idle_in_transaction_session_timeout = {pause}; SET lock_timeout = {wait}")
+        db.execute("SET idle_session_timeout = 0")  # a role's own would end a connection that is not used for a while
+
     def break_off(self) -> None:
-        """End the connection under whoever waits for it."""
+        """End the connection, even while a job waits for it."""
         if self._db is not None:
             self._db.break_off()
 
     def end(self) -> None:
-        """Break off what runs, and refuse what comes."""
+        """Break off the running job, and refuse new ones."""
         self._has_ended = True
         self.break_off()
 
     async def close(self) -> None:
-        """Close the connection once its thread has nothing left to do."""
+        """Close the connection after its last job."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
         self._thread.shutdown()
 
@@ -144,14 +140,14 @@ class _Session:
 
 
 class PostgresStore(Store):
-    """The database of one gateway on a PostgreSQL server. `open` it, and `close` it whatever happens.
+    """The database of one gateway on a PostgreSQL server. `open` it, and `close` it in any case.
 
-    A connection that is lost is made anew for the next transaction. What was in one then is `StoreUnavailable`, also
-    where the server had stored it and only the answer did not come back: keys in the rows make a second try safe.
+    A lost connection is replaced for the next transaction. Its open transaction fails with `StoreUnavailable`, even if
+    the server has stored it and only the answer was lost: keys in the rows make a second try safe.
     """
 
     batch_size = 32
-    """A function takes a millisecond or more here, and the chats of all of a batch are locked until its end."""
+    """A function takes a millisecond or more here, and all chats of a batch are locked until its end."""
 
     def __init__(self, url: str, writers: int, readers: int, busy_seconds: float) -> None:
         super().__init__(name_of(url), writers)
@@ -159,7 +155,7 @@ class PostgresStore(Store):
         self._close_seconds = min(busy_seconds, CLOSE_SECONDS)
         name = session_name(self.id)
         self._writers = [_Session(url, name, busy_seconds, joins=True) for _ in range(writers)]
-        self._readers = [_Session(url, name, busy_seconds, joins=False) for _ in range(readers)]
+        self._readers: list[_Session] = [_Session(url, name, busy_seconds, joins=False) for _ in range(readers)]
         self._short_reads = ShortReads(lambda job: self._reader.run(job), readers)
         self._lost: str | None = None
         self._damage: str | None = None
@@ -168,20 +164,18 @@ class PostgresStore(Store):
     async def open(cls, url: str, *, writers: int = 2, readers: int = 2, busy_seconds: float = 30.0) -> Self:
         """Open the database at `url`, a `postgresql://` address, and bring it to the newest schema.
 
-        `busy_seconds` bounds how long a write waits for locks of other processes. `close` takes no longer either, and
-        `CLOSE_SECONDS` at most, but for a connection that is just being made.
-
-        Raises `LockUnavailable` if a process has it alone, `DatabaseRejected` for one that is not ours (nothing
-        is touched then) or whose name or password is wrong, or `StoreUnavailable`.
+        `busy_seconds` limits the wait of a write for locks of other processes, and, with `CLOSE_SECONDS`, the close.
+        Raises `LockUnavailable` if another process has it alone, `DatabaseRejected` for a database that is not ours
+        (which stays untouched) or a wrong name or password, or `StoreUnavailable`.
         """
         store = cls(url, writers, readers, busy_seconds)
-        try:
-            await store._writers[0].run(_migrate)
-        except BaseException as error:
-            await store.close()
-            if isinstance(error, psycopg.Error):
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(store.close)
+            try:
+                await store._writers[0].run(_migrate)
+            except psycopg.Error as error:
                 raise refusal(url, error) from error
-            raise
+            undo.pop_all()
         return store
 
     async def read_within(
@@ -203,7 +197,7 @@ class PostgresStore(Store):
     async def _told_of(self, reading: Awaitable[T]) -> T:
         try:
             return await reading
-        except psycopg.errors.ReadOnlySqlTransaction:  # it is one, on any server
+        except psycopg.errors.ReadOnlySqlTransaction:  # a fault of the function, on any server
             raise
         except psycopg.Error as error:
             if (told := self._told(error)) is error:
@@ -211,7 +205,7 @@ class PostgresStore(Store):
             raise told from error
 
     def break_off(self) -> None:
-        """End every connection, whatever it is waiting for; the next use makes it anew."""
+        """End every connection; the next use makes a new one."""
         for session in (*self._writers, *self._readers):
             session.break_off()
 
@@ -219,11 +213,7 @@ class PostgresStore(Store):
         raise StoreUnavailable(f"{self.name}: backups of PostgreSQL are made with pg_dump, not by the gateway")
 
     def check_files(self) -> None:
-        """Nothing: the files are the server's."""
-
-    @property
-    def readers(self) -> ReaderHealth:
-        return ReaderHealth.of([reader.pending for reader in self._readers])
+        """Do nothing: the files are the server's."""
 
     @property
     def trouble(self) -> str | None:
@@ -233,7 +223,7 @@ class PostgresStore(Store):
         for repeat in range(REPEATS + 1):
             try:
                 await self._writers[writer].run(run_batch, batch, RULES)
-            except _REPEATABLE as error:
+            except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure) as error:
                 if repeat == REPEATS:
                     return error
             except LockUnavailable as error:  # a copy began while this one had no connection
@@ -275,19 +265,19 @@ class PostgresStore(Store):
 
 
 def name_of(url: str) -> str:
-    """The database in sentences, without the address's password."""
+    """Return the name of the database for sentences, without the password."""
     parts = conninfo_to_dict(url)
     return f"PostgreSQL database {parts.get('dbname', '')} at {parts.get('host', 'this machine')}"
 
 
 def unavailable(url: str, error: BaseException) -> StoreUnavailable:
-    """The error that a caller gets for trouble with the server."""
+    """Return the error for callers about trouble with the server."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return StoreUnavailable(f"{name_of(url)}: {lines[0]}")
 
 
 def refusal(url: str, error: psycopg.Error) -> DatabaseRejected | StoreUnavailable:
-    """The error of a process that cannot begin without the server; what waiting does not mend is `DatabaseRejected`."""
+    """Return the error of a process that cannot start: `DatabaseRejected` where waiting does not help."""
     told = unavailable(url, error)
     if error.sqlstate is None and _REFUSED.search(str(error)):
         return DatabaseRejected(f"{told}; see store.url, and docs/operations.md, PostgreSQL")
@@ -295,22 +285,8 @@ def refusal(url: str, error: psycopg.Error) -> DatabaseRejected | StoreUnavailab
 
 
 def be_the_only_one(db: PostgresConnection) -> None:
-    """Have the database alone for as long as the connection lives; raises `LockUnavailable`."""
+    """Lock the database for this connection alone until it closes. Raises `LockUnavailable`."""
     _lock(db, _ALONE, "the database is in use by another gateway", "another gateway")
-
-
-def _join(db: PostgresConnection) -> None:
-    """Keep out who wants the database alone, for as long as the connection lives; raises `LockUnavailable`."""
-    db.execute(_PLANS)
-    _lock(db, _TOGETHER, "the database is being copied, or a gateway of an older version has it", "another process")
-
-
-def _bound_waits(db: PostgresConnection, busy_seconds: float) -> None:
-    pause, wait = milliseconds(PAUSE_SECONDS), int(busy_seconds * 1000)
-    db.execute(
-        f"SET idle_in_transaction_session_timeout = {pause}; SET lock_timeout = {wait};"
-        "SET idle_session_timeout = 0"  # a role's own would end what nobody has used for a while
-    )
 
 
 def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> None:
@@ -323,6 +299,6 @@ def _lock(db: PostgresConnection, statement: str, refusal: str, holder: str) -> 
 
 
 def _migrate(db: PostgresConnection) -> None:
-    bound, db.silence_seconds = db.silence_seconds, None  # an index of a large table takes its time
+    limit, db.silence_seconds = db.silence_seconds, None  # an index of a large table takes its time
     migrate(db)
-    db.silence_seconds = bound
+    db.silence_seconds = limit

@@ -1,6 +1,6 @@
-"""Words of a message for PostgreSQL's full text: the same that FTS5 makes of it, as a `tsvector` that we spell out.
+"""Words of a message for PostgreSQL's full text, as the text of a `tsvector`.
 
-FTS5's tokenizer itself tells what becomes of a character, so that both engines find the same.
+FTS5's own tokenizer folds the characters, so that both engines find the same.
 
 >>> tokens("Café, 数据库 😀")
 ['cafe', '数据', '据库', '库', 'xe1f600']
@@ -13,36 +13,32 @@ import sqlite3
 from collections.abc import Iterable
 
 from hermes_state.store.locks import EVERYTHING, locks
-from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.searched import fts_row, fts_scope
-from hermes_state.store.segment import SEGMENT_VERSION, segment, segment_query
-from hermes_state.store.sql import Connection
+from hermes_state.store.segment import SEGMENT_VERSION, fts_row, fts_scope, segment, segment_query
+from hermes_state.store.sql import Connection, load_note, save_note
 
-MAX_WORD_BYTES = 2_046
-"""A longer word counts by its beginning: PostgreSQL takes no more."""
+MAX_WORD_BYTES = 2_046  # a longer word counts by its beginning: PostgreSQL takes no more
 
 MAX_POSITION, MAX_PLACES = 16_000, 255
-"""Last position in a row, and places of a word in it, at which phrases are found; PostgreSQL's are 16,383 and 255."""
+"""Last position and most places of a word for phrases; PostgreSQL's own limits are 16,383 and 255."""
 
 MAX_BYTES = 900_000
-"""Words of a row behind this are not found: a `tsvector` of more than 1 MiB, with its positions, is an error."""
+"""Words after this limit are not found, because a `tsvector` of more than 1 MiB is an error."""
 
-_TOKENIZER = "fts5(text, tokenize='unicode61 remove_diacritics 2')"
 _BLOCK = 256
 
 
 class _Folding(dict[int, str]):
-    """Token text of a character: its folded form, nothing of an accent, a space of all that separates."""
+    """Token text of a character: its folded form, nothing for an accent, a space for a separator."""
 
     def __missing__(self, code: int) -> str:
         first = code - code % _BLOCK
         block = dict.fromkeys(range(first, first + _BLOCK), " ")
         with contextlib.closing(sqlite3.connect(":memory:")) as db:
-            db.execute(f"CREATE VIRTUAL TABLE sample USING {_TOKENIZER}")
+            db.execute("CREATE VIRTUAL TABLE sample USING fts5(text, tokenize='unicode61 remove_diacritics 2')")
             db.execute("CREATE VIRTUAL TABLE token USING fts5vocab(sample, instance)")
             between = [(one, f"x{chr(one)}x") for one in block if not 0xD800 <= one <= 0xDFFF]
             db.executemany("INSERT INTO sample(rowid, text) VALUES (?, ?)", between)
-            # One token is left where the character joins, and it stands in it unless it is an accent.
+            # A character that joins leaves one token, which contains it unless it is an accent.
             joined = db.execute("SELECT doc, max(term) FROM token GROUP BY doc HAVING count(*) = 1")
             block.update((one, term[1:-1]) for one, term in joined)
         self.update(block)
@@ -53,30 +49,28 @@ _folding = _Folding()
 
 
 def tokens(text: str, *, is_query: bool = False) -> list[str]:
-    """The words of a row's text, or of one phrase of a query, as FTS5's tokenizer cuts and folds them."""
+    """Return the words of a row's text, or of a phrase of a query, as FTS5's tokenizer cuts and folds them."""
     cut = segment_query(text.rstrip()) if is_query else segment(text)
-    return [_bounded(word) for word in cut.translate(_folding).split(" ") if word]
-
-
-def _bounded(word: str) -> str:
-    if len(word) * 4 <= MAX_WORD_BYTES:
-        return word
-    return word.encode()[:MAX_WORD_BYTES].decode(errors="ignore")
+    words = filter(None, cut.translate(_folding).split(" "))
+    return [
+        word if len(word) * 4 <= MAX_WORD_BYTES else word.encode()[:MAX_WORD_BYTES].decode(errors="ignore")
+        for word in words
+    ]
 
 
 def mark(scope: str) -> str:
-    """A token of a scope in a spelling that no word of a text has."""
+    """Return the token of a scope, which no word of a text equals."""
     return f":{scope}"
 
 
 def vector(text: str, scopes: Iterable[str]) -> str:
-    """The literal of a row's `tsvector`: words with the positions at which phrases find them, then the scope."""
+    """Return the text of a row's `tsvector`: words with their positions, then the scope."""
     places: dict[str, list[int]] = {}
     room = MAX_BYTES
     for position, word in enumerate(tokens(text), 1):
         found = places.get(word)
         if found is None:
-            room -= len(word.encode()) + 4  # its length, and padding
+            room -= len(word.encode()) + 4  # its length and padding
             if room < 0:
                 break
             found = places[word] = []
@@ -90,50 +84,40 @@ def vector(text: str, scopes: Iterable[str]) -> str:
 def row_vector(
     text: str | None, body: str | None, chat_id: int, lineage_id: int, role: str, tool_name: str | None
 ) -> str:
-    """The literal of a message row, from its columns."""
+    """Return the `tsvector` of a message row, from its columns."""
     return vector(fts_row(text, body), fts_scope(chat_id, lineage_id, role, tool_name).split())
 
 
 def with_words(insert: str) -> str:
-    """The INSERT of one message, which returns columns of it, and of its words: a literal behind its parameters.
-
-    One statement, as the trigger of SQLite's index.
-    """
+    """Return one statement that inserts a message, and its `tsvector` from a last parameter."""
     words = "INSERT INTO message_words (message_id, words) SELECT id, CAST(? AS tsvector) FROM stored"
     return f"WITH stored AS ({insert}), indexed AS ({words}) SELECT * FROM stored"
 
 
-# Purpose: the next messages that the full text has or should have.
-_ROWS = """SELECT id, text, body, chat_id, lineage_id, role, tool_name FROM messages
-WHERE indexed = 1 AND id > ? ORDER BY id LIMIT ?"""
-_STORE = """INSERT INTO message_words (message_id, words) VALUES (?, CAST(? AS tsvector))
-ON CONFLICT (message_id) DO UPDATE SET words = excluded.words"""
-
-
 def store_words(db: Connection, after: int, limit: int) -> int | None:
-    """Store the words of the first `limit` messages behind the id `after`, such as copied ones.
-
-    Returns the last one's id, None behind the last of all.
-    """
-    rows = db.execute(_ROWS, (after, limit)).fetchall()
-    db.executemany(_STORE, [(row_id, row_vector(*columns)) for row_id, *columns in rows])
+    """Store the words of the first `limit` messages after an id; return the last id, None at the end."""
+    query = """SELECT id, text, body, chat_id, lineage_id, role, tool_name FROM messages
+    WHERE indexed = 1 AND id > ? ORDER BY id LIMIT ?"""
+    rows = db.execute(query, (after, limit)).fetchall()
+    statement = """INSERT INTO message_words (message_id, words) VALUES (?, CAST(? AS tsvector))
+    ON CONFLICT (message_id) DO UPDATE SET words = excluded.words"""
+    db.executemany(statement, [(row_id, row_vector(*columns)) for row_id, *columns in rows])
     return rows[-1][0] if rows else None
 
 
-RENEWED_ROWS = 100
-"""Rows in one step of `renew_words`: about 20 ms, in which nobody else writes."""
+RENEWED_ROWS = 100  # rows in one step of `renew_words`: about 20 ms, in which no other function writes
 VERSION_NOTE = "segment_version"  # of all words, or of those up to an id: `3:1200`
 
 
 def load_renewed(db: Connection) -> int | None:
-    """The last message whose words are as this version cuts them, None if those of all are."""
+    """Return the last message with words of this version; None if all have them."""
     version, _, last = (load_note(db, VERSION_NOTE) or "").partition(":")
     return (int(last) if last else None) if version == str(SEGMENT_VERSION) else 0
 
 
 @locks(EVERYTHING)
 def renew_words(db: Connection) -> bool:
-    """Store the words of the next messages anew where an earlier version cut them; True when that was all."""
+    """Store the next words again that an earlier version has cut; True at the end."""
     done = load_renewed(db)
     last = store_words(db, done, RENEWED_ROWS) if done is not None else None
     save_note(db, VERSION_NOTE, f"{SEGMENT_VERSION}:{last}" if last is not None else str(SEGMENT_VERSION))

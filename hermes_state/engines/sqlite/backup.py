@@ -1,4 +1,4 @@
-"""A copy of the database that is whole, made while the daemon goes on writing."""
+"""Copy of the whole database, made while the daemon writes."""
 
 import contextlib
 import os
@@ -12,18 +12,16 @@ from hermes_state.disk import flush
 from hermes_state.errors import StoreUnavailable
 from hermes_state.store.sql import Connection, scalar
 
-_PAGES_AT_ONCE = 1_024
-"""Pages copied between two looks at whether to go on: four megabytes."""
+_PAGES_AT_ONCE = 1_024  # four megabytes
 
 
 def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lambda: True) -> int:
-    """Copy the open database `db` to the new file `target` (mode 0600); returns its size in bytes.
+    """Copy the open database `db` to the new file `target` (mode 0600); return its size in bytes.
 
-    Blocks for some seconds per gigabyte, so call it in a thread. Where somebody else writes, `db` must be in a
-    transaction: its snapshot is what is copied, page by page, damaged ones too, from the file that is open, whatever
-    has its name by now; the write-ahead log grows meanwhile. `target` is there as a whole or not at all.
+    Blocks for seconds per gigabyte, so call it in a thread. While others write, `db` must be in a transaction, whose
+    snapshot is copied, also damaged pages; the write-ahead log grows meanwhile. A failed copy leaves no `target`.
 
-    Raises `StoreUnavailable` if `target` exists or the copy fails, or as soon as `may_go_on` says no.
+    Raises `StoreUnavailable` if `target` exists or the copy fails, or when `may_go_on` returns False.
     """
     if os.path.lexists(target):
         raise StoreUnavailable(f"{target} exists already: name a new file for the backup")
@@ -38,28 +36,23 @@ def copy_into(db: Connection, target: Path, may_go_on: Callable[[], bool] = lamb
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".unfinished", dir=target.parent)
         os.close(descriptor)
         unfinished = Path(name)
-        scalar(db, int, "PRAGMA schema_version")  # begins the snapshot: without one, every write would start it anew
+        scalar(db, int, "PRAGMA schema_version")  # begins the snapshot: without one, every write restarts the copy
         with contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as copy:
             copy.execute("PRAGMA synchronous = OFF")  # flushed below, once
             cast("sqlite3.Connection", db).backup(copy, pages=_PAGES_AT_ONCE, progress=look_up)
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file, also for whoever only reads it
+            copy.execute("PRAGMA journal_mode = DELETE")  # one file, also for a process that only reads it
         flush(unfinished)
-        _name(unfinished, target)
+        try:
+            os.link(unfinished, target)  # unless the name is taken by now
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links, such as that of a stick
+            unfinished.rename(target)
         flush(target.parent)
         return target.stat().st_size
     except (OSError, sqlite3.Error) as error:
         raise StoreUnavailable(f"cannot write the backup {target}: {error}") from error
     finally:
         if unfinished is not None:
-            with contextlib.suppress(OSError):  # the first error is the one to tell
+            with contextlib.suppress(OSError):  # the first error is raised
                 unfinished.unlink(missing_ok=True)
-
-
-def _name(unfinished: Path, target: Path) -> None:
-    """Give the copy its name, unless somebody has taken that meanwhile."""
-    try:
-        os.link(unfinished, target)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links, such as that of a stick
-        unfinished.rename(target)

@@ -1,7 +1,7 @@
-"""SQLite connections as the store wants them: checked, tuned, each on a thread of its own.
+"""SQLite connections of the store: checked, tuned, each on a thread of its own.
 
-aiosqlite owns every connection and its thread. We hand it whole functions, so that a transaction is one visit to the
-thread and never spread over awaits.
+aiosqlite owns every connection and its thread. A transaction is a whole function on that thread, never spread over
+awaits.
 """
 
 import contextlib
@@ -17,32 +17,16 @@ import aiosqlite
 from hermes_state.disk import Room
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.engines.sqlite.presence import marker_of, side_files
-from hermes_state.errors import DatabaseRejected, StoreBroken, StoreUnavailable
-from hermes_state.store.searched import fts_row, fts_scope
-from hermes_state.store.segment import segment
+from hermes_state.errors import ConfigError, DatabaseRejected, StoreBroken, StoreUnavailable
+from hermes_state.store.segment import fts_row, fts_scope, segment
 from hermes_state.store.sql import scalar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Synchronous: TypeAlias = Literal["FULL", "NORMAL"]
-"""FULL: what was acknowledged survives a power cut. NORMAL: the last commits before one may be lost."""
+"""FULL: acknowledged writes survive a power cut. NORMAL: the last commits before it may be lost."""
 
-BUSY_SLICE_SECONDS = 1.0
-"""Time that SQLite itself waits for a foreign lock, blocking the writer's thread, before the writer looks up."""
-
-_STATEMENTS_CACHED = 512
-_WRITER_PRAGMAS = (
-    "PRAGMA foreign_keys = ON",
-    "PRAGMA temp_store = MEMORY",
-    "PRAGMA cache_size = -1024",  # KiB; with a million messages 64 MiB were no faster, the system caches the file too
-    "PRAGMA journal_size_limit = 67108864",  # bytes the write-ahead log keeps on disk after a checkpoint
-)
-_READER_PRAGMAS = (
-    "PRAGMA query_only = ON",
-    "PRAGMA temp_store = MEMORY",
-    "PRAGMA cache_size = -128",  # KiB; every commit of the writer empties it, and searches were as fast with 512
-)
 
 _TROUBLE = {
     sqlite3.SQLITE_PERM: "permission denied",
@@ -63,17 +47,17 @@ REPAIR_HINT = "stop the gateway, then `hermes-gateway doctor --repair` saves wha
 
 
 def is_trouble(error: BaseException) -> bool:
-    """True for errors about the disk, the file or its locks, not about the statement that met them."""
+    """Return True for errors of the disk, the file or its locks, not of the statement."""
     return _primary_code(error) in _TROUBLE
 
 
 def is_busy(error: BaseException) -> bool:
-    """True when someone else holds a lock, so that trying again may help."""
+    """Return True if another process or connection holds a lock, so that a retry may help."""
     return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def unavailable(path: Path, error: BaseException) -> StoreUnavailable:
-    """The error that a caller gets for trouble with the database at `path`."""
+    """Return the error for callers about trouble with the database at `path`."""
     code = _primary_code(error)
     if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and Room.is_used_up(path.parent):
         code = sqlite3.SQLITE_FULL
@@ -93,7 +77,7 @@ def _primary_code(error: BaseException) -> int:
 
 
 def check_engine() -> None:
-    """Raise `StoreUnavailable` unless the SQLite of this Python can carry the schema."""
+    """Raise `StoreUnavailable` unless the SQLite of this Python has the features of the schema."""
     if sqlite3.sqlite_version_info < (3, 37):
         raise StoreUnavailable(f"SQLite 3.37 or newer is needed, this Python has {sqlite3.sqlite_version}")
     with contextlib.closing(sqlite3.connect(":memory:")) as db:
@@ -102,12 +86,10 @@ def check_engine() -> None:
 
 
 def check_ours(path: Path) -> None:
-    """Raise `DatabaseRejected` if the file at `path` is not ours, or a newer version wrote it.
+    """Raise `DatabaseRejected` if the file at `path` is not ours or of a newer version, or `StoreUnavailable`.
 
-    `StoreUnavailable` if it cannot be read.
-
-    Touches nothing: the head is read through SQLite as an immutable file, which takes no lock and makes no side files.
-    (Opening the file ourselves would drop the locks of a connection that this process may hold on it.)
+    SQLite reads the head as an immutable file, without locks and side files. (To open the file ourselves would drop the
+    locks of a connection of this process.)
     """
     log, _ = side_files(path)
     try:
@@ -136,10 +118,7 @@ def check_ours(path: Path) -> None:
 
 
 def ensure_private(path: Path) -> None:
-    """Make the database file and its directory, for nobody but us (0600, 0700); a directory that exists keeps its mode.
-
-    Raises `StoreUnavailable` if that is not possible.
-    """
+    """Create the database file and its directory with modes 0600 and 0700. Raises `StoreUnavailable`."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -152,65 +131,95 @@ def ensure_private(path: Path) -> None:
 class StoreConnection(aiosqlite.Connection):
     """Connection on a thread of its own, in autocommit mode, that runs whole functions there.
 
-    aiosqlite has no public call for that, so `run` calls the inherited `_execute`: no other code uses private names of
-    aiosqlite. `tests/hermes_state/engines/sqlite/test_store.py` fails if `_execute` or `_thread` goes.
-
-    The thread does not keep the process alive if the owner of the connection dies without closing it. Losing what was
-    never acknowledged is better than a process that systemd has to kill.
+    aiosqlite has no public call for that, so `run` calls the inherited `_execute`. No other code uses private names of
+    aiosqlite, and a test fails if they go. A connection that its owner has not closed does not keep the process alive:
+    to lose writes that were never acknowledged is better than a process that systemd has to kill.
     """
 
     def __init__(self, path: Path) -> None:
-        connector = partial(sqlite3.connect, path, isolation_level=None, cached_statements=_STATEMENTS_CACHED)
+        connector = partial(sqlite3.connect, path, isolation_level=None, cached_statements=512)
         super().__init__(connector, iter_chunk_size=64)
         self._thread.daemon = True
 
     async def run(self, fn: Callable[Concatenate[sqlite3.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run `fn(db, ...)` as one job on the connection's thread: the only way from our code to that thread."""
+        """Run `fn(db, ...)` as one job on the connection's thread."""
         job = self._execute(fn, self._conn, *args, **kwargs)  # type: ignore[no-untyped-call]  # untyped there
         return cast("T", await job)
 
 
 async def connect(path: Path) -> StoreConnection:
-    """Open a connection that knows `fts_text` and its like; its owner must close it."""
+    """Open a connection with the functions of the schema; its owner must close it."""
     connection = StoreConnection(path)
     try:
         await connection
     except sqlite3.Error as error:
         raise unavailable(path, error) from error
-    try:
+    async with contextlib.AsyncExitStack() as undo:
+        undo.push_async_callback(connection.close)
         await connection.run(register_functions)
-    except BaseException:
-        await connection.close()
-        raise
+        undo.pop_all()
     return connection
 
 
 def register_functions(db: sqlite3.Connection) -> None:
-    """Teach a connection the SQL functions that the schema's triggers and views use."""
+    """Register the SQL functions of the schema's triggers and views."""
     db.create_function("fts_text", 1, segment, deterministic=True)
     db.create_function("fts_row", 2, fts_row, deterministic=True)
     db.create_function("fts_scope", 4, fts_scope, deterministic=True)
 
 
 def prepare_writer(db: sqlite3.Connection, path: Path, synchronous: Synchronous, busy_seconds: float) -> None:
-    """Tune the writing connection; marks a new file as ours before anything else is in it."""
+    """Tune the writing connection, and mark a new file as ours first."""
     db.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
     if not scalar(db, int, "PRAGMA page_count"):
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     if (mode := scalar(db, str, "PRAGMA journal_mode = WAL")) != "wal":
         raise StoreUnavailable(f"{path.name}: this file system allows no write-ahead log (journal mode is {mode})")
     db.execute(f"PRAGMA synchronous = {synchronous}")
-    for pragma in _WRITER_PRAGMAS:
-        db.execute(pragma)
+    db.execute("PRAGMA foreign_keys = ON")
+    db.execute("PRAGMA temp_store = MEMORY")
+    db.execute("PRAGMA cache_size = -1024")  # KiB; 64 MiB were no faster with a million messages
+    db.execute("PRAGMA journal_size_limit = 67108864")  # bytes the write-ahead log keeps on disk after a checkpoint
 
 
 def limit_busy_wait(db: sqlite3.Connection, busy_seconds: float) -> None:
-    """From now on let the writer, not SQLite, decide how long to wait for a lock."""
-    db.execute(f"PRAGMA busy_timeout = {int(min(BUSY_SLICE_SECONDS, busy_seconds) * 1000)}")
+    """Limit SQLite's own wait for a lock to a second: it blocks the thread, and the writer decides how long to wait."""
+    db.execute(f"PRAGMA busy_timeout = {int(min(1.0, busy_seconds) * 1000)}")
 
 
 def prepare_reader(db: sqlite3.Connection, busy_seconds: float) -> None:
-    """Tune a connection that only reads."""
     db.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
-    for pragma in _READER_PRAGMAS:
-        db.execute(pragma)
+    db.execute("PRAGMA query_only = ON")
+    db.execute("PRAGMA temp_store = MEMORY")
+    db.execute("PRAGMA cache_size = -128")  # KiB; every commit empties it, and searches were as fast with 512
+
+
+NETWORK_KINDS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ncpfs", "davfs", "fuse.sshfs", "fuse.rclone", "fuse.davfs2"}
+)
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+def refuse_network_disk(path: Path, mounts: Path = MOUNTS) -> None:
+    """Raise `ConfigError` when `path` lies on a network file system; says nothing where there is no mount table."""
+    try:
+        table = mounts.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    kind = _kind_of(path.resolve(), table)
+    if kind in NETWORK_KINDS:
+        raise ConfigError(
+            f"{path} lies on a network file system ({kind}), whose locks a database cannot rely on: "
+            "set HERMES_HOME to a folder on a local disk"
+        )
+
+
+def _kind_of(path: Path, table: str) -> str:
+    """The file system of the deepest mount point above `path`; of two on the same point, the later one."""
+    found, depth = "", -1
+    for line in table.splitlines():
+        fields = line.split(" ")
+        mount = Path(fields[4].replace("\\040", " "))
+        if len(mount.parts) >= depth and path.is_relative_to(mount):
+            found, depth = fields[fields.index("-") + 1], len(mount.parts)
+    return found

@@ -1,8 +1,4 @@
-"""Migrations: bring a database file to the schema that this version was written for.
-
-Migrations are the numbered files in `migrations/`, applied in order and never taken back. Each one is a transaction
-that also moves `user_version`, so a file is at one version or the next, whenever the power goes.
-"""
+"""Migrations of SQLite: each numbered file is a transaction that also moves `user_version`."""
 
 import sqlite3
 import time
@@ -12,7 +8,6 @@ from pathlib import Path
 from hermes_state.engines.sqlite.backup import copy_into
 from hermes_state.engines.sqlite.index import SERVING, index_triggers
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store.meta import save_note
 from hermes_state.store.migrations import (
     Migration,
     check_applied,
@@ -22,33 +17,29 @@ from hermes_state.store.migrations import (
     statements,
 )
 from hermes_state.store.segment import SEGMENT_VERSION
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection, save_note, scalar
 
-APPLICATION_ID = 0x48475759
-"""The letters HGWY, written into the head of every database of ours."""
+APPLICATION_ID = 0x48475759  # the letters HGWY, written into the head of every database of ours
 
 VERSION_NOTE = "segment_version"  # of the index that serves
 _INDEX = Path(__file__).with_name("index.sql").read_text("utf-8")  # while there are files to be had
 
 
 def shipped_migrations() -> tuple[Migration, ...]:
-    """The migrations that come with this version, in order."""
+    """Return the migrations of this version, in order."""
     return read_migrations(__package__, first=1)
 
 
 def newest_schema() -> int:
-    """The schema version that this version of the gateway writes."""
+    """Return the schema version that this version of the gateway writes."""
     return len(shipped_migrations())
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] | None = None) -> None:
-    """Apply to `db`, the open database at `path`, every migration it has not seen.
+    """Apply all pending migrations to `db`, the open database at `path`, as its only writer and in no transaction.
 
-    A database that holds something is first copied to `backups/` beside it. Must be the only writer, and in no
-    transaction.
-
-    Raises `DatabaseRejected` if a newer version wrote the file or an applied migration was another one, and
-    whatever SQLite says about a migration that fails, which leaves the file at the version before it.
+    A database with content is first copied to `backups/` next to it. Raises `DatabaseRejected` if a newer version wrote
+    the file or an applied migration was another one. A failed migration leaves the file at the version before it.
     """
     migrations = shipped_migrations() if migrations is None else migrations
     version = scalar(db, int, "PRAGMA user_version")
@@ -60,7 +51,7 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
     if version and pending:
         copy = path.parent / "backups" / f"{path.stem}-schema{version}-{time.strftime('%Y%m%d-%H%M%S')}.db"
         copy.unlink(missing_ok=True)  # of a start that failed within this second
-        copy_into(db, copy)  # nobody else writes: it needs no snapshot
+        copy_into(db, copy)  # there is no other writer, so it needs no snapshot
     for migration in pending:
         _apply(db, migration)
     if not version and len(migrations) >= newest_schema():  # nothing is in its index yet
@@ -71,7 +62,7 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: Sequence[Migration] 
 
 
 def define_index(db: Connection, index: str, covered: str = "", only: str = "") -> None:
-    """Make a search index for the messages that `covered` says, with its triggers, or the parts that say `only`."""
+    """Create a search index for messages of the condition `covered`, with triggers, or the statements with `only`."""
     for statement in statements(_INDEX.format(index=index, new=covered.format("new"), old=covered.format("old"))):
         if only in statement:
             db.execute(statement)
@@ -83,7 +74,7 @@ def drop_index_triggers(db: Connection, index: str) -> None:
 
 
 def _apply(db: sqlite3.Connection, migration: Migration) -> None:
-    """Run a migration with foreign keys unenforced, and check them as a whole before its commit."""
+    """Run a migration without foreign keys, and check them before its commit."""
     db.execute("PRAGMA foreign_keys = OFF")  # for table rebuilds; ignored once a transaction is open
     try:
         db.execute("BEGIN IMMEDIATE")

@@ -1,6 +1,6 @@
-"""Presence of the database: whether its files are still those under their names, and whether there ought to be one.
+"""Loss of the database: its files are not under their names any more, or are missing at a start.
 
-A file that was deleted or replaced stays open: SQLite would go on writing into what no restart finds again.
+SQLite goes on writing into an open file that was deleted or replaced, which no restart finds again.
 """
 
 import os
@@ -12,7 +12,7 @@ from hermes_state.errors import DatabaseRejected
 from hermes_state.store.sql import scalar
 
 _PATH_ONLY: int | None = getattr(os, "O_PATH", None)
-"""Flag for a descriptor without access to the content (Linux): closing any other would drop SQLite's own locks."""
+"""Flag for a descriptor without access to the content (Linux): closing another one would drop SQLite's locks."""
 
 _MARKER = """A database of hermes-gateway belongs beside this file. A start that does not find it says so, instead of
 beginning with an empty one; `hermes-gateway run --fresh` begins anew.
@@ -24,17 +24,18 @@ class DatabaseHandle:
 
     def __init__(self, path: Path) -> None:
         names = (path, *side_files(path))
-        self._held = {name: _hold(name) for name in names if name.exists()}
+        self._held = {
+            name: (None if _PATH_ONLY is None else os.open(name, _PATH_ONLY | os.O_CLOEXEC), name.stat())
+            for name in names
+            if name.exists()
+        }
 
     def uses(self, path: Path) -> bool:
-        """Tell whether `path` is the name of one of the files, there or not."""
+        """Return True if `path` is the name of one of the files, present or not."""
         return path.parent.resolve() / path.name in {name.parent.resolve() / name.name for name in self._held}
 
     def find_loss(self) -> str | None:
-        """Loss of the first file that is not under its name any more, in words for operators; None: all are.
-
-        A name that cannot be looked at says nothing.
-        """
+        """Return a sentence for operators about the first file that is not under its name any more."""
         for name, (descriptor, before) in self._held.items():
             held = before if descriptor is None else os.fstat(descriptor)
             try:
@@ -48,7 +49,7 @@ class DatabaseHandle:
         return None
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the descriptors."""
         for descriptor, _ in self._held.values():
             if descriptor is not None:
                 os.close(descriptor)
@@ -56,18 +57,18 @@ class DatabaseHandle:
 
 
 def side_files(path: Path) -> tuple[Path, Path]:
-    """The write-ahead log and the shared memory of the database at `path`; SQLite keeps them beside the real file."""
+    """Return the write-ahead log and the shared memory of the database at `path`, next to the real file."""
     real = path.resolve()
     return real.with_name(real.name + "-wal"), real.with_name(real.name + "-shm")
 
 
 def has_content(path: Path) -> bool:
-    """Tell whether there is a file at `path` that is not empty."""
+    """Return True if the file at `path` is not empty."""
     return path.exists() and path.stat().st_size > 0
 
 
 def refuse_loss(path: Path) -> None:
-    """Raise `DatabaseRejected` if a database was at `path` before: its marker or people's files are still there."""
+    """Raise `DatabaseRejected` if a marker or attachments show that there was a database at `path`."""
     files = path.parent / "attachments"
     signs = [marker_of(path), *(list(files.iterdir())[:1] if files.is_dir() else [])]
     if (sign := next((sign for sign in signs if sign.exists()), None)) is not None:
@@ -85,25 +86,20 @@ def refuse_empty(db: sqlite3.Connection, path: Path) -> None:
 
 
 def marker_of(path: Path) -> Path:
-    """The marker of the database at `path`; no pattern such as `state.db*` takes it along."""
+    """Return the marker of the database at `path`, which no pattern such as `state.db*` matches."""
     return path.with_suffix(".made")
 
 
 def leave_marker(path: Path) -> None:
-    """Leave the sign that there is a database at `path` (mode 0600)."""
+    """Write the marker of the database at `path` (mode 0600)."""
     with suppress(OSError):  # there already, or a full disk: no reason not to start
         descriptor = os.open(marker_of(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(_MARKER)
 
 
-def _hold(name: Path) -> tuple[int | None, os.stat_result]:
-    """A descriptor of the file, where the system has one that is harmless, and its state."""
-    return None if _PATH_ONLY is None else os.open(name, _PATH_ONLY | os.O_CLOEXEC), name.stat()
-
-
 def _moved_to(descriptor: int | None) -> str | None:
-    """Path of an open file by now; None where it has no name any more, or nobody knows."""
+    """Return the present path of an open file, if it has one."""
     if descriptor is None or not os.fstat(descriptor).st_nlink:
         return None
     with suppress(OSError):

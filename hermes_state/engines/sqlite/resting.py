@@ -1,25 +1,99 @@
-"""A database file that no daemon has open, as the command line reads it."""
+"""A database file without its daemon: one end of a copy, or read by the command line."""
 
 import contextlib
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
-from hermes_state.engines.sqlite.connections import check_ours, register_functions, unavailable
-from hermes_state.engines.sqlite.presence import refuse_empty, refuse_loss
-from hermes_state.store.lock import refuse_held
-from hermes_state.store.sql import scalar
+from hermes_state.engines.sqlite.connections import (
+    check_engine,
+    check_ours,
+    ensure_private,
+    prepare_writer,
+    refuse_network_disk,
+    register_functions,
+    unavailable,
+)
+from hermes_state.engines.sqlite.index import merge_all
+from hermes_state.engines.sqlite.migrate import migrate, newest_schema
+from hermes_state.engines.sqlite.presence import leave_marker, refuse_empty, refuse_loss
+from hermes_state.errors import DatabaseRejected
+from hermes_state.store.lock import FileLock, refuse_held
+from hermes_state.store.sql import Connection, scalar, scalars
+
+ROW_ERRORS: tuple[type[Exception], ...] = (sqlite3.IntegrityError, sqlite3.DataError)
+
+SCHEMA = "(SELECT user_version FROM pragma_user_version)"
+BYTES = "(SELECT page_count FROM pragma_page_count) * (SELECT page_size FROM pragma_page_size)"
+
+
+@contextmanager
+def open_source(path: Path) -> Iterator[Connection]:
+    """Connect to a database for this process alone, only to read. Raises the errors of `opening.open_ends`."""
+    check_ours(path)
+    if not path.exists():
+        raise DatabaseRejected(f"there is no database {path}")
+    with _open_alone(path, "ro") as db:
+        if (version := scalar(db, int, "PRAGMA user_version")) != newest_schema():
+            raise DatabaseRejected(
+                f"{path} has schema {version}, {newest_schema()} is needed: start the gateway with it once"
+            )
+        yield db
+
+
+@contextmanager
+def open_target(path: Path) -> Iterator[Connection]:
+    """Connect to a database for this process alone, and create it. Raises the errors of `opening.open_ends`."""
+    check_engine()
+    refuse_network_disk(path)
+    check_ours(path)
+    ensure_private(path)
+    with _open_alone(path, "rw") as db:
+        if scalar(db, int, "PRAGMA user_version") not in (0, newest_schema()):
+            raise DatabaseRejected(f"{path} has the schema of an older version: name an empty database")
+        register_functions(db)
+        prepare_writer(db, path, "FULL", 30.0)
+        migrate(db, path)
+        leave_marker(path)
+        yield db
+
+
+@contextmanager
+def _open_alone(path: Path, mode: Literal["ro", "rw"]) -> Iterator[sqlite3.Connection]:
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    with FileLock.acquire(path.with_name(path.name + ".lock"), what=f"the database {path}"):
+        try:
+            with contextlib.closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as db:
+                yield db
+        except sqlite3.Error as error:
+            raise unavailable(path, error) from error
+
+
+def load_sequences(db: Connection) -> dict[str, int]:
+    """Load the highest id that was ever given, by table with ids that never repeat."""
+    return dict(db.execute("SELECT name, seq FROM sqlite_sequence").fetchall())
+
+
+def set_sequences(db: Connection, highest: dict[str, int]) -> None:
+    """Set the next id of each table above the given one."""
+    for table in scalars(db, str, "SELECT name FROM sqlite_schema WHERE type = 'table' AND sql LIKE '%AUTOINCREMENT%'"):
+        db.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+        db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (table, highest[table]))
+
+
+def make_search_index(db: Connection) -> None:
+    """Merge the parts of the search index: triggers have indexed each message that was copied."""
+    merge_all(db)
 
 
 @contextmanager
 def open_resting_file(path: Path) -> Iterator[sqlite3.Connection | None]:
-    """A read-only connection to a database that no daemon has open.
+    """Connect to read a database without its daemon; None where there are no tables yet.
 
-    None where there is no database yet: no file, or one that a first start left behind before it had made the tables.
-
-    Raises `LockUnavailable` while somebody holds its lock: then ask the holder, a second process stays away from the
-    file. `DatabaseRejected` and `StoreUnavailable` as `SqliteStore.open` does.
+    Raises `LockUnavailable` while a process holds its lock (ask that process), `DatabaseRejected` and
+    `StoreUnavailable`.
     """
     refuse_held(path.with_name(path.name + ".lock"), what=f"the database {path}")
     check_ours(path)
@@ -32,7 +106,17 @@ def open_resting_file(path: Path) -> Iterator[sqlite3.Connection | None]:
             db.execute("PRAGMA query_only = ON")
             register_functions(db)
             refuse_empty(db, path)
-            is_made = scalar(db, int, "PRAGMA user_version") > 0
-            yield db if is_made else None
+            yield db if scalar(db, int, "PRAGMA user_version") else None
     except sqlite3.DatabaseError as error:
         raise unavailable(path, error) from error
+
+
+def find_fault(db: Connection) -> str | None:
+    """Return the first complaint of SQLite's check of the file, if any. Reads every page: seconds per gigabyte."""
+    verdict = scalar(db, str, "PRAGMA quick_check(1)")
+    return f"The database is damaged: {verdict}" if verdict != "ok" else None
+
+
+def describe(_db: Connection) -> str:
+    """Describe the database in a few words."""
+    return "The database is sound"

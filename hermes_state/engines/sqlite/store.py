@@ -1,6 +1,11 @@
-"""The store in one SQLite file: one connection that writes, a few that read, each on a thread of its own."""
+"""The store in one SQLite file: one connection that writes, a few that read, each on a thread of its own.
+
+Short reads (a few rows by an index) run on the event loop itself, without a visit to a thread. They never wait: a
+lock of another process, many steps or a slow disk leave the read to a reader's thread. A slow disk does so for 5 s.
+"""
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -10,29 +15,21 @@ from typing import Concatenate, ParamSpec, Self, TypeVar
 
 from hermes_state.engines.sqlite import connections
 from hermes_state.engines.sqlite.backup import copy_into
-from hermes_state.engines.sqlite.connections import StoreConnection
-from hermes_state.engines.sqlite.filesystem import refuse_network_disk
+from hermes_state.engines.sqlite.connections import StoreConnection, refuse_network_disk
 from hermes_state.engines.sqlite.index import detach_index, is_index_trouble
 from hermes_state.engines.sqlite.migrate import migrate
-from hermes_state.engines.sqlite.presence import (
-    DatabaseHandle,
-    has_content,
-    leave_marker,
-    refuse_empty,
-    refuse_loss,
-)
-from hermes_state.engines.sqlite.short_reads import ShortReader, ShortReadExceeded
+from hermes_state.engines.sqlite.presence import DatabaseHandle, has_content, leave_marker, refuse_empty, refuse_loss
 from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.store.batch import TransactionRules, WriteRequest, run_batch
 from hermes_state.store.lock import FileLock, refuse_held
 from hermes_state.store.sql import Connection
-from hermes_state.store.writer import ReaderHealth, Store
+from hermes_state.store.writer import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 BACKUP_SECONDS = 3_600.0
-"""Time limit of a backup: enough for a terabyte on a fast disk, and for a hundred gigabytes on a slow one."""
+"""Time limit of a backup: enough for a terabyte on a fast disk or 100 gigabytes on a slow one."""
 
 
 def _begin(db: sqlite3.Connection, batch: Sequence[WriteRequest]) -> list[Sequence[WriteRequest]]:
@@ -48,13 +45,12 @@ RULES = TransactionRules(
     rejection=sqlite3.IntegrityError,
 )
 
-_BUSY_PAUSE_SECONDS = 0.02
 _DEADLINE_CHECK_STEPS = 20_000
 """SQLite virtual machine steps between two looks at the clock, well under a millisecond of work."""
 
 
 class _Reader:
-    """A connection for reading and the deadline of what it runs now."""
+    """Connection for reading, with the deadline of its current read."""
 
     def __init__(self, connection: StoreConnection) -> None:
         self.connection = connection
@@ -72,12 +68,12 @@ class _Reader:
         try:
             return call(db)
         finally:
-            self._deadline = float("inf")  # ending the snapshot is never to be interrupted
+            self._deadline = float("inf")  # nothing may interrupt the end of the snapshot
             if db.in_transaction:
                 db.execute("ROLLBACK")
 
     def stop(self) -> None:
-        """End what is running and whatever still comes."""
+        """End the current read and all later ones."""
         self._is_closing = True
 
     def _is_over(self) -> bool:
@@ -85,10 +81,7 @@ class _Reader:
 
 
 class SqliteStore(Store):
-    """The database of one gateway in one file. `open` it, and `close` it whatever happens.
-
-    Closing takes at most `busy_seconds` when another process locks the file.
-    """
+    """The database of one gateway in one file. `open` it, and `close` it, which takes `busy_seconds` at most."""
 
     def __init__(
         self, path: Path, lock: FileLock, writer: StoreConnection, readers: list[_Reader], busy_seconds: float
@@ -97,7 +90,7 @@ class SqliteStore(Store):
         self._short_reader = ShortReader(path)
         self._lock = lock
         self._writer = writer
-        self._readers = readers
+        self._readers: list[_Reader] = readers
         self._busy_seconds = busy_seconds
         self._files = DatabaseHandle(path)
         self._damage: str | None = None
@@ -113,20 +106,18 @@ class SqliteStore(Store):
         busy_seconds: float = 30.0,
         is_fresh: bool = False,
     ) -> Self:
-        """Open the database at `path`, making or migrating it; takes its lock (`<path>.lock`) until `close`.
+        """Create, migrate or open the database at `path`, and lock it (`<path>.lock`) until `close`.
 
-        `busy_seconds` bounds how long a write waits while another process locks the file. `is_fresh`: an empty one may
-        be made where there was one before.
-
-        Raises `ConfigError` on a network disk, `LockUnavailable` if a living process has the database open,
-        `DatabaseRejected` (nothing is touched then), or `StoreUnavailable`.
+        `busy_seconds` limits the wait of a write while another process locks the file. `is_fresh`: create a database
+        where one was lost. Raises `ConfigError` on a network disk, `LockUnavailable` if another process has it open,
+        `DatabaseRejected` (the file stays untouched), or `StoreUnavailable`.
         """
         connections.check_engine()
         refuse_network_disk(path)
         connections.check_ours(path)
         what, lock_file = f"the database {path}", path.with_name(path.name + ".lock")
         if not is_fresh and not has_content(path):
-            refuse_held(lock_file, what=what)  # whoever holds it has only just lost it
+            refuse_held(lock_file, what=what)  # its holder has only just lost the file
             refuse_loss(path)
         connections.ensure_private(path)
         lock = FileLock.acquire(lock_file, what=what)
@@ -154,10 +145,6 @@ class SqliteStore(Store):
             raise
 
     async def read_short(self, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`read` for a few rows by an index, at once where nothing is in the way.
-
-        `fn` may run twice: on the event loop, where it is broken off as soon as it takes many steps, and then as any.
-        """
         if self._is_open:
             with suppress(ShortReadExceeded):
                 return self._short_reader.run(lambda db: fn(db, *args, **kwargs))
@@ -166,7 +153,6 @@ class SqliteStore(Store):
     async def read_within(
         self, seconds: float, fn: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """`read` with a time limit of its own, counted from when it starts to run."""
         if not self._is_open:
             raise StoreUnavailable(f"{self.path.name}: the store is closed")
         reader = min(self._readers, key=lambda one: one.pending)
@@ -183,27 +169,16 @@ class SqliteStore(Store):
             reader.pending -= 1
 
     async def back_up(self, target: Path) -> int:
-        """Copy the database as it is now to the new file `target`; returns its size in bytes. Writers go on meanwhile.
-
-        The copy is read through an open connection: it has what was deleted or replaced under its name, too.
-
-        Raises `StoreUnavailable` if it cannot be written, and for a `target` that exists or that the store uses.
-        """
+        # An open connection also reads a file that was deleted or replaced.
         if self._files.uses(target):
             raise StoreUnavailable(f"{target} is in use: name another file")
         return await self.read_within(BACKUP_SECONDS, copy_into, target, lambda: self._is_open)
 
     def check_files(self) -> None:
-        """Compare the open files with those under their names; while they differ, writes are refused: `StoreBroken`."""
         self.loss = self._files.find_loss()
 
     @property
-    def readers(self) -> ReaderHealth:
-        return ReaderHealth.of([reader.pending for reader in self._readers])
-
-    @property
     def trouble(self) -> str | None:
-        """Trouble with the files, in words for operators, who alone can mend it: loss, or damage met once."""
         return self.loss or self._damage
 
     async def _run(self, writer: int, batch: list[WriteRequest]) -> Exception | None:
@@ -214,10 +189,10 @@ class SqliteStore(Store):
             except sqlite3.Error as error:
                 if is_index_trouble(error) and await self._writer.run(detach_index):
                     self.index_failed.set()
-                    continue  # the index is derived: what people say is stored without it
+                    continue  # messages are stored without the index, which is derived from them
                 begun = started if self._is_open else min(started, self._closed_at)
                 if connections.is_busy(error) and time.monotonic() < begun + self._busy_seconds:
-                    await asyncio.sleep(_BUSY_PAUSE_SECONDS)  # another process's lock: no event tells its end
+                    await asyncio.sleep(0.02)  # no event tells the end of another process's lock
                     continue
                 if connections.is_busy(error) and not self._is_open:
                     self._fail_waiting("closed while another process kept the database locked")
@@ -248,3 +223,57 @@ class SqliteStore(Store):
         if isinstance(told, StoreBroken):
             self._damage = str(told)
         return told
+
+
+MAX_STEPS = 2_500
+"""Most SQLite virtual machine steps of a short read, some 100 rows: less than a millisecond."""
+MAX_ROW_BYTES = 16_384  # longest row of a short read
+SLOW_SECONDS = 0.02
+"""Time after which a read was held up, by the disk or by other threads: usual ones take a tenth of a millisecond."""
+PAUSE_SECONDS = 5.0  # time for which everything is left to the reader threads after that
+
+_CHECK_STEPS = 250
+
+
+class ShortReadExceeded(Exception):
+    """A short read did not end at once: it belongs on a reader's thread."""
+
+
+class ShortReader:
+    """Connection of the event loop that only reads and never waits for a lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None, cached_statements=64)
+        connections.prepare_reader(self._db, 0.0)
+        self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES)
+        self._db.set_progress_handler(self._is_over, _CHECK_STEPS)
+        self._steps = 0
+        self._began = self._paused_until = 0.0
+
+    def run(self, call: Callable[[sqlite3.Connection], T]) -> T:
+        """Read with `call` from one snapshot. Raises `ShortReadExceeded`."""
+        self._began, self._steps = time.monotonic(), 0
+        if self._began < self._paused_until:
+            raise ShortReadExceeded
+        try:
+            self._db.execute("BEGIN")
+            return call(self._db)
+        except sqlite3.Error as error:
+            if not (connections.is_trouble(error) or error.sqlite_errorcode == sqlite3.SQLITE_TOOBIG):
+                raise
+            raise ShortReadExceeded from error  # the reader that tries again tells what it meets
+        finally:
+            self._steps = -MAX_STEPS  # nothing may interrupt the end of the snapshot
+            if self._db.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+            ended = time.monotonic()
+            if ended - self._began > SLOW_SECONDS:
+                self._paused_until = ended + PAUSE_SECONDS
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _is_over(self) -> bool:
+        self._steps += _CHECK_STEPS
+        return self._steps > MAX_STEPS or (self._steps > 0 and time.monotonic() - self._began > SLOW_SECONDS)

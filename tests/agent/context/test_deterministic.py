@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from agent.context.deterministic import READ_CHARACTERS, ROW_CHARACTERS, deterministic_summary
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
 from agent.tokens import estimated_text_tokens
-from hermes_state.journal import FORWARDED_NOTE
 from hermes_state.redaction import Redactor
+from hermes_state.transcripts import FORWARDED_NOTE
 from hermes_state.values import Document, Message, MessageBody, MessageRole, Millis, Origin, Tokens, ToolCall
 from tests.agent.context.rows import answer, human, result, row
 from tests.sampling import examples

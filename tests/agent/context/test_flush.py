@@ -15,9 +15,8 @@ from agent.memory.notes import added
 from agent.memory_flush import ASKS, MemoryWriter, words_of_people
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state import sessions
-from hermes_state.journal import FORWARDED_NOTE
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import EMPTY_BODY
+from hermes_state.transcripts import EMPTY_BODY, FORWARDED_NOTE
 from hermes_state.turns import RunningTurn
 from hermes_state.values import ChatId, ChatKind, Document, MessageBody, MessageRole, Origin, UserRef
 from tests.agent.conftest import Chat, Sink

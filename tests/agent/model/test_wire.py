@@ -23,8 +23,7 @@ from agent.model.wire import (
     chat_messages,
     traced_messages,
 )
-from hermes_state.journal import FORWARDED_NOTE
-from hermes_state.transcripts import EMPTY_BODY
+from hermes_state.transcripts import EMPTY_BODY, FORWARDED_NOTE
 from hermes_state.values import (
     Document,
     Image,

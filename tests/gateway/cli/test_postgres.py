@@ -16,8 +16,8 @@ from hermes_state.engines.opening import COPY_NOTE, open_store
 from hermes_state.engines.postgres.migrate import shipped_migrations
 from hermes_state.engines.postgres.seat import PostgresSeat
 from hermes_state.errors import DatabaseRejected, LockUnavailable
-from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.seats import NodeInfo
+from hermes_state.store.sql import load_note, save_note
 from hermes_state.values import ChatKey, ChatKind, InboundMessage, Millis, Sender, SystemClock
 from tests.cluster.pooler import pooler_before
 from tests.hermes_state.rows import make_chat

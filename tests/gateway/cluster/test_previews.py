@@ -11,13 +11,13 @@ import pytest
 
 from gateway.cluster import previews as remote
 from gateway.cluster.previews import RemotePreview, RemotePreviews, StoredPreview
-from hermes_state import journal, outbox, previews
+from hermes_state import journal, outbox
 from hermes_state.aio import cancel_all
 from hermes_state.chats import ensure_chat
 from hermes_state.outbox import Reply
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.turns import RunningTurn
+from hermes_state.turns import RunningTurn, store_preview
 from hermes_state.values import ChatKind
 from tests.gateway.helpers import DIRECT, Hang, TestGateway, eventually, serving, settled
 from tests.hermes_state.rows import START, finish, start
@@ -43,7 +43,7 @@ async def showing(store: Store, folder: Path) -> AsyncIterator[tuple[TestGateway
 
 async def say(store: Store, shown: RemotePreviews, turn: RunningTurn, text: str) -> None:
     """The other node stores the text so far; the hint arrives."""
-    await store.write(previews.store, turn, text, START)
+    await store.write(store_preview, turn, text, START)
     shown.note(turn.id)
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.outbound.adapters import AdapterRegistry, SupervisedAdapter
-from hermes_state.accounts import AccountClaim
 from hermes_state.aio import Backoff
 from hermes_state.errors import PlatformUnavailable, TokenRejected
+from hermes_state.outbox import AccountClaim
 from hermes_state.values import ChatKey
 from platforms.base import AdapterState, Intake
 from tests.gateway.helpers import DIRECT, MemoryAdapter, eventually

@@ -16,7 +16,6 @@ from agent.model.base import FinishReason, ModelReply, ModelRequest
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.parts import RENDERED_AT_ONCE
 from hermes_state import outbox
-from hermes_state.accounts import take_account
 from hermes_state.chats import ensure_chat, load_chat
 from hermes_state.errors import (
     ChatMoved,
@@ -27,7 +26,7 @@ from hermes_state.errors import (
     SendAmbiguous,
     StoreUnavailable,
 )
-from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState, RenderedReply, Reply
+from hermes_state.outbox import OutboxKind, OutboxRow, OutboxState, RenderedReply, Reply, take_account
 from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatId, ChatKey, ChatKind, OutboundPart, TurnId
 from platforms.base import AdapterState

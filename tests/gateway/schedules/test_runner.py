@@ -19,10 +19,10 @@ from agent.tools.schedules.times import next_occurrence
 from gateway.inbound.intake import MAX_WAITING
 from gateway.schedules import MISSED_NOTE, firing_plan
 from hermes_state.chats import ensure_chat
-from hermes_state.journal import SCHEDULED_NOTE
 from hermes_state.store.writer import Store
 from hermes_state.tools import schedules
 from hermes_state.tools.schedules import NewSchedule
+from hermes_state.transcripts import SCHEDULED_NOTE
 from hermes_state.values import ChatId, ChatKind, Millis
 from tests.gateway.helpers import ANN, BOB, BOSS, DIRECT, GROUP, TestGateway, config_of, hanging, serving
 from tests.hermes_state.rows import migrated

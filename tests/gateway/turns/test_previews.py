@@ -10,10 +10,9 @@ import pytest
 from agent.model.base import ModelReply, ModelRequest
 from gateway.outbound.gates import FloodControl, Gate
 from gateway.turns.previews import LivePreview
-from hermes_state import journal
 from hermes_state.errors import PlatformUnavailable, RateLimited, StoreUnavailable
 from hermes_state.store.writer import Store
-from hermes_state.turns import RunningTurn, TurnClaim
+from hermes_state.turns import RunningTurn, TurnClaim, note_preview
 from hermes_state.values import ChatId, ChatKind, LineageId, TurnId
 from tests.gateway.helpers import (
     ANN,
@@ -213,7 +212,7 @@ async def test_a_preview_that_shows_nothing_which_is_kept_reads_stopped(store: S
         await hanging(gateway)
         turn = gateway.lanes.running_in(DIRECT)
         assert turn is not None
-        await store.write(journal.note_preview, turn, "p1")
+        await store.write(note_preview, turn, "p1")
         await gateway.say("/stop")
         assert await gateway.replies(2) == ["Stopped.", "(stopped)"]
 

@@ -1,6 +1,5 @@
 import contextlib
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,11 +7,10 @@ import pytest
 from hermes_state.admin.browsers import LIFETIME_MS, SignedInBrowser, add, is_signed_in, load, remove
 from hermes_state.engines.postgres import migrate as postgresql
 from hermes_state.engines.sqlite import migrate as sqlite
-from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.migrations import Migration
-from hermes_state.store.sql import Connection
+from hermes_state.store.sql import Connection, load_note, save_note
 from hermes_state.values import Millis
-from tests.hermes_state.rows import START, migrated
+from tests.hermes_state.rows import START
 from tests.postgres import Postgres, connect
 
 NOW = Millis(START)
@@ -24,12 +22,6 @@ KEPT = [
     SignedInBrowser(digest="f2", agent='Füchse "9"', created_at=Millis(1_800_000_000_001)),
     SignedInBrowser(digest="b3", agent="", created_at=Millis(1_800_000_000_000)),
 ]
-
-
-@pytest.fixture
-def db() -> Iterator[Connection]:
-    with migrated() as connection:
-        yield connection
 
 
 def sign_in(db: Connection, name: str, *, at: int = START, most: int = 3) -> list[str]:

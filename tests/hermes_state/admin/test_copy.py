@@ -17,8 +17,7 @@ from hermes_state.engines.opening import COPY_NOTE, name_of, open_ends, open_res
 from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreBroken
 from hermes_state.search.full_text import search
-from hermes_state.store.meta import save_note
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection, save_note, scalar
 from hermes_state.tools.subagents import open_subagent
 from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import MessageRole, Origin

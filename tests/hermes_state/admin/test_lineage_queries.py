@@ -1,7 +1,6 @@
 """Finding chats, sessions and messages by the ids that people see."""
 
 import sqlite3
-from collections.abc import Iterator
 
 import pytest
 
@@ -30,13 +29,7 @@ from hermes_state.values import (
     Origin,
     SessionId,
 )
-from tests.hermes_state.rows import START, exchange, key_of, make_chat, migrated
-
-
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with migrated() as connection:
-        yield connection
+from tests.hermes_state.rows import START, exchange, key_of, make_chat
 
 
 def compress(db: sqlite3.Connection, lineage: LineageId, *, at: int = START) -> SessionId:

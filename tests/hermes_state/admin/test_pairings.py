@@ -1,5 +1,4 @@
 import sqlite3
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,16 +17,10 @@ from hermes_state.admin.pairings import (
 )
 from hermes_state.errors import PairingNotFound
 from hermes_state.values import Millis, Sender, UserRef
-from tests.hermes_state.rows import START, migrated
+from tests.hermes_state.rows import START
 
 HOUR = 3_600_000
 EVE = Sender(platform="telegram", id="7", name="Eve")
-
-
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with migrated() as connection:
-        yield connection
 
 
 def ask(db: sqlite3.Connection, code: str, sender: Sender = EVE, *, at: int = START, max_pending: int = 10) -> bool:

@@ -3,7 +3,7 @@ import sqlite3
 import threading
 
 from hermes_state.admin.retention import SLICE_ROWS, checkpoint, maintain, merge_index, remove_expired
-from hermes_state.store.meta import save_note
+from hermes_state.store.sql import save_note
 from hermes_state.store.writer import Store
 from hermes_state.values import Millis
 from tests.databases import sqlite_only

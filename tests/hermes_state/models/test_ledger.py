@@ -1,10 +1,7 @@
 """Whose calls are whose, what they come to, and that nothing unknown is counted as nothing."""
 
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import replace
-
-import pytest
 
 from hermes_state.models import ledger
 from hermes_state.models.ledger import (
@@ -18,18 +15,12 @@ from hermes_state.models.ledger import (
 )
 from hermes_state.sessions import load_active, start_session
 from hermes_state.values import ChatId, MicroUsd, Millis
-from tests.hermes_state.rows import CALL, START, exchange, make_chat, migrated
+from tests.hermes_state.rows import CALL, START, exchange, make_chat
 
 PRICED = replace(CALL, cost=MicroUsd(250))
 TOTALS = (
     "SELECT input_tokens, output_tokens, reasoning_tokens, cost_microusd, unpriced_calls FROM sessions WHERE id = ?"
 )
-
-
-@pytest.fixture
-def db() -> Iterator[sqlite3.Connection]:
-    with migrated() as connection:
-        yield connection
 
 
 def test_a_call_is_its_chats_and_its_cost_joins_the_sessions_totals(db: sqlite3.Connection) -> None:

@@ -16,8 +16,7 @@ from hermes_state.engines.sqlite.connections import register_functions
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, migrate, shipped_migrations
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.search.full_text import search
-from hermes_state.search.index import OUTDATED, find_fault
-from hermes_state.search.upkeep import mend_index
+from hermes_state.search.index import OUTDATED, find_fault, mend_index
 from hermes_state.sessions import Session
 from hermes_state.store.segment import INDEXED_CHARACTERS
 from hermes_state.store.sql import Connection

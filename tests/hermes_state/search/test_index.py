@@ -19,11 +19,11 @@ from hermes_state.search.index import (
     extend_index,
     find_fault,
     is_being_made,
+    keep_index,
     load_progress,
+    mend_index,
 )
-from hermes_state.search.upkeep import keep_index, mend_index
-from hermes_state.store.meta import save_note
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection, save_note, scalar
 from hermes_state.store.writer import Store
 from hermes_state.values import MessageId
 from tests.databases import open_store
@@ -108,7 +108,7 @@ async def test_messages_are_stored_whatever_the_index_is_like(spoiled: Store) ->
 async def test_an_index_that_is_damaged_while_it_is_made_is_made_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
-    monkeypatch.setattr(index_module, "_BLOCK", index_module._BLOCK.replace("LIMIT 500", "LIMIT 10"))
+    monkeypatch.setattr(index_module, "BLOCK_ROWS", 10)
     path = tmp_path / "state.db"
     store = await open_store(path)
     await fill(store)
@@ -168,7 +168,7 @@ async def test_an_index_that_fails_is_mended_while_the_store_is_open(store: Stor
 async def test_the_old_index_serves_until_the_new_one_is_complete(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_module, "_BLOCK", index_module._BLOCK.replace("LIMIT 500", "LIMIT 10"))
+    monkeypatch.setattr(index_module, "BLOCK_ROWS", 10)
     ids = await fill(store)
     await store.write(save_note, "segment_version", "0")
     fault = find_fault(store.path)
@@ -201,7 +201,7 @@ async def test_a_changed_segmenter_makes_the_index_anew(store: Store) -> None:
 
 
 async def test_a_new_index_keeps_up_with_what_changes_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "_BLOCK", index_module._BLOCK.replace("LIMIT 500", "LIMIT 10"))
+    monkeypatch.setattr(index_module, "BLOCK_ROWS", 10)
     ids = await fill(store)
     await store.write(begin_index, keeps_old=False)
     assert await found(store) == 0
@@ -227,7 +227,7 @@ async def test_a_new_index_keeps_up_with_what_changes_meanwhile(store: Store, mo
 async def test_a_restart_goes_on_where_the_last_process_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_module, "_BLOCK", index_module._BLOCK.replace("LIMIT 500", "LIMIT 10"))
+    monkeypatch.setattr(index_module, "BLOCK_ROWS", 10)
     path = tmp_path / "state.db"
     store = await open_store(path)
     await fill(store)
@@ -294,7 +294,7 @@ async def fill_in_blocks(store: Store, blocks: int = 30) -> None:
 
 
 async def test_an_index_that_was_made_anew_is_one_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "_BLOCK", index_module._BLOCK.replace("LIMIT 500", "LIMIT 3"))
+    monkeypatch.setattr(index_module, "BLOCK_ROWS", 3)
     await fill_in_blocks(store)
     await store.write(begin_index, keeps_old=True)
     while await store.read(load_progress) != 100:
@@ -307,7 +307,7 @@ async def test_an_index_that_was_made_anew_is_one_part(store: Store, monkeypatch
 
 
 async def test_merging_goes_on_after_a_restart(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "_BLOCK", index_module._BLOCK.replace("LIMIT 500", "LIMIT 3"))
+    monkeypatch.setattr(index_module, "BLOCK_ROWS", 3)
     await fill_in_blocks(store)
     await store.write(begin_index, keeps_old=True)
     while await store.read(load_progress) != 100:

@@ -1,7 +1,5 @@
 """Searches that find what was said in other words: some of the words asked for, then words that are spelt nearly so."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from hermes_state import journal
@@ -11,7 +9,7 @@ from hermes_state.store.sql import Connection
 from hermes_state.transcripts import NewMessage, append
 from hermes_state.turns import RunningTurn
 from hermes_state.values import MessageRole, Millis, Origin, TurnId
-from tests.hermes_state.rows import CALL, make_chat, migrated, receive
+from tests.hermes_state.rows import CALL, make_chat, receive
 from tests.hermes_state.search.test_full_text import say, start
 
 SAID = (
@@ -22,12 +20,6 @@ SAID = (
     "数据库每天备份",
     "настройки сервера лежат рядом",
 )
-
-
-@pytest.fixture
-def db() -> Iterator[Connection]:
-    with migrated() as connection:
-        yield connection
 
 
 @pytest.fixture

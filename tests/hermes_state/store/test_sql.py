@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hermes_state.store import nested, scalar, scalar_or_none, scalars, select, select_one
+from hermes_state.store.sql import nested, scalar, scalar_or_none, scalars, select, select_one
 from hermes_state.values import Button, ChatKey, ChatKind, Millis
 
 

@@ -19,7 +19,7 @@ from hermes_state.engines.sqlite.connections import prepare_writer, register_fun
 from hermes_state.engines.sqlite.migrate import migrate, shipped_migrations
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store.meta import save_note
+from hermes_state.store.sql import save_note
 from platforms.local.access import (
     CONTENT_POLICY,
     KEY_HEADER,

@@ -12,10 +12,10 @@ import pytest
 
 from hermes_state import inbox, journal, outbox, sessions
 from hermes_state.chats import ensure_chat
-from hermes_state.store.meta import save_note
+from hermes_state.store.sql import save_note
 from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.transcripts import hide
-from hermes_state.turns import RunningTurn
+from hermes_state.turns import RunningTurn, note_preview
 from hermes_state.values import (
     Button,
     ChatId,
@@ -98,7 +98,7 @@ class Turn:
         preview = Preview(chat=self.local.direct_chat, is_shared=False, number=self.id, text=text, ref=self.ref)
         self.ref = await self.local.adapter.show(preview)
         assert self.ref is not None
-        await self.local.store.write(journal.note_preview, self.turn, self.ref)
+        await self.local.store.write(note_preview, self.turn, self.ref)
 
     async def call_tool(self, text: str, arguments: str = '{"query": "plan"}') -> MessageId:
         call = ToolCall(id="c1", name="history_search", arguments=arguments)

@@ -10,8 +10,8 @@ import pytest
 from agent.context.carried.rules import MAX_RULES, drop_notice, rules_in_force, within_room
 from agent.context.carried.sections import Carried, carried, parted
 from agent.handoff import END_MARKER, Handoff, parse_handoff
-from hermes_state.journal import FORWARDED_NOTE
 from hermes_state.redaction import Redactor
+from hermes_state.transcripts import FORWARDED_NOTE
 from hermes_state.values import Document, Message, MessageBody, Origin, Quote
 from tests.agent.context.rows import answer, human, result
 

@@ -17,7 +17,6 @@ from gateway.turns.lanes import _refuse, _start_turn
 from gateway.turns.titles import _keep
 from gateway.turns.transcription import _keep as _keep_transcript
 from hermes_state import inbox, journal, outbox, sessions, tool_runs
-from hermes_state.accounts import AccountClaim, take_account
 from hermes_state.admin import pairings
 from hermes_state.admin.pairings import UserRole
 from hermes_state.chats import ensure_chat, load_chat, move_chat
@@ -25,7 +24,7 @@ from hermes_state.compressions import CompressionRow, SplitPlan, plan_undo, spli
 from hermes_state.inbox import InboxKind, InboxMode, InboxRow, InboxState
 from hermes_state.journal import ModelAnswer
 from hermes_state.models import ledger
-from hermes_state.outbox import Reply
+from hermes_state.outbox import AccountClaim, Reply, take_account
 from hermes_state.store.batch import WriteRequest
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
@@ -33,7 +32,7 @@ from hermes_state.tool_runs import ToolResult, ToolRunState
 from hermes_state.tools import approvals, subagents
 from hermes_state.tools.approvals import Answerer, ApprovalRequest, ApprovalState
 from hermes_state.transcripts import NewMessage, hide, load_view
-from hermes_state.turns import TurnClaim
+from hermes_state.turns import TurnClaim, note_preview
 from hermes_state.values import (
     AttachmentKind,
     ChatId,
@@ -197,7 +196,7 @@ BUSY: Mapping[str, Writer] = {
     "start_tools": lambda s, now: write(journal.start_tools, s.turn, s.asked.id, s.asked.body.calls, now),
     "finish_tool": lambda s, now: write(journal.finish_tool, s.turn, _result(s), now),
     "join_steers": lambda s, now: write(join_steers, s.turn, now),
-    "note_preview": lambda s, now: write(journal.note_preview, s.turn, "shown"),
+    "note_preview": lambda s, now: write(note_preview, s.turn, "shown"),
     "take_up": lambda s, now: write(journal.take_up, s.turn, True),
     "finish_turn": lambda s, now: write(journal.finish_turn, s.turn, ANSWER, now, [PART]),
     "stop_turn": lambda s, now: write(journal.stop_turn, s.turn, "so far", "stopped", now, notice="Stopped."),

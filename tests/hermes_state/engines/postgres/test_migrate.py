@@ -20,9 +20,8 @@ from hermes_state.engines.postgres.migrate import (
 from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.engines.sqlite.migrate import shipped_migrations as sqlite_migrations
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.migrations import Migration
-from hermes_state.store.sql import scalar, scalars
+from hermes_state.store.sql import load_note, save_note, scalar, scalars
 from tests.hermes_state.rows import make_chat
 from tests.postgres import PASSWORD, PlainConnection, Postgres, connect
 

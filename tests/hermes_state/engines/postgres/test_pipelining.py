@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from hermes_state.engines.postgres.connection import PostgresConnection
-from hermes_state.engines.postgres.pipelining import run_pipelined
+from hermes_state.engines.postgres.reads import run_pipelined
 from hermes_state.store.sql import nested, scalar
 from tests.postgres import Postgres, count_trips
 

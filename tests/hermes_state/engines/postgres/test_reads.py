@@ -9,8 +9,7 @@ import pytest
 from hermes_state.engines.postgres.reads import MOST_TOGETHER
 from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store.meta import save_note
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection, save_note, scalar
 from tests.postgres import Postgres
 
 pytestmark = pytest.mark.cluster

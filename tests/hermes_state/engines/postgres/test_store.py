@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator
 import psycopg
 import pytest
 
-from hermes_state.engines.postgres.copying import open_target
+from hermes_state.engines.postgres.resting import open_target
 from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
 from hermes_state.store.locks import locks
-from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection, load_note, save_note, scalar
 from hermes_state.store.writer import READ_SECONDS
 from tests.cluster.proxy import Proxy
 from tests.hermes_state.helpers import locked_by_another_process

@@ -9,8 +9,7 @@ import pytest
 from hermes_state.engines.postgres.store import PostgresStore
 from hermes_state.errors import StoreBroken, StoreUnavailable
 from hermes_state.store.locks import locks
-from hermes_state.store.meta import load_note, save_note
-from hermes_state.store.sql import Connection, scalar
+from hermes_state.store.sql import Connection, load_note, save_note, scalar
 from tests.postgres import Postgres
 
 pytestmark = pytest.mark.cluster

@@ -11,7 +11,7 @@ from hermes_state.engines.sqlite import backup
 from hermes_state.engines.sqlite.backup import copy_into
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
 from tests.hermes_state.helpers import opened, start_python
 

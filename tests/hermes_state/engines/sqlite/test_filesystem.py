@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.engines.sqlite.filesystem import refuse_network_disk
+from hermes_state.engines.sqlite.connections import refuse_network_disk
 from hermes_state.errors import ConfigError
 
 TABLE = """\

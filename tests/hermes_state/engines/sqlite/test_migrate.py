@@ -9,8 +9,8 @@ from agent.tools.files.file_tools import ANY_FILE
 from hermes_state.engines.sqlite.connections import prepare_writer, register_functions
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, migrate, newest_schema, shipped_migrations
 from hermes_state.errors import DatabaseRejected, StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.migrations import Migration, statements
+from hermes_state.store.sql import load_note, save_note
 
 SHIPPED = shipped_migrations()
 NEXT = len(SHIPPED) + 1

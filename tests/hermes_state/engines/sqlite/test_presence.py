@@ -13,7 +13,7 @@ from hermes_state.engines.opening import open_resting
 from hermes_state.engines.sqlite.presence import marker_of
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import DatabaseRejected, StoreBroken, StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
 from tests.databases import open_store
 from tests.hermes_state.helpers import opened

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hermes_state.engines.sqlite.short_reads import ShortReader, ShortReadExceeded
-from hermes_state.engines.sqlite.store import SqliteStore
+from hermes_state.engines.sqlite.store import ShortReader, ShortReadExceeded, SqliteStore
 from hermes_state.errors import StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import Store
 from tests.gateway.helpers import eventually, serving
 from tests.hermes_state.engines.sqlite.slow_disk import SlowDisk, slow_disk

