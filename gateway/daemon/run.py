@@ -30,7 +30,7 @@ from hermes_state.disk import take_reserve
 from hermes_state.engines.opening import open_store
 from hermes_state.errors import ConfigError, HermesError
 from hermes_state.files.folder import AttachmentFolder
-from hermes_state.search.upkeep import keep_index
+from hermes_state.search.index import keep_index
 
 log = structlog.get_logger()
 

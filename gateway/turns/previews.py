@@ -11,11 +11,10 @@ import structlog
 
 from gateway.outbound.adapters import AdapterRegistry
 from gateway.outbound.gates import FloodControl, Gate, GateRegistry
-from hermes_state import journal
 from hermes_state.aio import cancel_all, make_way, own_cancellation, wait_until
 from hermes_state.errors import PlatformError, StateError
 from hermes_state.store.writer import Store
-from hermes_state.turns import RunningTurn, TurnClaim
+from hermes_state.turns import RunningTurn, TurnClaim, note_preview
 from hermes_state.values import Millis
 from platforms.base import PlatformAdapter, Preview
 
@@ -262,6 +261,6 @@ class PreviewMaker:
             adapter,
             gate=self.gates.of(turn.chat_id),
             flood=self.gates.flood_of(turn.chat),
-            save_ref=lambda claim, ref: self.store.write(journal.note_preview, claim, ref),
+            save_ref=lambda claim, ref: self.store.write(note_preview, claim, ref),
             is_certain=self.adapters.is_certain,
         )

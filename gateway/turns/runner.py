@@ -32,7 +32,7 @@ from hermes_state.outbox import OutboxRow, RenderedReply, Reply
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
-from hermes_state.turns import RunningTurn, TurnMoved, note_preview, remove_preview
+from hermes_state.turns import RunningTurn, TurnMoved, remove_preview
 from hermes_state.values import Clock, Millis
 
 log = structlog.get_logger()
