@@ -100,11 +100,11 @@ class SummaryJob:
     """The middle, pruned, without an earlier handoff."""
     whole: Transcript = ()
     """The same rows as they were said; the summary may name what stands in them."""
-    previous: str | None
+    previous: str | None = None
     """The text of the earlier handoff, without what it carries."""
     record: str | None = None
     """All of the earlier handoff's text."""
-    focus: str | None
+    focus: str | None = None
     target: Tokens
     input_limit: Tokens
     """Most tokens of the conversation and the earlier summary that are shown, by estimate."""
