@@ -1,7 +1,7 @@
-"""`SummaryClient`: the models of a conversation's summaries, as an engine of a plugin may call them in `compress`.
+"""`SummaryClient`: the summary models of a conversation, for the `compress` of a plugin's engine.
 
-Each call keeps to the spending caps, is a row in the ledger, and carries no secrets there or back. A route that fails
-rests as it does for the built-in engine. All calls of one compression end with it.
+Each call keeps to the spending caps, is a row in the ledger, and carries no secrets. A route that fails is disabled for
+a while, as for the built-in engine. All calls of a compression end with it.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from hermes_state.values import Clock
 
 
 class SummaryClient:
-    """Model calls of one compression. `state` has the cooldowns that they have brought."""
+    """Model calls of one compression. `state` includes the cooldowns of failed ones."""
 
     def __init__(
         self, job: CompressionJob, state: ContextState, *, redact: Callable[[str], str], clock: Clock, seconds: float
     ) -> None:
-        """`seconds`: time for all calls together. Belongs to the running event loop."""
+        """`seconds`: time for all calls together."""
         self.state = state
         self._job, self._redact, self._clock = job, redact, clock
         self._loop = asyncio.get_running_loop()
@@ -37,7 +37,7 @@ class SummaryClient:
         self._closed = Event()
 
     async def ask(self, prompt: str, system: str = "") -> str:
-        """The answer of the first route that has one. Raises the kinds of `ModelError`."""
+        """Return the answer of the first route that has one. Raises `ModelError`."""
         failure: ModelError = ModelUnavailable("there is no model that could be asked now")
         for route in self._job.routes:
             key = route.cooldown_key(self._job.layer)
@@ -48,7 +48,7 @@ class SummaryClient:
             except ModelError as error:
                 failure = error
                 outcome = error.outcome if isinstance(error, SummaryError) else remedy_for(error).outcome
-                if not self.state.is_cooling(key, self._clock.now()):  # by a call beside this one
+                if not self.state.is_cooling(key, self._clock.now()):  # a parallel call may have failed first
                     self.state = self.state.failed(key, outcome, self._clock.now())
             else:
                 self.state = self.state.answered(key)
@@ -56,12 +56,12 @@ class SummaryClient:
         raise failure
 
     def ask_and_wait(self, prompt: str, system: str = "") -> str:
-        """`ask` for the threads of an engine that is not async."""
+        """`ask` from a thread of an engine that is not async."""
         if self._closed.is_set():
             raise ModelTimeout("the compression is over")
         waiting = asyncio.run_coroutine_threadsafe(self.ask(prompt, system), self._loop)
         self._waiting.add(waiting)
-        if self._closed.is_set():  # meanwhile: nobody would end this one
+        if self._closed.is_set():  # meanwhile: `close` has not seen this call
             waiting.cancel()
         try:
             return waiting.result()
@@ -71,7 +71,7 @@ class SummaryClient:
             self._waiting.discard(waiting)
 
     def close(self) -> None:
-        """Ends the calls that still run; none is made any more."""
+        """End the calls that still run, and allow no more."""
         self._closed.set()
         for waiting in list(self._waiting):
             waiting.cancel()

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agent.context.summary import HEADINGS
 from agent.engines.compressor import ContextCompressor
 from agent.engines.contract import ContextEngine
-from agent.engines.mapping import checked_list, text_of
+from agent.engines.lists import checked_list, text_of
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from hermes_state.errors import ModelUnavailable

@@ -31,7 +31,6 @@ from agent.context.state import ContextState, stored_form
 from agent.engines.adapter import MAX_HANDLES, PluginEngine
 from agent.engines.compressor import ContextCompressor
 from agent.engines.contract import ContextEngine
-from agent.engines.handle import MAX_HUNG_CALLS
 from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema
 from agent.tools.registry import ToolContext, ToolRegistry
@@ -311,46 +310,39 @@ async def test_an_engine_that_raises_aborts() -> None:
         assert "broke" in result.reason
 
 
-async def test_an_engine_that_hangs_is_given_up_and_asked_no_more_when_too_many_of_its_calls_hang() -> None:
-    leave = threading.Event()
-    engine = plugin(engine_that(lambda messages: leave.wait(30)), compress_seconds=0.02)
-    try:
-        for _ in range(4):
-            result, _ = await prepared(engine, job())
-            assert isinstance(result, Aborted)
-            assert "did not answer within 0.02 seconds" in result.reason
+async def test_an_engine_that_hangs_is_dropped_and_made_again_when_its_call_has_ended() -> None:
+    leave, made, entered = threading.Event(), list[ContextEngine](), list[threading.Thread]()
+
+    def hang(*_: object) -> list[Any]:
+        entered.append(threading.current_thread())
+        leave.wait(30)
+        return []
+
+    def make() -> ContextEngine:
+        made.append(engine_that(hang, should_compress=hang, update_from_response=hang)())
+        return made[-1]
+
+    engine = plugin(make, compress_seconds=0.02, quick_seconds=0.02)
+    result, _ = await prepared(engine, job())
+    assert isinstance(result, Aborted)
+    assert "did not answer within 0.02 seconds" in result.reason
+    for _ in range(3):
         result, _ = await prepared(engine, job())
         assert isinstance(result, Aborted)
         assert "does not come back" in result.reason
-        assert await engine.request(job(tokens=10)) is None
-        assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
-    finally:
-        leave.set()
-    await engine.close()
-
-
-async def test_an_engine_whose_calls_hang_holds_a_bounded_number_of_threads() -> None:
-    leave, entered = threading.Event(), []
-
-    def hang(*_: object) -> None:
-        entered.append(threading.current_thread())
-        leave.wait(30)
-
-    hanging = engine_that(hang, should_compress=hang, update_from_response=hang)
-    engine = plugin(hanging, compress_seconds=0.02, quick_seconds=0.02)
-    try:
-        for number in range(1, 21):
-            at = session(number, lineage_id=LineageId(number))
-            assert await engine.request(job(tokens=10, at=at)) is None
-            await engine.on_event(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
-            result, _ = await prepared(engine, job(at=at))
-            assert isinstance(result, Aborted)
-        assert len(entered) == MAX_HUNG_CALLS
-    finally:
-        leave.set()
+        await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=1)))
+    assert await engine.request(job(tokens=10)) is None
+    assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
+    assert (len(made), len(entered)) == (1, 1), "a conversation holds one thread at most"
+    other = session(2, lineage_id=LineageId(2))
+    assert await engine.request(job(tokens=10, at=other)) is None
+    assert len(made) == 2, "another conversation has an engine of its own"
+    leave.set()
     await asyncio.gather(*(asyncio.to_thread(thread.join, 10) for thread in entered))
-    await prepared(engine, job())
-    assert len(entered) > MAX_HUNG_CALLS, "calls that came back do not count any more"
+    result, _ = await prepared(engine, job())
+    assert isinstance(result, Aborted)
+    assert "it is empty" in result.reason
+    assert len(made) == 3
     await engine.close()
 
 
@@ -430,11 +422,11 @@ async def test_what_an_engine_has_failed_is_forgotten_when_it_compresses_again()
     assert not state.cooldowns
 
 
-async def test_an_engine_that_was_cut_off_is_not_asked_again_in_that_session_when_there_is_no_room() -> None:
-    entered, leave, calls = threading.Event(), threading.Event(), []
+async def test_an_engine_that_was_cut_off_is_not_asked_again_before_that_call_ends_when_there_is_no_room() -> None:
+    entered, leave, calls = threading.Event(), threading.Event(), list[threading.Thread]()
 
     def hanging(messages: list[Any]) -> list[Any]:
-        calls.append(len(messages))
+        calls.append(threading.current_thread())
         entered.set()
         leave.wait(30)
         return messages
@@ -451,8 +443,9 @@ async def test_an_engine_that_was_cut_off_is_not_asked_again_in_that_session_whe
             assert isinstance(result, PreparedCompression)
         assert len(calls) == 1
         leave.set()
-        await prepared(engine, job(at=session(2, parent=1), must_shrink=True))
-        assert len(calls) == 2, "the next session of the conversation begins anew"
+        await asyncio.to_thread(calls[0].join, 10)
+        await prepared(engine, job(must_shrink=True))
+        assert len(calls) == 2
     finally:
         leave.set()
     await engine.close()
@@ -725,7 +718,7 @@ async def test_what_happens_while_an_engine_is_asked_is_told_behind_it() -> None
 
 async def test_events_that_a_cancellation_left_are_told_with_the_next() -> None:
     asked, answer_now, told, go_on = (threading.Event() for _ in range(4))
-    usages: list[int] = []
+    usages, threads = list[int](), list[threading.Thread]()
 
     class Slow(KeepNewest):
         def should_compress(self, prompt_tokens: int | None = None) -> bool:
@@ -735,6 +728,7 @@ async def test_events_that_a_cancellation_left_are_told_with_the_next() -> None:
 
         def update_from_response(self, usage: dict[str, Any]) -> None:
             usages.append(usage["prompt_tokens"])
+            threads.append(threading.current_thread())
             told.set()
             assert go_on.wait(10)
 
@@ -748,6 +742,7 @@ async def test_events_that_a_cancellation_left_are_told_with_the_next() -> None:
     task.cancel()
     await asyncio.wait({task})
     go_on.set()
+    await asyncio.to_thread(threads[0].join, 10)
     await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=3)))
     assert usages == [1, 2, 3]
 
