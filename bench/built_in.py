@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agent.context.commit import CompressionRegistry
+from agent.context.pending import CompressionRegistry
 from agent.images.scaling import ImageScaler
 from agent.settings import TerminalSettings
 from agent.tools.files.image_reader import ImageReader

@@ -8,9 +8,9 @@ from functools import partial
 from zoneinfo import ZoneInfo
 
 from agent.context.base import Engine
-from agent.context.commit import CompressionRegistry
 from agent.context.job import Listener, OnWait
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
+from agent.context.pending import CompressionRegistry
 from agent.engines.adapter import PluginEngine
 from agent.engines.loader import load_engine
 from agent.images.model_images import ModelImages

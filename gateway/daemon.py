@@ -13,7 +13,7 @@ from functools import partial
 
 import structlog
 
-from agent.context.commit import CompressionRegistry
+from agent.context.pending import CompressionRegistry
 from agent.images.scaling import ImageScaler
 from agent.model.protocols.caching import marks_prompts
 from agent.model.protocols.offline import MODEL_SETUP_HINT

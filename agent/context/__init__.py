@@ -4,7 +4,7 @@ A `ContextController` keeps conversations inside the window of whatever model an
 (measure.py) against the limits of the model's window (limits.py), and decides when to compress; hygiene and `/compress`
 ask it, too. An `Engine` prepares a compression (job.py has all its values): the built-in `Compressor` cuts the
 transcript (cuts.py), prunes tool results (pruning.py), and asks a model for one summary (summary.py) or makes one by
-rule (deterministic.py). A transaction commits it (commit.py). A `ModelHandle` (model_handle.py) is a model that
+rule (deterministic.py). A transaction commits it (commit.py); until then it is pending (pending.py). A `ModelHandle` (model_handle.py) is a model that
 answers, with what is learned of it; a conversation's strikes and cooldowns are its `ContextState` (state.py).
 
 >>> from agent.context.limits import LimitSettings, limits_of

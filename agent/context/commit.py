@@ -1,16 +1,13 @@
-"""Compressions between preparation and commit: those that are pending, and the transactions that commit or undo them.
+"""Transactions that commit or undo a compression.
 
-Pending compressions are prepared beside the turns of their conversations. They outlive a change of the model and of the
-configuration: a conversation's next step takes in what is ready. A commit is a split with everything that becomes true
-with it, or the trace of an attempt. Taking a compression back lets the model see again what it saw before, and
-everything that was said since.
+A commit is a split with everything that becomes true with it, or the trace of an attempt. After an undo the model sees
+again the view of before, and everything that was said since.
 """
 
-import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import assert_never
 
 import msgspec
 import structlog
@@ -35,7 +32,6 @@ from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
 from agent.tokens import estimated_text_tokens
 from hermes_state import sessions
-from hermes_state.aio import cancel_all
 from hermes_state.compressions import (
     CompressionRow,
     ContextItem,
@@ -52,17 +48,14 @@ from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, nested
 from hermes_state.tools.todos import OPEN_STATES, TodoRow, TodoState, load_todos
 from hermes_state.transcripts import NewMessage
-from hermes_state.values import ChatId, EstimatedTokens, LineageId, MessageRole, Millis, Origin, SessionId
+from hermes_state.values import EstimatedTokens, MessageRole, Millis, Origin, SessionId
 
 log = structlog.get_logger()
 
 _OPEN_TODOS = "Open items of your todo list, as they stood when older messages left your view:"
 _MORE_TODOS = "({} more open items did not fit here: call `todo` to read them)"
 TODOS_THRESHOLD_PERCENT = 10
-"""Room for the open items, of the threshold: a list that fills a small window would have it compressed for ever."""
-
-MAX_KEPT = 512
-"""Compressions that are on their way or wait for a step of their conversations: each holds a whole view."""
+"""Room for the open items, in percent of the threshold, so that a list cannot fill a small window again and again."""
 
 
 def commit_compression(
@@ -240,47 +233,3 @@ def log_outcome(attempt: CompressionResult, outcome: CompressionOutcome) -> None
             log.warning("compression.aborted", layer=job.layer, lineage_id=lineage_id, kind=kind)
         case _:
             assert_never(outcome)
-
-
-class CompressionRegistry:
-    """Tasks that prepare compressions, at most one for each conversation. One of it for a store."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
-        self.notes: dict[SessionId, asyncio.Task[None]] = {}
-        """Tasks that take notes of views, by their sessions. A commit does not wait for them."""
-        self.settled_chats: set[ChatId] = set()
-        """Chats to which no earlier process owes notes."""
-
-    def is_pending(self, lineage_id: LineageId) -> bool:
-        """True while a compression of the conversation is prepared beside its turns."""
-        return lineage_id in self._tasks
-
-    async def begin(self, lineage_id: LineageId, prepare: Coroutine[Any, Any, CompressionResult]) -> None:
-        """Start to prepare one. It is kept until a step of the conversation takes it in."""
-        if len(self._tasks) >= MAX_KEPT:
-            await self.drop(next(iter(self._tasks)))
-        self._tasks[lineage_id] = asyncio.create_task(prepare, name=f"compression-{lineage_id}")
-
-    async def wait(self, lineage_id: LineageId, seconds: float | None = None) -> None:
-        """Wait until what is prepared for the conversation is done, for so long at most."""
-        await asyncio.wait({self._tasks[lineage_id]}, timeout=seconds)
-
-    async def take_finished(self, lineage_id: LineageId) -> CompressionResult | None:
-        """The prepared compression of a conversation, if it is done by now; it is kept no longer."""
-        task = self._tasks.get(lineage_id)
-        if task is None or not task.done():
-            return None
-        del self._tasks[lineage_id]
-        return await task
-
-    async def drop(self, lineage_id: LineageId) -> None:
-        """Give up what is prepared for the conversation. What it has cost is in the ledger already."""
-        if (task := self._tasks.pop(lineage_id, None)) is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def close(self) -> None:
-        """Give up all that are kept."""
-        await asyncio.gather(*map(self.drop, list(self._tasks)))
-        await cancel_all(list(self.notes.values()))

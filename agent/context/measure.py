@@ -8,6 +8,7 @@ import msgspec
 from agent.context.estimate import Estimator
 from agent.context.limits import Limits
 from agent.context.model_handle import ModelHandle
+from agent.context.state import state_of
 from agent.model.base import ModelRequest
 from agent.model.sizes import SizeSource
 from agent.model.usage import Size, fixed_tokens
@@ -45,6 +46,16 @@ class MeasuredPrompt:
     """The model's: what is larger than its window is not sent."""
     model: ModelHandle
     """The model that it was measured for."""
+
+    @property
+    def held_back(self) -> str | None:
+        """Why the conversation is not compressed by itself now; None if nothing holds it back."""
+        state = state_of(self.view.session.context_state)
+        if not self.model.context.is_enabled:
+            return "it is switched off (`compression.enabled`)"
+        if state.is_blocked:
+            return "the last ones did not help; it waits until a prompt does not fit the input window"
+        return "a person took the last one back; it waits until a prompt does not fit" if state.held_at else None
 
     def with_style(self, style: WireSettings) -> "MeasuredPrompt":
         """The same prompt with its rows shown in another way."""

@@ -23,6 +23,7 @@ from agent.model.sizes import UNKNOWN_LIMITS, SizeSource, model_size, plausible
 from agent.model.usage import Size
 from hermes_state.aio import Backoff
 from hermes_state.compressions import Layer
+from hermes_state.errors import ContextOverflow
 from hermes_state.models.ledger import largest_answered_prompt
 from hermes_state.models.profiles import (
     ModelProfile,
@@ -242,6 +243,16 @@ class LearnedProfile:
             await self._store.write(save_calibration, self._route, self.model, known, self._clock.now())
             self._known = replace(self._known, calibration=known)
 
+    async def largest_answered(self, lineage_id: LineageId | None = None) -> int | None:
+        """Return the tokens of the largest prompt that the model has answered, in a conversation or in any."""
+        return await self._store.read(largest_answered_prompt, lineage_id, self._route, self.model)
+
+    async def is_disproved(self, error: ContextOverflow, prompt: EstimatedTokens) -> bool:
+        """Return True if the model has answered a prompt larger than this one and than the stated window."""
+        answered = await self.largest_answered() or 0
+        is_vague = error.prompt_tokens is None and not error.is_of_account
+        return is_vague and (error.window or answered) < answered >= prompt
+
     async def learn_window(
         self, lineage_id: LineageId, stated: int, *, is_of_input: bool = False, is_counted: bool = False
     ) -> None:
@@ -251,8 +262,7 @@ class LearnedProfile:
         only with a count of the refused prompt (`is_counted`): then the server has changed.
         """
         self._assumed.pop(lineage_id, None)
-        read = self._store.read
-        answered = 0 if is_counted else await read(largest_answered_prompt, None, self._route, self.model)
+        answered = 0 if is_counted else await self.largest_answered()
         if not max(MIN_INPUT_WINDOW, answered or 0) <= stated < min(self.window, self.max_input or self.window):
             return
         in_force, bound = self.capacity.context_length, Tokens(stated)

@@ -6,9 +6,9 @@ from sqlite3 import Connection
 
 import pytest
 
-from agent.context.commit import MAX_KEPT, CompressionRegistry
 from agent.context.job import Compressed, CompressionResult
 from agent.context.model_handle import ContextSettings
+from agent.context.pending import MAX_KEPT, CompressionRegistry
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext
 from hermes_state import journal, sessions, transcripts

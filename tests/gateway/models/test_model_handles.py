@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ModelHandle
+from agent.context.pending import CompressionRegistry
 from agent.images.scaling import ImageScaler
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.model.protocols.offline import OfflineModel
