@@ -15,7 +15,7 @@ from agent.engines.adapter import PluginEngine
 from agent.engines.loader import load_engine
 from agent.images.model_images import ModelImages
 from agent.images.scaling import ImageScaler
-from agent.memory.files import MemoryDirectory
+from agent.memory.notes import MemoryDirectory
 from agent.memory.sections import SectionReader
 from agent.memory.skills import SkillCatalog
 from agent.memory_flush import MemoryWriter

@@ -4,15 +4,16 @@ A commit is a split with everything that becomes true with it, or the trace of a
 again the view of before, and everything that was said since.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import assert_never
 
 import msgspec
+import orjson
 import structlog
 
-from agent.context.carried.instructions import to_read_again
 from agent.context.cuts import SkipReason
 from agent.context.job import (
     Aborted,
@@ -48,7 +49,7 @@ from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, nested
 from hermes_state.tools.todos import OPEN_STATES, TodoRow, TodoState, load_todos
 from hermes_state.transcripts import NewMessage
-from hermes_state.values import EstimatedTokens, MessageRole, Millis, Origin, SessionId
+from hermes_state.values import EstimatedTokens, Message, MessageRole, Millis, Origin, SessionId, ToolCall
 
 log = structlog.get_logger()
 
@@ -56,6 +57,20 @@ _OPEN_TODOS = "Open items of your todo list, as they stood when older messages l
 _MORE_TODOS = "({} more open items did not fit here: call `todo` to read them)"
 TODOS_THRESHOLD_PERCENT = 10
 """Room for the open items, in percent of the threshold, so that a list cannot fill a small window again and again."""
+READ_AGAIN = "Instructions that have left your view, read again before you go on: "
+MAX_NAMED = 8
+"""Most that are named; those read last stay."""
+MAX_CHARACTERS = 1_000
+"""Longest arguments of a call that only reads."""
+_READING = re.compile(r"read|view|open|cat|get_|terminal|shell|bash|command|more_tools|skill")
+_NAME = re.compile(
+    r"(?<![\w.-])(?:(?:AGENTS?|CLAUDE|GEMINI|QWEN|CRUSH|WARP|HERMES|SOUL|SKILL|CONVENTIONS|CONTRIBUTING|RULES|GUIDELINES"
+    r"|(?:[\w-]{1,40}[-.])?INSTRUCTIONS)(?:\.\w+)?\.md|[\w-]{1,60}\.mdc"
+    r"|(?:\.?\w{0,20}rules|skills|steering|instructions)/[\w./-]{1,100}\.md|\.\w{0,20}(?:rules|hints))(?![\w.-])",
+    re.IGNORECASE,
+)
+_BEFORE_PATH = re.compile(r"[\s\"'<>|;&=()]")
+_SKILL = re.compile(r'"name":"([^"]+)"(?:.*?"file":"([^"]+)")?')
 
 
 def commit_compression(
@@ -142,6 +157,40 @@ def _open_lines(todos: Sequence[TodoRow], room: int) -> list[str]:
         shown.add(todo.id)
     more = [_MORE_TODOS.format(len(is_open) - len(shown))] if len(shown) < len(is_open) else []
     return [todo.line for todo in is_open if todo.id in shown] + more
+
+
+def to_read_again(rows: Sequence[Message], kept: Container[object]) -> str | None:
+    """Return a line with the instructions read in these rows, and those named before, unless their row is `kept`."""
+    failed = {
+        row.tool_call_id for row in rows if row.role is MessageRole.TOOL and (row.text or "").startswith("Error:")
+    }
+    found = dict[str, None]()
+    for row in rows:
+        text = row.text or ""
+        names = text.partition(READ_AGAIN)[2].split("; ") if row.origin is Origin.TODO and READ_AGAIN in text else []
+        names += [name for call in row.body.calls if call.id not in failed for name in _read_by(call)]
+        for name in names:
+            found.pop(name, None)
+            if row.id not in kept or row.origin is Origin.TODO:
+                found[name] = None
+    return READ_AGAIN + "; ".join([*found][-MAX_NAMED:]) if found else None
+
+
+def _read_by(call: ToolCall) -> list[str]:
+    given = call.arguments
+    if len(given) > MAX_CHARACTERS or not _READING.search(call.name):
+        return []
+    with suppress(orjson.JSONDecodeError):
+        given = orjson.dumps(orjson.loads(given)).decode()
+    if call.name == "skill" or '"tool":"skill"' in given:
+        return [f"skill {name}{f' ({file})' if file else ''}" for name, file in _SKILL.findall(given)]
+    return [f"file {_folder(given[: found.start()])}{found[0]}" for found in _NAME.finditer(given)]
+
+
+def _folder(before: str) -> str:
+    """The part of a path that ends a text: from `"path":` on, or without blanks."""
+    folder = before.rpartition('"path":"')[2]
+    return folder if '"path":"' in before and '"' not in folder else _BEFORE_PATH.split(before)[-1]
 
 
 def _row(attempt: CompressionResult) -> CompressionRow:

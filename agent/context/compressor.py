@@ -1,8 +1,7 @@
 """The built-in context engine: cut, prune, one summary, one handoff. It commits nothing.
 
-Choosing what to compress is pure and runs in a thread; then there is one model call, or two where a separate summary
-model fails and the session's own is asked; what cannot be summarised by a model is summarised by rule, or left alone
-while there is room.
+The choice of rows is pure and runs in a thread. Then one model is asked, or the session's own after a separate one has
+failed. Without a model's summary there is one by rule, or none while there is room.
 """
 
 import asyncio
@@ -47,51 +46,32 @@ log = structlog.get_logger()
 PASSING_OUTCOMES = frozenset(
     {"auth", "quota", "not_offered", "unavailable", "timeout", "rate_limited", "capped", "unpriced"}
 )
-"""Trouble with the provider, not with the conversation: while there is room, waiting loses nothing."""
-
+"""Failures of the provider, not of the conversation: while there is room, waiting loses nothing."""
 MAX_LENGTH_PERCENT = 150
-"""Longest summary, in percent of the length that was asked for; what is beyond it is left out."""
-
-TINY_FACTOR = 2
-"""A middle of less than so many times the handoff's own words is not worth a model call."""
-
+"""Longest summary, in percent of the requested length; the rest is left out."""
 MIN_FRESH_PERCENT = 10
-"""Least that must have been said since the last handoff, in percent of the threshold."""
-
-MIN_FREED_PERCENT = 60
-"""Least that a compression frees on a small window that has room, in percent of the threshold."""
-LIKE_STEPS = 3
-"""Newest steps of a kind that tell how much the next one may bring."""
-SUMMARY_MS = 30_000
-"""Usual time of a summary, in milliseconds."""
-
-FACTS_DIVISOR = 3
-"""Facts take no more than this part of what leaves the view beyond the least: quoting is to make it shorter."""
-
-SHORT_TAIL_PERCENT = 20
-"""Kept end where the usual one would leave too much, in percent of all messages."""
-
+"""Least new content since the last handoff, in percent of the threshold."""
 
 _FRAME_TOKENS = int(estimated_text_tokens(framed("")))
-"""Tokens of the words that stand around every handoff."""
-_MIN_CONTENT = TINY_FACTOR * _FRAME_TOKENS
+"""Tokens of the words around every handoff."""
+_MIN_CONTENT = 2 * _FRAME_TOKENS
+"""Tokens of the smallest middle that is worth a model call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """Choice of what is compressed, before anybody has put it into words."""
+    """Choice of the rows that are compressed, before there is a summary."""
 
     cut: Cut
     rows: Transcript
     """The middle, pruned, without an earlier handoff."""
     whole: Transcript
-    """The same rows as they were said."""
+    """The same rows, unpruned."""
     record: str | None
-    """All of the earlier handoff's text."""
+    """The whole text of the earlier handoff."""
     previous: str | None
-    """The text of the earlier handoff, without what it carries."""
+    """The summary in the earlier handoff."""
     carried: Carried
-    """Rules and facts that the new one carries."""
     handoff: Handoff
     """The new handoff, still without a text."""
     pruned: int
@@ -107,7 +87,7 @@ class _SummaryResult:
     client: ModelClient | None = None
     failure: str | None = None
     passed_over: str | None = None
-    """The route that was asked before and failed."""
+    """Route that was asked before and failed."""
 
 
 class Compressor:
@@ -120,26 +100,36 @@ class Compressor:
         self._clock = clock
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
-        """A compression from the threshold on."""
         return CompressionRequest(reason="threshold") if job.limits.is_over_threshold(job.tokens_before) else None
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
         return limits.threshold
 
     async def on_event(self, event: EngineEvent) -> None:
-        """All that it has to know stands in each job."""
+        """Ignore it, because each job has all the facts."""
 
     def tools(self) -> tuple[Tool, ...]:
         return ()
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing, because the engine holds nothing."""
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
         plan = await asyncio.to_thread(self._plan, job)
         if isinstance(plan, SkipReason):
             return job.not_needed(plan), state
-        self._log_plan(job, plan)
+        log.info(
+            "compression.planned",
+            layer=job.layer,
+            tokens=job.tokens_before,
+            threshold=job.limits.threshold,
+            window=job.limits.context_length,
+            percent=job.tokens_before * 100 // job.limits.context_length,
+            head=plan.cut.head_end,
+            middle=len(plan.rows),
+            tail=job.messages_before - plan.cut.tail_start,
+            pruned=plan.pruned,
+        )
         await job.begin()
         written, state = await self._summarise(job, plan, state)
         if isinstance(written, Aborted):
@@ -161,7 +151,6 @@ class Compressor:
         ), state
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
-        """True while no route would be asked."""
         now = self._clock.now()
         return all(state.is_cooling(route.cooldown_key(layer), now) for route in routes)
 
@@ -193,7 +182,7 @@ class Compressor:
         cut = find_cut(rows, sizes, job.limits, rules, keep_turns=job.keep_turns)
         leaves_all = job.must_shrink and cut is SkipReason.NOTHING_BETWEEN
         if job.keep_turns is None and (leaves_all or (isinstance(cut, Cut) and _leaves_too_much(cut, sizes, job))):
-            tail = min(job.limits.tail, Tokens(sum(sizes) * SHORT_TAIL_PERCENT // 100))
+            tail = min(job.limits.tail, Tokens(sum(sizes) * 20 // 100))
             cut = find_cut(rows, sizes, replace(job.limits, tail=tail), short)
         if isinstance(cut, SkipReason):
             return cut
@@ -203,15 +192,15 @@ class Compressor:
         is_worth_it = content >= _MIN_CONTENT and _is_worth_a_call(job, content, fresh)
         if not is_worth_it or _can_wait(job, sizes, content, fresh):
             return SkipReason.NOT_SMALLER
-        # The newest rows are never pruned, however large: the model is in the middle of working with them.
+        # The newest rows are never pruned, however large, because the model still works with them.
         upto = min(cut.tail_start, max(0, len(rows) - job.settings.protect_last_n))
         shorter, pruned = prune(rows, upto=upto, redact=self._redact)
         middle, _ = middle_of(shorter, cut)
         whole, previous = middle_of(rows, cut)
         record = None if previous is None else previous.text
         text, earlier = parted(record)
-        limits = job.limits
-        facts_limit = min(limits.facts, (content - _MIN_CONTENT) // FACTS_DIVISOR)
+        # A third of the gain at most: facts quote the rows, and the handoff has to be shorter than these.
+        facts_limit = min(job.limits.facts, (content - _MIN_CONTENT) // 3)
         return _Plan(
             cut=cut,
             rows=middle,
@@ -222,7 +211,7 @@ class Compressor:
                 earlier,
                 rows[: cut.head_end],
                 whole,
-                rules_limit=limits.rules,
+                rules_limit=job.limits.rules,
                 facts_limit=job.estimator.unscaled(facts_limit),
                 redact=self._redact,
                 is_shared=job.request.style.is_shared,
@@ -232,28 +221,12 @@ class Compressor:
             content_tokens=content,
         )
 
-    @staticmethod
-    def _log_plan(job: CompressionJob, plan: _Plan) -> None:
-        limits = job.limits
-        log.info(
-            "compression.planned",
-            layer=job.layer,
-            tokens=job.tokens_before,
-            threshold=limits.threshold,
-            window=limits.context_length,
-            percent=job.tokens_before * 100 // limits.context_length,
-            head=plan.cut.head_end,
-            middle=len(plan.rows),
-            tail=job.messages_before - plan.cut.tail_start,
-            pruned=plan.pruned,
-        )
-
-    # ---- putting it into words
+    # ---- the summary
 
     async def _summarise(
         self, job: CompressionJob, plan: _Plan, state: ContextState
     ) -> tuple[_SummaryResult | Aborted, ContextState]:
-        """A model's summary; without one the conversation is left alone while that is possible, else one by rule."""
+        """Return a model's summary; without one `Aborted` while there is room, else a summary by rule."""
         failure: ModelError | None = None
         passed_over: str | None = None
         for route in job.routes:
@@ -293,7 +266,7 @@ class Compressor:
         except SummaryError as error:
             call = replace(call, outcome=error.outcome)
             raise
-        finally:  # it was paid for, whatever becomes of it
+        finally:  # the call was paid for, also without a usable summary
             await route.client.ledger.record(job.request.payer, call)
         return _SummaryResult(text=text, client=route.client)
 
@@ -323,10 +296,10 @@ class Compressor:
 
 
 def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
-    """True when enough was said since the last handoff: else one compression would follow the other.
+    """Return True if enough was said since the last handoff, or one compression would follow the other.
 
-    By hand, when a summary can make the conversation shorter: one that is brought up to date keeps its length.
-    `content`: tokens that would leave the view; `fresh`: those of them that no handoff stands for yet.
+    By hand: if a summary can save anything, because an updated one keeps its length. `content`: tokens that would leave
+    the view; `fresh`: those of them that no handoff stands for yet.
     """
     if job.must_shrink or job.message_limit is not None:
         return True
@@ -337,31 +310,31 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
 
 
 def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: int) -> bool:
-    """True while a small window has room, and a compression would free little of it: every other turn would bring one.
+    """Return True if a small window has room and a compression would free less than 60 % of the threshold.
 
-    It has room as long as the next prompt stays below hygiene's line, though as much comes as in the half minute before
-    the newest step, or as in the largest of the last three steps like the one that follows: behind a message, or
-    behind results.
+    Otherwise every other turn would compress. There is room if the next prompt stays below hygiene's line with as many
+    new tokens as in the half minute (a usual summary) before the newest step, and as in the largest of the last three
+    steps of the same kind: after a message, or after results.
     """
     limits, rows = job.limits, job.view.transcript
     freed = min(fresh, content - limits.summary_tokens(content) - _FRAME_TOKENS)
-    is_little = limits.is_small and freed * 100 < limits.threshold * MIN_FREED_PERCENT
+    is_little = limits.is_small and freed * 100 < limits.threshold * 60
     if not is_little or job.must_shrink or job.layer not in ("preflight", "in_loop"):
         return False
     replies = [index for index, row in enumerate(rows) if row.role is MessageRole.ASSISTANT and index > 0]
     steps = [
         sum(sizes[start:end]) for start, end in pairwise([*replies, len(rows)]) if rows[start - 1].role is rows[-1].role
     ]
-    since = (
-        max(row.created_at for row in rows) - SUMMARY_MS
-    )  # a message may have been sent before what it stands behind
+    since = max(row.created_at for row in rows) - 30_000  # a message may be older than those in front of it
     recent = sum(compress(sizes, (row.created_at > since for row in rows[: max(replies, default=0)])))
-    return job.tokens_before + max(recent, *steps[-LIKE_STEPS:], 0) < limits.hygiene
+    return job.tokens_before + max(recent, *steps[-3:], 0) < limits.hygiene
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:
-    """Nearly everything fits into the kept end, although it was asked for or there is no room, or there are too many
-    messages, or the provider refused what should have fitted: too many bytes, then, those of images mostly."""
+    """Return True if nearly everything would stay, although room is needed or there are too many messages.
+
+    Also if the provider refused a prompt that should have fitted: then its images had too many bytes.
+    """
     tail = len(sizes) - cut.tail_start
     is_long = job.message_limit is not None and tail * 2 > job.message_limit
     is_heavy = job.layer == "overflow" and not job.limits.is_urgent(job.tokens_before)
@@ -384,5 +357,5 @@ def _reason(failure: ModelError | None, routes: Sequence[SummaryRoute]) -> str:
         return str(failure)
     if isinstance(failure, ContextOverflow):
         return "What there is to summarise does not fit into the model's memory."
-    # What comes behind the fact helps people whose question has failed; nobody's has.
+    # The advice after the fact is for people whose question has failed.
     return sentence_for(failure).partition(";")[0] + "."

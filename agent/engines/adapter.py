@@ -9,16 +9,19 @@ import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
 
 import structlog
 
 from agent.context.base import Engine
 from agent.context.cuts import SkipReason, has_open_calls
+from agent.context.excerpt import without_thoughts
 from agent.context.job import (
     Aborted,
     CompressionJob,
@@ -32,15 +35,17 @@ from agent.context.job import (
 from agent.context.limits import Limits
 from agent.context.model_handle import ModelInfo, SummaryRoute
 from agent.context.state import ContextState, CooldownKey, cooldown_key
+from agent.context.summary import SummaryError, asking_row
 from agent.engines.contract import ContextEngine, EngineError
 from agent.engines.handle import EngineHandle, sent_view, session_of
 from agent.engines.mapping import MappedMessages, SentMessages, mapped_messages, sent_messages
-from agent.engines.model_calls import SummaryClient
 from agent.handoff import framed
-from agent.model.base import ToolSchema
+from agent.model.base import FinishReason, ModelRequest, ToolSchema
+from agent.model.errors import remedy_for
+from agent.model.sizes import MIN_OUTPUT, room_beside
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.compressions import Layer
-from hermes_state.errors import ToolError
+from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, ToolError
 from hermes_state.sessions import Session, load_session
 from hermes_state.store.writer import Store
 from hermes_state.transcripts import NewMessage, load_view
@@ -214,7 +219,7 @@ class PluginEngine:
 
     # ---- one compression
 
-    async def _compressed(self, job: CompressionJob, calls: SummaryClient) -> MappedMessages | None:
+    async def _compressed(self, job: CompressionJob, calls: "SummaryClient") -> MappedMessages | None:
         async with self._acquire(job) as handle:
             sent = await self._sent(job)
             is_async = inspect.iscoroutinefunction(getattr(handle.engine, "compress", None))
@@ -305,3 +310,79 @@ class PluginEngine:
 
     def _cooldown_key(self, layer: Layer) -> CooldownKey:
         return cooldown_key(layer, f"engine:{self.name}", self._mark)
+
+
+class SummaryClient:
+    """Summary models of a conversation, for the model calls of one `compress`. All calls end with it.
+
+    Each call keeps to the spending caps, is a row in the ledger, and carries no secrets. A route that fails is disabled
+    for a while, as for the built-in engine; `state` includes that.
+    """
+
+    def __init__(
+        self, job: CompressionJob, state: ContextState, *, redact: Callable[[str], str], clock: Clock, seconds: float
+    ) -> None:
+        """`seconds`: time for all calls together."""
+        self.state = state
+        self._job, self._redact, self._clock = job, redact, clock
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + seconds
+        self._waiting: set[Future[str]] = set()
+        self._closed = Event()
+
+    async def ask(self, prompt: str, system: str = "") -> str:
+        """Return the answer of the first route that has one. Raises `ModelError`."""
+        failure: ModelError = ModelUnavailable("there is no model that could be asked now")
+        for route in self._job.routes:
+            key = route.cooldown_key(self._job.layer)
+            if self.state.is_cooling(key, self._clock.now()):
+                continue
+            try:
+                text = await self._answer(route, prompt, system)
+            except ModelError as error:
+                failure = error
+                outcome = error.outcome if isinstance(error, SummaryError) else remedy_for(error).outcome
+                if not self.state.is_cooling(key, self._clock.now()):  # a parallel call may have failed first
+                    self.state = self.state.failed(key, outcome, self._clock.now())
+            else:
+                self.state = self.state.answered(key)
+                return text
+        raise failure
+
+    def ask_and_wait(self, prompt: str, system: str = "") -> str:
+        """`ask` from a thread of an engine that is not async."""
+        if self._closed.is_set():
+            raise ModelTimeout("the compression is over")
+        waiting = asyncio.run_coroutine_threadsafe(self.ask(prompt, system), self._loop)
+        self._waiting.add(waiting)
+        if self._closed.is_set():  # meanwhile: `close` has not seen this call
+            waiting.cancel()
+        try:
+            return waiting.result()
+        except CancelledError as error:
+            raise ModelTimeout("the compression is over") from error
+        finally:
+            self._waiting.discard(waiting)
+
+    def close(self) -> None:
+        """End the calls that still run, and allow no more."""
+        self._closed.set()
+        for waiting in list(self._waiting):
+            waiting.cancel()
+
+    async def _answer(self, route: SummaryRoute, prompt: str, system: str) -> str:
+        job, seconds = self._job, self._deadline - self._loop.time()
+        if self._closed.is_set() or seconds <= 0:
+            raise ModelTimeout("the compression is over")
+        texts = [await asyncio.to_thread(self._redact, text) for text in (prompt, system)]
+        row = asking_row(texts[0], self._clock.now())
+        request = ModelRequest(system=texts[1], transcript=(row,), max_output_tokens=None, payer=job.request.payer)
+        room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
+        request = replace(request, output_cap=max(MIN_OUTPUT, room))
+        done = await route.client.complete(request, purpose="summary", within=seconds)
+        is_cut = done.reply.finish is FinishReason.LENGTH
+        call = replace(done.call, outcome="truncated") if is_cut else done.call
+        await route.client.ledger.record(job.request.payer, call)
+        if is_cut:
+            raise SummaryError("truncated", "The summary was cut off by the model's output limit.")
+        return await asyncio.to_thread(self._redact, without_thoughts(done.reply.text).strip())

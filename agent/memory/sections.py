@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from agent.handoff import escape_markers
-from agent.memory.files import FILE_NAMES, MemoryDirectory, read_text
+from agent.memory.notes import FILE_NAMES, MemoryDirectory, read_text
 from agent.memory.skills import SkillCatalog
 from agent.tokens import estimated_text_tokens
 from hermes_state.errors import ToolError

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 import yaml
 
-from agent.memory.files import read_text
+from agent.memory.notes import read_text
 from hermes_state.errors import ToolError
 from hermes_state.text import shortened
 

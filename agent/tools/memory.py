@@ -4,8 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from agent.memory.files import MemoryDirectory, Target
-from agent.memory.notes import Person, added, one_line, replaced
+from agent.memory.notes import MemoryDirectory, Person, Target, added, one_line, replaced
 from agent.tools.arguments import schema, text
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.errors import ToolError

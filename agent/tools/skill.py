@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from agent.memory.files import read_text
+from agent.memory.notes import read_text
 from agent.memory.skills import SKILL_FILE, SkillCatalog, SkillInfo
 from agent.tools.arguments import schema, text, whole
 from agent.tools.registry import Tool, ToolContext

@@ -17,9 +17,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
-from agent.context.carried.lines import ROW_CHARACTERS, bounded, one_line
 from agent.context.carried.phrases import sentences, weighty_words
-from agent.context.excerpt import Redact, speaker_name, without_thoughts
+from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded, one_line, speaker_name, without_thoughts
 from agent.tokens import estimated_text_tokens
 from hermes_state.values import Message, MessageRole, Origin, recall_id
 
@@ -134,7 +133,7 @@ class _Text:
 
     def hold(self, safe: str) -> None:
         """Holds no secret any more."""
-        if safe != self.raw[:ROW_CHARACTERS]:
+        if safe != self.raw[:QUOTED_CHARACTERS]:
             self._shapes, self._rare, self._words, self._lines = None, (), None, None
         self.raw, self.is_safe = safe, True
 
@@ -142,13 +141,13 @@ class _Text:
     def shapes(self) -> Sequence[str]:
         """The shapes of its lines, if a program made it."""
         if self._shapes is None:
-            self._shapes = _shape(self.raw[:ROW_CHARACTERS]).splitlines() if self.rank >= _FIRST_MACHINE else ()
+            self._shapes = _shape(self.raw[:QUOTED_CHARACTERS]).splitlines() if self.rank >= _FIRST_MACHINE else ()
         return self._shapes
 
     def sift(self, often: Counter[str]) -> None:
         """Look no more at lines of shapes that come up often, or have no number."""
         if self.shapes:
-            lines = zip(self.raw[:ROW_CHARACTERS].splitlines(), self.shapes, strict=False)
+            lines = zip(self.raw[:QUOTED_CHARACTERS].splitlines(), self.shapes, strict=False)
             rare = [line for line, shape in lines if "#" in shape and often[shape] <= MAX_SHAPES]
             if rare != self._rare:
                 self._rare, self._words, self._lines = rare, None, None
@@ -157,7 +156,7 @@ class _Text:
     def words(self) -> Collection[str]:
         """Words that say that it matters, one of which is in each of its lines that does."""
         if self._words is None:
-            text = "\n".join(self._rare) if self.rank >= _FIRST_MACHINE else self.raw[:ROW_CHARACTERS]
+            text = "\n".join(self._rare) if self.rank >= _FIRST_MACHINE else self.raw[:QUOTED_CHARACTERS]
             self._words = weighty_words(text)
         return self._words
 
@@ -170,14 +169,14 @@ class _Text:
         return self._lines
 
     def _spoken(self) -> Iterator[str]:
-        text = self.raw[:ROW_CHARACTERS]
+        text = self.raw[:QUOTED_CHARACTERS]
         words, patterns = self.words, _patterns(text, _MARKS)
         if words or patterns:
             for start, end in sentences(text):
                 yield from _quoted(text[start:end].strip(), words, patterns)
 
     def _quoted(self) -> Iterator[str]:
-        patterns = _patterns(self.raw[:ROW_CHARACTERS], _UNQUOTED)
+        patterns = _patterns(self.raw[:QUOTED_CHARACTERS], _UNQUOTED)
         for line in self._rare:
             yield from _quoted(line.strip(), (), patterns)
 
@@ -267,7 +266,7 @@ class _Choice:
         is_safe = True
         for text in self._sources.values():
             safe = bounded(text.raw, redact)
-            is_safe = is_safe and safe == text.raw[:ROW_CHARACTERS]
+            is_safe = is_safe and safe == text.raw[:QUOTED_CHARACTERS]
             text.hold(safe)
         return is_safe
 

@@ -14,9 +14,8 @@ from itertools import islice, pairwise
 from typing import Final, Literal, TypeAlias
 from unicodedata import normalize
 
-from agent.context.carried.lines import ROW_CHARACTERS, bounded, one_line
 from agent.context.carried.phrases import QUESTION, Hinted, Language, any_of, hinted, plain, sentences
-from agent.context.excerpt import Redact, speaker_name
+from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded, one_line, speaker_name
 from agent.tokens import estimated_text_tokens
 from hermes_state.journal import NOT_SAID_NOW
 from hermes_state.values import RECALL_ID, Message, Origin, recall_id
@@ -140,7 +139,7 @@ def _said(row: Message, redact: Redact, *, is_shared: bool) -> Iterator[tuple[tu
     """Rules and take-backs that a person typed in a row; none that were forwarded or quoted."""
     if row.origin is not Origin.HUMAN or not NOT_SAID_NOW.isdisjoint(row.body.notes):
         return
-    text = (row.text or "")[:ROW_CHARACTERS]
+    text = (row.text or "")[:QUOTED_CHARACTERS]
     hints = hinted(text)
     if not hints or next(_sentences(text, hints), None) is None:
         return

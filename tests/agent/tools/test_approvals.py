@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from agent.memory.files import MemoryDirectory
+from agent.memory.notes import MemoryDirectory
 from agent.settings import TerminalSettings, WorkspaceSettings
 from agent.tools.approvals import fenced, inline, question_about
 from agent.tools.files.file_tools import file_tools
