@@ -14,8 +14,7 @@ from typing import TypeAlias
 import msgspec
 import structlog
 
-from agent.context.base import Engine
-from agent.context.compressor import Compressor
+from agent.context.compressor import Compressor, Engine
 from agent.context.controller import ContextController
 from agent.context.job import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.measure import MeasuredPrompt

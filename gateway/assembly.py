@@ -7,7 +7,7 @@ from datetime import UTC, datetime, tzinfo
 from functools import partial
 from zoneinfo import ZoneInfo
 
-from agent.context.base import Engine
+from agent.context.compressor import Engine
 from agent.context.job import Listener, OnWait
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
 from agent.context.pending import CompressionRegistry

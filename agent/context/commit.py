@@ -53,15 +53,11 @@ from hermes_state.values import EstimatedTokens, Message, MessageRole, Millis, O
 
 log = structlog.get_logger()
 
-_OPEN_TODOS = "Open items of your todo list, as they stood when older messages left your view:"
-_MORE_TODOS = "({} more open items did not fit here: call `todo` to read them)"
 TODOS_THRESHOLD_PERCENT = 10
 """Room for the open items, in percent of the threshold, so that a list cannot fill a small window again and again."""
 READ_AGAIN = "Instructions that have left your view, read again before you go on: "
 MAX_NAMED = 8
-"""Most that are named; those read last stay."""
-MAX_CHARACTERS = 1_000
-"""Longest arguments of a call that only reads."""
+"""Most instructions that are named; the last ones stay."""
 _READING = re.compile(r"read|view|open|cat|get_|terminal|shell|bash|command|more_tools|skill")
 _NAME = re.compile(
     r"(?<![\w.-])(?:(?:AGENTS?|CLAUDE|GEMINI|QWEN|CRUSH|WARP|HERMES|SOUL|SKILL|CONVENTIONS|CONTRIBUTING|RULES|GUIDELINES"
@@ -69,20 +65,19 @@ _NAME = re.compile(
     r"|(?:\.?\w{0,20}rules|skills|steering|instructions)/[\w./-]{1,100}\.md|\.\w{0,20}(?:rules|hints))(?![\w.-])",
     re.IGNORECASE,
 )
-_BEFORE_PATH = re.compile(r"[\s\"'<>|;&=()]")
 _SKILL = re.compile(r'"name":"([^"]+)"(?:.*?"file":"([^"]+)")?')
 
 
 def commit_compression(
     db: Connection, attempt: CompressionResult, now: Millis
 ) -> tuple[CompressionOutcome, list[ContextEvent]]:
-    """Commit a prepared compression, or keep the trace of an attempt that changes no view; also the events of it.
+    """Commit a prepared compression, or keep the trace of an attempt; return also its events.
 
-    When somebody else was faster nothing is written.
+    Writes nothing if another compression was faster.
     """
     job, prepared = attempt.job, attempt.result
     session, conversation = load_session(db, job.view.session.id), job.conversation
-    # A turn may have gone on for a while beside a summary: what was noted meanwhile must not be forgotten.
+    # A turn may have gone on next to the summary: its changes of the state must stay.
     before = state_of(session.context_state)
     attempt = replace(attempt, state=before.rebased(state_of(job.view.session.context_state), attempt.state))
     if not isinstance(prepared, PreparedCompression):
@@ -109,14 +104,14 @@ def commit_compression(
 
 
 def keep_debt(db: Connection, session_id: SessionId, *, owes_notes: bool) -> None:
-    """Note in a compressed session whether notes of its view are still to be taken."""
+    """Note in a compressed session if notes of its view are still owed."""
     state = msgspec.structs.replace(state_of(load_session(db, session_id).context_state), owes_notes=owes_notes)
     sessions.set_context_state(db, session_id, stored_form(state))
 
 
 @locks(chat="job.conversation.chat_id")
 def settle_notes(db: Connection, job: CompressionJob, system: str) -> None:
-    """Note that notes were taken of a job's view. A child that no model was asked in yet gets them in its prompt."""
+    """Note that notes were taken of a job's view. A child without a model call gets them in its prompt."""
     keep_debt(db, job.view.session.id, owes_notes=False)
     sessions.renew_system_prompt(db, job.conversation.lineage_id, _child_prompt(job, system))
 
@@ -126,37 +121,37 @@ def _child_prompt(job: CompressionJob, system: str) -> str:
 
 
 def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequence[TodoRow]) -> list[ContextItem]:
-    """A child's context with the open todos as they are now, and what to read again, behind the handoff, none twice.
+    """Return a child's context with the open todos and the instructions to read again, after the handoff.
 
-    It is a row of its own for each child: taking a compression back brings back the one of the parent.
+    They are a new row for each child, so an undo brings back the parent's.
     """
     earlier = {row.id for row in job.view.transcript if row.origin is Origin.TODO}
     items = [item for item in context if isinstance(item, NewMessage) or item not in earlier]
     lines = _open_lines(todos, job.limits.threshold * TODOS_THRESHOLD_PERCENT // 100)
-    parts = ["\n".join((_OPEN_TODOS, *lines))] if lines else []
-    if (again := to_read_again(job.view.transcript, set(items))) is not None:
-        parts.append(again)
-    if parts:
-        text = "\n\n".join(parts)
-        handoffs = [
-            index for index, item in enumerate(items) if isinstance(item, NewMessage) and item.origin is Origin.SUMMARY
-        ]
-        row = NewMessage(role=MessageRole.USER, origin=Origin.TODO, text=text)
-        items.insert(handoffs[-1] + 1 if handoffs else len(items), row)
+    again = to_read_again(job.view.transcript, set(items))
+    if text := "\n\n".join(filter(None, ("\n".join(lines), again))):
+        is_handoff = [isinstance(item, NewMessage) and item.origin is Origin.SUMMARY for item in items]
+        index = max((index for index, found in enumerate(is_handoff, 1) if found), default=len(items))
+        items.insert(index, NewMessage(role=MessageRole.USER, origin=Origin.TODO, text=text))
     return items
 
 
 def _open_lines(todos: Sequence[TodoRow], room: int) -> list[str]:
-    """Open items that fit into so many tokens, what is being done first; then how many do not."""
+    """Return a title, the open items that fit (those in progress first), and the number of the others."""
     is_open = [todo for todo in todos if todo.state in OPEN_STATES]
+    if not is_open:
+        return []
     shown: set[int] = set()
     for todo in sorted(is_open, key=lambda todo: todo.state is not TodoState.IN_PROGRESS):
         room -= estimated_text_tokens(todo.line)
         if room < 0:
             break
         shown.add(todo.id)
-    more = [_MORE_TODOS.format(len(is_open) - len(shown))] if len(shown) < len(is_open) else []
-    return [todo.line for todo in is_open if todo.id in shown] + more
+    lines = ["Open items of your todo list, as they stood when older messages left your view:"]
+    lines += [todo.line for todo in is_open if todo.id in shown]
+    if more := len(is_open) - len(shown):
+        lines.append(f"({more} more open items did not fit here: call `todo` to read them)")
+    return lines
 
 
 def to_read_again(rows: Sequence[Message], kept: Container[object]) -> str | None:
@@ -178,7 +173,7 @@ def to_read_again(rows: Sequence[Message], kept: Container[object]) -> str | Non
 
 def _read_by(call: ToolCall) -> list[str]:
     given = call.arguments
-    if len(given) > MAX_CHARACTERS or not _READING.search(call.name):
+    if len(given) > 1_000 or not _READING.search(call.name):  # longer arguments do not only read
         return []
     with suppress(orjson.JSONDecodeError):
         given = orjson.dumps(orjson.loads(given)).decode()
@@ -188,9 +183,9 @@ def _read_by(call: ToolCall) -> list[str]:
 
 
 def _folder(before: str) -> str:
-    """The part of a path that ends a text: from `"path":` on, or without blanks."""
+    """Return the part of a path that ends a text: from `"path":` on, or without blanks."""
     folder = before.rpartition('"path":"')[2]
-    return folder if '"path":"' in before and '"' not in folder else _BEFORE_PATH.split(before)[-1]
+    return folder if '"path":"' in before and '"' not in folder else re.split(r"[\s\"'<>|;&=()]", before)[-1]
 
 
 def _row(attempt: CompressionResult) -> CompressionRow:
@@ -216,7 +211,7 @@ def _row(attempt: CompressionResult) -> CompressionRow:
 def _keep_attempt(
     db: Connection, attempt: CompressionResult, result: NotNeeded | Aborted, before: ContextState, now: Millis
 ) -> list[ContextEvent]:
-    """Remember an attempt that changed nothing, unless there is nothing to remember; the events of it."""
+    """Record an attempt that changed nothing, if it has news; return its events."""
     job, events = attempt.job, list[ContextEvent]()
     if isinstance(result, Aborted) and job.layer != "manual":  # a command answers for itself
         events.append(result)
@@ -230,14 +225,14 @@ def _keep_attempt(
 
 
 def note_pressure(db: Connection, pressure: PressureEvent) -> None:
-    """Note that people are told. Belongs into the transaction that stores the answer below which they read it."""
+    """Note that people are told. Belongs into the transaction of the answer that carries the warning."""
     state = state_of(sessions.load_session(db, pressure.session_id).context_state)
     sessions.set_context_state(db, pressure.session_id, stored_form(state.told_of(pressure.level)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoPreview:
-    """A compression that could be taken back."""
+    """A compression that can be undone."""
 
     plan: UndoPlan
     tokens: EstimatedTokens
@@ -246,21 +241,18 @@ class UndoPreview:
 
     @property
     def fits(self) -> bool:
-        """True when there is room for the whole view; otherwise the next message would compress it again."""
+        """True if there is room for the view; otherwise the next message would compress it again."""
         return self.limits.fits(self.tokens)
 
 
 def settle_undo(db: Connection, undoing: UndoPreview, now: Millis) -> Session:
-    """Do it, inside the caller's transaction; automatic compression waits until a prompt does not fit.
-
-    Raises `LineageMoved` when the conversation has changed since this was planned.
-    """
+    """Undo a compression inside the caller's transaction. Raises `LineageMoved` if the conversation has changed."""
     state = state_of(undoing.plan.tip.context_state).undone(undoing.tokens)
     return load_session(db, undo_compression(db, undoing.plan, now, context_state=stored_form(state)))
 
 
 def log_outcome(attempt: CompressionResult, outcome: CompressionOutcome) -> None:
-    """One line for whatever came of a compression."""
+    """Log the outcome of a compression."""
     job, lineage_id = attempt.job, attempt.job.conversation.lineage_id
     match outcome:
         case Compressed():

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise
+from typing import Protocol
 
 import structlog
 
@@ -56,6 +57,41 @@ _FRAME_TOKENS = int(estimated_text_tokens(framed("")))
 """Tokens of the words around every handoff."""
 _MIN_CONTENT = 2 * _FRAME_TOKENS
 """Tokens of the smallest middle that is worth a model call."""
+
+
+class Engine(Protocol):
+    """Prepares compressions of stored rows; commits nothing. One engine for all conversations and models.
+
+    `Compressor` is the built-in one; `engines.adapter.PluginEngine` runs engines for message lists.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name in `context.engine`."""
+
+    async def request(self, job: CompressionJob) -> CompressionRequest | None:
+        """Return the compression that the conversation wants before its next model call."""
+
+    async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
+        """Prepare a compression, or return why there is none; also the new state. Raises nothing of its own."""
+
+    def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
+        """Return what a compression would take out, without a model call or a write. May run in a thread."""
+
+    def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
+        """Return True while the automatic layers should leave the conversation alone."""
+
+    def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
+        """Return the prompt size at which the conversation is compressed, as far as it is known."""
+
+    async def on_event(self, event: EngineEvent) -> None:
+        """Take note of an event. Never raises, and never takes long."""
+
+    def tools(self) -> Sequence[Tool]:
+        """Return the engine's tools for the model."""
+
+    async def close(self) -> None:
+        """Release everything; no conversation ends by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from functools import partial
 import msgspec
 import structlog
 
-from agent.context.base import Engine
 from agent.context.commit import UndoPreview, commit_compression, keep_debt, log_outcome
+from agent.context.compressor import Engine
 from agent.context.cuts import SkipReason
 from agent.context.job import (
     BeforeSplit,

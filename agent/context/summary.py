@@ -125,9 +125,7 @@ def summary_request(job: SummaryJob, redact: Callable[[str], str]) -> ModelReque
     shown = excerpt(job.rows, limit, redact=redact, zone=job.zone, has_names=job.is_shared)
     parts.append(f"<conversation>\n{shown}\n</conversation>")
     # On one line that cannot end its quotation. Redacted before the cut, because half a secret is one, too.
-    focus = (
-        " ".join(clean(job.focus or "", redact).split())[:500].translate(dict.fromkeys(map(ord, '"“”„'), "'")).strip()
-    )
+    focus = re.sub('["“”„]', "'", " ".join(clean(job.focus or "", redact).split())[:500]).strip()
     if focus:
         parts.append(
             f'Focus topic: "{focus}"\nWhat touches it takes about 60 to 70 percent of the length, in full detail: '

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import structlog
 
-from agent.context.base import Engine
+from agent.context.compressor import Engine
 from agent.context.cuts import SkipReason, has_open_calls
 from agent.context.excerpt import without_thoughts
 from agent.context.job import (

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.context.base import Engine
-from agent.context.compressor import Compressor
+from agent.context.compressor import Compressor, Engine
 from agent.context.cuts import SkipReason
 from agent.context.estimate import Estimator
 from agent.context.job import (
