@@ -104,7 +104,6 @@ def commit_compression(
 
 
 def keep_debt(db: Connection, session_id: SessionId, *, owes_notes: bool) -> None:
-    """Note in a compressed session if notes of its view are still owed."""
     state = msgspec.structs.replace(state_of(load_session(db, session_id).context_state), owes_notes=owes_notes)
     sessions.set_context_state(db, session_id, stored_form(state))
 
@@ -236,7 +235,6 @@ class UndoPreview:
 
     plan: UndoPlan
     tokens: EstimatedTokens
-    """Tokens of the whole view."""
     limits: Limits
 
     @property
@@ -252,7 +250,6 @@ def settle_undo(db: Connection, undoing: UndoPreview, now: Millis) -> Session:
 
 
 def log_outcome(attempt: CompressionResult, outcome: CompressionOutcome) -> None:
-    """Log the outcome of a compression."""
     job, lineage_id = attempt.job, attempt.job.conversation.lineage_id
     match outcome:
         case Compressed():

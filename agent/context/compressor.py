@@ -15,7 +15,7 @@ import structlog
 from agent.context.carried.sections import Carried, carried, parted
 from agent.context.cuts import MIN_TAIL_ROWS, REMADE, Cut, SkipReason, child_context, find_cut, handoff_for, middle_of
 from agent.context.deterministic import deterministic_summary
-from agent.context.excerpt import fitted
+from agent.context.excerpt import Redact, fitted
 from agent.context.job import (
     Aborted,
     CompressionJob,
@@ -32,7 +32,7 @@ from agent.context.pruning import prune
 from agent.context.state import MIN_GAIN_PERCENT, ContextState
 from agent.context.summary import SummaryError, SummaryJob, audited, checked_summary, summary_request
 from agent.handoff import Handoff, framed
-from agent.model.base import ModelReply
+from agent.model.base import ModelReply, ModelRequest
 from agent.model.client import ModelClient
 from agent.model.errors import remedy_for, sentence_for
 from agent.model.sizes import MIN_OUTPUT, room_beside
@@ -99,20 +99,18 @@ class _Plan:
     """Choice of the rows that are compressed, before there is a summary."""
 
     cut: Cut
-    rows: Transcript
-    """The middle, pruned, without an earlier handoff."""
-    whole: Transcript
-    """The same rows, unpruned."""
-    record: str | None
-    """The whole text of the earlier handoff."""
-    previous: str | None
-    """The summary in the earlier handoff."""
+    wanted: SummaryJob
     carried: Carried
     handoff: Handoff
     """The new handoff, still without a text."""
     pruned: int
     content_tokens: int
     """Tokens that leave the view."""
+
+    @property
+    def rows(self) -> Transcript:
+        """The middle, pruned, without an earlier handoff."""
+        return self.wanted.rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +124,13 @@ class _SummaryResult:
     """Route that was asked before and failed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Compressor:
     """The built-in context engine. Satisfies `Engine`."""
 
-    name = "compressor"
-
-    def __init__(self, *, redact: Callable[[str], str], clock: Clock) -> None:
-        self._redact = redact
-        self._clock = clock
+    redact: Redact
+    clock: Clock
+    name: str = "compressor"
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
         return CompressionRequest(reason="threshold") if job.limits.is_over_threshold(job.tokens_before) else None
@@ -187,7 +184,7 @@ class Compressor:
         ), state
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
-        now = self._clock.now()
+        now = self.clock.now()
         return all(state.is_cooling(route.cooldown_key(layer), now) for route in routes)
 
     # ---- choosing, without a model
@@ -230,28 +227,32 @@ class Compressor:
             return SkipReason.NOT_SMALLER
         # The newest rows are never pruned, however large, because the model still works with them.
         upto = min(cut.tail_start, max(0, len(rows) - job.settings.protect_last_n))
-        shorter, pruned = prune(rows, upto=upto, redact=self._redact)
+        shorter, pruned = prune(rows, upto=upto, redact=self.redact)
         middle, _ = middle_of(shorter, cut)
         whole, previous = middle_of(rows, cut)
         record = None if previous is None else previous.text
         text, earlier = parted(record)
+        is_shared = job.request.style.is_shared
         # A third of the gain at most: facts quote the rows, and the handoff has to be shorter than these.
-        facts_limit = min(job.limits.facts, (content - _MIN_CONTENT) // 3)
-        return _Plan(
-            cut=cut,
+        facts_limit = job.estimator.unscaled(min(job.limits.facts, (content - _MIN_CONTENT) // 3))
+        limits = {"rules_limit": job.limits.rules, "facts_limit": facts_limit}
+        wanted = SummaryJob(
             rows=middle,
             whole=whole,
-            record=record,
             previous=text,
-            carried=carried(
-                earlier,
-                rows[: cut.head_end],
-                whole,
-                rules_limit=job.limits.rules,
-                facts_limit=job.estimator.unscaled(facts_limit),
-                redact=self._redact,
-                is_shared=job.request.style.is_shared,
-            ),
+            record=record,
+            focus=job.focus,
+            target=job.limits.summary_tokens(content),
+            input_limit=summary_input_tokens(job.limits.context_length),
+            now=self.clock.now(),
+            zone=job.settings.zone,
+            template=job.settings.summary_template,
+            is_shared=is_shared,
+        )
+        return _Plan(
+            cut=cut,
+            wanted=wanted,
+            carried=carried(earlier, rows[: cut.head_end], whole, **limits, redact=self.redact, is_shared=is_shared),
             handoff=handoff_for(middle, previous, text=""),
             pruned=pruned,
             content_tokens=content,
@@ -267,54 +268,38 @@ class Compressor:
         passed_over: str | None = None
         for route in job.routes:
             key = route.cooldown_key(job.layer)
-            if state.is_cooling(key, self._clock.now()):
+            if state.is_cooling(key, self.clock.now()):
                 continue
             try:
                 return replace(await self._ask(job, plan, route), passed_over=passed_over), state.answered(key)
             except ModelError as error:
                 failure, passed_over = error, route.client.name
-                outcome = _outcome_of(error)
-                state = state.failed(key, outcome, self._clock.now())
+                outcome = outcome_of(error)
+                state = state.failed(key, outcome, self.clock.now())
                 log.warning("compression.summary_failed", layer=job.layer, route=route.name, outcome=outcome)
         return await self._without_model(job, plan, state, failure), state
 
     async def _ask(self, job: CompressionJob, plan: _Plan, route: SummaryRoute) -> _SummaryResult:
-        wanted = SummaryJob(
-            rows=plan.rows,
-            whole=plan.whole,
-            previous=plan.previous,
-            record=plan.record,
-            focus=job.focus,
-            target=job.limits.summary_tokens(plan.content_tokens),
-            input_limit=summary_input_tokens(route.context_length or job.limits.context_length),
-            now=self._clock.now(),
-            zone=job.settings.zone,
-            template=job.settings.summary_template,
-            is_shared=job.request.style.is_shared,
-        )
-        request = await asyncio.to_thread(summary_request, wanted, self._redact)
-        room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
-        request = replace(request, payer=job.request.payer, output_cap=max(MIN_OUTPUT, room))
-        done = await route.client.complete(request, purpose="summary", within=job.settings.summary_seconds)
-        call = done.call
-        try:
-            text = await asyncio.to_thread(self._usable, done.reply, wanted)
-        except SummaryError as error:
-            call = replace(call, outcome=error.outcome)
-            raise
-        finally:  # the call was paid for, also without a usable summary
-            await route.client.ledger.record(job.request.payer, call)
-        return _SummaryResult(text=text, client=route.client)
+        def usable(reply: ModelReply) -> str:
+            text = audited(checked_summary(reply, wanted, self.redact), wanted)
+            return fitted(text, Tokens(wanted.target * MAX_LENGTH_PERCENT // 100))
 
-    def _usable(self, reply: ModelReply, wanted: SummaryJob) -> str:
-        text = audited(checked_summary(reply, wanted, self._redact), wanted)
-        return fitted(text, Tokens(wanted.target * MAX_LENGTH_PERCENT // 100))
+        limit = summary_input_tokens(route.context_length or job.limits.context_length)
+        wanted = replace(plan.wanted, input_limit=limit, now=self.clock.now())
+        request = await asyncio.to_thread(summary_request, wanted, self.redact)
+        return _SummaryResult(
+            text=await ask_route(route, job, request, usable, job.settings.summary_seconds), client=route.client
+        )
 
     async def _without_model(
         self, job: CompressionJob, plan: _Plan, state: ContextState, failure: ModelError | None
     ) -> _SummaryResult | Aborted:
-        reason = _reason(failure, job.routes)
-        kind = "cooling_down" if failure is None else _outcome_of(failure)
+        if failure is not None:
+            reason, kind = _reason(failure), outcome_of(failure)
+        else:
+            reason, kind = "There is no model that could be asked for one now.", "cooling_down"
+            if job.routes:
+                reason = "The last summary failed a short while ago, so none was asked for."
         is_passing = kind in PASSING_OUTCOMES or (failure is None and bool(job.routes))
         if is_passing and not job.must_shrink:
             keys = (route.cooldown_key(job.layer) for route in job.routes)
@@ -323,8 +308,8 @@ class Compressor:
         text = await asyncio.to_thread(
             deterministic_summary,
             plan.rows,
-            plan.previous,
-            redact=self._redact,
+            plan.wanted.previous,
+            redact=self.redact,
             limit=job.limits.summary_ceiling,
             removed=plan.handoff.messages,
         )
@@ -380,15 +365,29 @@ def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> boo
     return is_long or is_heavy or sum(compress(cut.middle(sizes), cut.middle(is_fresh))) < max(least, _MIN_CONTENT)
 
 
-def _outcome_of(error: ModelError) -> str:
+async def ask_route(
+    route: SummaryRoute, job: CompressionJob, request: ModelRequest, read: Callable[[ModelReply], str], seconds: float
+) -> str:
+    """Return the text that `read` makes of a route's reply, in a thread. Raises `ModelError`, also from `read`."""
+    room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
+    request = replace(request, payer=job.request.payer, output_cap=max(MIN_OUTPUT, room))
+    done = await route.client.complete(request, purpose="summary", within=seconds)
+    call = done.call
+    try:
+        return await asyncio.to_thread(read, done.reply)
+    except SummaryError as error:
+        call = replace(call, outcome=error.outcome)
+        raise
+    finally:  # the call was paid for, also without a usable text
+        await route.client.ledger.record(job.request.payer, call)
+
+
+def outcome_of(error: ModelError) -> str:
+    """Return the name of a failure in the ledger and in cooldowns."""
     return error.outcome if isinstance(error, SummaryError) else remedy_for(error).outcome
 
 
-def _reason(failure: ModelError | None, routes: Sequence[SummaryRoute]) -> str:
-    if failure is None and not routes:
-        return "There is no model that could be asked for one now."
-    if failure is None:
-        return "The last summary failed a short while ago, so none was asked for."
+def _reason(failure: ModelError) -> str:
     if isinstance(failure, SummaryError):
         return str(failure)
     if isinstance(failure, ContextOverflow):

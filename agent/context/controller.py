@@ -93,7 +93,6 @@ class ContextController:
         )
 
     async def status(self, conversation: ConversationRef, model: ModelHandle) -> ContextStatus:
-        """Return how full a conversation is."""
         prompt = await self._measure.load(conversation, model)
         return ContextStatus(
             prompt=prompt.estimated,
@@ -105,7 +104,6 @@ class ContextController:
         )
 
     async def close(self) -> None:
-        """Cancel the compressions that are being prepared, and close the engine."""
         await self.pending.close()
         await self.engine.close()
 
@@ -246,7 +244,6 @@ class ContextController:
     async def preview(
         self, conversation: ConversationRef, model: ModelHandle, *, keep_turns: int | None = None
     ) -> CompressionPreview | NotNeeded:
-        """Return what `/compress` would take out, without a model call or a write."""
         job = self._job(await self._measure.load(conversation, model), "manual", keep_turns=keep_turns)
         return await asyncio.to_thread(self.engine.preview, job)
 

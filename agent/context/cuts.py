@@ -38,7 +38,6 @@ class SkipReason(StrEnum):
     """The handoff would be as large as its rows."""
     TOOL_RUNS = "tool_runs"
     NO_PREVIEW = "no_preview"
-    """The engine of a plugin cannot preview."""
     MOVED = "moved"
     """The conversation was compressed, reset or edited meanwhile."""
 
@@ -105,7 +104,6 @@ def _has_news(transcript: Transcript, cut: Cut) -> bool:
 
 
 def _people_follow(transcript: Transcript, cut: Cut) -> bool:
-    """Return True if the next message after the handoff is a user's."""
     behind = (*(transcript[index] for index in cut.kept), *transcript[cut.tail_start :])
     return next((row.role is MessageRole.USER for row in behind if is_shown(row)), False)
 
@@ -234,7 +232,6 @@ def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], h
 
 
 def _turn_starts(transcript: Transcript) -> list[int]:
-    """Return the indexes at which people's turns begin, oldest first."""
     starts: list[int] = []
     for index, row in enumerate(transcript):
         if row.origin is not Origin.HUMAN:
@@ -313,7 +310,6 @@ def handoff_for(rows: Sequence[Message], previous: Handoff | None, text: str) ->
 
 
 def child_context(transcript: Transcript, cut: Cut, handoff: Handoff) -> list[ContextItem]:
-    """Return the view that a child starts with, in order, with this handoff alone."""
     row = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=handoff.stored())
     behind = [transcript[index] for index in cut.kept] + list(transcript[cut.tail_start :])
     head = [row.id for row in transcript[: cut.head_end] if row.origin is not Origin.SUMMARY]
@@ -321,7 +317,6 @@ def child_context(transcript: Transcript, cut: Cut, handoff: Handoff) -> list[Co
 
 
 def joined(handoffs: Sequence[Handoff]) -> Handoff | None:
-    """Join several handoffs, oldest first."""
     if not handoffs:
         return None
     counted = [handoff for handoff in handoffs if handoff.messages]

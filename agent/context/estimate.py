@@ -36,11 +36,9 @@ class Estimator:
 
     @property
     def calibration(self) -> Calibration:
-        """Calibration to be kept for the next start."""
         return self._calibration
 
     def text(self, text: str) -> EstimatedTokens:
-        """Estimate one text as this model would count it."""
         return self._scaled(Size(estimated_text_tokens(text), 0))
 
     def unscaled(self, tokens: int) -> int:
@@ -48,11 +46,9 @@ class Estimator:
         return int(tokens / self._calibration.scale)
 
     def rows(self, rows: Iterable[Message], style: WireSettings) -> EstimatedTokens:
-        """Estimate rows as they stand on the wire."""
         return self._scaled(self.rows_size(rows, style))
 
     def each(self, rows: Iterable[Message], style: WireSettings) -> list[int]:
-        """Estimate each of the rows by itself."""
         text_of, limit, is_shared = self._sizes.text_tokens, style.max_result_characters, style.is_shared
         scale, maker = self._calibration.scale, style.reasoning_of
         return [
@@ -63,7 +59,6 @@ class Estimator:
         ]
 
     def whole(self, request: ModelRequest) -> EstimatedTokens:
-        """Estimate a whole request, without the last report."""
         return self._scaled(self.size(request))
 
     def is_quick(self, request: ModelRequest) -> bool:
@@ -170,11 +165,9 @@ class Estimator:
         return self.rows_size([row for row in own if row.seq > seq], request.style)
 
     def size(self, request: ModelRequest) -> Size:
-        """Measure a request, from system prompt to last row."""
         return Size(fixed_tokens(request), 0) + self.rows_size(request.transcript, request.style)
 
     def rows_size(self, rows: Iterable[Message], style: WireSettings) -> Size:
-        """Measure rows as they stand on the wire, for any model."""
         return rows_size(rows, style, self._sizes)
 
 

@@ -163,7 +163,6 @@ def _entries(
 
 
 def _shortened(text: str, max_characters: int) -> str:
-    """Return `text` without its middle; the whole text if a cut could divide a secret."""
     if len(text) <= max_characters:
         return text
     half, play = max_characters // 2, max_characters // 8
@@ -206,7 +205,6 @@ def _row_tokens(row: Message) -> int:
 
 
 def _length(row: Message) -> int:
-    """Return the approximate number of characters of a row's entry."""
     body = row.body
     length = len(row.text or "") + sum(len(document.text) for document in body.documents) + sum(map(len, body.notes))
     length += sum(len(call.name) + len(call.arguments) for call in body.calls)
@@ -224,7 +222,6 @@ def _row_characters(costs: Sequence[int], lengths: Sequence[int], limit: int) ->
 
 
 def _cost(cost: int, length: int, max_characters: int) -> int:
-    """Return the tokens of a message that is cut to `max_characters`, with a note of 10 tokens."""
     if length <= max_characters:
         return cost
     return ENTRY_TOKENS + 10 + (cost - ENTRY_TOKENS) * max_characters // length
@@ -242,7 +239,6 @@ def _sample(rows: Transcript, indexes: Sequence[int], costs: Sequence[int], limi
 
 
 def _evenly(indexes: Sequence[int], costs: Sequence[int], limit: int) -> list[int]:
-    """Return as many of the indexes as fit, at equal distances."""
     total = sum(costs[index] for index in indexes)
     if total <= limit or not indexes:
         return list(indexes)
@@ -270,8 +266,6 @@ def _with_gaps(kept: Sequence[int], entries: dict[int, str], count: int) -> Iter
 
 
 class _Section:
-    """A heading and its lines."""
-
     def __init__(self, heading: str, lines: list[str]) -> None:
         self.heading = heading
         self._lines = lines

@@ -74,7 +74,6 @@ class CompressionJob:
     """The next model call, with the system prompt and the tools, which do not shrink."""
     limits: Limits
     threshold: Tokens
-    """Prompt size at which the engine acts by itself."""
     layer: Layer
     focus: str | None
     keep_turns: int | None
@@ -90,9 +89,7 @@ class CompressionJob:
     on_begin: Callable[[], Awaitable[None]] | None = None
     """Called as soon as there is something to compress, before a model is asked."""
     model: ModelInfo
-    """The conversation's model, for engines of plugins."""
     estimator: Estimator
-    """Estimator of that model's prompts."""
     routes: Sequence[SummaryRoute] = ()
     """Models that may be asked for a summary, in this order."""
     flush_route: SummaryRoute | None = None
@@ -104,7 +101,6 @@ class CompressionJob:
         return len(self.view.transcript)
 
     async def begin(self) -> None:
-        """Call `on_begin`."""
         if self.on_begin is not None:
             await self.on_begin()
 
@@ -146,8 +142,6 @@ Preparation: TypeAlias = PreparedCompression | NotNeeded | Aborted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionPreview:
-    """Figures of `/compress preview`; all tokens are estimates."""
-
     head: int
     middle: int
     tail: int
@@ -159,14 +153,10 @@ class CompressionPreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionResult:
-    """Result of an attempt, before it is committed."""
-
     job: CompressionJob
     result: Preparation
     state: ContextState
-    """State after the attempt."""
     system_prompt: str
-    """System prompt of the child."""
     took_ms: int
 
 
@@ -182,7 +172,6 @@ class Compressed:
 
     @property
     def parent(self) -> Session:
-        """The session that the compression has ended."""
         return self.job.view.session
 
 
@@ -234,16 +223,12 @@ Listener: TypeAlias = Callable[[Connection, ConversationRef, ContextEvent, Milli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyEvent:
-    """The model has answered a session."""
-
     session: Session
     usage: CanonicalUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuedEvent:
-    """A compression was committed: from now on the conversation is in `child`."""
-
     child: Session
 
 

@@ -38,8 +38,6 @@ RULES_THRESHOLD_PERCENT = 4
 
 @dataclass(frozen=True, kw_only=True)
 class LimitSettings:
-    """Settings of sizes."""
-
     threshold: Annotated[float, Setting(ge=0.0, le=1.0, unit="of the context window")] = 0.50
     """Size of the prompt from which on the agent compresses. At most 75 % of the input window, whatever is set; `0`
     leaves it to `minimum_context_length`."""
@@ -95,12 +93,9 @@ class Limits:
     head: Tokens
     summary_ceiling: Tokens
     rules: Tokens
-    """Most tokens of the standing rules of a record."""
     facts: Tokens
-    """Most tokens of its facts."""
 
     def summary_tokens(self, content: int) -> Tokens:
-        """Return the target length of a summary of `content` tokens."""
         floor = min(MIN_SUMMARY_TOKENS, self.summary_ceiling)
         return Tokens(min(max(content // 5, floor), self.summary_ceiling))
 

@@ -57,7 +57,6 @@ class MeasuredPrompt:
         return "a person took the last one back; it waits until a prompt does not fit" if state.held_at else None
 
     def with_style(self, style: WireSettings) -> "MeasuredPrompt":
-        """Return the same prompt in another style."""
         request, estimator = replace(self.request, style=style), self.model.profile.estimator
         size = estimator.size(request)
         return replace(self, request=request, size=size, estimated=estimator.prompt(self.view, request, size))
@@ -91,7 +90,6 @@ class ContextStatus:
     limits: Limits
     window_from: SizeSource
     threshold: Tokens
-    """Prompt size at which the conversation is compressed by itself."""
     compressions: int
 
     @property
@@ -102,8 +100,6 @@ class ContextStatus:
 
 @dataclass(frozen=True, slots=True)
 class _RowsSize:
-    """The size of a view's rows, without the rows."""
-
     session_id: SessionId
     version: int
     next_view_seq: int
@@ -113,7 +109,6 @@ class _RowsSize:
     size: Size
 
     def is_beginning_of(self, view: View, style: WireSettings) -> bool:
-        """Return True if the view begins with exactly these rows in this style."""
         session, rows = view.session, view.transcript
         is_same = (self.session_id, self.version, self.next_view_seq) == (
             session.id,
@@ -132,11 +127,9 @@ class MeasuredPromptBuilder:
         self._measured: dict[LineageId, _RowsSize] = {}
 
     async def load(self, conversation: ConversationRef, model: ModelHandle) -> MeasuredPrompt:
-        """Measure the conversation as it is stored."""
         return await self.measure(conversation, model, await self._views.load(conversation.lineage_id))
 
     async def measure(self, conversation: ConversationRef, model: ModelHandle, view: View) -> MeasuredPrompt:
-        """Measure a loaded view."""
         await model.profile.load()
         if view.session.model not in (None, model.profile.model):  # another model counts differently
             view = replace(view, session=msgspec.structs.replace(view.session, reported_prompt_tokens=None))

@@ -79,8 +79,6 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRoute:
-    """A model that can write summaries."""
-
     client: ModelClient
     context_length: Tokens | None = None
     """None: that of the conversation."""
@@ -117,7 +115,6 @@ class LearnedProfile:
         self._news, self._read = 1, 0
         """Number of known changes of the stored profile, and of those that were read."""
         self._known = ModelProfile()
-        """The stored profile."""
         self._assumed: dict[LineageId, Tokens] = {}
         self._accepted = 0
         self.estimator = Estimator()
@@ -144,11 +141,9 @@ class LearnedProfile:
         return self.capacity.context_from if self.window == self.capacity.context_length else SizeSource.LEARNED
 
     def is_about(self, model: ChatModel) -> bool:
-        """Return True for this model on this route."""
         return (model.route, model.name) == (self._route, self.model)
 
     def expire_learned(self) -> None:
-        """Let the next `load` read again, because another process may have learned more."""
         self._news += 1
 
     async def load(self) -> None:
@@ -301,7 +296,6 @@ class ModelHandle:
     info: ModelInfo
     context: ContextSettings = field(default_factory=ContextSettings)
     summary_routes: tuple[SummaryRoute, ...] = ()
-    """Models that are asked for summaries, in this order."""
     flush_route: SummaryRoute | None = None
     """Model that takes notes before a compression; None: there are none."""
     images: ModelImages | None = None
@@ -311,35 +305,28 @@ class ModelHandle:
 
     @property
     def maker(self) -> str:
-        """Mark of the model's own reasoning."""
         return made_by(self.client.route, self.client.name)
 
     @property
     def window_from(self) -> SizeSource:
-        """Source of the size of the model's window."""
         return self.profile.source_for(None)
 
     @property
     def limits(self) -> Limits:
-        """Limits of the model; a learned window changes all of them."""
         return self._limits_of(self.profile.window)
 
     def limits_for(self, lineage_id: LineageId) -> Limits:
-        """Return the limits of a conversation: the model's, unless a smaller window is assumed for it."""
         return self._limits_of(self.profile.window_for(lineage_id))
 
     def output_limit(self, prompt: EstimatedTokens, lineage_id: LineageId) -> Tokens:
-        """Return the output limit of a conversation's next call, after a prompt of so many tokens."""
         return self.profile.capacity.output_beside(prompt, self.profile.window_for(lineage_id))
 
     def expire_learned(self) -> None:
-        """Let the learned facts be read again at the next use."""
         self.profile.expire_learned()
         if self.images is not None:
             self.images.expire_learned()
 
     async def load_limits(self) -> Limits:
-        """Return the limits of the model with the stored profile."""
         await self.profile.load()
         return self.limits
 

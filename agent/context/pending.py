@@ -34,12 +34,10 @@ class CompressionRegistry:
     def __init__(self) -> None:
         self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
         self.notes: dict[SessionId, asyncio.Task[None]] = {}
-        """Tasks that take notes of views, by session."""
         self.settled_chats: set[ChatId] = set()
         """Chats to which no earlier process owes notes."""
 
     def is_pending(self, lineage_id: LineageId) -> bool:
-        """Return True while a compression of the conversation is prepared or waits."""
         return lineage_id in self._tasks
 
     async def begin(self, lineage_id: LineageId, prepare: Coroutine[Any, Any, CompressionResult]) -> None:
@@ -86,7 +84,6 @@ class CompressionRegistry:
             await asyncio.gather(task, return_exceptions=True)
 
     async def close(self) -> None:
-        """Cancel all compressions and notes."""
         await asyncio.gather(*map(self.drop, list(self._tasks)))
         await cancel_all(list(self.notes.values()))
 
@@ -107,7 +104,6 @@ class NoteTaker:
             self.pending.notes[session_id] = asyncio.create_task(self._take(job, is_ready), name="notes")
 
     async def cancel(self, session_id: SessionId) -> None:
-        """Stop taking notes of a session."""
         await cancel_all([self.pending.notes[session_id]] if session_id in self.pending.notes else [])
 
     async def take_owed(self, job: CompressionJob) -> None:
@@ -134,7 +130,6 @@ class NoteTaker:
 
 
 def load_ended(db: Connection, session_id: SessionId) -> View | None:
-    """Load the view of a session; None if the session has not ended."""
     session = sessions.load_session(db, session_id)
     is_ended = session.ended_at is not None
     return View(session=session, transcript=load_session_view(db, session_id)) if is_ended else None

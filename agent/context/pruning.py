@@ -16,9 +16,7 @@ from hermes_state.values import Message, MessageRole, ToolCall, Transcript, reca
 
 WORTH_PRUNING_CHARACTERS = 200
 ARGUMENT_CHARACTERS = 200
-"""Length to which a longer string inside a call's arguments is shortened."""
 MAX_DEPTH = 50
-"""Deepest level of arguments that is shortened."""
 _STUB_MARK: Final = "[pruned "
 _EXIT = re.compile(r"\b(?:exit(?:ed)?(?: with)?(?: code| status)?|returncode)\W{1,3}(-?\d{1,5})\b", re.IGNORECASE)
 _FAILS = re.compile(r"\A\s*(?:error|fatal|traceback|failed|exception)\b", re.IGNORECASE)
@@ -96,7 +94,6 @@ def _target(call: ToolCall | None, redact: Redact) -> str:
 
 
 def _shortened_call(call: ToolCall, row: Message, redact: Redact) -> ToolCall:
-    """Return the call with shortened arguments, unless they are short or no JSON."""
     if len(call.arguments) <= ARGUMENT_CHARACTERS:
         return call
     arguments = _parsed(call.arguments)
@@ -110,7 +107,6 @@ def _shortened_call(call: ToolCall, row: Message, redact: Redact) -> ToolCall:
 
 
 def _shortened(value: Any, row: Message, redact: Redact, depth: int = 0) -> Any:
-    """Return a JSON value with its long strings cut."""
     if isinstance(value, str) and depth <= MAX_DEPTH and len(value) > ARGUMENT_CHARACTERS + 60:  # 60 for the mark
         mark = f"{_STUB_MARK}{recall_id(row.id)}: {len(value):,} characters]"
         return f"{_beginning(value, ARGUMENT_CHARACTERS, redact)}… {mark}"
@@ -122,7 +118,6 @@ def _shortened(value: Any, row: Message, redact: Redact, depth: int = 0) -> Any:
 
 
 def _parsed(arguments: str) -> Any:
-    """Return the arguments as JSON; None if they are none, or nested too deeply."""
     try:
         return orjson.loads(arguments)
     except orjson.JSONDecodeError:

@@ -108,7 +108,6 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, awaited=awaited, held_at=0, pressure_level=0)
 
     def undone(self, tokens: int) -> "ContextState":
-        """Hold compression back after `/compress undo`."""
         return msgspec.structs.replace(self, held_at=tokens, awaited=None, strikes=0, blocked_at=0, pressure_level=0)
 
     def refused_again(self, maker: str) -> "ContextState":
@@ -121,7 +120,6 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self if others == self.unexplained else msgspec.structs.replace(self, unexplained=others)
 
     def told_of(self, level: int) -> "ContextState":
-        """Note that people know of this pressure line."""
         return msgspec.structs.replace(self, pressure_level=level)
 
     # ---- cooldowns
@@ -139,7 +137,6 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, cooldowns={**self._cooldowns_beside(key), key: cooldown})
 
     def answered(self, key: CooldownKey) -> "ContextState":
-        """Forget the failures of a route or engine that has answered."""
         others = self._cooldowns_beside(key)
         return self if others == self.cooldowns else msgspec.structs.replace(self, cooldowns=others)
 
@@ -153,7 +150,6 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         }
 
     def asked_by_hand(self) -> "ContextState":
-        """Clear everything that holds the automatic layers back, for `/compress`."""
         return msgspec.structs.replace(self, cooldowns={}, strikes=0, blocked_at=0, held_at=0)
 
 

@@ -82,8 +82,6 @@ class SummaryError(ModelError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryJob:
-    """One summary that is wanted."""
-
     rows: Transcript
     """The middle, pruned, without an earlier handoff."""
     whole: Transcript = ()
@@ -241,7 +239,6 @@ def _heading_lines(titles: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _sections_in(text: str, titles: tuple[str, ...]) -> list[str]:
-    """Return the texts of the sections that are not empty."""
     found = [*_heading_lines(titles).finditer(text)]
     ends = [*(one.start() for one in found[1:]), len(text)]
     pieces = [f"{one['rest'] or ''}\n{text[one.end() : end]}".strip() for one, end in zip(found, ends, strict=True)]
@@ -310,7 +307,6 @@ def reformed(text: str, titles: tuple[str, ...]) -> str | None:
 
 
 def _flat(value: Any) -> str:
-    """Return JSON as text with a heading for each key."""
     if isinstance(value, dict):
         return "".join(f"\n###### {key}\n{_flat(one)}" for key, one in value.items())
     return "".join(f"\n- {_flat(one)}" for one in value) if isinstance(value, list) else str(value or "")

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import structlog
 
-from agent.context.compressor import Engine
+from agent.context.compressor import Engine, ask_route, outcome_of
 from agent.context.cuts import SkipReason, has_open_calls
 from agent.context.excerpt import without_thoughts
 from agent.context.job import (
@@ -40,9 +40,7 @@ from agent.engines.contract import ContextEngine, EngineError
 from agent.engines.handle import EngineHandle, sent_view, session_of
 from agent.engines.mapping import MappedMessages, SentMessages, mapped_messages, sent_messages
 from agent.handoff import framed
-from agent.model.base import FinishReason, ModelRequest, ToolSchema
-from agent.model.errors import remedy_for
-from agent.model.sizes import MIN_OUTPUT, room_beside
+from agent.model.base import FinishReason, ModelReply, ModelRequest, ToolSchema
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.compressions import Layer
 from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, ToolError
@@ -55,51 +53,33 @@ log = structlog.get_logger()
 
 MAX_HANDLES = 256
 """Conversations whose engine is kept; those idle longest are dropped."""
-QUICK_SECONDS = 5.0
-"""Longest wait for a call that makes no model call, in seconds."""
-COMPRESS_SECONDS = 120.0
-"""Longest wait for `compress` and for tools, which may call a model, in seconds."""
 FAILED: Final = "engine"
-"""Name of an engine's failure in attempts and cooldowns."""
 
 
+@dataclass(eq=False, slots=True)
 class PluginEngine:
     """An `Engine` for all conversations, with an engine object of the plugin for each."""
 
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], ContextEngine],
-        *,
-        model: ModelInfo,
-        fallback: Engine,
-        redact: Callable[[str], str],
-        clock: Clock,
-        mark: str = "",
-        schemas: Sequence[ToolSchema] = (),
-        home: str = "",
-        store: Store | None = None,
-        compress_seconds: float = COMPRESS_SECONDS,
-        quick_seconds: float = QUICK_SECONDS,
-    ) -> None:
-        """`make` returns a new engine object; `fallback` compresses if the engine failed and there is no room.
-
-        `mark` changes with the settings of the engine and the model. `home`: the state directory, in which each engine
-        has a folder, with one for each conversation. `store`: None if engines get no folders.
-        """
-        self.name = name
-        self._fallback = fallback
-        self._redact = redact
-        self._clock = clock
-        self._mark = mark
-        self._schemas = tuple(schemas)
-        self._folder = Path(home, "context_engines", name)
-        self._store = store
-        self._compress_seconds = compress_seconds
-        self._handles: OrderedDict[LineageId, EngineHandle] = OrderedDict()
-        self._new_handle = partial(
-            EngineHandle, name=name, make=make, model=model, home=home, facts=self._facts, quick_seconds=quick_seconds
-        )
+    name: str
+    make: Callable[[], ContextEngine]
+    _: KW_ONLY
+    model: ModelInfo
+    fallback: Engine
+    """Compresses if the engine failed and there is no room."""
+    redact: Callable[[str], str]
+    clock: Clock
+    mark: str = ""
+    """Changes with the settings of the engine and the model."""
+    schemas: Sequence[ToolSchema] = ()
+    home: str = ""
+    """The state directory. Each engine has a folder in it, with one for each conversation."""
+    store: Store | None = None
+    """None if engines get no folders."""
+    compress_seconds: float = 120.0
+    """Longest wait for `compress` and for tools, which may call a model."""
+    quick_seconds: float = 5.0
+    """Longest wait for other calls."""
+    _handles: OrderedDict[LineageId, EngineHandle] = field(default_factory=OrderedDict, init=False)
 
     # ---- the seam
 
@@ -119,20 +99,20 @@ class PluginEngine:
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
         """Prepare a compression. The built-in engine makes a cut at a given message, which the contract lacks."""
         if job.keep_turns is not None:
-            return await self._fallback.prepare(job, state)
+            return await self.fallback.prepare(job, state)
         if has_open_calls(job.view.transcript):
             return job.not_needed(SkipReason.TOOL_RUNS), state
-        key, now = self._cooldown_key(job.layer), self._clock.now()
+        key, now = self._cooldown_key(job.layer), self.clock.now()
         handle = self._handles.get(job.view.session.lineage_id)
         if job.must_shrink and ((handle is not None and handle.hangs) or state.is_cooling(key, now)):
             return await self._fall_back(job, state, "failed a short while ago")
         await job.begin()
-        calls = SummaryClient(job, state, redact=self._redact, clock=self._clock, seconds=self._compress_seconds)
+        calls = SummaryClient(job, state, redact=self.redact, clock=self.clock, seconds=self.compress_seconds)
         try:
             mapped = await self._compressed(job, calls)
         except EngineError as error:
             log.warning("engine.failed", engine=self.name, layer=job.layer, reason=str(error))
-            state = calls.state.failed(key, FAILED, self._clock.now())
+            state = calls.state.failed(key, FAILED, self.clock.now())
             if job.must_shrink:
                 return await self._fall_back(job, state, str(error))
             reason, until = f"The context engine {self.name} {error}.", state.cooldowns[key].until
@@ -151,11 +131,11 @@ class PluginEngine:
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
         """Return that there is no preview: a plugin would have to compress for it."""
         if job.keep_turns is not None:
-            return self._fallback.preview(job)
+            return self.fallback.preview(job)
         return job.not_needed(SkipReason.NO_PREVIEW)
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
-        return state.is_cooling(self._cooldown_key(layer), self._clock.now())
+        return state.is_cooling(self._cooldown_key(layer), self.clock.now())
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
         """Return the threshold of the engine's status, at most hygiene's line, at which the engine is not asked."""
@@ -167,7 +147,6 @@ class PluginEngine:
         await self._handle(session_of(event).lineage_id).on_event(event)
 
     def tools(self) -> list[Tool]:
-        """Return the engine's tools. A call goes to the engine of its conversation."""
         return [
             Tool(
                 name=schema.name,
@@ -177,12 +156,12 @@ class PluginEngine:
                 needs_approval=False,  # the operator has chosen the engine with its tools
                 run=partial(self._run_tool, schema.name),
             )
-            for schema in self._schemas
+            for schema in self.schemas
         ]
 
     async def _run_tool(self, name: str, arguments: dict[str, Any], context: ToolContext) -> str:
         view = await context.store.read(load_view, context.lineage_id)
-        session, sent, seconds = view.session, await sent_view(view), self._compress_seconds
+        session, sent, seconds = view.session, await sent_view(view), self.compress_seconds
         facts = {"session_id": session.key, "messages": list(sent.messages), "message_ids": sent.ids}
         try:
             async with self._handle(session.lineage_id).acquire(session, waits=True) as handle:
@@ -192,7 +171,6 @@ class PluginEngine:
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
     async def close(self) -> None:
-        """Drop all engines, and cancel those of their calls that can be cancelled."""
         hung = {handle.given_up for handle in self._handles.values() if handle.given_up is not None}
         self._handles.clear()
         for running in hung:
@@ -202,7 +180,12 @@ class PluginEngine:
 
     def _handle(self, lineage_id: LineageId) -> EngineHandle:
         """Return a conversation's handle. The one idle longest is dropped, but none that is busy or hangs."""
-        handle = self._handles.setdefault(lineage_id, self._new_handle())
+        if lineage_id not in self._handles:
+            make, model, home, seconds = self.make, self.model, self.home, self.quick_seconds
+            self._handles[lineage_id] = EngineHandle(
+                name=self.name, make=make, model=model, home=home, facts=self._facts, quick_seconds=seconds
+            )
+        handle = self._handles[lineage_id]
         self._handles.move_to_end(lineage_id)
         for other in list(self._handles)[: max(0, len(self._handles) - MAX_HANDLES)]:
             if not (self._handles[other].lock.locked() or self._handles[other].hangs):
@@ -211,11 +194,12 @@ class PluginEngine:
 
     async def _facts(self, session: Session) -> dict[str, Any]:
         """Return the conversation of a session, by the key of its first one, and the engine's folder for it."""
-        if self._store is None:
+        if self.store is None:
             return {}
-        key = (await self._store.read(load_session, SessionId(session.lineage_id))).key
-        await asyncio.to_thread((self._folder / key).mkdir, parents=True, exist_ok=True)
-        return {"conversation": key, "storage": str(self._folder / key)}
+        key = (await self.store.read(load_session, SessionId(session.lineage_id))).key
+        folder = Path(self.home, "context_engines", self.name, key)
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        return {"conversation": key, "storage": str(folder)}
 
     # ---- one compression
 
@@ -226,7 +210,7 @@ class PluginEngine:
             returned = await handle.call(
                 "compress",
                 list(sent.messages),
-                seconds=self._compress_seconds,
+                seconds=self.compress_seconds,
                 # Without room at least its own threshold: some engines compress nothing below that.
                 current_tokens=max(job.tokens_before, handle.threshold or 0 if job.must_shrink else 0),
                 focus_topic=job.focus,
@@ -235,9 +219,9 @@ class PluginEngine:
                 call_model=calls.ask if is_async else calls.ask_and_wait,
             )
             # Guarded: its values may be no JSON, and its objects may only look like lists.
-            arguments = (sent, returned, self._redact)
+            arguments = (sent, returned, self.redact)
             mapped: MappedMessages | None = await handle.guard(
-                mapped_messages, *arguments, seconds=self._compress_seconds
+                mapped_messages, *arguments, seconds=self.compress_seconds
             )
             return mapped
 
@@ -274,8 +258,8 @@ class PluginEngine:
         self, job: CompressionJob, state: ContextState, reason: str
     ) -> tuple[Preparation, ContextState]:
         """Prepare by the built-in engine, because there is no room to wait for the plugin's."""
-        log.warning("engine.replaced", engine=self.name, layer=job.layer, by=self._fallback.name, reason=reason)
-        return await self._fallback.prepare(job, state)
+        log.warning("engine.replaced", engine=self.name, layer=job.layer, by=self.fallback.name, reason=reason)
+        return await self.fallback.prepare(job, state)
 
     # ---- when to compress
 
@@ -309,7 +293,7 @@ class PluginEngine:
         return answer if isinstance(answer, bool) else await handle.guard(bool, answer)  # of an array it raises
 
     def _cooldown_key(self, layer: Layer) -> CooldownKey:
-        return cooldown_key(layer, f"engine:{self.name}", self._mark)
+        return cooldown_key(layer, f"engine:{self.name}", self.mark)
 
 
 class SummaryClient:
@@ -331,7 +315,6 @@ class SummaryClient:
         self._closed = Event()
 
     async def ask(self, prompt: str, system: str = "") -> str:
-        """Return the answer of the first route that has one. Raises `ModelError`."""
         failure: ModelError = ModelUnavailable("there is no model that could be asked now")
         for route in self._job.routes:
             key = route.cooldown_key(self._job.layer)
@@ -341,9 +324,8 @@ class SummaryClient:
                 text = await self._answer(route, prompt, system)
             except ModelError as error:
                 failure = error
-                outcome = error.outcome if isinstance(error, SummaryError) else remedy_for(error).outcome
                 if not self.state.is_cooling(key, self._clock.now()):  # a parallel call may have failed first
-                    self.state = self.state.failed(key, outcome, self._clock.now())
+                    self.state = self.state.failed(key, outcome_of(error), self._clock.now())
             else:
                 self.state = self.state.answered(key)
                 return text
@@ -365,24 +347,20 @@ class SummaryClient:
             self._waiting.discard(waiting)
 
     def close(self) -> None:
-        """End the calls that still run, and allow no more."""
         self._closed.set()
         for waiting in list(self._waiting):
             waiting.cancel()
 
     async def _answer(self, route: SummaryRoute, prompt: str, system: str) -> str:
-        job, seconds = self._job, self._deadline - self._loop.time()
+        def whole(reply: ModelReply) -> str:
+            if reply.finish is FinishReason.LENGTH:
+                raise SummaryError("truncated", "The summary was cut off by the model's output limit.")
+            return self._redact(without_thoughts(reply.text).strip())
+
+        seconds = self._deadline - self._loop.time()
         if self._closed.is_set() or seconds <= 0:
             raise ModelTimeout("the compression is over")
         texts = [await asyncio.to_thread(self._redact, text) for text in (prompt, system)]
         row = asking_row(texts[0], self._clock.now())
-        request = ModelRequest(system=texts[1], transcript=(row,), max_output_tokens=None, payer=job.request.payer)
-        room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
-        request = replace(request, output_cap=max(MIN_OUTPUT, room))
-        done = await route.client.complete(request, purpose="summary", within=seconds)
-        is_cut = done.reply.finish is FinishReason.LENGTH
-        call = replace(done.call, outcome="truncated") if is_cut else done.call
-        await route.client.ledger.record(job.request.payer, call)
-        if is_cut:
-            raise SummaryError("truncated", "The summary was cut off by the model's output limit.")
-        return await asyncio.to_thread(self._redact, without_thoughts(done.reply.text).strip())
+        request = ModelRequest(system=texts[1], transcript=(row,), max_output_tokens=None)
+        return await ask_route(route, self._job, request, whole, seconds)

@@ -41,12 +41,10 @@ class EngineHandle:
     """One conversation's engine, and the session and model that it was told last."""
 
     name: str
-    """The plugin's name, for logs."""
     make: Callable[[], ContextEngine]
     model: ModelInfo
     """Model that the engine was told last, or is told if a caller names none."""
     home: str = ""
-    """The state directory."""
     platform: str = ""
     """Platform of the conversation's chat; empty before the first compression was considered."""
     facts: Callable[[Session], Awaitable[dict[str, Any]]]
@@ -63,7 +61,6 @@ class EngineHandle:
     given_up: "asyncio.Future[Any] | None" = None
     """The newest call that took too long. A thread cannot be stopped, so it may still run."""
     events: deque[EngineEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
-    """Events that the engine has not been told yet."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -229,7 +226,6 @@ class EngineHandle:
 
 
 def session_of(event: EngineEvent) -> Session:
-    """Return the session that an event is about, after a compression the child."""
     match event:
         case ReplyEvent(session=session) | ContinuedEvent(child=session):
             return session
@@ -238,7 +234,6 @@ def session_of(event: EngineEvent) -> Session:
 
 
 async def sent_view(view: View) -> SentMessages:
-    """Return a view in the form that engines are sent."""
     return await asyncio.to_thread(sent_messages, view.session.system_prompt or "", view.transcript, WireSettings())
 
 

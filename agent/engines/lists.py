@@ -88,7 +88,6 @@ def key_of(message: Mapping[str, Any]) -> MessageKey:
 
 
 def checked_list(value: object) -> list[ListMessage]:
-    """Return `value` as a legal list. Raises `MessageListError`."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise MessageListError(f"it is no list of messages but {type(value).__name__}")
     if not value:

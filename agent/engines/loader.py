@@ -24,10 +24,8 @@ from hermes_state.errors import ConfigError
 from hermes_state.text import closest
 
 BUILT_IN: Final = "compressor"
-"""Name of the built-in engine in `context.engine`."""
 ENTRY_POINTS: Final = "hermes_gateway.context_engines"
 FOLDER: Final = Path("plugins") / "context_engine"
-"""Folder of plugins in the state directory."""
 MakeEngine: TypeAlias = Callable[[], ContextEngine]
 
 
@@ -56,7 +54,6 @@ class LoadedEngine:
     """First line of its docstring."""
     make: MakeEngine
     schemas: tuple[ToolSchema, ...] = ()
-    """Tools that it gives to the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +65,6 @@ class PluginReport:
     source: str
     about: str = ""
     why: str | None = None
-    """Reason of a failure."""
 
 
 def load_engine(name: str, home: Path) -> LoadedEngine | None:
@@ -107,7 +103,6 @@ def list_plugins(home: Path, active: str) -> list[PluginReport]:
 
 
 def unknown_engine(name: str, known: Iterable[str]) -> str:
-    """Return a sentence about an unknown name in `context.engine`."""
     names = list(dict.fromkeys([BUILT_IN, *known]))
     meant = closest(name, names, cutoff=0.5)
     hint = f"there are: {', '.join(names)}" if meant is None else f"did you mean {meant}?"
@@ -165,18 +160,22 @@ def loaded(plugin: PluginSource) -> LoadedEngine:
         engine = make()
         if not isinstance(engine, ContextEngine):
             raise PluginError(f"it makes {type(engine).__name__}, which is no ContextEngine")
-        schemas = _schemas(engine.get_tool_schemas())
+        tools: object = engine.get_tool_schemas()
+        if inspect.iscoroutine(tools):
+            tools.close()
+            raise PluginError("get_tool_schemas must not be async")
+        if not isinstance(tools, Sequence):
+            raise PluginError("get_tool_schemas does not return a list")
+        schemas = tuple(map(_schema, tools))
     except PluginError:
         raise
     except (Exception, SystemExit) as error:  # code that is not ours
         raise PluginError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
-    about = inspect.getdoc(offered) or inspect.getdoc(type(engine)) or ""
-    about = about.partition("\n")[0].strip()
+    about = (inspect.getdoc(offered) or inspect.getdoc(type(engine)) or "").partition("\n")[0].strip()
     return LoadedEngine(name=plugin.name, source=plugin.source, about=about, make=make, schemas=schemas)
 
 
 def _maker(offered: object) -> MakeEngine:
-    """Return a function that makes engines, from a module, an engine class, such a function, or an engine."""
     if isinstance(offered, ModuleType):
         return _maker(_offered_by(offered))
     if isinstance(offered, ContextEngine):
@@ -227,17 +226,7 @@ def _offered_by(module: ModuleType) -> object:
     return offered[0]
 
 
-def _schemas(offered: object) -> tuple[ToolSchema, ...]:
-    if inspect.iscoroutine(offered):
-        offered.close()
-        raise PluginError("get_tool_schemas must not be async")
-    if not isinstance(offered, Sequence):
-        raise PluginError("get_tool_schemas does not return a list")
-    return tuple(_schema(one) for one in offered)
-
-
 def _schema(offered: Any) -> ToolSchema:
-    """Return a tool, given plain or in the form of chat completions."""
     if isinstance(offered, dict) and isinstance(offered.get("function"), dict):
         offered = offered["function"]
     name = offered.get("name") if isinstance(offered, dict) else None

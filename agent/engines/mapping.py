@@ -51,8 +51,6 @@ class SentMessages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedMessages:
-    """An engine's list as a child's view."""
-
     context: tuple[ContextItem, ...]
     removed: Transcript
     """Rows that have left the view, or were shortened."""
@@ -133,7 +131,6 @@ def _match_between(known: Sequence[object], keys: Sequence[object], matches: lis
 
 
 def _next_matches(matches: Sequence[int | None], end: int) -> list[int]:
-    """Return for each message the index of the next one that is known."""
     ends: list[int] = []
     for index in reversed(matches):
         ends.append(end)
@@ -151,8 +148,6 @@ def _pairs(messages: Sequence[ListMessage]) -> list[object]:
 
 @dataclass(slots=True)
 class _ListReader:
-    """Reader of the engine's list, from its start on."""
-
     sent: SentMessages
     kept: list[ContextItem] = field(default_factory=list)
     """Rows that stay, and shortened results in place of theirs."""

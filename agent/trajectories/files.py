@@ -33,12 +33,9 @@ _COPY_BYTES: Final = 1_048_576
 _SUFFIXES: Final = {"out": "", "rejected": ".rejected.jsonl", "metrics": ".metrics.jsonl"}
 _encode = msgspec.json.Encoder().encode
 Outcome: TypeAlias = CompressedLine | TrajectoryRejected | None
-"""Result of a line; None for a blank one."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a run."""
-
     settings: Mapping[str, object]
     total: TrajectoryTotals = TrajectoryTotals()
     is_complete: bool = False
@@ -159,7 +156,6 @@ class TrajectoryRunner:
 
     compressor: TrajectoryCompressor
     parallel: int = 8
-    """Most summaries that are written at the same time."""
     on_read: Callable[[int], None] = lambda _bytes: None
     """Receives the bytes of each finished line, and first the bytes that earlier runs finished."""
     on_trouble: Callable[[str], None] = lambda _sentence: None

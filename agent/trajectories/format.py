@@ -20,8 +20,6 @@ class TrajectoryRejected(HermesError):
 
 
 class TurnRole(StrEnum):
-    """Role of a turn."""
-
     SYSTEM = "system"
     HUMAN = "human"
     GPT = "gpt"
@@ -45,8 +43,6 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn and its JSON."""
-
     role: TurnRole
     text: str
     tokens: int
@@ -55,10 +51,8 @@ class Turn:
     form: tuple[str, str]
     """Keys of its role and of its text."""
     name: str
-    """Role as the line calls it."""
 
     def saying(self, text: str) -> Self:
-        """Return the same turn with another text."""
         fields = {**_read_fields(self.raw), self.form[1]: text}
         return replace(self, text=text, tokens=_tokens(text), raw=Raw(_encode(fields)))
 
@@ -96,7 +90,6 @@ class Trajectory:
         return Turn(role=TurnRole.HUMAN, text=text, tokens=_tokens(text), raw=raw, form=form, name=name)
 
     def encoded(self, turns: Sequence[Turn]) -> bytes:
-        """Return the line with these turns, without its end."""
         return _encode({**self.fields, self.key: [turn.raw for turn in turns]})
 
 

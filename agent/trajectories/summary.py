@@ -59,7 +59,6 @@ def shortened_turns(turns: Sequence[Turn], limit: int, redact: Redact) -> list[s
 
 
 def _cost(turns: Sequence[Turn], length: int) -> int:
-    """Return the tokens of the turns, each cut to `length` characters."""
     return sum(
         turn.tokens if len(turn.text) <= length else turn.tokens * length // len(turn.text) + CUT_TOKENS
         for turn in turns
@@ -95,7 +94,6 @@ class ModelSummary:
     client: ModelClient
     ledger: RunLedger
     window: int
-    """Context window of the model, in tokens."""
     clock: Clock
 
     async def __call__(self, turns: Sequence[Turn], target: int, redact: Redact) -> str:

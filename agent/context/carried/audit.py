@@ -49,8 +49,6 @@ def without_invented(text: str, rows: Transcript, record: str | None, now: Milli
 
 
 class _Source:
-    """All texts of the rows and the record, in pieces."""
-
     def __init__(self, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> None:
         self._pieces = [*_pieces((record or "", moment(now, zone), *_all_of(rows, zone)))]
 

@@ -79,7 +79,6 @@ class _Line(NamedTuple):
 
     fact: Fact
     is_weighty: bool
-    """True if a word in it says that it matters."""
     size: int
     shape: tuple[str, str]
     values: frozenset[str]
@@ -87,7 +86,6 @@ class _Line(NamedTuple):
 
 @lru_cache(maxsize=1_024)  # the lines of a record come again in the next one
 def known_line(row_id: int, speaker: str, text: str) -> _Line:
-    """Return the line as a fact with its traits."""
     fact = Fact(id=row_id, speaker=speaker, text=text)
     return _Line(
         fact=fact,
@@ -106,7 +104,6 @@ class _Text:
     speaker: str
     raw: str
     is_safe: bool = False
-    """True if it has no secret."""
     _shapes: Sequence[str] | None = None
     _rare: Sequence[str] = ()
     _words: Collection[str] | None = None
@@ -114,7 +111,6 @@ class _Text:
 
     @classmethod
     def earlier(cls, fact: Fact) -> "_Text":
-        """Return a line of the earlier record."""
         line = known_line(fact.id, fact.speaker, fact.text)
         words = (fact.text,) if line.is_weighty else ()
         return cls(fact.id, fact.speaker, fact.text, is_safe=True, _shapes=(), _words=words, _lines=(line,))
@@ -131,7 +127,6 @@ class _Text:
 
     @property
     def shapes(self) -> Sequence[str]:
-        """Shapes of its lines, if a program made it."""
         if self._shapes is None:
             self._shapes = _shape(self.raw[:QUOTED_CHARACTERS]).splitlines() if self.rank >= _FIRST_MACHINE else ()
         return self._shapes
@@ -154,7 +149,6 @@ class _Text:
 
     @property
     def lines(self) -> Sequence[_Line]:
-        """Lines that are facts, at most 12."""
         if self._lines is None:
             self._lines = [known_line(self.id, self.speaker, line) for line in islice(self._quoted(), 12)]
         return self._lines
@@ -216,7 +210,6 @@ class _Choice:
         return self._room < MIN_LINE_TOKENS
 
     def add(self, lines: Iterable[tuple[_Line, _Text]]) -> None:
-        """Take facts of one rank while there is room."""
         for line, text in lines:
             if self.is_full:
                 return
@@ -227,7 +220,6 @@ class _Choice:
                 self._known |= line.values
 
     def fill(self) -> None:
-        """Take lines that were put back."""
         texts = {fact.text for fact in self.kept}
         for line, text in self._later:
             if self.is_full:
@@ -292,7 +284,6 @@ def _leaves(name: str, value: Any) -> Iterator[str]:  # `Any` because that is wh
 
 
 def _shape(text: str) -> str:
-    """Replace digits, hexadecimal numbers and paths of a text."""
     *pieces, last = _VALUE.sub("#", text).split("#")
     return "#".join([*map(_without_hex, pieces), last])
 
@@ -330,7 +321,6 @@ def identifiers(text: str) -> Iterator[str]:
 
 
 def _patterns(text: str, marks: Mapping[str, re.Pattern[str]]) -> _Patterns:
-    """Return the expressions that could match in a text."""
     found = [(hint, pattern) for hint, pattern in marks.items() if hint in text]
     return found if _DIGIT.search(text) is None else [*found, ("", _NUMBER)]
 

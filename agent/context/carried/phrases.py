@@ -31,12 +31,10 @@ class Language:
 
     @cached_property
     def rule(self) -> re.Pattern[str]:
-        """Sentences that ask for something from now on."""
         return self._expression("rule")
 
     @cached_property
     def take_back(self) -> re.Pattern[str]:
-        """Sentences that take a rule back."""
         return self._expression("take_back")
 
     @cached_property
@@ -79,7 +77,6 @@ class _Words:
         self._expression = re.compile(_any_of([*self._by_start]))
 
     def within(self, lower: str) -> set[str]:
-        """Return the words of a text."""
         found: set[str] = set()
         match = self._expression.search(lower)
         while match is not None:
@@ -99,7 +96,6 @@ def plain(text: str) -> str:
 
 
 def hinted(text: str) -> Hinted:
-    """Return the languages whose hints are in a text."""
     found = _words("hints", _scripts(text)).within(f" {plain(text)}".replace("\n", " "))
     return [(language, own) for language, words in _languages() if (own := found & words)] if found else ()
 
@@ -164,7 +160,6 @@ def _whole(words: str) -> str:
 
 
 def sentences(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans of the sentences of a text."""
     start = 0
     for end in _SENTENCE_END.finditer(text):
         yield start, end.start() + (text[end.start()] != "\n")

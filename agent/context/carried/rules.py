@@ -21,9 +21,7 @@ from hermes_state.journal import NOT_SAID_NOW
 from hermes_state.values import RECALL_ID, Message, Origin, recall_id
 
 MAX_RULES = 10
-"""Most rules of one message."""
 SENTENCE_CHARACTERS = 400
-"""Length of the longest sentence that can be a rule."""
 MATCH_PERCENT = 50
 """Least that a sentence shares with the rule that it takes back, in percent of the shorter one's words."""
 
@@ -51,8 +49,6 @@ _DROPPED: Final = "was taken back with /rules and holds no longer:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A standing rule."""
-
     id: int
     text: str
     person: str = ""
@@ -115,7 +111,6 @@ def within_room(rules: Sequence[Rule], limit: int) -> tuple[Rule, ...]:
 
 
 def drop_notice(rule_id: int, texts: Sequence[str]) -> str:
-    """Return the text of the notice that takes rules of one message back."""
     return f"The standing rule {recall_id(rule_id)} {_DROPPED} {' / '.join(texts)}"
 
 
@@ -174,7 +169,6 @@ def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
 
 
 def _item(sentence: str) -> str:
-    """Return a sentence on one line, without the mark of a list."""
     return _BULLET.sub("", one_line(sentence, SENTENCE_CHARACTERS))
 
 

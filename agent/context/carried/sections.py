@@ -21,13 +21,10 @@ _FACT = re.compile(rf"- \[{RECALL_ID} ((?:{'|'.join(SPEAKERS)})(?: [^\[\]\n]*)?)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """Rules and facts of a record."""
-
     rules: Sequence[Rule] = ()
     facts: Sequence[Fact] = ()
 
     def behind(self, text: str) -> str:
-        """Return the record of a summary with these sections."""
         sections = ((_RULES, self.rules), (_FACTS, self.facts))
         made = (heading + "\n".join(one.line for one in lines) for heading, lines in sections if lines)
         return "\n\n".join((text.strip(), *made))
