@@ -53,8 +53,6 @@ from hermes_state.values import EstimatedTokens, Message, MessageRole, Millis, O
 
 log = structlog.get_logger()
 
-TODOS_THRESHOLD_PERCENT = 10
-"""Room for the open items, in percent of the threshold, so that a list cannot fill a small window again and again."""
 READ_AGAIN = "Instructions that have left your view, read again before you go on: "
 MAX_NAMED = 8
 """Most instructions that are named; the last ones stay."""
@@ -126,7 +124,7 @@ def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequ
     """
     earlier = {row.id for row in job.view.transcript if row.origin is Origin.TODO}
     items = [item for item in context if isinstance(item, NewMessage) or item not in earlier]
-    lines = _open_lines(todos, job.limits.threshold * TODOS_THRESHOLD_PERCENT // 100)
+    lines = _open_lines(todos, job.limits.threshold // 10)  # a longer list would fill a small window again and again
     again = to_read_again(job.view.transcript, set(items))
     if text := "\n\n".join(filter(None, ("\n".join(lines), again))):
         is_handoff = [isinstance(item, NewMessage) and item.origin is Origin.SUMMARY for item in items]

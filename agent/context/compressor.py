@@ -40,7 +40,7 @@ from agent.tokens import estimated_text_tokens
 from agent.tools.registry import Tool
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError
-from hermes_state.values import Clock, EstimatedTokens, LineageId, MessageRole, Millis, Origin, Tokens, Transcript
+from hermes_state.values import Clock, EstimatedTokens, LineageId, MessageRole, Millis, Origin, Tokens
 
 log = structlog.get_logger()
 
@@ -50,9 +50,6 @@ PASSING_OUTCOMES = frozenset(
 """Failures of the provider, not of the conversation: while there is room, waiting loses nothing."""
 MAX_LENGTH_PERCENT = 150
 """Longest summary, in percent of the requested length; the rest is left out."""
-MIN_FRESH_PERCENT = 10
-"""Least new content since the last handoff, in percent of the threshold."""
-
 _FRAME_TOKENS = int(estimated_text_tokens(framed("")))
 """Tokens of the words around every handoff."""
 _MIN_CONTENT = 2 * _FRAME_TOKENS
@@ -107,11 +104,6 @@ class _Plan:
     content_tokens: int
     """Tokens that leave the view."""
 
-    @property
-    def rows(self) -> Transcript:
-        """The middle, pruned, without an earlier handoff."""
-        return self.wanted.rows
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SummaryResult:
@@ -159,7 +151,7 @@ class Compressor:
             window=job.limits.context_length,
             percent=job.tokens_before * 100 // job.limits.context_length,
             head=plan.cut.head_end,
-            middle=len(plan.rows),
+            middle=len(plan.wanted.rows),
             tail=job.messages_before - plan.cut.tail_start,
             pruned=plan.pruned,
         )
@@ -179,15 +171,13 @@ class Compressor:
             model=None if written.client is None else written.client.name,
             failure=written.failure,
             passed_over=written.passed_over,
-            summarised=len(plan.rows),
+            summarised=len(plan.wanted.rows),
             tokens_after=after,
         ), state
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
         now = self.clock.now()
         return all(state.is_cooling(route.cooldown_key(layer), now) for route in routes)
-
-    # ---- choosing, without a model
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
         plan = self._plan(job)
@@ -197,7 +187,7 @@ class Compressor:
         handoff = target + _FRAME_TOKENS + job.estimator.text(plan.carried.behind(""))
         return CompressionPreview(
             head=plan.cut.head_end,
-            middle=len(plan.rows),
+            middle=len(plan.wanted.rows),
             tail=job.messages_before - plan.cut.tail_start + len(plan.cut.kept),
             pruned=plan.pruned,
             tokens_before=job.tokens_before,
@@ -258,8 +248,6 @@ class Compressor:
             content_tokens=content,
         )
 
-    # ---- the summary
-
     async def _summarise(
         self, job: CompressionJob, plan: _Plan, state: ContextState
     ) -> tuple[_SummaryResult | Aborted, ContextState]:
@@ -271,7 +259,9 @@ class Compressor:
             if state.is_cooling(key, self.clock.now()):
                 continue
             try:
-                return replace(await self._ask(job, plan, route), passed_over=passed_over), state.answered(key)
+                text = await self._ask(job, plan, route)
+                written = _SummaryResult(text=text, client=route.client, passed_over=passed_over)
+                return written, state.answered(key)
             except ModelError as error:
                 failure, passed_over = error, route.client.name
                 outcome = outcome_of(error)
@@ -279,7 +269,7 @@ class Compressor:
                 log.warning("compression.summary_failed", layer=job.layer, route=route.name, outcome=outcome)
         return await self._without_model(job, plan, state, failure), state
 
-    async def _ask(self, job: CompressionJob, plan: _Plan, route: SummaryRoute) -> _SummaryResult:
+    async def _ask(self, job: CompressionJob, plan: _Plan, route: SummaryRoute) -> str:
         def usable(reply: ModelReply) -> str:
             text = audited(checked_summary(reply, wanted, self.redact), wanted)
             return fitted(text, Tokens(wanted.target * MAX_LENGTH_PERCENT // 100))
@@ -287,9 +277,7 @@ class Compressor:
         limit = summary_input_tokens(route.context_length or job.limits.context_length)
         wanted = replace(plan.wanted, input_limit=limit, now=self.clock.now())
         request = await asyncio.to_thread(summary_request, wanted, self.redact)
-        return _SummaryResult(
-            text=await ask_route(route, job, request, usable, job.settings.summary_seconds), client=route.client
-        )
+        return await ask_route(route, job, request, usable, job.settings.summary_seconds)
 
     async def _without_model(
         self, job: CompressionJob, plan: _Plan, state: ContextState, failure: ModelError | None
@@ -307,7 +295,7 @@ class Compressor:
             return Aborted(kind=kind, reason=reason, retry_at=Millis(min(until)) if until else None)
         text = await asyncio.to_thread(
             deterministic_summary,
-            plan.rows,
+            plan.wanted.rows,
             plan.wanted.previous,
             redact=self.redact,
             limit=job.limits.summary_ceiling,
@@ -317,7 +305,7 @@ class Compressor:
 
 
 def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
-    """Return True if enough was said since the last handoff, or one compression would follow the other.
+    """Return True if 10 % of the threshold are new since the last handoff, or one compression would follow the other.
 
     By hand: if a summary can save anything, because an updated one keeps its length. `content`: tokens that would leave
     the view; `fresh`: those of them that no handoff stands for yet.
@@ -327,7 +315,7 @@ def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
     if job.layer == "manual":
         kept = min(content - fresh, job.limits.summary_tokens(content) + _FRAME_TOKENS)
         return content - kept >= _MIN_CONTENT
-    return fresh * 100 >= job.limits.threshold * MIN_FRESH_PERCENT
+    return fresh * 100 >= job.limits.threshold * 10
 
 
 def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: int) -> bool:

@@ -65,8 +65,6 @@ PRESSURE_PERCENT = 85
 """Share of the threshold, in percent, from which on people are told that a compression is near."""
 MAX_PASSES = 3
 """Most compressions of one preflight. A conversation from a far larger window may need several."""
-MAX_REMAINING_PERCENT = 95
-"""A pass that leaves more of the prompt than this, in percent, is the last one."""
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -106,8 +104,6 @@ class ContextController:
     async def close(self) -> None:
         await self.pending.close()
         await self.engine.close()
-
-    # ---- before a turn, before a call, after a refusal
 
     async def measure(self, conversation: ConversationRef, model: ModelHandle) -> MeasuredPrompt:
         """Measure the stored conversation before a turn, after taking in a compression that is ready."""
@@ -163,7 +159,7 @@ class ContextController:
                 break
             # Loaded again also when nothing was compressed: the state of the attempt belongs to the next step.
             before, prompt = prompt.estimated, await self._measure.load(conversation, model)
-            has_helped = _is_another_view(outcome) and prompt.estimated * 100 <= before * MAX_REMAINING_PERCENT
+            has_helped = _is_another_view(outcome) and prompt.estimated * 100 <= before * 95
             if not (has_helped or was_pending):
                 break
         return prompt
@@ -209,8 +205,6 @@ class ContextController:
             return False
         log.info("context.refusal_unexplained", lineage_id=prompt.conversation.lineage_id, tokens=prompt.estimated)
         return await self.after_overflow(prompt.conversation, prompt.model, None)
-
-    # ---- by hand
 
     async def prepare_by_hand(
         self,
@@ -266,8 +260,6 @@ class ContextController:
         if view is not None:
             await self.pending.drop(view.session.lineage_id)
             await self.engine.on_event(EndedEvent(view=view, was_reset=was_reset))
-
-    # ---- after a reply
 
     async def after_reply(
         self, prompt: MeasuredPrompt, usage: CanonicalUsage | None, *, is_last: bool

@@ -24,7 +24,6 @@ MAX_TAIL_PERCENT = 75
 """Largest tail, in percent of the input window. Next to a larger one nothing fits."""
 REMADE: Final = frozenset({Origin.SUMMARY, Origin.TODO})
 """Origins of rows that each child of a compression gets again, so no handoff stands for them."""
-
 _Item = TypeVar("_Item")
 
 
@@ -108,9 +107,6 @@ def _people_follow(transcript: Transcript, cut: Cut) -> bool:
     return next((row.role is MessageRole.USER for row in behind if is_shown(row)), False)
 
 
-# ---- exchanges
-
-
 _Exchange: TypeAlias = tuple[int, int]
 """Indexes of an assistant row with calls and of the last result that answers one of them."""
 
@@ -143,9 +139,6 @@ def _moved_forward(exchanges: Sequence[_Exchange], index: int) -> int:
         if first < index <= last:
             index = last + 1
     return index
-
-
-# ---- head and tail
 
 
 def _head_end(
@@ -240,9 +233,6 @@ def _turn_starts(transcript: Transcript) -> list[int]:
         if before is None or row.turn_id is None or before.turn_id != row.turn_id:
             starts.append(index)
     return starts
-
-
-# ---- what is open
 
 
 def open_request(transcript: Transcript) -> list[int]:

@@ -33,7 +33,6 @@ LINE_CHARACTERS = 200
 READ_CHARACTERS = 200_000
 """Characters of all messages, newest first; the history tools find older ones."""
 MIN_LINE_TOKENS = 6
-
 _EXTENSIONS = (
     "py|md|txt|json|ya?ml|toml|sql|sh|jsx?|tsx?|css|html?|log|db|csv|ini|conf|cfg|service|xml|pdf|docx?|xlsx?|pptx?"
     "|png|jpe?g|gif|svg|zip|gz|tar|rs|go|java|kt|cpp|hpp|rb|php|lock|env|ipynb|tf"
@@ -47,7 +46,6 @@ _FILE = re.compile(
 )
 _Findings: TypeAlias = dict[str, dict[str, str]]
 """Lines by heading and finding, newest first: each once, with the message that said it last."""
-
 _OPENING: Final = (
     "No summary could be made of the {count} that this record stands for; it only lists what could be found in them by "
     "rule, newest first. Continue from the recent messages and from the current state of things, and look up what you "
@@ -93,9 +91,6 @@ def _tokens(line: str) -> int:
     return estimated_text_tokens(line) + 1
 
 
-# ---- the newest request, and the record before
-
-
 def _newest_request(rows: Transcript, redact: Redact, limit: int) -> str:
     """Return the newest request verbatim, as a quotation, so that no line of it looks like a heading."""
     own = (row for row in reversed(rows) if row.origin is Origin.HUMAN and row.body.words_by is None)
@@ -125,8 +120,6 @@ def _earlier(previous: str | None, redact: Redact, limit: int) -> str:
     record = bounded_record(body, Tokens(limit), redact)
     return f"{_EARLIER}\n{record}" if record and estimated_text_tokens(record) <= limit else ""
 
-
-# ---- findings
 
 _TITLES: Final = (
     "Completed Actions",

@@ -99,8 +99,6 @@ class Estimator:
             self._learn_scale((reported - images) / whole.text, whole.text)
         return True
 
-    # ---- learning
-
     def _learn_scale(self, sample: float, text_tokens: int) -> None:
         known = self._calibration
         if not MIN_SCALE <= sample <= MAX_SCALE:
@@ -133,8 +131,6 @@ class Estimator:
         self._calibration = msgspec.structs.replace(known, image_tokens=price, image_samples=known.image_samples + 1)
         return True
 
-    # ---- judging reports
-
     def _is_likely(self, reported: int, covered: Size) -> bool:
         """Return True if a count fits the learned scale; some providers sometimes leave out cached tokens."""
         known = self._calibration
@@ -148,8 +144,6 @@ class Estimator:
         stride = MAX_STRIDE if known.samples else MAX_SCALE
         scale = (reported - self._priced(covered)) / covered.text
         return min(max(scale, known.scale / stride), known.scale * stride)
-
-    # ---- measuring
 
     def _scaled(self, size: Size) -> EstimatedTokens:
         return EstimatedTokens(int(self._calibration.scale * size.text + self._priced(size)))

@@ -41,7 +41,6 @@ _UNSEEN = re.compile(
     r"[\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]+"
 )
 _NAME_BRACKETS = str.maketrans("[]<>", "()()")
-
 Redact = Callable[[str], str]
 
 
@@ -72,7 +71,13 @@ def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = U
         limit=limit,
         row_characters=max_characters,
     )
-    return "\n".join(_with_gaps(kept, entries, len(rows)))
+    lines, before = list[str](), -1
+    for index in (*kept, len(rows)):
+        if missing := index - before - 1:
+            lines.append(f"[{missing} message{'s are' if missing > 1 else ' is'} not shown]")
+        lines += [entries[index]] if index < len(rows) else []
+        before = index
+    return "\n".join(lines)
 
 
 def bounded_record(text: str, limit: Tokens, redact: Redact) -> str:
@@ -137,9 +142,6 @@ def said(row: Message) -> Iterator[str]:
         yield f"(calls {call.name} {call.arguments})"
     if body.was_interrupted:
         yield "(interrupted here)"
-
-
-# ---- one message
 
 
 def _entries(
@@ -211,9 +213,6 @@ def _length(row: Message) -> int:
     return length + (len(body.quote.text) if body.quote is not None else 0)
 
 
-# ---- which messages
-
-
 def _row_characters(costs: Sequence[int], lengths: Sequence[int], limit: int) -> int:
     """Return the largest length, from 240 to 6,000 characters, with which all messages fit; else the smallest."""
     sizes = range(240, 6_001)
@@ -251,20 +250,6 @@ def _evenly(indexes: Sequence[int], costs: Sequence[int], limit: int) -> list[in
     return []
 
 
-def _with_gaps(kept: Sequence[int], entries: dict[int, str], count: int) -> Iterator[str]:
-    before = -1
-    for index in (*kept, count):
-        missing = index - before - 1
-        if missing:
-            yield f"[{missing} message{'s are' if missing > 1 else ' is'} not shown]"
-        if index < count:
-            yield entries[index]
-        before = index
-
-
-# ---- length
-
-
 class _Section:
     def __init__(self, heading: str, lines: list[str]) -> None:
         self.heading = heading
@@ -297,7 +282,11 @@ def fitted(text: str, limit: Tokens) -> str:
     """Return `text` without as many lines of its longest sections as bring it to about `limit` tokens."""
     if estimated_text_tokens(text) <= limit:
         return text
-    sections = _sections(text)
+    starts = [0, *(match.start() for match in _HEADING.finditer(text))]
+    pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    lines = [[line for line in piece.splitlines() if line.strip()] for piece in pieces]
+    sections = [_Section("", lines[0]), *(_Section(own[0], own[1:]) for own in lines[1:])]
+    sections = [section for section in sections if section.heading or section.has_lines]
     total = sum(section.tokens + int(estimated_text_tokens(section.heading)) + 1 for section in sections)
     longest = [(-section.tokens, index) for index, section in enumerate(sections) if section.has_lines]
     heapq.heapify(longest)
@@ -307,17 +296,6 @@ def fitted(text: str, limit: Tokens) -> str:
         if sections[index].has_lines:
             heapq.heappush(longest, (-sections[index].tokens, index))
     return "\n\n".join(section.text() for section in sections)
-
-
-def _sections(text: str) -> list[_Section]:
-    starts = [0, *(match.start() for match in _HEADING.finditer(text))]
-    pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-    lines = [[line for line in piece.splitlines() if line.strip()] for piece in pieces]
-    sections = [_Section("", lines[0]), *(_Section(own[0], own[1:]) for own in lines[1:])]
-    return [section for section in sections if section.heading or section.has_lines]
-
-
-# ---- quoted lines
 
 
 def bounded(text: str, redact: Redact) -> str:

@@ -178,9 +178,6 @@ class Compressed:
 CompressionOutcome: TypeAlias = Compressed | NotNeeded | Aborted
 
 
-# ---- events of a conversation's view
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedEvent:
     """Compression no longer helps this conversation, and waits until the conversation has grown."""
@@ -218,9 +215,6 @@ Listener: TypeAlias = Callable[[Connection, ConversationRef, ContextEvent, Milli
 """Called inside the event's transaction, so that its effects are as durable. Must be pure SQL."""
 
 
-# ---- events that an engine is told
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyEvent:
     session: Session
@@ -242,9 +236,6 @@ class EndedEvent:
 
 
 EngineEvent: TypeAlias = ReplyEvent | ContinuedEvent | EndedEvent
-
-
-# ---- texts for people
 
 
 _WHY = {

@@ -49,9 +49,6 @@ def prune(transcript: Transcript, *, upto: int, redact: Redact) -> tuple[Transcr
     return (*rows, *transcript[upto:]), stubs
 
 
-# ---- results
-
-
 def _pruned_result(row: Message, call: ToolCall | None, newest: Mapping[str, int], redact: Redact) -> Message:
     """Return the row with a stub for its text. `newest`: the newest row of each long result, by its text."""
     text = row.text or ""
@@ -90,9 +87,6 @@ def _target(call: ToolCall | None, redact: Redact) -> str:
     return _one_line(next((texts[name] for name in names if name in texts), ""), 80, redact)
 
 
-# ---- arguments
-
-
 def _shortened_call(call: ToolCall, row: Message, redact: Redact) -> ToolCall:
     if len(call.arguments) <= ARGUMENT_CHARACTERS:
         return call
@@ -122,9 +116,6 @@ def _parsed(arguments: str) -> Any:
         return orjson.loads(arguments)
     except orjson.JSONDecodeError:
         return None
-
-
-# ---- cutting
 
 
 def _one_line(text: str, limit: int, redact: Redact) -> str:

@@ -68,8 +68,6 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         fields = (field for field in self.__struct_fields__ if getattr(after, field) != getattr(before, field))
         return msgspec.structs.replace(self, **{field: getattr(after, field) for field in fields})
 
-    # ---- strikes
-
     @property
     def is_blocked(self) -> bool:
         return self.blocked_at > 0
@@ -121,8 +119,6 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     def told_of(self, level: int) -> "ContextState":
         return msgspec.structs.replace(self, pressure_level=level)
-
-    # ---- cooldowns
 
     def is_cooling(self, key: CooldownKey, now: Millis) -> bool:
         cooldown = self.cooldowns.get(key)

@@ -40,7 +40,6 @@ SECTIONS: Final = (
     ("Critical Context", "names, ids, numbers, dates, commands and quotes that would otherwise be lost"),
 )
 HEADINGS: Final = tuple(title for title, _ in SECTIONS)
-
 MIN_HEADINGS = 3
 """Fewest headings of a summary; with fewer it is something else."""
 _REFUSAL = re.compile(
@@ -49,7 +48,6 @@ _REFUSAL = re.compile(
     r"|抱歉|对不起|無法|无法|申し訳|できません|죄송|할 수 없|لا أستطيع|لا يمكنني",
     re.IGNORECASE,
 )
-
 _SYSTEM = f"""\
 You write the record of a conversation between people and an assistant. You write it for another assistant, who goes \
 on with the conversation and sees nothing of its earlier part but your record: whatever you leave out is forgotten.
@@ -64,7 +62,6 @@ one precise line to a paragraph. Write nothing that the conversation does not sa
 and what people took back or stopped is no task any more.
 - Where a password, key, token or other secret stands, write {SECRET_MARK} instead, and say that it was there and what \
 it is for."""
-
 _UPDATE = """\
 An earlier record exists. Bring it up to date instead of starting anew: keep what still matters, go on with its \
 numbering, move what was finished to Completed Actions and what was answered to Resolved Questions, renew Active Task, \
@@ -151,9 +148,6 @@ def asking_row(text: str, now: Millis) -> Message:
         tool_name=None,
         created_at=now,
     )
-
-
-# ---- the answer
 
 
 def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], str]) -> str:
@@ -260,8 +254,6 @@ def _as_given(match: re.Match[str]) -> str:
 def _says_something(line: str) -> bool:
     return line.strip(" \t-*•.:`[]()").lower() not in {"", "none", "n/a", "nothing", "empty"}
 
-
-# ---- records in other forms
 
 _REWRITES = (
     (re.compile(r"<([^\W\d][\w.-]*)(?: [^<>\n]*)?>"), r"\n###### \1\n"),

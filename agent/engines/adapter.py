@@ -81,8 +81,6 @@ class PluginEngine:
     """Longest wait for other calls."""
     _handles: OrderedDict[LineageId, EngineHandle] = field(default_factory=OrderedDict, init=False)
 
-    # ---- the seam
-
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
         """Return the engine's own decision, or its request; from the urgent line on always a request."""
         request = None
@@ -201,8 +199,6 @@ class PluginEngine:
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
         return {"conversation": key, "storage": str(folder)}
 
-    # ---- one compression
-
     async def _compressed(self, job: CompressionJob, calls: "SummaryClient") -> MappedMessages | None:
         async with self._acquire(job) as handle:
             sent = await self._sent(job)
@@ -261,8 +257,6 @@ class PluginEngine:
         log.warning("engine.replaced", engine=self.name, layer=job.layer, by=self.fallback.name, reason=reason)
         return await self.fallback.prepare(job, state)
 
-    # ---- when to compress
-
     async def _decision(self, handle: EngineHandle, job: CompressionJob) -> CompressionRequest | None:
         taken = await handle.call("take_request")
         if isinstance(taken, CompressionRequest):  # a plugin may put anything in its place, and into it
@@ -283,7 +277,7 @@ class PluginEngine:
 
     async def _says_of_list(self, handle: EngineHandle, method: str, job: CompressionJob, *, default: bool) -> bool:
         """Ask about a list, unless the engine's method is the contract's, which always answers `default`."""
-        if not handle.overrides(method):
+        if getattr(type(handle.engine), method, None) is getattr(ContextEngine, method):
             return default
         sent = await self._sent(job)
         return await self._says(handle, method, list(sent.messages), message_ids=sent.ids)

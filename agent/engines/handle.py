@@ -30,8 +30,6 @@ from hermes_state.transcripts import View
 
 log = structlog.get_logger()
 
-MAX_EVENTS = 32
-"""Events kept for a conversation whose engine is busy; the oldest are dropped."""
 NAMED_KEYWORDS = frozenset({"call_model", "conversation", "message_ids", "storage"})
 """Keywords that only methods with a parameter of this name receive: `**kwargs` of an older plugin gets none of them."""
 
@@ -60,7 +58,8 @@ class EngineHandle:
     """Tokens from which on the engine compresses, as its status said last."""
     given_up: "asyncio.Future[Any] | None" = None
     """The newest call that took too long. A thread cannot be stopped, so it may still run."""
-    events: deque[EngineEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
+    events: deque[EngineEvent] = field(default_factory=lambda: deque(maxlen=32))
+    """Events for a busy engine; the oldest are dropped."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -101,18 +100,12 @@ class EngineHandle:
             log.exception("engine.crashed", engine=self.name)
             raise EngineError(f"broke ({type(error).__name__})") from error
 
-    def overrides(self, method: str) -> bool:
-        """Return True if the engine replaces this method of the contract."""
-        return getattr(type(self.engine), method, None) is not getattr(ContextEngine, method)
-
     async def on_event(self, event: EngineEvent) -> None:
         """Tell the engine at once, or as soon as it is no longer busy and no call hangs. Never raises."""
         self.events.append(event)
         if not self.lock.locked():
             async with self.lock:
                 await self._deliver()
-
-    # ---- making an engine, and telling it where it is
 
     async def _prepare(self, session: Session, model: ModelInfo | None = None, window: int | None = None) -> None:
         """Make an engine if there is none, and tell it the model and the session."""
@@ -162,8 +155,6 @@ class EngineHandle:
         number = value if isinstance(value, (int, float)) and isfinite(value) else 0
         self.threshold = int(number) if number > 0 else None
 
-    # ---- events
-
     async def _deliver(self) -> None:
         """Tell the events one by one, so that a cancellation leaves the others for the next time."""
         while self.events and not self.hangs:
@@ -194,8 +185,6 @@ class EngineHandle:
                     self.engine = None
             case ContinuedEvent():
                 pass  # `_prepare` has told the session
-
-    # ---- calls with a time limit
 
     async def _call(self, seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return the result of `function`: sync in a thread of its own, async on the loop. Raises what it raises."""

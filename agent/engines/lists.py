@@ -26,7 +26,6 @@ from hermes_state.values import (
 )
 
 INSTRUCTING = frozenset({"system", "developer"})
-
 MessageKey: TypeAlias = tuple[str, bytes, tuple[str, ...]]
 _IMAGE = Image(attachment_id=0, mime="", path="")
 STYLE = WireSettings(image_urls={_IMAGE.attachment_id: ""})
@@ -38,9 +37,6 @@ class MessageListError(EngineError):
 
     def __str__(self) -> str:
         return f"returned a list that cannot be used: {super().__str__()}"
-
-
-# ---- one message
 
 
 def text_of(content: object) -> str:
@@ -82,9 +78,6 @@ def key_of(message: Mapping[str, Any]) -> MessageKey:
     except TypeError:  # what is no JSON is the same as nothing else
         raw = repr(content).encode("utf-8", "surrogatepass")
     return str(message.get("role")), raw, ids_of(message)
-
-
-# ---- a legal list
 
 
 def checked_list(value: object) -> list[ListMessage]:
@@ -132,9 +125,6 @@ def _checked_calls(index: int, message: Mapping[str, Any]) -> set[str]:
     if not all(call.name for call in calls):
         raise MessageListError(f"message {index} calls no function")
     return ids
-
-
-# ---- a list as rows, and back
 
 
 @dataclass(frozen=True, slots=True)

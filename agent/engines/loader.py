@@ -24,7 +24,6 @@ from hermes_state.errors import ConfigError
 from hermes_state.text import closest
 
 BUILT_IN: Final = "compressor"
-ENTRY_POINTS: Final = "hermes_gateway.context_engines"
 FOLDER: Final = Path("plugins") / "context_engine"
 MakeEngine: TypeAlias = Callable[[], ContextEngine]
 
@@ -109,16 +108,13 @@ def unknown_engine(name: str, known: Iterable[str]) -> str:
     return f"context.engine: there is no engine named {name!r}; {hint}"
 
 
-# ---- finding
-
-
 def find_plugins(home: Path) -> list[PluginSource]:
     """Find all plugins without running any. Folders of the state directory win over packages."""
     folders, is_name = list[Path](), re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}").fullmatch
     with suppress(OSError):  # without a folder that can be read there are no plugins in it
         folders = sorted(entry for entry in (home / FOLDER).iterdir() if entry.is_dir() and is_name(entry.name))
     found = [PluginSource(name=one.name, source=str(one), load=partial(_import_folder, one)) for one in folders]
-    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+    for point in sorted(entry_points(group="hermes_gateway.context_engines"), key=lambda point: point.name):
         source = point.value if point.dist is None else f"{point.dist.name} {point.dist.version}"
         found.append(PluginSource(name=point.name, source=source, load=point.load))
     return found
@@ -147,9 +143,6 @@ def _import_folder(folder: Path) -> ModuleType:
         spec.loader.exec_module(module)
         undo.pop_all()
     return module
-
-
-# ---- loading
 
 
 def loaded(plugin: PluginSource) -> LoadedEngine:

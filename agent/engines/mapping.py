@@ -61,13 +61,9 @@ class MappedMessages:
 def sent_messages(system: str, transcript: Transcript, style: WireSettings) -> SentMessages:
     """Return the list of a view. A handoff is a message of its own, so that an engine can tell it from a person's."""
     traced = traced_messages(system, transcript, style, handoff_stands_alone=True)
-    return SentMessages(
-        transcript,
-        tuple(traced.messages),
-        tuple(traced.sources),
-        tuple(key_of(message) for message in traced.messages),
-        tuple(text_of(message.get("content")) for message in traced.messages),
-    )
+    keys = tuple(map(key_of, traced.messages))
+    contents = tuple(text_of(message.get("content")) for message in traced.messages)
+    return SentMessages(transcript, tuple(traced.messages), tuple(traced.sources), keys, contents)
 
 
 def mapped_messages(sent: SentMessages, returned: object, redact: Callable[[str], str]) -> MappedMessages | None:
@@ -79,9 +75,6 @@ def mapped_messages(sent: SentMessages, returned: object, redact: Callable[[str]
     reader = _ListReader(sent)
     reader.read(messages)
     return reader.mapped(redact)
-
-
-# ---- which message is which
 
 
 def _matches(sent: SentMessages, messages: Sequence[ListMessage], keys: Sequence[MessageKey]) -> list[int | None]:
@@ -143,9 +136,6 @@ def _pairs(messages: Sequence[ListMessage]) -> list[object]:
     return [(message["role"], ids) if (ids := ids_of(message)) else None for message in messages]
 
 
-# ---- the view of a list
-
-
 @dataclass(slots=True)
 class _ListReader:
     sent: SentMessages
@@ -178,21 +168,16 @@ class _ListReader:
 
     def _read_own(self, message: ListMessage, index: int) -> None:
         """Take the engine's own text. It may begin a message of a person, because roles have to alternate."""
-        text = text_of(message.get("content"))
-        before = self.sent.contents[index] if self._is_free(index) else ""
-        if before and self.sent.messages[index]["role"] == message["role"] and text.endswith(before):
+        text, before, sent = text_of(message.get("content")), "", self.sent.messages[max(0, index)]
+        if index >= 0 and message["role"] == sent["role"] in ("user", "assistant") and not ids_of(sent):
+            rows = self.sent.sources[index]
+            if all(row.origin is not Origin.SUMMARY and row.id not in self.kept_ids for row in rows):
+                before = self.sent.contents[index]  # plain text that is not in the result yet
+        if before and text.endswith(before):
             self._add_words(text.removesuffix(before))
             self._keep(index)
         else:
             self._add_words("\n".join([text, *(f"(called {call.name})" for call in calls_of(message))]))
-
-    def _is_free(self, index: int) -> bool:
-        """Return True if the message sent at this index is plain text that is not in the result yet."""
-        if index < 0 or self.sent.messages[index]["role"] not in ("user", "assistant"):
-            return False
-        rows = self.sent.sources[index]
-        is_missing = all(row.origin is not Origin.SUMMARY and row.id not in self.kept_ids for row in rows)
-        return is_missing and not ids_of(self.sent.messages[index])
 
     def _read_changed(self, message: ListMessage, index: int) -> None:
         """Take a call or a result with another text. A call keeps its own text; a result may become shorter."""
@@ -251,8 +236,6 @@ class _ListReader:
         known = [-1 if isinstance(item, NewMessage) else order[item] for item in self.kept]
         return next((index for index, other in enumerate(known) if other > order[row.id]), len(known))
 
-    # ---- the result
-
     def mapped(self, redact: Callable[[str], str]) -> MappedMessages | None:
         # Rows without a form on the wire (a result that answers no call) are neither lost nor removed.
         seen = {row.id for sources in self.sent.sources for row in sources}
@@ -268,10 +251,9 @@ class _ListReader:
         if handoff is not None:
             index = self._index_for(removed[0]) if removed else 0
             items.insert(index if self.handoff_index is None else self.handoff_index, handoff)
-        users = {row.id for row in self.sent.transcript if row.role is MessageRole.USER}
-        if not any(
-            item.role is MessageRole.USER if isinstance(item, NewMessage) else item in users for item in items[:1]
-        ):
+        roles = {row.id: row.role for row in self.sent.transcript}
+        begins = [item.role if isinstance(item, NewMessage) else roles[item] for item in items[:1]]
+        if begins != [MessageRole.USER]:
             raise MessageListError("it does not begin with what a person said, nor with a summary")
         is_new = handoff is None or isinstance(handoff, NewMessage)
         return MappedMessages(

@@ -25,12 +25,9 @@ from hermes_state.text import counted, shortened
 from hermes_state.values import ChatId, UserRef
 
 Target: TypeAlias = Literal["memory", "user"]
-
 FILE_NAMES: Final[dict[Target, str]] = {"memory": "MEMORY.md", "user": "USER.md"}
 MAX_FILE_BYTES = 1_000_000
 """Largest file of notes, skill or persona that is read, in bytes."""
-MAX_NAME_CHARACTERS = 60
-
 Person: TypeAlias = tuple[UserRef, str]
 """Stable id and name of a person with a part in `USER.md`."""
 
@@ -97,9 +94,6 @@ def replaced(text: str, piece: str, new: str | None) -> str:
     return "\n".join(lines)
 
 
-# ---- parts of people
-
-
 def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
     """Return the text before a person's part, the part below its heading, and the rest; None: all is the part."""
     if person is None:
@@ -117,12 +111,9 @@ def with_part(before: str, person: Person | None, part: str, behind: str) -> str
     if person is None:
         return part
     ref, name = person
-    shown = shortened(re.sub(r"[()#\[\]<>]", "", one_line(name)), MAX_NAME_CHARACTERS).strip() or ref
+    shown = shortened(re.sub(r"[()#\[\]<>]", "", one_line(name)), 60).strip() or ref
     made = f"## {shown} ({ref})\n{part.strip()}\n" if part.strip() else ""
     return before + made + ("\n" if made and behind else "") + behind
-
-
-# ---- files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

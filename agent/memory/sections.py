@@ -26,10 +26,6 @@ MAX_CHARACTERS = 20_000
 """Longest persona or context file, in characters; the middle of a longer one is left out."""
 SHARE_PERCENT = 10
 """Share of the threshold, in percent, for all notes, and once more for all other sections."""
-NOTE_TOKENS = 10
-"""Tokens of the note in place of a middle."""
-MIN_CHARACTERS = 80
-"""Shortest useful part of a text."""
 _TAG = re.compile(r"<(?=\s{0,8}/?\s{0,8}(?:memory|context_file)\b)", re.IGNORECASE)
 _ABOUT_NOTES = """\
 # Memory
@@ -115,8 +111,8 @@ def within(text: str, room: Tokens) -> str:
     tokens = estimated_text_tokens(text)
     if tokens <= room:
         return text
-    limit = len(text) * max(0, room - NOTE_TOKENS) // tokens
-    return both_ends(text, limit) if limit >= MIN_CHARACTERS else ""
+    limit = len(text) * max(0, room - 10) // tokens  # 10 for the note in place of the middle
+    return both_ends(text, limit) if limit >= 80 else ""
 
 
 def _safe(text: str) -> str:

@@ -34,7 +34,6 @@ _NAMES: Final[Mapping[TurnRole, str]] = {
 }
 _ROLES: Final = {name: role for role, names in _NAMES.items() for name in names.split()}
 BOM: Final = b"\xef\xbb\xbf"
-
 _read_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _read_list = msgspec.json.Decoder(list[Raw]).decode
 _read_any = msgspec.json.Decoder().decode

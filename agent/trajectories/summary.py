@@ -18,10 +18,6 @@ from hermes_state.values import Clock, MicroUsd, ModelCall, Tokens
 
 Summarise: TypeAlias = Callable[[Sequence[Turn], int, Redact], Awaitable[str]]
 """Writes the summary of turns in about the given number of tokens. Raises `ModelError` if it cannot."""
-
-CUT_TOKENS: Final = 12
-"""Tokens of the note inside a turn whose middle is left out."""
-SUMMARY_SECONDS: Final = 180.0
 _LASTING: Final = (
     errors.AuthRejected | errors.QuotaExceeded | errors.ModelNotFound | errors.PriceNotFound | SpendingCapExceeded
 )
@@ -59,9 +55,9 @@ def shortened_turns(turns: Sequence[Turn], limit: int, redact: Redact) -> list[s
 
 
 def _cost(turns: Sequence[Turn], length: int) -> int:
+    """Return the tokens of the turns, each cut to `length` characters, with 12 for the note of a cut."""
     return sum(
-        turn.tokens if len(turn.text) <= length else turn.tokens * length // len(turn.text) + CUT_TOKENS
-        for turn in turns
+        turn.tokens if len(turn.text) <= length else turn.tokens * length // len(turn.text) + 12 for turn in turns
     )
 
 
@@ -107,7 +103,7 @@ class ModelSummary:
         request = ModelRequest(system=_SYSTEM, transcript=(asking_row(asked, now),), max_output_tokens=None)
         job = SummaryJob(rows=(), target=Tokens(target), input_limit=limit, now=now, template="")
         try:
-            done = await self.client.complete(request, purpose="summary", within=SUMMARY_SECONDS)
+            done = await self.client.complete(request, purpose="summary", within=180.0)
             await self.ledger.record(request.payer, done.call)
             return checked_summary(done.reply, job, redact)
         except ModelError as error:

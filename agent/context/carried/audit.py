@@ -10,17 +10,14 @@ import structlog
 
 from agent.context.carried.facts import arguments_of, identifiers
 from agent.context.excerpt import moment, said
-from hermes_state.values import Message, Millis, Transcript, recall_id
+from hermes_state.values import Millis, Transcript, recall_id
 
 log = structlog.get_logger()
 
-MIN_SECTION_WORDS = 4
-"""Fewest words of a section that says something."""
+MIN_SECTION_WORDS = 4  # fewer say nothing
 PIECE_CHARACTERS = 50_000
 """Length of the texts in which identifiers are looked up, because an expression holds all threads while it runs."""
-PIECE_OVERLAP = 400
-"""Length of the longest identifier."""
-
+PIECE_OVERLAP = 400  # characters of the longest identifier
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
 _PART = re.compile(r"[\w.]*\w")
 _GROUPED = re.compile(r"[,.' \u00a0\u202f](?<=\d.)(?=\d{3})")
@@ -50,7 +47,13 @@ def without_invented(text: str, rows: Transcript, record: str | None, now: Milli
 
 class _Source:
     def __init__(self, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> None:
-        self._pieces = [*_pieces((record or "", moment(now, zone), *_all_of(rows, zone)))]
+        texts = [record or "", moment(now, zone)]
+        for row in rows:
+            named = f"{row.sender_name or ''} {row.tool_name or ''}"
+            texts += [f"{recall_id(row.id)} {moment(row.created_at, zone)} {named}", *said(row)]
+            for call in row.body.calls:
+                texts += arguments_of(call.arguments) if "\\" in call.arguments else ()
+        self._pieces = [*_pieces(texts)]
 
     @cached_property
     def _texts(self) -> list[str]:
@@ -100,12 +103,3 @@ def _is_in(token: str, texts: Iterable[str]) -> bool:
                 return True
             at = text.find(token, at + 1)
     return False
-
-
-def _all_of(rows: Iterable[Message], zone: tzinfo) -> Iterator[str]:
-    for row in rows:
-        yield f"{recall_id(row.id)} {moment(row.created_at, zone)} {row.sender_name or ''} {row.tool_name or ''}"
-        yield from said(row)
-        for call in row.body.calls:
-            if "\\" in call.arguments:
-                yield from arguments_of(call.arguments)

@@ -29,7 +29,6 @@ _FIRST_MACHINE = 2
 """First rank of texts that programs make."""
 _REACH = 60
 """Characters in front of an identifier that are quoted with it."""
-
 _UNQUOTED = {
     "://": re.compile(r"[a-z]{2,10}://[^\s<>\"'`)\]]{4,200}"),
     "@": re.compile(r"(?:(?<![\w.+-])[\w.+-]{1,60})?@[\w-]{1,60}(?:\.[\w-]{1,30}){1,4}"),
@@ -246,9 +245,6 @@ class _Choice:
         return is_safe
 
 
-# ---- texts of rows
-
-
 def _texts(row: Message, *, is_shared: bool) -> Iterator[_Text]:
     text = row.text or ""
     if row.role is MessageRole.TOOL:
@@ -286,9 +282,6 @@ def _leaves(name: str, value: Any) -> Iterator[str]:  # `Any` because that is wh
 def _shape(text: str) -> str:
     *pieces, last = _VALUE.sub("#", text).split("#")
     return "#".join([*map(_without_hex, pieces), last])
-
-
-# ---- lines
 
 
 def _holds(text: str, words: Collection[str]) -> bool:

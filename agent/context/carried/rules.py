@@ -22,11 +22,7 @@ from hermes_state.values import RECALL_ID, Message, Origin, recall_id
 
 MAX_RULES = 10
 SENTENCE_CHARACTERS = 400
-MATCH_PERCENT = 50
-"""Least that a sentence shares with the rule that it takes back, in percent of the shorter one's words."""
-
 Kind: TypeAlias = Literal["rule", "take_back"]
-
 _QUOTED = re.compile(
     r"```.*?(?:```|\Z)|^[ \t]*>[^\n]*|\"[^\"\n]{1,400}\"|[“„][^“”\n]{1,400}[“”]|«[^»\n]{1,400}»|「[^」\n]{1,400}」"
     r"|『[^』\n]{1,400}』|《[^》\n]{1,400}》",
@@ -187,8 +183,8 @@ def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool
     if not scored or scored[0][0] == 0:
         return None, False
     (best, index), second = scored[0], scored[1][0] if len(scored) > 1 else 0
-    # The next likely rule has to be 20 points further away.
-    is_clear = best >= MATCH_PERCENT and (second < MATCH_PERCENT or best - second >= 20)
+    # The rule shares half of the shorter one's words, and the next one less than that, or 20 points less.
+    is_clear = best >= 50 and (second < 50 or best - second >= 20)
     return (rules[index] if is_clear else None), True
 
 
