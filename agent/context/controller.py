@@ -69,7 +69,7 @@ MAX_PASSES = 3
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
 class ContextController:
-    """Keeps conversations inside the windows of their models. One controller for a configuration."""
+    """Keep conversations inside the windows of their models. One controller for a configuration."""
 
     store: Store
     views: ViewCache

@@ -90,7 +90,7 @@ class CompressionRegistry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteTaker:
-    """Takes notes of views that a compression shortens. No commit waits for them."""
+    """Take notes of views that a compression shortens. No commit waits for them."""
 
     store: Store
     prompts: PromptBuilder

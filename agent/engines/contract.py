@@ -17,7 +17,7 @@ class EngineError(Exception):
 
 
 class ContextEngine(ABC):
-    """Keeps one conversation inside its window. There is an object for each conversation.
+    """Keep one conversation inside its window. There is an object for each conversation.
 
     Every method but `get_tool_schemas` may be `async` in a subclass. Sync ones are called in a thread, one at a time.
     Only `compress` and tools may take long.

@@ -45,7 +45,7 @@ class SentMessages:
 
     @property
     def ids(self) -> list[list[str]]:
-        """Recall ids of the rows in each message; none for the system prompt and for rows that every view gets anew."""
+        """Recall ids of the rows in each message; none for the system prompt, handoffs and todos."""
         return [[recall_id(row.id) for row in rows if row.origin not in REMADE] for rows in self.sources]
 
 

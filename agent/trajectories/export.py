@@ -21,7 +21,7 @@ _TAGGED: Final = re.compile(r"<(tools|think|tool_call|tool_response)>\n?(.*?)\n?
 def trajectory_line(
     conversation: StoredConversation, messages: Iterable[FullMessage], tools: Mapping[str, Mapping[str, Any]]
 ) -> bytes | None:
-    """Return the line of a conversation without its end; None if nobody says anything in it.
+    """Return the line of a conversation without its end; None if the conversation has no text.
 
     `tools`: definitions of tools by name. Only the name of any other tool is written.
     """

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -68,6 +68,7 @@ CONVERSATION = ConversationRef(
     chat=ChatKey(platform="telegram", account="telegram", chat_ref="1"),
     chat_kind=ChatKind.DIRECT,
 )
+EngineT = TypeVar("EngineT", bound=ContextEngine)
 LAB = ModelInfo(name="lab", context_length=Tokens(8_192), api_key="key")
 
 
@@ -129,6 +130,17 @@ SCHEMAS = [ToolSchema(**schema) for schema in KeepNewest().get_tool_schemas()]
 def plugin(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> PluginEngine:
     values: dict[str, Any] = {"model": LAB, "clock": CLOCK, **changes}
     return PluginEngine("theirs", make, fallback=built_in, redact=redact, **values)
+
+
+def remembered(make: Callable[[], EngineT]) -> tuple[list[EngineT], PluginEngine]:
+    """The objects of an engine that is made for each conversation, and the engine of all."""
+    made: list[EngineT] = []
+
+    def remember() -> EngineT:
+        made.append(make())
+        return made[-1]
+
+    return made, plugin(remember)
 
 
 async def prepared(
@@ -217,13 +229,7 @@ async def test_the_built_in_engine_behind_its_own_contract_compresses_rows_too()
 
 
 async def test_engines_that_rest_longest_are_let_go_and_taken_up_again() -> None:
-    made: list[KeepNewest] = []
-
-    def make() -> KeepNewest:
-        made.append(KeepNewest())
-        return made[-1]
-
-    engine = plugin(make)
+    made, engine = remembered(KeepNewest)
     for number in range(MAX_HANDLES + 2):
         at = session(number + 1, lineage_id=LineageId(number + 1), reported_prompt_tokens=1)
         await engine.on_event(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
@@ -607,13 +613,7 @@ async def test_a_status_that_says_nothing_is_no_trouble(status: object) -> None:
 
 
 async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() -> None:
-    made: list[KeepNewest] = []
-
-    def make() -> KeepNewest:
-        made.append(KeepNewest())
-        return made[-1]
-
-    engine = plugin(make)
+    made, engine = remembered(KeepNewest)
     await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=10, cache_read=60, output=4)))
     await prepared(engine, job())
     child = session(2, parent=1)
@@ -643,13 +643,7 @@ async def test_a_compression_that_was_taken_back_is_told_as_one() -> None:
 
 
 async def test_a_learned_window_is_told_as_another_model_to_the_conversation_that_it_is_of() -> None:
-    made: list[KeepNewest] = []
-
-    def make() -> KeepNewest:
-        made.append(KeepNewest())
-        return made[-1]
-
-    engine = plugin(make)
+    made, engine = remembered(KeepNewest)
     other = session(9, lineage_id=LineageId(9))
     await engine.request(job())
     await engine.request(job(at=other))
@@ -660,17 +654,11 @@ async def test_a_learned_window_is_told_as_another_model_to_the_conversation_tha
 
 
 async def test_an_engine_whose_conversation_has_ended_is_let_go_even_if_it_breaks_over_that() -> None:
-    made: list[KeepNewest] = []
-
     class Stubborn(KeepNewest):
         def on_session_end(self, session_id: str, messages: list[Any]) -> None:
             raise OSError("disk")
 
-    def make() -> KeepNewest:
-        made.append(Stubborn())
-        return made[-1]
-
-    engine = plugin(make)
+    made, engine = remembered(Stubborn)
     await engine.request(job())
     await engine.on_event(EndedEvent(view=View(session=session(), transcript=ROWS), was_reset=False))
     await engine.request(job())
@@ -821,13 +809,7 @@ class Told(KeepNewest):
 
 
 async def test_an_engine_is_told_when_its_conversation_changes_the_model() -> None:
-    engines: list[Told] = []
-
-    def make() -> Told:
-        engines.append(Told())
-        return engines[-1]
-
-    engine = plugin(make)
+    engines, engine = remembered(Told)
     small = ModelInfo(name="small", context_length=Tokens(8_192), provider="responses")
     for model in (LAB, small, small, LAB):
         await engine.request(job(tokens=10, model=model))
