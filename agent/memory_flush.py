@@ -16,8 +16,7 @@ from agent.context.limits import summary_input_tokens
 from agent.context.model_handle import SummaryRoute
 from agent.context.summary import asking_row
 from agent.handoff import escape_markers
-from agent.memory.files import FILE_NAMES, MemoryDirectory
-from agent.memory.notes import Person, part_of
+from agent.memory.notes import FILE_NAMES, MemoryDirectory, Person, part_of
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.sizes import MIN_OUTPUT, room_beside
 from agent.tools.arguments import parsed

@@ -10,8 +10,8 @@ from weakref import WeakValueDictionary
 import structlog
 from structlog.contextvars import bound_contextvars
 
-from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ModelHandle
+from agent.context.pending import CompressionRegistry
 from agent.model.base import Payer
 from agent.prompt import PromptBuilder, subagent_prompt
 from agent.settings import SubagentSettings

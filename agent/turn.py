@@ -12,13 +12,12 @@ from typing import TypeAlias
 import msgspec
 import structlog
 
-from agent.context.base import Engine
-from agent.context.commit import CompressionRegistry
-from agent.context.compressor import Compressor
-from agent.context.controller import ContextController, held_back
+from agent.context.compressor import Compressor, Engine
+from agent.context.controller import ContextController
 from agent.context.job import BeforeSplit, Listener, OnWait, PressureEvent
 from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import ModelHandle
+from agent.context.pending import CompressionRegistry
 from agent.images.model_images import RetriedImageCall
 from agent.model.base import FinishReason, ModelRequest, Payer
 from agent.model.client import CompletedCall, record_cancelled
@@ -268,7 +267,7 @@ class Agent:
                 if type(error) is not ModelError:
                     raise
                 # It was refused without a reason: compress it, once, because it may have been too long.
-                answered = await self.context.largest_answered(prompt)
+                answered = await prompt.model.profile.largest_answered(prompt.conversation.lineage_id)
                 error.has_answered = answered is not None
                 was_smaller, state.is_unexplained = state.is_unexplained, True
                 if not await self.context.after_unexplained(prompt, answered, is_again=was_smaller):
@@ -288,7 +287,7 @@ class Agent:
             except OutputCapExceeded as error:
                 request = replace(request, max_output_tokens=_lower_output(request, error))
             except ContextOverflow as error:
-                if not await self.context.is_disproved(prompt, error):
+                if not await prompt.model.profile.is_disproved(error, prompt.estimated):
                     raise
                 cap = OutputCapExceeded(str(error), cap=error.window)  # what else has such a limit
                 request = replace(request, max_output_tokens=_lower_output(request, cap))
@@ -330,7 +329,7 @@ class Agent:
                 tokens=prompt.estimated,
                 threshold=prompt.limits.threshold,
                 context_length=prompt.limits.context_length,
-                held_back=held_back(prompt),
+                held_back=prompt.held_back,
                 compress=state.ask_compression,
             )
         return ToolContext.of(

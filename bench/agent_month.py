@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from agent.context.job import Compressed
 from agent.context.model_handle import ContextSettings, SummaryRoute
 from agent.handoff import END_MARKER
-from agent.memory.files import MemoryDirectory
+from agent.memory.notes import MemoryDirectory
 from agent.memory_flush import MemoryWriter
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.model.wire import WireSettings, chat_messages

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from sqlite3 import Connection
 
-from agent.context.commit import CompressionRegistry
 from agent.context.controller import ContextController
 from agent.context.measure import MeasuredPrompt
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo
+from agent.context.pending import CompressionRegistry
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.caps import StoreLedger
 from agent.model.client import ModelClient

@@ -1,21 +1,19 @@
-"""Compressions between preparation and commit: those that are pending, and the transactions that commit or undo them.
+"""Transactions that commit or undo a compression.
 
-Pending compressions are prepared beside the turns of their conversations. They outlive a change of the model and of the
-configuration: a conversation's next step takes in what is ready. A commit is a split with everything that becomes true
-with it, or the trace of an attempt. Taking a compression back lets the model see again what it saw before, and
-everything that was said since.
+A commit is a split with everything that becomes true with it, or the trace of an attempt. After an undo the model sees
+again the view of before, and everything that was said since.
 """
 
-import asyncio
-from collections.abc import Coroutine, Sequence
+import re
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import assert_never
 
 import msgspec
+import orjson
 import structlog
 
-from agent.context.carried.instructions import to_read_again
 from agent.context.cuts import SkipReason
 from agent.context.job import (
     Aborted,
@@ -35,7 +33,6 @@ from agent.context.state import ContextState, state_of, stored_form
 from agent.handoff import SYSTEM_NOTE
 from agent.tokens import estimated_text_tokens
 from hermes_state import sessions
-from hermes_state.aio import cancel_all
 from hermes_state.compressions import (
     CompressionRow,
     ContextItem,
@@ -52,29 +49,33 @@ from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, nested
 from hermes_state.tools.todos import OPEN_STATES, TodoRow, TodoState, load_todos
 from hermes_state.transcripts import NewMessage
-from hermes_state.values import ChatId, EstimatedTokens, LineageId, MessageRole, Millis, Origin, SessionId
+from hermes_state.values import EstimatedTokens, Message, MessageRole, Millis, Origin, SessionId, ToolCall
 
 log = structlog.get_logger()
 
-_OPEN_TODOS = "Open items of your todo list, as they stood when older messages left your view:"
-_MORE_TODOS = "({} more open items did not fit here: call `todo` to read them)"
-TODOS_THRESHOLD_PERCENT = 10
-"""Room for the open items, of the threshold: a list that fills a small window would have it compressed for ever."""
-
-MAX_KEPT = 512
-"""Compressions that are on their way or wait for a step of their conversations: each holds a whole view."""
+READ_AGAIN = "Instructions that have left your view, read again before you go on: "
+MAX_NAMED = 8
+"""Most instructions that are named; the last ones stay."""
+_READING = re.compile(r"read|view|open|cat|get_|terminal|shell|bash|command|more_tools|skill")
+_NAME = re.compile(
+    r"(?<![\w.-])(?:(?:AGENTS?|CLAUDE|GEMINI|QWEN|CRUSH|WARP|HERMES|SOUL|SKILL|CONVENTIONS|CONTRIBUTING|RULES|GUIDELINES"
+    r"|(?:[\w-]{1,40}[-.])?INSTRUCTIONS)(?:\.\w+)?\.md|[\w-]{1,60}\.mdc"
+    r"|(?:\.?\w{0,20}rules|skills|steering|instructions)/[\w./-]{1,100}\.md|\.\w{0,20}(?:rules|hints))(?![\w.-])",
+    re.IGNORECASE,
+)
+_SKILL = re.compile(r'"name":"([^"]+)"(?:.*?"file":"([^"]+)")?')
 
 
 def commit_compression(
     db: Connection, attempt: CompressionResult, now: Millis
 ) -> tuple[CompressionOutcome, list[ContextEvent]]:
-    """Commit a prepared compression, or keep the trace of an attempt that changes no view; also the events of it.
+    """Commit a prepared compression, or keep the trace of an attempt; return also its events.
 
-    When somebody else was faster nothing is written.
+    Writes nothing if another compression was faster.
     """
     job, prepared = attempt.job, attempt.result
     session, conversation = load_session(db, job.view.session.id), job.conversation
-    # A turn may have gone on for a while beside a summary: what was noted meanwhile must not be forgotten.
+    # A turn may have gone on next to the summary: its changes of the state must stay.
     before = state_of(session.context_state)
     attempt = replace(attempt, state=before.rebased(state_of(job.view.session.context_state), attempt.state))
     if not isinstance(prepared, PreparedCompression):
@@ -101,14 +102,13 @@ def commit_compression(
 
 
 def keep_debt(db: Connection, session_id: SessionId, *, owes_notes: bool) -> None:
-    """Note in a compressed session whether notes of its view are still to be taken."""
     state = msgspec.structs.replace(state_of(load_session(db, session_id).context_state), owes_notes=owes_notes)
     sessions.set_context_state(db, session_id, stored_form(state))
 
 
 @locks(chat="job.conversation.chat_id")
 def settle_notes(db: Connection, job: CompressionJob, system: str) -> None:
-    """Note that notes were taken of a job's view. A child that no model was asked in yet gets them in its prompt."""
+    """Note that notes were taken of a job's view. A child without a model call gets them in its prompt."""
     keep_debt(db, job.view.session.id, owes_notes=False)
     sessions.renew_system_prompt(db, job.conversation.lineage_id, _child_prompt(job, system))
 
@@ -118,37 +118,71 @@ def _child_prompt(job: CompressionJob, system: str) -> str:
 
 
 def _with_todos(job: CompressionJob, context: Sequence[ContextItem], todos: Sequence[TodoRow]) -> list[ContextItem]:
-    """A child's context with the open todos as they are now, and what to read again, behind the handoff, none twice.
+    """Return a child's context with the open todos and the instructions to read again, after the handoff.
 
-    It is a row of its own for each child: taking a compression back brings back the one of the parent.
+    They are a new row for each child, so an undo brings back the parent's.
     """
     earlier = {row.id for row in job.view.transcript if row.origin is Origin.TODO}
     items = [item for item in context if isinstance(item, NewMessage) or item not in earlier]
-    lines = _open_lines(todos, job.limits.threshold * TODOS_THRESHOLD_PERCENT // 100)
-    parts = ["\n".join((_OPEN_TODOS, *lines))] if lines else []
-    if (again := to_read_again(job.view.transcript, set(items))) is not None:
-        parts.append(again)
-    if parts:
-        text = "\n\n".join(parts)
-        handoffs = [
-            index for index, item in enumerate(items) if isinstance(item, NewMessage) and item.origin is Origin.SUMMARY
-        ]
-        row = NewMessage(role=MessageRole.USER, origin=Origin.TODO, text=text)
-        items.insert(handoffs[-1] + 1 if handoffs else len(items), row)
+    lines = _open_lines(todos, job.limits.threshold // 10)  # a longer list would fill a small window again and again
+    again = to_read_again(job.view.transcript, set(items))
+    if text := "\n\n".join(filter(None, ("\n".join(lines), again))):
+        is_handoff = [isinstance(item, NewMessage) and item.origin is Origin.SUMMARY for item in items]
+        index = max((index for index, found in enumerate(is_handoff, 1) if found), default=len(items))
+        items.insert(index, NewMessage(role=MessageRole.USER, origin=Origin.TODO, text=text))
     return items
 
 
 def _open_lines(todos: Sequence[TodoRow], room: int) -> list[str]:
-    """Open items that fit into so many tokens, what is being done first; then how many do not."""
+    """Return a title, the open items that fit (those in progress first), and the number of the others."""
     is_open = [todo for todo in todos if todo.state in OPEN_STATES]
+    if not is_open:
+        return []
     shown: set[int] = set()
     for todo in sorted(is_open, key=lambda todo: todo.state is not TodoState.IN_PROGRESS):
         room -= estimated_text_tokens(todo.line)
         if room < 0:
             break
         shown.add(todo.id)
-    more = [_MORE_TODOS.format(len(is_open) - len(shown))] if len(shown) < len(is_open) else []
-    return [todo.line for todo in is_open if todo.id in shown] + more
+    lines = ["Open items of your todo list, as they stood when older messages left your view:"]
+    lines += [todo.line for todo in is_open if todo.id in shown]
+    if more := len(is_open) - len(shown):
+        lines.append(f"({more} more open items did not fit here: call `todo` to read them)")
+    return lines
+
+
+def to_read_again(rows: Sequence[Message], kept: Container[object]) -> str | None:
+    """Return a line with the instructions read in these rows, and those named before, unless their row is `kept`."""
+    failed = {
+        row.tool_call_id for row in rows if row.role is MessageRole.TOOL and (row.text or "").startswith("Error:")
+    }
+    found = dict[str, None]()
+    for row in rows:
+        text = row.text or ""
+        names = text.partition(READ_AGAIN)[2].split("; ") if row.origin is Origin.TODO and READ_AGAIN in text else []
+        names += [name for call in row.body.calls if call.id not in failed for name in _read_by(call)]
+        for name in names:
+            found.pop(name, None)
+            if row.id not in kept or row.origin is Origin.TODO:
+                found[name] = None
+    return READ_AGAIN + "; ".join([*found][-MAX_NAMED:]) if found else None
+
+
+def _read_by(call: ToolCall) -> list[str]:
+    given = call.arguments
+    if len(given) > 1_000 or not _READING.search(call.name):  # longer arguments do not only read
+        return []
+    with suppress(orjson.JSONDecodeError):
+        given = orjson.dumps(orjson.loads(given)).decode()
+    if call.name == "skill" or '"tool":"skill"' in given:
+        return [f"skill {name}{f' ({file})' if file else ''}" for name, file in _SKILL.findall(given)]
+    return [f"file {_folder(given[: found.start()])}{found[0]}" for found in _NAME.finditer(given)]
+
+
+def _folder(before: str) -> str:
+    """Return the part of a path that ends a text: from `"path":` on, or without blanks."""
+    folder = before.rpartition('"path":"')[2]
+    return folder if '"path":"' in before and '"' not in folder else re.split(r"[\s\"'<>|;&=()]", before)[-1]
 
 
 def _row(attempt: CompressionResult) -> CompressionRow:
@@ -174,7 +208,7 @@ def _row(attempt: CompressionResult) -> CompressionRow:
 def _keep_attempt(
     db: Connection, attempt: CompressionResult, result: NotNeeded | Aborted, before: ContextState, now: Millis
 ) -> list[ContextEvent]:
-    """Remember an attempt that changed nothing, unless there is nothing to remember; the events of it."""
+    """Record an attempt that changed nothing, if it has news; return its events."""
     job, events = attempt.job, list[ContextEvent]()
     if isinstance(result, Aborted) and job.layer != "manual":  # a command answers for itself
         events.append(result)
@@ -188,37 +222,32 @@ def _keep_attempt(
 
 
 def note_pressure(db: Connection, pressure: PressureEvent) -> None:
-    """Note that people are told. Belongs into the transaction that stores the answer below which they read it."""
+    """Note that people are told. Belongs into the transaction of the answer that carries the warning."""
     state = state_of(sessions.load_session(db, pressure.session_id).context_state)
     sessions.set_context_state(db, pressure.session_id, stored_form(state.told_of(pressure.level)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndoPreview:
-    """A compression that could be taken back."""
+    """A compression that can be undone."""
 
     plan: UndoPlan
     tokens: EstimatedTokens
-    """Tokens of the whole view."""
     limits: Limits
 
     @property
     def fits(self) -> bool:
-        """True when there is room for the whole view; otherwise the next message would compress it again."""
+        """True if there is room for the view; otherwise the next message would compress it again."""
         return self.limits.fits(self.tokens)
 
 
 def settle_undo(db: Connection, undoing: UndoPreview, now: Millis) -> Session:
-    """Do it, inside the caller's transaction; automatic compression waits until a prompt does not fit.
-
-    Raises `LineageMoved` when the conversation has changed since this was planned.
-    """
+    """Undo a compression inside the caller's transaction. Raises `LineageMoved` if the conversation has changed."""
     state = state_of(undoing.plan.tip.context_state).undone(undoing.tokens)
     return load_session(db, undo_compression(db, undoing.plan, now, context_state=stored_form(state)))
 
 
 def log_outcome(attempt: CompressionResult, outcome: CompressionOutcome) -> None:
-    """One line for whatever came of a compression."""
     job, lineage_id = attempt.job, attempt.job.conversation.lineage_id
     match outcome:
         case Compressed():
@@ -240,47 +269,3 @@ def log_outcome(attempt: CompressionResult, outcome: CompressionOutcome) -> None
             log.warning("compression.aborted", layer=job.layer, lineage_id=lineage_id, kind=kind)
         case _:
             assert_never(outcome)
-
-
-class CompressionRegistry:
-    """Tasks that prepare compressions, at most one for each conversation. One of it for a store."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[LineageId, asyncio.Task[CompressionResult]] = {}
-        self.notes: dict[SessionId, asyncio.Task[None]] = {}
-        """Tasks that take notes of views, by their sessions. A commit does not wait for them."""
-        self.settled_chats: set[ChatId] = set()
-        """Chats to which no earlier process owes notes."""
-
-    def is_pending(self, lineage_id: LineageId) -> bool:
-        """True while a compression of the conversation is prepared beside its turns."""
-        return lineage_id in self._tasks
-
-    async def begin(self, lineage_id: LineageId, prepare: Coroutine[Any, Any, CompressionResult]) -> None:
-        """Start to prepare one. It is kept until a step of the conversation takes it in."""
-        if len(self._tasks) >= MAX_KEPT:
-            await self.drop(next(iter(self._tasks)))
-        self._tasks[lineage_id] = asyncio.create_task(prepare, name=f"compression-{lineage_id}")
-
-    async def wait(self, lineage_id: LineageId, seconds: float | None = None) -> None:
-        """Wait until what is prepared for the conversation is done, for so long at most."""
-        await asyncio.wait({self._tasks[lineage_id]}, timeout=seconds)
-
-    async def take_finished(self, lineage_id: LineageId) -> CompressionResult | None:
-        """The prepared compression of a conversation, if it is done by now; it is kept no longer."""
-        task = self._tasks.get(lineage_id)
-        if task is None or not task.done():
-            return None
-        del self._tasks[lineage_id]
-        return await task
-
-    async def drop(self, lineage_id: LineageId) -> None:
-        """Give up what is prepared for the conversation. What it has cost is in the ledger already."""
-        if (task := self._tasks.pop(lineage_id, None)) is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def close(self) -> None:
-        """Give up all that are kept."""
-        await asyncio.gather(*map(self.drop, list(self._tasks)))
-        await cancel_all(list(self.notes.values()))

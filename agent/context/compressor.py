@@ -1,21 +1,21 @@
 """The built-in context engine: cut, prune, one summary, one handoff. It commits nothing.
 
-Choosing what to compress is pure and runs in a thread; then there is one model call, or two where a separate summary
-model fails and the session's own is asked; what cannot be summarised by a model is summarised by rule, or left alone
-while there is room.
+The choice of rows is pure and runs in a thread. Then one model is asked, or the session's own after a separate one has
+failed. Without a model's summary there is one by rule, or none while there is room.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, pairwise
+from typing import Protocol
 
 import structlog
 
 from agent.context.carried.sections import Carried, carried, parted
 from agent.context.cuts import MIN_TAIL_ROWS, REMADE, Cut, SkipReason, child_context, find_cut, handoff_for, middle_of
 from agent.context.deterministic import deterministic_summary
-from agent.context.excerpt import fitted
+from agent.context.excerpt import Redact, fitted
 from agent.context.job import (
     Aborted,
     CompressionJob,
@@ -32,7 +32,7 @@ from agent.context.pruning import prune
 from agent.context.state import MIN_GAIN_PERCENT, ContextState
 from agent.context.summary import SummaryError, SummaryJob, audited, checked_summary, summary_request
 from agent.handoff import Handoff, framed
-from agent.model.base import ModelReply
+from agent.model.base import ModelReply, ModelRequest
 from agent.model.client import ModelClient
 from agent.model.errors import remedy_for, sentence_for
 from agent.model.sizes import MIN_OUTPUT, room_beside
@@ -40,58 +40,64 @@ from agent.tokens import estimated_text_tokens
 from agent.tools.registry import Tool
 from hermes_state.compressions import Layer
 from hermes_state.errors import ContextOverflow, ModelError
-from hermes_state.values import Clock, EstimatedTokens, LineageId, MessageRole, Origin, Tokens, Transcript
+from hermes_state.values import Clock, EstimatedTokens, LineageId, MessageRole, Origin, Tokens
 
 log = structlog.get_logger()
 
 PASSING_OUTCOMES = frozenset(
     {"auth", "quota", "not_offered", "unavailable", "timeout", "rate_limited", "capped", "unpriced"}
 )
-"""Trouble with the provider, not with the conversation: while there is room, waiting loses nothing."""
-
+"""Failures of the provider, not of the conversation: while there is room, waiting loses nothing."""
 MAX_LENGTH_PERCENT = 150
-"""Longest summary, in percent of the length that was asked for; what is beyond it is left out."""
-
-TINY_FACTOR = 2
-"""A middle of less than so many times the handoff's own words is not worth a model call."""
-
-MIN_FRESH_PERCENT = 10
-"""Least that must have been said since the last handoff, in percent of the threshold."""
-
-MIN_FREED_PERCENT = 60
-"""Least that a compression frees on a small window that has room, in percent of the threshold."""
-LIKE_STEPS = 3
-"""Newest steps of a kind that tell how much the next one may bring."""
-SUMMARY_MS = 30_000
-"""Usual time of a summary, in milliseconds."""
-
-FACTS_DIVISOR = 3
-"""Facts take no more than this part of what leaves the view beyond the least: quoting is to make it shorter."""
-
-SHORT_TAIL_PERCENT = 20
-"""Kept end where the usual one would leave too much, in percent of all messages."""
-
-
+"""Longest summary, in percent of the requested length; the rest is left out."""
 _FRAME_TOKENS = int(estimated_text_tokens(framed("")))
-"""Tokens of the words that stand around every handoff."""
-_MIN_CONTENT = TINY_FACTOR * _FRAME_TOKENS
+"""Tokens of the words around every handoff."""
+_MIN_CONTENT = 2 * _FRAME_TOKENS
+"""Tokens of the smallest middle that is worth a model call."""
+
+
+class Engine(Protocol):
+    """Prepares compressions of stored rows; commits nothing. One engine for all conversations and models.
+
+    `Compressor` is the built-in one; `engines.adapter.PluginEngine` runs engines for message lists.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name in `context.engine`."""
+
+    async def request(self, job: CompressionJob) -> CompressionRequest | None:
+        """Return the compression that the conversation wants before its next model call."""
+
+    async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
+        """Prepare a compression, or return why there is none; also the new state. Raises nothing of its own."""
+
+    def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
+        """Return what a compression would take out, without a model call or a write. May run in a thread."""
+
+    def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
+        """Return True while the automatic layers should leave the conversation alone."""
+
+    def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
+        """Return the prompt size at which the conversation is compressed, as far as it is known."""
+
+    async def on_event(self, event: EngineEvent) -> None:
+        """Take note of an event. Never raises, and never takes long."""
+
+    def tools(self) -> Sequence[Tool]:
+        """Return the engine's tools for the model."""
+
+    async def close(self) -> None:
+        """Release everything; no conversation ends by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """Choice of what is compressed, before anybody has put it into words."""
+    """Choice of the rows that are compressed, before there is a summary."""
 
     cut: Cut
-    rows: Transcript
-    """The middle, pruned, without an earlier handoff."""
-    whole: Transcript
-    """The same rows as they were said."""
-    record: str | None
-    """All of the earlier handoff's text."""
-    previous: str | None
-    """The text of the earlier handoff, without what it carries."""
+    wanted: SummaryJob
     carried: Carried
-    """Rules and facts that the new one carries."""
     handoff: Handoff
     """The new handoff, still without a text."""
     pruned: int
@@ -107,39 +113,48 @@ class _SummaryResult:
     client: ModelClient | None = None
     failure: str | None = None
     passed_over: str | None = None
-    """The route that was asked before and failed."""
+    """Route that was asked before and failed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Compressor:
     """The built-in context engine. Satisfies `Engine`."""
 
-    name = "compressor"
-
-    def __init__(self, *, redact: Callable[[str], str], clock: Clock) -> None:
-        self._redact = redact
-        self._clock = clock
+    redact: Redact
+    clock: Clock
+    name: str = "compressor"
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
-        """A compression from the threshold on."""
         return CompressionRequest(reason="threshold") if job.limits.is_over_threshold(job.tokens_before) else None
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
         return limits.threshold
 
     async def on_event(self, event: EngineEvent) -> None:
-        """All that it has to know stands in each job."""
+        """Ignore it, because each job has all the facts."""
 
     def tools(self) -> tuple[Tool, ...]:
         return ()
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing, because the engine holds nothing."""
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
         plan = await asyncio.to_thread(self._plan, job)
         if isinstance(plan, SkipReason):
             return job.not_needed(plan), state
-        self._log_plan(job, plan)
+        log.info(
+            "compression.planned",
+            layer=job.layer,
+            tokens=job.tokens_before,
+            threshold=job.limits.threshold,
+            window=job.limits.context_length,
+            percent=job.tokens_before * 100 // job.limits.context_length,
+            head=plan.cut.head_end,
+            middle=len(plan.wanted.rows),
+            tail=job.messages_before - plan.cut.tail_start,
+            pruned=plan.pruned,
+        )
         await job.begin()
         written, state = await self._summarise(job, plan, state)
         if isinstance(written, Aborted):
@@ -156,16 +171,13 @@ class Compressor:
             model=None if written.client is None else written.client.name,
             failure=written.failure,
             passed_over=written.passed_over,
-            summarised=len(plan.rows),
+            summarised=len(plan.wanted.rows),
             tokens_after=after,
         ), state
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
-        """True while no route would be asked."""
-        now = self._clock.now()
+        now = self.clock.now()
         return all(state.is_cooling(route.cooldown_key(layer), now) for route in routes)
-
-    # ---- choosing, without a model
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
         plan = self._plan(job)
@@ -175,7 +187,7 @@ class Compressor:
         handoff = target + _FRAME_TOKENS + job.estimator.text(plan.carried.behind(""))
         return CompressionPreview(
             head=plan.cut.head_end,
-            middle=len(plan.rows),
+            middle=len(plan.wanted.rows),
             tail=job.messages_before - plan.cut.tail_start + len(plan.cut.kept),
             pruned=plan.pruned,
             tokens_before=job.tokens_before,
@@ -193,7 +205,7 @@ class Compressor:
         cut = find_cut(rows, sizes, job.limits, rules, keep_turns=job.keep_turns)
         leaves_all = job.must_shrink and cut is SkipReason.NOTHING_BETWEEN
         if job.keep_turns is None and (leaves_all or (isinstance(cut, Cut) and _leaves_too_much(cut, sizes, job))):
-            tail = min(job.limits.tail, Tokens(sum(sizes) * SHORT_TAIL_PERCENT // 100))
+            tail = min(job.limits.tail, Tokens(sum(sizes) * 20 // 100))
             cut = find_cut(rows, sizes, replace(job.limits, tail=tail), short)
         if isinstance(cut, SkipReason):
             return cut
@@ -203,117 +215,87 @@ class Compressor:
         is_worth_it = content >= _MIN_CONTENT and _is_worth_a_call(job, content, fresh)
         if not is_worth_it or _can_wait(job, sizes, content, fresh):
             return SkipReason.NOT_SMALLER
-        # The newest rows are never pruned, however large: the model is in the middle of working with them.
+        # The newest rows are never pruned, however large, because the model still works with them.
         upto = min(cut.tail_start, max(0, len(rows) - job.settings.protect_last_n))
-        shorter, pruned = prune(rows, upto=upto, redact=self._redact)
+        shorter, pruned = prune(rows, upto=upto, redact=self.redact)
         middle, _ = middle_of(shorter, cut)
         whole, previous = middle_of(rows, cut)
         record = None if previous is None else previous.text
         text, earlier = parted(record)
-        limits = job.limits
-        facts_limit = min(limits.facts, (content - _MIN_CONTENT) // FACTS_DIVISOR)
-        return _Plan(
-            cut=cut,
+        is_shared = job.request.style.is_shared
+        # A third of the gain at most: facts quote the rows, and the handoff has to be shorter than these.
+        facts_limit = job.estimator.unscaled(min(job.limits.facts, (content - _MIN_CONTENT) // 3))
+        limits = {"rules_limit": job.limits.rules, "facts_limit": facts_limit}
+        wanted = SummaryJob(
             rows=middle,
             whole=whole,
-            record=record,
             previous=text,
-            carried=carried(
-                earlier,
-                rows[: cut.head_end],
-                whole,
-                rules_limit=limits.rules,
-                facts_limit=job.estimator.unscaled(facts_limit),
-                redact=self._redact,
-                is_shared=job.request.style.is_shared,
-            ),
+            record=record,
+            focus=job.focus,
+            target=job.limits.summary_tokens(content),
+            input_limit=summary_input_tokens(job.limits.context_length),
+            now=self.clock.now(),
+            zone=job.settings.zone,
+            template=job.settings.summary_template,
+            is_shared=is_shared,
+        )
+        return _Plan(
+            cut=cut,
+            wanted=wanted,
+            carried=carried(earlier, rows[: cut.head_end], whole, **limits, redact=self.redact, is_shared=is_shared),
             handoff=handoff_for(middle, previous, text=""),
             pruned=pruned,
             content_tokens=content,
         )
 
-    @staticmethod
-    def _log_plan(job: CompressionJob, plan: _Plan) -> None:
-        limits = job.limits
-        log.info(
-            "compression.planned",
-            layer=job.layer,
-            tokens=job.tokens_before,
-            threshold=limits.threshold,
-            window=limits.context_length,
-            percent=job.tokens_before * 100 // limits.context_length,
-            head=plan.cut.head_end,
-            middle=len(plan.rows),
-            tail=job.messages_before - plan.cut.tail_start,
-            pruned=plan.pruned,
-        )
-
-    # ---- putting it into words
-
     async def _summarise(
         self, job: CompressionJob, plan: _Plan, state: ContextState
     ) -> tuple[_SummaryResult | Aborted, ContextState]:
-        """A model's summary; without one the conversation is left alone while that is possible, else one by rule."""
+        """Return a model's summary; without one `Aborted` while there is room, else a summary by rule."""
         failure: ModelError | None = None
         passed_over: str | None = None
         for route in job.routes:
             key = route.cooldown_key(job.layer)
-            if state.is_cooling(key, self._clock.now()):
+            if state.is_cooling(key, self.clock.now()):
                 continue
             try:
-                return replace(await self._ask(job, plan, route), passed_over=passed_over), state.answered(key)
+                text = await self._ask(job, plan, route)
+                written = _SummaryResult(text=text, client=route.client, passed_over=passed_over)
+                return written, state.answered(key)
             except ModelError as error:
                 failure, passed_over = error, route.client.name
-                outcome = _outcome_of(error)
-                state = state.failed(key, outcome, self._clock.now())
+                outcome = outcome_of(error)
+                state = state.failed(key, outcome, self.clock.now())
                 log.warning("compression.summary_failed", layer=job.layer, route=route.name, outcome=outcome)
         return await self._without_model(job, plan, failure), state
 
-    async def _ask(self, job: CompressionJob, plan: _Plan, route: SummaryRoute) -> _SummaryResult:
-        wanted = SummaryJob(
-            rows=plan.rows,
-            whole=plan.whole,
-            previous=plan.previous,
-            record=plan.record,
-            focus=job.focus,
-            target=job.limits.summary_tokens(plan.content_tokens),
-            input_limit=summary_input_tokens(route.context_length or job.limits.context_length),
-            now=self._clock.now(),
-            zone=job.settings.zone,
-            template=job.settings.summary_template,
-            is_shared=job.request.style.is_shared,
-        )
-        request = await asyncio.to_thread(summary_request, wanted, self._redact)
-        room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
-        request = replace(request, payer=job.request.payer, output_cap=max(MIN_OUTPUT, room))
-        done = await route.client.complete(request, purpose="summary", within=job.settings.summary_seconds)
-        call = done.call
-        try:
-            text = await asyncio.to_thread(self._usable, done.reply, wanted)
-        except SummaryError as error:
-            call = replace(call, outcome=error.outcome)
-            raise
-        finally:  # it was paid for, whatever becomes of it
-            await route.client.ledger.record(job.request.payer, call)
-        return _SummaryResult(text=text, client=route.client)
+    async def _ask(self, job: CompressionJob, plan: _Plan, route: SummaryRoute) -> str:
+        def usable(reply: ModelReply) -> str:
+            text = audited(checked_summary(reply, wanted, self.redact), wanted)
+            return fitted(text, Tokens(wanted.target * MAX_LENGTH_PERCENT // 100))
 
-    def _usable(self, reply: ModelReply, wanted: SummaryJob) -> str:
-        text = audited(checked_summary(reply, wanted, self._redact), wanted)
-        return fitted(text, Tokens(wanted.target * MAX_LENGTH_PERCENT // 100))
+        limit = summary_input_tokens(route.context_length or job.limits.context_length)
+        wanted = replace(plan.wanted, input_limit=limit, now=self.clock.now())
+        request = await asyncio.to_thread(summary_request, wanted, self.redact)
+        return await ask_route(route, job, request, usable, job.settings.summary_seconds)
 
     async def _without_model(
         self, job: CompressionJob, plan: _Plan, failure: ModelError | None
     ) -> _SummaryResult | Aborted:
-        reason = _reason(failure, job.routes)
-        kind = "cooling_down" if failure is None else _outcome_of(failure)
+        if failure is not None:
+            reason, kind = _reason(failure), outcome_of(failure)
+        else:
+            reason, kind = "There is no model that could be asked for one now.", "cooling_down"
+            if job.routes:
+                reason = "The last summary failed a short while ago, so none was asked for."
         is_passing = kind in PASSING_OUTCOMES or (failure is None and bool(job.routes))
         if is_passing and not job.must_shrink:
             return Aborted(kind=kind, reason=reason)
         text = await asyncio.to_thread(
             deterministic_summary,
-            plan.rows,
-            plan.previous,
-            redact=self._redact,
+            plan.wanted.rows,
+            plan.wanted.previous,
+            redact=self.redact,
             limit=job.limits.summary_ceiling,
             removed=plan.handoff.messages,
         )
@@ -321,45 +303,45 @@ class Compressor:
 
 
 def _is_worth_a_call(job: CompressionJob, content: int, fresh: int) -> bool:
-    """True when enough was said since the last handoff: else one compression would follow the other.
+    """Return True if 10 % of the threshold are new since the last handoff, or one compression would follow the other.
 
-    By hand, when a summary can make the conversation shorter: one that is brought up to date keeps its length.
-    `content`: tokens that would leave the view; `fresh`: those of them that no handoff stands for yet.
+    By hand: if a summary can save anything, because an updated one keeps its length. `content`: tokens that would leave
+    the view; `fresh`: those of them that no handoff stands for yet.
     """
     if job.must_shrink or job.message_limit is not None:
         return True
     if job.layer == "manual":
         kept = min(content - fresh, job.limits.summary_tokens(content) + _FRAME_TOKENS)
         return content - kept >= _MIN_CONTENT
-    return fresh * 100 >= job.limits.threshold * MIN_FRESH_PERCENT
+    return fresh * 100 >= job.limits.threshold * 10
 
 
 def _can_wait(job: CompressionJob, sizes: Sequence[int], content: int, fresh: int) -> bool:
-    """True while a small window has room, and a compression would free little of it: every other turn would bring one.
+    """Return True if a small window has room and a compression would free less than 60 % of the threshold.
 
-    It has room as long as the next prompt stays below hygiene's line, though as much comes as in the half minute before
-    the newest step, or as in the largest of the last three steps like the one that follows: behind a message, or
-    behind results.
+    Otherwise every other turn would compress. There is room if the next prompt stays below hygiene's line with as many
+    new tokens as in the half minute (a usual summary) before the newest step, and as in the largest of the last three
+    steps of the same kind: after a message, or after results.
     """
     limits, rows = job.limits, job.view.transcript
     freed = min(fresh, content - limits.summary_tokens(content) - _FRAME_TOKENS)
-    is_little = limits.is_small and freed * 100 < limits.threshold * MIN_FREED_PERCENT
+    is_little = limits.is_small and freed * 100 < limits.threshold * 60
     if not is_little or job.must_shrink or job.layer not in ("preflight", "in_loop"):
         return False
     replies = [index for index, row in enumerate(rows) if row.role is MessageRole.ASSISTANT and index > 0]
     steps = [
         sum(sizes[start:end]) for start, end in pairwise([*replies, len(rows)]) if rows[start - 1].role is rows[-1].role
     ]
-    since = (
-        max(row.created_at for row in rows) - SUMMARY_MS
-    )  # a message may have been sent before what it stands behind
+    since = max(row.created_at for row in rows) - 30_000  # a message may be older than those in front of it
     recent = sum(compress(sizes, (row.created_at > since for row in rows[: max(replies, default=0)])))
-    return job.tokens_before + max(recent, *steps[-LIKE_STEPS:], 0) < limits.hygiene
+    return job.tokens_before + max(recent, *steps[-3:], 0) < limits.hygiene
 
 
 def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> bool:
-    """Nearly everything fits into the kept end, although it was asked for or there is no room, or there are too many
-    messages, or the provider refused what should have fitted: too many bytes, then, those of images mostly."""
+    """Return True if nearly everything would stay, although room is needed or there are too many messages.
+
+    Also if the provider refused a prompt that should have fitted: then its images had too many bytes.
+    """
     tail = len(sizes) - cut.tail_start
     is_long = job.message_limit is not None and tail * 2 > job.message_limit
     is_heavy = job.layer == "overflow" and not job.limits.is_urgent(job.tokens_before)
@@ -369,18 +351,32 @@ def _leaves_too_much(cut: Cut, sizes: Sequence[int], job: CompressionJob) -> boo
     return is_long or is_heavy or sum(compress(cut.middle(sizes), cut.middle(is_fresh))) < max(least, _MIN_CONTENT)
 
 
-def _outcome_of(error: ModelError) -> str:
+async def ask_route(
+    route: SummaryRoute, job: CompressionJob, request: ModelRequest, read: Callable[[ModelReply], str], seconds: float
+) -> str:
+    """Return the text that `read` makes of a route's reply, in a thread. Raises `ModelError`, also from `read`."""
+    room = room_beside(job.estimator.whole(request), route.context_length or job.limits.context_length)
+    request = replace(request, payer=job.request.payer, output_cap=max(MIN_OUTPUT, room))
+    done = await route.client.complete(request, purpose="summary", within=seconds)
+    call = done.call
+    try:
+        return await asyncio.to_thread(read, done.reply)
+    except SummaryError as error:
+        call = replace(call, outcome=error.outcome)
+        raise
+    finally:  # the call was paid for, also without a usable text
+        await route.client.ledger.record(job.request.payer, call)
+
+
+def outcome_of(error: ModelError) -> str:
+    """Return the name of a failure in the ledger and in cooldowns."""
     return error.outcome if isinstance(error, SummaryError) else remedy_for(error).outcome
 
 
-def _reason(failure: ModelError | None, routes: Sequence[SummaryRoute]) -> str:
-    if failure is None and not routes:
-        return "There is no model that could be asked for one now."
-    if failure is None:
-        return "The last summary failed a short while ago, so none was asked for."
+def _reason(failure: ModelError) -> str:
     if isinstance(failure, SummaryError):
         return str(failure)
     if isinstance(failure, ContextOverflow):
         return "What there is to summarise does not fit into the model's memory."
-    # What comes behind the fact helps people whose question has failed; nobody's has.
+    # The advice after the fact is for people whose question has failed.
     return sentence_for(failure).partition(";")[0] + "."

@@ -1,10 +1,7 @@
-"""Cuts of a transcript: the head and the tail that stay verbatim, and the middle that a handoff will stand for.
+"""Cuts of a transcript: head and tail stay verbatim, a handoff replaces the middle. Pure functions of rows and sizes.
 
-Pure functions of rows and their sizes. A cut never separates a tool call from its results, and whatever is open stays:
-the newest request of a person and the last answer they saw are in the child's view, in place or right behind the
-handoff. A compressed view is put together of head, handoff, what stays open, and tail; rows are referenced, never
-copied. The cut has seen to it that the handoff can stand behind the head; which role it speaks in is decided on the
-wire.
+A cut never separates a tool call from its results. The newest request of a person and the last answer stay, in place or
+right after the handoff. Rows are referenced, never copied; the wire decides the handoff's role.
 """
 
 from collections.abc import Sequence
@@ -20,44 +17,40 @@ from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageRole, Origin, Transcript
 
 MIN_TAIL_ROWS = 3
-"""Fewer only where three alone would be the largest tail."""
+"""Fewest rows of a tail, unless three alone exceed the largest tail."""
 SOFT_CEILING_PERCENT = 150
-"""A tail may exceed its budget by half rather than fall below the number of rows that people asked to keep."""
+"""Largest tail that keeps the configured number of rows, in percent of its budget."""
 MAX_TAIL_PERCENT = 75
-"""Largest tail, in percent of the input window: beside a larger one nothing fits, and the conversation is stuck."""
-
+"""Largest tail, in percent of the input window. Next to a larger one nothing fits."""
 REMADE: Final = frozenset({Origin.SUMMARY, Origin.TODO})
-"""Origins of rows that each child of a compression gets anew: nobody has said them, so nothing stands for them."""
-
+"""Origins of rows that each child of a compression gets again, so no handoff stands for them."""
 _Item = TypeVar("_Item")
 
 
 class SkipReason(StrEnum):
-    """Why nothing was compressed, although nothing went wrong."""
+    """Reason why nothing was compressed, although nothing went wrong."""
 
     TOO_FEW = "too_few"
-    """Fewer messages than head, tail and one between them."""
     NOTHING_BETWEEN = "nothing_between"
-    """Head and tail meet: nothing could be summarised."""
+    """Head and tail meet."""
     NOT_SMALLER = "not_smaller"
-    """The handoff would have been as large as what it stands for."""
+    """The handoff would be as large as its rows."""
     TOOL_RUNS = "tool_runs"
     NO_PREVIEW = "no_preview"
-    """A plugin's engine can only tell what it takes out by doing it."""
     MOVED = "moved"
-    """Somebody else compressed, reset or edited the conversation meanwhile."""
+    """The conversation was compressed, reset or edited meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """`[0, head_end)` and `[tail_start, …)` stay; so do the rows at `kept`, which move behind the handoff."""
+    """`[0, head_end)` and `[tail_start, …)` stay; so do the rows at `kept`, which move after the handoff."""
 
     head_end: int
     tail_start: int
     kept: tuple[int, ...] = ()
 
     def middle(self, items: Sequence[_Item]) -> tuple[_Item, ...]:
-        """Items, given one for each row, of the rows that the handoff stands for; an earlier handoff is among them."""
+        """Return the items of the rows that the handoff replaces, an earlier handoff included; one item per row."""
         kept = set(self.kept)
         return tuple(items[index] for index in range(self.head_end, self.tail_start) if index not in kept)
 
@@ -65,9 +58,9 @@ class Cut:
 def find_cut(
     transcript: Transcript, sizes: Sequence[int], limits: Limits, rules: CutSettings, *, keep_turns: int | None = None
 ) -> Cut | SkipReason:
-    """The cut of a transcript whose rows have these sizes (tokens), or why there is none.
+    """Return the cut of a transcript with rows of these sizes (tokens), or why there is none.
 
-    `keep_turns`: keep so many of the newest human turns and cut right before them, whatever their size.
+    `keep_turns`: cut right before so many of the newest human turns, whatever their size.
     """
     if has_open_calls(transcript):
         return SkipReason.TOOL_RUNS
@@ -94,8 +87,8 @@ def find_cut(
 
     cut = cut_behind(head_end)
     if not _people_follow(transcript, cut):
-        # Then the handoff speaks as the user. Behind a question it would hide that it was answered, behind a tool's
-        # result strict templates refuse it; so the head goes on to the answer where that is possible, or ends earlier.
+        # Then the handoff speaks as the user. After a question it would hide the answer, and strict templates refuse it
+        # after a tool's result. So the head goes on to the answer if possible, or ends earlier.
         further = _end_of_answer(transcript, sizes, exchanges, limits, head_end, min(upto, tail_start))
         cut = cut_behind(further)
         if not _has_news(transcript, cut):
@@ -105,17 +98,13 @@ def find_cut(
 
 
 def _has_news(transcript: Transcript, cut: Cut) -> bool:
-    """True when anything would be summarised that no handoff stands for yet."""
+    """Return True if the middle has rows that no handoff stands for yet."""
     return any(row.origin not in REMADE for row in cut.middle(transcript))
 
 
 def _people_follow(transcript: Transcript, cut: Cut) -> bool:
-    """True when the next message behind the handoff is a user's."""
     behind = (*(transcript[index] for index in cut.kept), *transcript[cut.tail_start :])
     return next((row.role is MessageRole.USER for row in behind if is_shown(row)), False)
-
-
-# ---- exchanges
 
 
 _Exchange: TypeAlias = tuple[int, int]
@@ -123,7 +112,7 @@ _Exchange: TypeAlias = tuple[int, int]
 
 
 def _exchanges(transcript: Transcript) -> list[_Exchange]:
-    """Paired as the wire pairs them: a second result for a call is none, so it holds nothing together."""
+    """Pair calls and results as the wire does: a second result for a call is none."""
     asked_at: dict[str, int] = {}
     ends: dict[int, int] = {}
     for index, row in enumerate(transcript):
@@ -137,7 +126,7 @@ def _exchanges(transcript: Transcript) -> list[_Exchange]:
 
 
 def _moved_back(exchanges: Sequence[_Exchange], index: int) -> int:
-    """`index`, moved in front of an exchange that it would cut in two."""
+    """Move `index` in front of an exchange that it would cut in two."""
     for first, last in reversed(exchanges):  # one that begins earlier may reach over one that begins later
         if first < index <= last:
             index = first
@@ -145,14 +134,11 @@ def _moved_back(exchanges: Sequence[_Exchange], index: int) -> int:
 
 
 def _moved_forward(exchanges: Sequence[_Exchange], index: int) -> int:
-    """`index`, moved behind an exchange that it would cut in two."""
+    """Move `index` after an exchange that it would cut in two."""
     for first, last in exchanges:
         if first < index <= last:
             index = last + 1
     return index
-
-
-# ---- head and tail
 
 
 def _head_end(
@@ -164,7 +150,7 @@ def _head_end(
     *,
     upto: int,
 ) -> int:
-    """`protect_first_n` rows within the head's budget, exchanges whole, never an old handoff."""
+    """Return the end of `protect_first_n` rows within the head's budget, with whole exchanges and no handoff."""
     if rules.keeps_head_once and any(row.origin is Origin.SUMMARY for row in transcript):
         return 0
     end = used = 0
@@ -186,7 +172,7 @@ def _end_of_answer(
     head_end: int,
     upto: int,
 ) -> int:
-    """The head's end moved behind the answer that ends its last turn, else in front of that turn."""
+    """Move the head's end after the answer that ends its last turn, else in front of that turn."""
     if head_end == 0 or _is_answer(transcript[head_end - 1]):
         return head_end
     used = sum(sizes[:head_end])
@@ -207,7 +193,7 @@ def _end_of_earlier_answer(transcript: Transcript, exchanges: Sequence[_Exchange
 
 
 def _is_answer(row: Message) -> bool:
-    """Words for people, no calls."""
+    """Return True for text without calls."""
     return row.role is MessageRole.ASSISTANT and is_shown(row) and not row.body.calls
 
 
@@ -232,14 +218,13 @@ def _tail_start(
 
 
 def _forced_tail_start(transcript: Transcript, exchanges: Sequence[_Exchange], head_end: int) -> int:
-    """Head and tail meet: keep the least tail, so that what lies between can still be compressed."""
+    """Return the smallest tail after head and tail have met, so that the rows between can be compressed."""
     start = _moved_back(exchanges, max(head_end, len(transcript) - MIN_TAIL_ROWS))
-    # One exchange may reach back to the head. Then it stays whole, and whatever stands behind it is the tail.
+    # An exchange that reaches back to the head stays whole, and the tail begins after it.
     return start if start > head_end else _moved_forward(exchanges, head_end + 1)
 
 
 def _turn_starts(transcript: Transcript) -> list[int]:
-    """Indexes at which the turns of people begin, oldest first."""
     starts: list[int] = []
     for index, row in enumerate(transcript):
         if row.origin is not Origin.HUMAN:
@@ -250,11 +235,8 @@ def _turn_starts(transcript: Transcript) -> list[int]:
     return starts
 
 
-# ---- what is open
-
-
 def open_request(transcript: Transcript) -> list[int]:
-    """The newest message of a person: all rows of that turn which people wrote, and how they changed them since."""
+    """Return the newest message of a person: all rows that people wrote in its turn, and their edits."""
     people = [index for index, row in enumerate(transcript) if row.origin is Origin.HUMAN]
     if not people:
         return []
@@ -268,7 +250,7 @@ def open_request(transcript: Transcript) -> list[int]:
 def _kept(
     transcript: Transcript, sizes: Sequence[int], limits: Limits, request: Sequence[int], middle: range
 ) -> tuple[int, ...]:
-    """Rows of the middle that stay. An answer of more than a whole tail is left to the summary."""
+    """Return the rows of the middle that stay. An answer larger than a whole tail is summarised."""
     kept = [index for index in request if index in middle]
     answer = next((index for index in reversed(range(len(transcript))) if _is_answer(transcript[index])), None)
     if answer is not None and answer in middle and sizes[answer] <= limits.tail * SOFT_CEILING_PERCENT // 100:
@@ -277,7 +259,7 @@ def _kept(
 
 
 def has_open_calls(transcript: Transcript) -> bool:
-    """True while the newest answer that called tools still waits for one of them."""
+    """Return True while the newest answer with calls waits for a result."""
     answered: set[str | None] = set()
     since: set[int | None] = set()
     for row in reversed(transcript):
@@ -286,23 +268,20 @@ def has_open_calls(transcript: Transcript) -> bool:
         elif row.origin is Origin.HUMAN:
             since.add(row.turn_id)
         elif row.role is MessageRole.ASSISTANT:
-            # An answer of words, or a turn begun later: whatever was called before it has been given up.
+            # After a text answer or a later turn, earlier calls were given up.
             return since <= {row.turn_id} - {None} and any(call.id not in answered for call in row.body.calls)
     return False
 
 
 def middle_of(transcript: Transcript, cut: Cut) -> tuple[Transcript, Handoff | None]:
-    """The rows between head and tail, and the earlier handoff among them, which the new one takes up.
-
-    Several handoffs (an import may hold them) count as one, oldest first.
-    """
+    """Return the rows between head and tail, and the earlier handoffs among them as one (imports may have several)."""
     middle = cut.middle(transcript)
     handoffs = [handoff for handoff in map(handoff_in, middle) if handoff is not None]
     return tuple(row for row in middle if row.origin not in REMADE), joined(handoffs)
 
 
 def handoff_in(row: Message) -> Handoff | None:
-    """The handoff in a row, also of one that was imported with another gateway's markers."""
+    """Return the handoff in a row, also in one imported with another gateway's markers."""
     if row.origin is not Origin.SUMMARY:
         return None
     text = row.text or ""
@@ -311,7 +290,7 @@ def handoff_in(row: Message) -> Handoff | None:
 
 
 def handoff_for(rows: Sequence[Message], previous: Handoff | None, text: str) -> Handoff:
-    """The handoff of this text for the rows, and for what the earlier one stands for."""
+    """Return the handoff of this text for the rows and for the rows of the earlier one."""
     ids: list[int] = [row.id for row in rows]
     count = len(ids)
     if previous is not None and previous.messages:
@@ -321,7 +300,6 @@ def handoff_for(rows: Sequence[Message], previous: Handoff | None, text: str) ->
 
 
 def child_context(transcript: Transcript, cut: Cut, handoff: Handoff) -> list[ContextItem]:
-    """The view that a child starts with, in order. No other handoff than this one is in it."""
     row = NewMessage(role=MessageRole.USER, origin=Origin.SUMMARY, text=handoff.stored())
     behind = [transcript[index] for index in cut.kept] + list(transcript[cut.tail_start :])
     head = [row.id for row in transcript[: cut.head_end] if row.origin is not Origin.SUMMARY]
@@ -329,7 +307,6 @@ def child_context(transcript: Transcript, cut: Cut, handoff: Handoff) -> list[Co
 
 
 def joined(handoffs: Sequence[Handoff]) -> Handoff | None:
-    """Several handoffs as one, oldest first."""
     if not handoffs:
         return None
     counted = [handoff for handoff in handoffs if handoff.messages]

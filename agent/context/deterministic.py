@@ -1,21 +1,28 @@
-"""The record that needs no model: what can be taken from the rows by rule.
+"""The record that needs no model: findings by rule, in place of a summary.
 
-It is what stands in for a summary when none can be had. Everything in it is quoted from the conversation, newest first;
-it says itself that it is no summary, and how many messages it stands for. Rows are read from the newest on until there
-is enough of everything, so that a long conversation costs no more than a short one; no rule looks at a text twice.
+Everything in it is quoted from the conversation, newest first, and it says that it is no summary. Rows are read from
+the newest on until there is enough, so that a long conversation costs no more than a short one.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
+from textwrap import indent
 from typing import Final, TypeAlias
 
 import orjson
 
 from agent.context.carried.facts import identifiers
-from agent.context.carried.lines import one_line
 from agent.context.carried.phrases import QUESTION, any_of, sentences
-from agent.context.excerpt import SECRET_MARK, Redact, bounded_record, clean, without_thoughts
+from agent.context.excerpt import (
+    QUOTED_CHARACTERS,
+    SECRET_MARK,
+    Redact,
+    bounded_record,
+    clean,
+    one_line,
+    without_thoughts,
+)
 from agent.handoff import escape_markers
 from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import MARK
@@ -23,21 +30,14 @@ from hermes_state.text import both_ends
 from hermes_state.values import Message, MessageRole, Origin, Tokens, ToolCall, Transcript, recall_id
 
 LINE_CHARACTERS = 200
-ROW_CHARACTERS = 20_000
-"""Characters of one message that the rules look at."""
 READ_CHARACTERS = 200_000
-"""Characters of all messages, newest first; what is older is found with the history tools."""
-REQUEST_PERCENT = 40
-"""Share of the length for the newest request's own words."""
-PREVIOUS_PERCENT = 35
-"""Share of the length for an earlier summary."""
+"""Characters of all messages, newest first; the history tools find older ones."""
 MIN_LINE_TOKENS = 6
-
 _EXTENSIONS = (
     "py|md|txt|json|ya?ml|toml|sql|sh|jsx?|tsx?|css|html?|log|db|csv|ini|conf|cfg|service|xml|pdf|docx?|xlsx?|pptx?"
     "|png|jpe?g|gif|svg|zip|gz|tar|rs|go|java|kt|cpp|hpp|rb|php|lock|env|ipynb|tf"
 )
-# Every repetition has an upper bound and begins where the text before cannot be part of it: linear on any text.
+# Every repetition is bounded and begins where the text before cannot be part of it, so this is linear on any text.
 _FILE = re.compile(
     r"https?://[^\s<>\"'`)\]]{4,200}"
     r"|(?<![A-Za-z0-9_./~-])(?:~|\.{1,2})?(?:/[A-Za-z0-9_.@+-]{1,80}){1,16}"
@@ -45,8 +45,7 @@ _FILE = re.compile(
     rf"|[^\x00-\x7f]{{1,30}}\.(?:{_EXTENSIONS})(?![A-Za-z0-9_])"
 )
 _Findings: TypeAlias = dict[str, dict[str, str]]
-"""Lines by heading and by what was found, newest first: each once, with the message that said it last."""
-
+"""Lines by heading and finding, newest first: each once, with the message that said it last."""
 _OPENING: Final = (
     "No summary could be made of the {count} that this record stands for; it only lists what could be found in them by "
     "rule, newest first. Continue from the recent messages and from the current state of things, and look up what you "
@@ -60,11 +59,11 @@ _EARLIER: Final = "## Earlier record"
 def deterministic_summary(
     rows: Transcript, previous: str | None, *, redact: Redact, limit: Tokens, removed: int
 ) -> str:
-    """Summary of `rows` by rule, of about `limit` tokens at most. `removed`: how many messages it stands for in all."""
+    """Return a record of `rows` of about `limit` tokens at most, in place of `removed` messages in all."""
     text = _OPENING.format(count="one message" if removed == 1 else f"{removed:,} messages")
     room = limit - estimated_text_tokens(text)
-    request = _newest_request(rows, redact, room * REQUEST_PERCENT // 100)
-    earlier = _earlier(previous, redact, room * PREVIOUS_PERCENT // 100)
+    request = _newest_request(rows, redact, room * 40 // 100)
+    earlier = _earlier(previous, redact, room * 35 // 100)
     room -= sum(estimated_text_tokens(section) + 1 for section in (request, earlier) if section)
     found = _find(rows, redact, max_lines=max(0, room) // MIN_LINE_TOKENS)
     sections = [text, request, *_sections(found, room), earlier]
@@ -72,39 +71,28 @@ def deterministic_summary(
 
 
 def _sections(found: _Findings, room: int) -> Iterator[str]:
-    """Findings under their headings; each takes an equal part of what the others before it have left."""
+    """Yield findings under their headings, each in an equal part of the remaining room."""
     titles = [title for title in _TITLES if found[title]]
     for index, title in enumerate(titles):
         heading = f"## {title}"
-        share = room // (len(titles) - index) - _tokens(heading)
-        kept = _within(found[title].values(), share)
+        limit, kept = room // (len(titles) - index) - _tokens(heading), list[str]()
+        for line in found[title].values():
+            if (size := _tokens(line)) <= limit:
+                kept.append(line)
+                limit -= size
+            elif limit < MIN_LINE_TOKENS:
+                break
         if kept:
             room -= _tokens(heading) + sum(map(_tokens, kept))
             yield "\n".join((heading, *kept))
-
-
-def _within(lines: Iterable[str], limit: int) -> list[str]:
-    """The lines that fit, in their order; one that is too long does not keep the next from being taken."""
-    kept: list[str] = []
-    for line in lines:
-        size = _tokens(line)
-        if size <= limit:
-            kept.append(line)
-            limit -= size
-        elif limit < MIN_LINE_TOKENS:
-            break
-    return kept
 
 
 def _tokens(line: str) -> int:
     return estimated_text_tokens(line) + 1
 
 
-# ---- the newest request, and the record before
-
-
 def _newest_request(rows: Transcript, redact: Redact, limit: int) -> str:
-    """Verbatim, as a quotation: no line of it can be taken for a heading."""
+    """Return the newest request verbatim, as a quotation, so that no line of it looks like a heading."""
     own = (row for row in reversed(rows) if row.origin is Origin.HUMAN and row.body.words_by is None)
     row = next((row for row in own if (row.text or "").strip()), None)
     if row is None:
@@ -113,23 +101,18 @@ def _newest_request(rows: Transcript, redact: Redact, limit: int) -> str:
     name = recall_id(row.id)
     title = f"## Active Task\nThe last request in these messages ({name}); the recent messages show what became of it:"
     limit -= estimated_text_tokens(title)
-    quoted = _quoted(text)
-    size = estimated_text_tokens(quoted)
-    length = len(text) * max(0, limit) // size
+    quoted = indent(text, "> ", lambda line: True)
+    length = len(text) * max(0, limit) // estimated_text_tokens(quoted)
     while estimated_text_tokens(quoted) > limit:
         if length < LINE_CHARACTERS // 4:
             return ""
-        quoted = _quoted(both_ends(text, length))
+        quoted = indent(both_ends(text, length), "> ", lambda line: True)
         length = length * 4 // 5
     return f"{title}\n{quoted}"
 
 
-def _quoted(text: str) -> str:
-    return "\n".join(f"> {line}" for line in text.splitlines())
-
-
 def _earlier(previous: str | None, redact: Redact, limit: int) -> str:
-    """The record before this one, under one heading; what it says of itself is left out."""
+    """Return the earlier record under one heading, without its opening."""
     limit -= _tokens(_EARLIER)
     if not previous or limit <= 0:
         return ""
@@ -137,8 +120,6 @@ def _earlier(previous: str | None, redact: Redact, limit: int) -> str:
     record = bounded_record(body, Tokens(limit), redact)
     return f"{_EARLIER}\n{record}" if record and estimated_text_tokens(record) <= limit else ""
 
-
-# ---- what the rules find
 
 _TITLES: Final = (
     "Completed Actions",
@@ -152,11 +133,13 @@ _TITLES: Final = (
 
 def _find(rows: Transcript, redact: Redact, *, max_lines: int) -> _Findings:
     found: _Findings = {title: {} for title in _TITLES}
-    results: dict[str | None, Message] = {}  # ids come again: of those that follow a call, the nearest is its own
+    results: dict[str | None, Message] = {}  # ids repeat: a call's own result is the nearest after it
     is_answered = False
     read = 0
     for row in reversed(rows):
-        text = clean(_all_text(row), redact)[:ROW_CHARACTERS]
+        texts = [without_thoughts(row.text or "") if row.role is MessageRole.ASSISTANT else row.text or ""]
+        texts += [call.arguments for call in row.body.calls] + [document.text for document in row.body.documents]
+        text = clean("\n".join(texts), redact)[:QUOTED_CHARACTERS]
         read += len(text) + 1
         if read > READ_CHARACTERS:
             break
@@ -188,7 +171,7 @@ def _find_in_text(text: str) -> Iterator[tuple[str, str]]:
 
 def _action(call: ToolCall, result: Message | None, redact: Redact) -> str:
     arguments = call.arguments
-    with suppress(ValueError):  # what is no JSON is shown as it stands
+    with suppress(ValueError):  # arguments that are no JSON stay as they are
         parsed = orjson.loads(arguments)
         if isinstance(parsed, dict):
             arguments = ", ".join(f"{name}={value}" for name, value in parsed.items())
@@ -197,10 +180,3 @@ def _action(call: ToolCall, result: Message | None, redact: Redact) -> str:
     if result is not None:
         outcome = one_line(clean(result.text or "", redact), LINE_CHARACTERS // 2)
     return f"{call.name} {arguments}: {outcome}"
-
-
-def _all_text(row: Message) -> str:
-    texts = [without_thoughts(row.text or "") if row.role is MessageRole.ASSISTANT else row.text or ""]
-    texts += [call.arguments for call in row.body.calls]
-    texts += [document.text for document in row.body.documents]
-    return "\n".join(texts)

@@ -1,18 +1,17 @@
 """Excerpts of conversations for summary models: a bounded part, sampled evenly, without secrets.
 
-Every message is one entry; its further lines are indented, so that no text can pass itself off as another message, and
-it stands inside tags that no text can close. Where there is more than fits, long messages are cut in their middle
-first, then every so many are left out; the first and the last stay, and people's messages have half of the room.
+Each message is one entry with indented further lines, inside tags that no text can close. If there is too much, long
+messages are cut in the middle, then some are left out. People's messages have half of the room.
 
-A summary that came out too long is made to fit by rule (`fitted`), for models take a length in words for a wish, and a
-handoff that is as long as what it stands for would have the next compression follow at once. The longest sections give
-way first, line by line, and each says so.
+`fitted` shortens a summary by rule, because models exceed a length, and the next compression would follow at once.
 """
 
 import heapq
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
+from itertools import repeat
 from typing import Final
 
 import structlog
@@ -25,46 +24,34 @@ from hermes_state.values import Message, MessageRole, Millis, Origin, Tokens, Tr
 log = structlog.get_logger()
 
 SECRET_MARK: Final = "[REDACTED]"
-MAX_ROW_CHARACTERS = 6_000
-"""Most characters of one message, its two ends, once anything has to be left out."""
-MIN_ROW_CHARACTERS = 240
-"""Shorter pieces say nothing; messages are left out before."""
 ENTRY_TOKENS = 18
 """Number, time and speaker in front of a message."""
-CUT_TOKENS = 10
-"""The note inside a message whose middle is left out."""
-AIM_PERCENT = 95
-"""Share of the limit, in percent, when the length of messages is chosen: what they really take is seen only then."""
 GAP_TOKENS = 8
 """The line that says how many messages are not shown."""
-BYTES_PER_TOKEN = 3
-"""At least, of stubs and arguments."""
-BATCH_CHARACTERS = 10_000
-"""Looked at together for secrets."""
-RECORD_CHARACTERS = 100_000
 RECORD_LINES = 1_000
-"""An earlier record beyond these was not written here: its middle is left out."""
-NOTE_TOKENS = 10
-"""The line that says how many lines were left out."""
-
+"""Most lines of an earlier record; the middle of a longer one, which was not written here, is left out."""
+QUOTED_CHARACTERS = 20_000
+"""Characters of one message in which facts, rules and findings are looked for."""
 _WHOLE = 1 << 40
 _OPENING = re.compile(r"^[ \t]*<(?:think|thinking|thought|reasoning)>", re.MULTILINE | re.IGNORECASE)
 CLOSING_THOUGHT: Final = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _TAG = re.compile(r"<(?=\s{0,8}/?\s{0,8}(?:conversation|earlier_record|focus)\b)", re.IGNORECASE)
 _HEADING = re.compile(r"^#{1,4}\s+\S.*$", re.MULTILINE)
+_UNSEEN = re.compile(
+    r"[\s\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]+"
+)
 _NAME_BRACKETS = str.maketrans("[]<>", "()()")
-
 Redact = Callable[[str], str]
 
 
 def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = UTC, has_names: bool = False) -> str:
-    """The rows as text of about `limit` estimated tokens at most, whatever its language."""
+    """Return the rows as text of about `limit` estimated tokens at most, in any language."""
     costs = [_row_tokens(row) + ENTRY_TOKENS for row in rows]
     if sum(costs) <= limit:
         return "\n".join(_entries(rows, redact, zone, _WHOLE, has_names=has_names))
     lengths = [_length(row) for row in rows]
-    max_characters = _row_characters(costs, lengths, limit * AIM_PERCENT // 100)
-    costs = [_cost(cost, length, max_characters) for cost, length in zip(costs, lengths, strict=True)]
+    max_characters = _row_characters(costs, lengths, limit * 95 // 100)  # the estimate is rough
+    costs = list(map(_cost, costs, lengths, repeat(max_characters)))
     kept: Sequence[int] = range(len(rows))
     if sum(costs) > limit:
         costs = [cost + GAP_TOKENS for cost in costs]
@@ -72,7 +59,7 @@ def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = U
     shown = _entries([rows[index] for index in kept], redact, zone, max_characters, has_names=has_names)
     entries = dict(zip(kept, shown, strict=True))
     for index in kept:
-        if lengths[index] > max_characters:  # its ends may be of another script than the whole
+        if lengths[index] > max_characters:  # its ends may be in another script than the rest
             costs[index] = GAP_TOKENS + estimated_text_tokens(entries[index])
     if sum(costs[index] for index in kept) > limit:
         kept = _sample(rows, kept, costs, limit)
@@ -84,12 +71,18 @@ def excerpt(rows: Transcript, limit: Tokens, *, redact: Redact, zone: tzinfo = U
         limit=limit,
         row_characters=max_characters,
     )
-    return "\n".join(_with_gaps(kept, entries, len(rows)))
+    lines, before = list[str](), -1
+    for index in (*kept, len(rows)):
+        if missing := index - before - 1:
+            lines.append(f"[{missing} message{'s are' if missing > 1 else ' is'} not shown]")
+        lines += [entries[index]] if index < len(rows) else []
+        before = index
+    return "\n".join(lines)
 
 
 def bounded_record(text: str, limit: Tokens, redact: Redact) -> str:
-    """An earlier record, its longest sections shortened to about `limit` tokens."""
-    safe = both_ends(clean(text, redact), RECORD_CHARACTERS)
+    """Return an earlier record with its longest sections shortened to about `limit` tokens in all."""
+    safe = both_ends(clean(text, redact), 100_000)
     lines = safe.splitlines()
     if len(lines) > RECORD_LINES:
         half = RECORD_LINES // 2
@@ -98,8 +91,7 @@ def bounded_record(text: str, limit: Tokens, redact: Redact) -> str:
 
 
 def clean(text: str, redact: Redact) -> str:
-    """`text` without secrets and unable to close the tags around it. Cut only what is clean: half a secret is none
-    that could be recognised."""
+    """Return `text` without secrets and tags. Clean before you cut, because half a secret is not recognised."""
     return _untagged(redact(text))
 
 
@@ -109,8 +101,7 @@ def _untagged(text: str) -> str:
 
 
 def without_thoughts(text: str) -> str:
-    """`text` without blocks of thinking. One that begins a text and never ends is all of it; tags that are only
-    spoken of, inside a line or without an end, stay."""
+    """Return `text` without blocks of thinking. An unclosed one at the start is the whole text; other tags stay."""
     if "<" not in text:
         return text
     kept: list[str] = []
@@ -127,7 +118,7 @@ def without_thoughts(text: str) -> str:
 
 
 def moment(at: Millis, zone: tzinfo) -> str:
-    """Day and minute; imported rows may hold a time that no calendar has."""
+    """Return day and minute; imported rows may hold impossible times."""
     try:
         return datetime.fromtimestamp(at / 1_000, zone).isoformat(" ", "minutes")[: len("2026-01-01 00:00")]
     except (OverflowError, OSError, ValueError):
@@ -135,7 +126,7 @@ def moment(at: Millis, zone: tzinfo) -> str:
 
 
 def said(row: Message) -> Iterator[str]:
-    """Everything a row says, piece by piece, with its attachments named."""
+    """Yield all texts of a row, and the names of its attachments."""
     body, text = row.body, row.text or ""
     text = text if body.words_by is None else f"(passed on from {body.words_by or 'somebody'}: {text})"
     yield without_thoughts(text) if row.role is MessageRole.ASSISTANT else text
@@ -153,14 +144,10 @@ def said(row: Message) -> Iterator[str]:
         yield "(interrupted here)"
 
 
-# ---- one message
-
-
 def _entries(
     rows: Sequence[Message], redact: Redact, zone: tzinfo, max_characters: int, *, has_names: bool
 ) -> Iterator[str]:
-    """The rows' entries, of texts of about `max_characters`. Most hold no secret, and many are looked at together:
-    only where one is found, each is."""
+    """Yield the rows' entries, of about `max_characters` each. Batches are searched for secrets, to save time."""
     batch: list[str] = []
     limits: list[int] = []
     size = 0
@@ -171,15 +158,13 @@ def _entries(
         batch.append(f"[{recall_id(row.id)} {moment(row.created_at, zone)} {speaker}] {short}")
         limits.append(max_characters if short is text else _WHOLE)
         size += len(short)
-        if size >= BATCH_CHARACTERS:
+        if size >= 10_000:
             yield from map(both_ends, _cleaned(batch, redact), limits)
             batch, limits, size = [], [], 0
     yield from map(both_ends, _cleaned(batch, redact), limits)
 
 
 def _shortened(text: str, max_characters: int) -> str:
-    """`text` without its middle, which nobody has to read then. Where it cannot be cut before secrets are out of it,
-    it stays whole."""
     if len(text) <= max_characters:
         return text
     half, play = max_characters // 2, max_characters // 8
@@ -209,56 +194,40 @@ def _speaker(row: Message, *, has_names: bool) -> str:
 
 
 def speaker_name(text: str | None) -> str:
-    """A name on one line, unable to end its brackets."""
+    """Return a name on one line, without brackets."""
     return " ".join((text or "").split())[:64].translate(_NAME_BRACKETS)
 
 
 def _row_tokens(row: Message) -> int:
-    """Tokens of a row. One that pruning may have shortened was not measured before: of it, what is likely."""
+    """Return the tokens of a row. Pruned rows were never measured, so theirs are at least three bytes each."""
     if row.role is not MessageRole.TOOL and not row.body.calls:
         return ROW_TOKENS.text_tokens(row, _WHOLE)
     texts = [row.text or "", *(call.arguments for call in row.body.calls)]
-    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) // BYTES_PER_TOKEN
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) // 3
 
 
 def _length(row: Message) -> int:
-    """About as many characters as the entry has."""
     body = row.body
     length = len(row.text or "") + sum(len(document.text) for document in body.documents) + sum(map(len, body.notes))
     length += sum(len(call.name) + len(call.arguments) for call in body.calls)
     return length + (len(body.quote.text) if body.quote is not None else 0)
 
 
-# ---- which messages
-
-
 def _row_characters(costs: Sequence[int], lengths: Sequence[int], limit: int) -> int:
-    """The length to which long messages are cut so that all of them fit, if that leaves them worth reading."""
-
-    def total(max_characters: int) -> int:
-        return sum(_cost(cost, length, max_characters) for cost, length in zip(costs, lengths, strict=True))
-
-    low, high = MIN_ROW_CHARACTERS, MAX_ROW_CHARACTERS
-    if total(low) > limit:
-        return low
-    while low < high:
-        middle = (low + high + 1) // 2
-        if total(middle) <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """Return the largest length, from 240 to 6,000 characters, with which all messages fit; else the smallest."""
+    sizes = range(240, 6_001)
+    count = bisect_right(sizes, limit, key=lambda size: sum(map(_cost, costs, lengths, repeat(size))))
+    return sizes[max(0, count - 1)]
 
 
 def _cost(cost: int, length: int, max_characters: int) -> int:
-    """Tokens of a message that is cut to `max_characters`."""
     if length <= max_characters:
         return cost
-    return ENTRY_TOKENS + CUT_TOKENS + (cost - ENTRY_TOKENS) * max_characters // length
+    return ENTRY_TOKENS + 10 + (cost - ENTRY_TOKENS) * max_characters // length
 
 
 def _sample(rows: Transcript, indexes: Sequence[int], costs: Sequence[int], limit: int) -> list[int]:
-    """The indexes that fit, in order and spread over the whole; the first and the last are always among them."""
+    """Return the indexes that fit, spread over the whole, always with the first and the last."""
     ends = {indexes[0], indexes[-1]}
     people = [index for index in indexes if index not in ends and rows[index].origin is Origin.HUMAN]
     others = [index for index in indexes if index not in ends and rows[index].origin is not Origin.HUMAN]
@@ -269,7 +238,6 @@ def _sample(rows: Transcript, indexes: Sequence[int], costs: Sequence[int], limi
 
 
 def _evenly(indexes: Sequence[int], costs: Sequence[int], limit: int) -> list[int]:
-    """As many of the indexes as fit, at equal distances."""
     total = sum(costs[index] for index in indexes)
     if total <= limit or not indexes:
         return list(indexes)
@@ -282,29 +250,13 @@ def _evenly(indexes: Sequence[int], costs: Sequence[int], limit: int) -> list[in
     return []
 
 
-def _with_gaps(kept: Sequence[int], entries: dict[int, str], count: int) -> Iterator[str]:
-    before = -1
-    for index in (*kept, count):
-        missing = index - before - 1
-        if missing:
-            yield f"[{missing} message{'s are' if missing > 1 else ' is'} not shown]"
-        if index < count:
-            yield entries[index]
-        before = index
-
-
-# ---- length
-
-
 class _Section:
-    """A heading and its lines; each line is looked at once, however many there are."""
-
     def __init__(self, heading: str, lines: list[str]) -> None:
         self.heading = heading
         self._lines = lines
         self._sizes = [int(estimated_text_tokens(line)) + 1 for line in lines]
         self._dropped: set[int] = set()
-        # The largest line goes first; the first line of a section stays to the end.
+        # The largest line goes first, the first line of a section last.
         self._order = sorted(range(len(lines)), key=lambda index: (index > 0, self._sizes[index]))
         self.tokens = sum(self._sizes)
 
@@ -313,10 +265,10 @@ class _Section:
         return bool(self._order)
 
     def drop(self) -> int:
-        """Leave out the next line and return what that frees."""
+        """Leave out the next line and return the freed tokens; the first time 10 less, for the note."""
         index = self._order.pop()
         self.tokens -= self._sizes[index]
-        freed = self._sizes[index] - (0 if self._dropped else NOTE_TOKENS)
+        freed = self._sizes[index] - (0 if self._dropped else 10)
         self._dropped.add(index)
         return freed
 
@@ -327,10 +279,14 @@ class _Section:
 
 
 def fitted(text: str, limit: Tokens) -> str:
-    """`text` with lines left out until it takes about `limit` tokens. One that fits comes back as it is."""
+    """Return `text` without as many lines of its longest sections as bring it to about `limit` tokens."""
     if estimated_text_tokens(text) <= limit:
         return text
-    sections = _sections(text)
+    starts = [0, *(match.start() for match in _HEADING.finditer(text))]
+    pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    lines = [[line for line in piece.splitlines() if line.strip()] for piece in pieces]
+    sections = [_Section("", lines[0]), *(_Section(own[0], own[1:]) for own in lines[1:])]
+    sections = [section for section in sections if section.heading or section.has_lines]
     total = sum(section.tokens + int(estimated_text_tokens(section.heading)) + 1 for section in sections)
     longest = [(-section.tokens, index) for index, section in enumerate(sections) if section.has_lines]
     heapq.heapify(longest)
@@ -342,9 +298,20 @@ def fitted(text: str, limit: Tokens) -> str:
     return "\n\n".join(section.text() for section in sections)
 
 
-def _sections(text: str) -> list[_Section]:
-    starts = [0, *(match.start() for match in _HEADING.finditer(text))]
-    pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
-    lines = [[line for line in piece.splitlines() if line.strip()] for piece in pieces]
-    sections = [_Section("", lines[0]), *(_Section(own[0], own[1:]) for own in lines[1:])]
-    return [section for section in sections if section.heading or section.has_lines]
+def bounded(text: str, redact: Redact) -> str:
+    """Return the beginning of a text, cleaned. It is cut first if that divides no secret, because texts are long."""
+    if len(text) > QUOTED_CHARACTERS:
+        cut = seam(text, QUOTED_CHARACTERS - 4_000, QUOTED_CHARACTERS)
+        text = text if cut is None else text[:cut]
+    return clean(text, redact)[:QUOTED_CHARACTERS]
+
+
+def without_unseen(text: str) -> str:
+    """Return the text with a space for each run of blanks and of characters that hide or reorder others."""
+    return _UNSEEN.sub(" ", text) if "  " in text or not text.isprintable() else text
+
+
+def one_line(text: str, limit: int) -> str:
+    """Return a cleaned text on one line of at most `limit` characters. Before cleaning, it could cut a secret."""
+    line = without_unseen(text[: limit * 4]).strip()
+    return line if len(line) <= limit and len(text) <= limit * 4 else f"{line[: limit - 1]}…"

@@ -1,9 +1,7 @@
-"""One compression, from the request to the outcome, and the events on its way.
+"""Values of one compression, from the request to the outcome, and its events.
 
-An engine asks for it (`CompressionRequest`); the controller decides, and says what is to be compressed in a
-`CompressionJob`; the engine prepares it (`PreparedCompression`, or a reason why not: `NotNeeded`, `Aborted`); a
-transaction commits it (`Compressed`). Each carries the one before: whoever tells or logs it finds every figure in one
-place.
+An engine asks for it (`CompressionRequest`). The controller makes a `CompressionJob`, and the engine prepares it
+(`PreparedCompression`, `NotNeeded`, `Aborted`). A transaction commits it (`Compressed`).
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -37,10 +35,10 @@ SummaryKind: TypeAlias = Literal["model", "deterministic"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionRequest:
-    """A compression that an engine wants now. Whoever keeps the conversation decides whether it may be."""
+    """A compression that an engine wants now. The controller decides."""
 
     reason: str
-    """Rule of the engine's that asks, such as `threshold`, or its own words where it asked by itself."""
+    """Rule of the engine, such as `threshold`, or its own words."""
     focus: str | None = None
 
 
@@ -56,7 +54,7 @@ class NotNeeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aborted:
-    """No summary could be made, and the conversation was left as it was because the next request still fits."""
+    """There is no summary, and nothing was changed, because the next request still fits."""
 
     kind: str
     """Name of the failure as in the ledger, such as `auth`."""
@@ -71,46 +69,40 @@ class CompressionJob:
     conversation: ConversationRef
     view: View
     request: ModelRequest
-    """The next model call as it stands: what does not shrink (system prompt, tools) is in it."""
+    """The next model call, with the system prompt and the tools, which do not shrink."""
     limits: Limits
     threshold: Tokens
-    """Prompt size at which the conversation's engine acts by itself."""
     layer: Layer
     focus: str | None
     keep_turns: int | None
     tokens_before: EstimatedTokens
     grown: int = 0
-    """Tokens that the prompt has grown by while the compression was prepared."""
+    """Tokens by which the prompt grew while the compression was prepared."""
     must_shrink: bool
-    """There is no room to leave the conversation as it is."""
+    """True: the conversation cannot stay as it is."""
     message_limit: int | None = None
-    """Set when it is their number, not their size, that makes hygiene act."""
+    """Set if hygiene acts because of the number of messages, not of their size."""
     held_seconds: float = 0.0
-    """Longest time that a turn which could begin waits for it."""
+    """Longest wait of a turn that has room to begin."""
     on_begin: Callable[[], Awaitable[None]] | None = None
-    """Called once it is clear that there is something to compress, before a model is asked."""
+    """Called as soon as there is something to compress, before a model is asked."""
     model: ModelInfo
-    """The model that answers the conversation, for engines of plugins."""
     estimator: Estimator
-    """Estimator of prompts of that model."""
     routes: Sequence[SummaryRoute] = ()
     """Models that may be asked for a summary, in this order."""
     flush_route: SummaryRoute | None = None
-    """Model that notes beforehand what must not be forgotten; None: nobody does."""
+    """Model that takes notes before; None: there are none."""
     settings: CompressorSettings = field(default_factory=CompressorSettings)
 
     @property
     def messages_before(self) -> int:
-        """Number of messages in the view."""
         return len(self.view.transcript)
 
     async def begin(self) -> None:
-        """Tell whoever waits that there is something to compress."""
         if self.on_begin is not None:
             await self.on_begin()
 
     def not_needed(self, why: SkipReason) -> NotNeeded:
-        """Outcome of the job when nothing is compressed."""
         return NotNeeded(
             why=why, prompt_tokens=self.tokens_before, threshold=self.threshold, messages=self.messages_before
         )
@@ -125,11 +117,11 @@ class PreparedCompression:
     model: str | None
     """Model that wrote the summary; None for the deterministic one."""
     failure: str | None = None
-    """Reason why no model's summary could be had, in words for people; None when there is one."""
+    """Reason without a model's summary, for people."""
     passed_over: str | None = None
-    """Summary route of its own that has failed, so that another model wrote it."""
+    """Summary route that failed before another model wrote the summary."""
     summarised: int
-    """Messages that the handoff stands for, earlier handoffs' messages not counted."""
+    """Messages that the handoff stands for, without those of earlier handoffs."""
     tokens_after: EstimatedTokens
 
     @property
@@ -140,7 +132,6 @@ class PreparedCompression:
 
     @property
     def messages_after(self) -> int:
-        """Number of messages in the child's view."""
         return len(self.context)
 
 
@@ -149,8 +140,6 @@ Preparation: TypeAlias = PreparedCompression | NotNeeded | Aborted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionPreview:
-    """Figures of `/compress preview`; all tokens are estimates."""
-
     head: int
     middle: int
     tail: int
@@ -162,14 +151,10 @@ class CompressionPreview:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionResult:
-    """Result of preparing a compression, before it is committed."""
-
     job: CompressionJob
     result: Preparation
     state: ContextState
-    """State to be remembered of the attempt."""
     system_prompt: str
-    """System prompt of the child."""
     took_ms: int
 
 
@@ -181,23 +166,19 @@ class Compressed:
     prepared: PreparedCompression
     child: Session
     compressions: int
-    """Compressions of this lineage so far, those that were undone left out."""
+    """Compressions of this lineage so far, without undone ones."""
 
     @property
     def parent(self) -> Session:
-        """The session that the compression has ended."""
         return self.job.view.session
 
 
 CompressionOutcome: TypeAlias = Compressed | NotNeeded | Aborted
 
 
-# ---- events of a conversation's view
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedEvent:
-    """Compression does not help this conversation any more and waits until it has grown."""
+    """Compression no longer helps this conversation, and waits until the conversation has grown."""
 
     tokens: int
     threshold: Tokens
@@ -220,54 +201,39 @@ class PressureEvent:
     percent: int
     session_id: SessionId
     level: int
-    """The line that was crossed, in tokens; `commit.note_pressure` notes that people know."""
+    """The crossed line, in tokens; `commit.note_pressure` notes that people know."""
 
 
 BeforeSplit: TypeAlias = Callable[[CompressionJob], Coroutine[Any, Any, None]]
-"""Asked when there is something to compress, beside the summary or behind one that a turn waits for: the last look at
-rows that leave the view. No commit waits for it. An unfinished one is repeated after a restart. Raises nothing."""
+"""Last look at rows that leave the view, for notes. No commit waits for it; a restart repeats it. Raises nothing."""
 OnWait: TypeAlias = Callable[[ConversationRef, View], Awaitable[None]]
-"""Called when a turn has waited for a while for a compression that nobody asked for, and still waits: its people do not
-know why nothing happens."""
+"""Called if a turn waits long for an automatic compression, so that its people know why nothing happens."""
 ContextEvent: TypeAlias = Compressed | Aborted | BlockedEvent | MessageLimitEvent
 Listener: TypeAlias = Callable[[Connection, ConversationRef, ContextEvent, Millis], None]
-"""Told inside the transaction that makes the event true, so that what follows from it is as durable. Must be pure SQL.
-
-Whoever keeps something per view (todos that belong into it, caches of what the model has read) listens here.
-"""
-
-
-# ---- events that an engine is told
+"""Called inside the event's transaction, so that its effects are as durable. Must be pure SQL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyEvent:
-    """The model has answered a session."""
-
     session: Session
     usage: CanonicalUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuedEvent:
-    """A compression was committed: from now on the conversation is in `child`."""
-
     child: Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedEvent:
-    """Nobody will go on with this view's conversation by itself."""
+    """This view's conversation has ended."""
 
     view: View
     was_reset: bool
-    """By `/new`: the chat goes on with an empty conversation."""
+    """True after `/new`: the chat goes on with an empty conversation."""
 
 
 EngineEvent: TypeAlias = ReplyEvent | ContinuedEvent | EndedEvent
-
-
-# ---- texts for people
 
 
 _WHY = {
@@ -291,10 +257,7 @@ class CompressionReport:
 
 
 def summarize_manual_compression(outcome: CompressionOutcome) -> CompressionReport:
-    """The texts for `/compress`. All token figures are estimates, and say so.
-
-    Also the one before: a provider has last counted the prompt of an answer, and that answer is part of the next one.
-    """
+    """Return the texts for `/compress`. All token figures are estimates of the next prompt, and say so."""
     match outcome:
         case Compressed():
             before, after = outcome.job.tokens_before, outcome.prepared.tokens_after

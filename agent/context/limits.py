@@ -1,8 +1,6 @@
-"""Limits of a context window: where compression acts, from one table, for every layer alike.
+"""Limits of a context window: where compression acts, from one table for every layer.
 
-Limits are computed anew for each model and window, so that a model switch or a learned window moves all of them
-together. Shares of a window are taken exactly (no float creeps in); the threshold is rounded down, every other line is
-the first whole number that satisfies it.
+Shares of a window are exact fractions, no floats. The threshold is rounded down, every other line up.
 """
 
 from dataclasses import dataclass
@@ -15,22 +13,20 @@ from hermes_state.settings import Setting
 from hermes_state.values import EstimatedTokens, ReportedTokens, Tokens
 
 URGENT_PERCENT = 92
-"""Share of the input window, in percent, from which on nobody goes on without room."""
+"""Share of the input window, in percent, from which on no turn goes on without a compression."""
 HYGIENE_INPUT_PERCENT = 90
-"""Hygiene acts here at the latest, whatever share of the context is configured: the output needs its room."""
+"""Latest line of hygiene, in percent of the input window, because the output needs its room."""
 THRESHOLD_CAP_PERCENT = 75
-"""Highest threshold, in percent of the input window: ten points below hygiene, which acts at 85 % at the earliest.
-Closer to each other, both would act with every message of a long chat."""
+"""Highest threshold, in percent of the input window. Closer to hygiene (85 %), both would act at every message."""
 MIN_INPUT_WINDOW = 2_048
 SMALL_WINDOW = 16_000
-"""Context length, in tokens, below which little is left between beginning, summary and end."""
-
+"""Context length, in tokens, below which little is left between head, summary and tail."""
 HEAD_TOKENS = 4_000
 HEAD_THRESHOLD_PERCENT = 25
 MIN_SUMMARY_TOKENS = 2_000
 MIN_SUMMARY_CEILING = 256
 MAX_SUMMARY_TOKENS = 12_000
-"""A summary is not asked to be longer, however large the window: models seldom write more in one answer."""
+"""Longest requested summary, because models seldom write more in one answer."""
 SUMMARY_CONTEXT_PERCENT = 5
 SUMMARY_THRESHOLD_PERCENT = 20
 SUMMARY_INPUT_TOKENS = 40_000
@@ -42,8 +38,6 @@ RULES_THRESHOLD_PERCENT = 4
 
 @dataclass(frozen=True, kw_only=True)
 class LimitSettings:
-    """Settings of sizes."""
-
     threshold: Annotated[float, Setting(ge=0.0, le=1.0, unit="of the context window")] = 0.50
     """Size of the prompt from which on the agent compresses. At most 75 % of the input window, whatever is set; `0`
     leaves it to `minimum_context_length`."""
@@ -52,26 +46,26 @@ class LimitSettings:
     minimum_context_length: Annotated[int, Setting(ge=0, le=20_000_000, unit="tokens")] = 64_000
     """The threshold is not below it, on windows at least twice as large."""
     facts_share: float = 0.20
-    """Share of the threshold that the facts of a record may take; 0: it has none."""
+    """Share of the threshold for the facts of a record; 0: no facts."""
     hygiene_threshold: float = 0.85
-    """Share of the context window. Not below 0.85, or the threshold could come too close."""
+    """Share of the context window, not below 0.85, because the threshold could come too close."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CutSettings:
-    """Settings of what is kept beside the budgets."""
+    """Settings of the kept messages."""
 
     protect_last_n: Annotated[int, Setting(ge=1, le=1_000, unit="messages")] = 20
     """Newest messages that stay, as long as they take no more than half again of their share."""
     protect_first_n: Annotated[int, Setting(ge=0, le=100, unit="messages")] = 3
     """First messages that stay, within 4,000 tokens."""
     keeps_head_once: bool = False
-    """The head is kept by the first compression only, and is summarised by the next."""
+    """True: the second compression summarises the head."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompressorSettings(CutSettings):
-    """Settings of the built-in context engine, sizes aside."""
+    """Settings of the built-in context engine, without sizes."""
 
     summary_seconds: Annotated[float, Setting(ge=5, le=3_600, unit="seconds")] = 180
     """Longest wait for one summary, however steadily it comes in; at most a quarter of `model.turn_seconds`. Raise it
@@ -89,9 +83,9 @@ class Limits:
 
     context_length: Tokens
     input_window: Tokens
-    """The context less what is reserved for the output, or the provider's own bound of prompts if that is less."""
+    """The context without the reserve for the output, or the provider's smaller bound of prompts."""
     longest_prompt: Tokens
-    """A longer one is not sent: it cannot fit, however short the answer is."""
+    """Longest prompt that is sent; a longer one cannot fit with any answer."""
     threshold: Tokens
     hygiene: Tokens
     urgent: Tokens
@@ -99,18 +93,15 @@ class Limits:
     head: Tokens
     summary_ceiling: Tokens
     rules: Tokens
-    """Most that the standing rules of a record take."""
     facts: Tokens
-    """Most that its facts take."""
 
     def summary_tokens(self, content: int) -> Tokens:
-        """Target length of a summary of `content` tokens: for the model's words, no limit on the wire."""
         floor = min(MIN_SUMMARY_TOKENS, self.summary_ceiling)
         return Tokens(min(max(content // 5, floor), self.summary_ceiling))
 
     @property
     def is_small(self) -> bool:
-        """The window is so small that a compression right at the threshold frees little of it."""
+        """True if a compression at the threshold frees little of the window."""
         return self.context_length < SMALL_WINDOW
 
     def is_over_threshold(self, prompt: EstimatedTokens | ReportedTokens) -> bool:
@@ -121,18 +112,15 @@ class Limits:
         return prompt < self.input_window
 
     def is_urgent(self, prompt: EstimatedTokens | ReportedTokens, *, is_pending: bool = False) -> bool:
-        """There is no room to go on without compressing. `is_pending`: a compression is under way."""
+        """Return True if the next turn cannot go on without a compression. `is_pending`: one is being prepared."""
         return not self.fits(prompt) if is_pending else prompt >= self.urgent
 
 
-@lru_cache(maxsize=1_024)  # asked for several times in every turn, for a few windows
+@lru_cache(maxsize=1_024)  # each turn asks several times, for a few windows
 def limits_of(
     context_length: int, reserved_output: int, settings: LimitSettings, max_input: int | None = None
 ) -> Limits:
-    """Every limit of a window of `context_length` tokens, `reserved_output` of them kept for the answer.
-
-    `max_input`: longest prompt, where the provider bounds it below that.
-    """
+    """Compute all limits of a window. `max_input`: the provider's smaller bound of prompts. All are tokens."""
     longest_prompt = context_length if max_input is None else min(context_length, max_input)
     window = min(context_length - reserved_output, longest_prompt)
     hygiene = min(
@@ -160,7 +148,7 @@ def limits_of(
 
 
 def summary_input_tokens(summary_window: int) -> Tokens:
-    """Tokens of a conversation that a summary model of this window is shown."""
+    """Return the most tokens of a conversation that a summary model with this window reads."""
     return Tokens(min(SUMMARY_INPUT_TOKENS, summary_window * SUMMARY_INPUT_PERCENT // 100))
 
 
@@ -173,7 +161,7 @@ def _threshold(context_length: int, window: int, settings: LimitSettings) -> Tok
 
 
 def _exact(share: float | Fraction) -> Fraction:
-    """A configured share as people wrote it: 0.29 is twenty-nine hundredths, not the float beside it."""
+    """Return a share as it was configured: 0.29 is 29 hundredths, not the nearest float."""
     return share if isinstance(share, Fraction) else Fraction(repr(share))
 
 
@@ -182,5 +170,5 @@ def _at_most(window: int, share: float | Fraction) -> int:
 
 
 def _at_least(window: int, share: float | Fraction) -> int:
-    """The first whole number of tokens that is at least `share` of the window."""
+    """Return the smallest number of tokens that is at least `share` of the window."""
     return -int(-window * _exact(share) // 1)

@@ -8,6 +8,7 @@ import msgspec
 from agent.context.estimate import Estimator
 from agent.context.limits import Limits
 from agent.context.model_handle import ModelHandle
+from agent.context.state import state_of
 from agent.model.base import ModelRequest
 from agent.model.sizes import SizeSource
 from agent.model.usage import Size, fixed_tokens
@@ -27,12 +28,12 @@ from hermes_state.values import (
 )
 
 MAX_SIZES = 4_096
-"""Conversations whose size is remembered: a few hundred bytes each."""
+"""Conversations with a cached size of a few hundred bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPrompt:
-    """A view, the model call that it makes, what that takes, and the limits that held when it was measured."""
+    """A view, its model call with its size, and the limits at the time of the measure."""
 
     conversation: ConversationRef
     view: View
@@ -40,20 +41,28 @@ class MeasuredPrompt:
     size: Size
     estimated: EstimatedTokens
     limits: Limits
-    """The conversation's: the model's, unless a smaller window is assumed for it."""
+    """The conversation's limits: the model's, unless a smaller window is assumed for it."""
     model_limits: Limits
-    """The model's: what is larger than its window is not sent."""
+    """The model's limits; a prompt larger than its window is not sent."""
     model: ModelHandle
-    """The model that it was measured for."""
+
+    @property
+    def held_back(self) -> str | None:
+        """Why the conversation is not compressed by itself now; None if nothing holds it back."""
+        state = state_of(self.view.session.context_state)
+        if not self.model.context.is_enabled:
+            return "it is switched off (`compression.enabled`)"
+        if state.is_blocked:
+            return "the last ones did not help; it waits until a prompt does not fit the input window"
+        return "a person took the last one back; it waits until a prompt does not fit" if state.held_at else None
 
     def with_style(self, style: WireSettings) -> "MeasuredPrompt":
-        """The same prompt with its rows shown in another way."""
         request, estimator = replace(self.request, style=style), self.model.profile.estimator
         size = estimator.size(request)
         return replace(self, request=request, size=size, estimated=estimator.prompt(self.view, request, size))
 
     async def learn_refusal(self, error: ContextOverflow) -> "MeasuredPrompt":
-        """Learn what a provider's refusal says of the window; the prompt, with the limits that hold now."""
+        """Learn the window from a provider's refusal, and return the prompt with the new limits."""
         lineage_id, profile = self.conversation.lineage_id, self.model.profile
         counted = None if error.prompt_tokens is None else ReportedTokens(error.prompt_tokens)
         if counted is not None:
@@ -65,7 +74,7 @@ class MeasuredPrompt:
             is_of_input = error.is_of_input
             await profile.learn_window(lineage_id, error.window, is_of_input=is_of_input, is_counted=is_counted)
         elif not (self.size.images or self.model_limits.is_urgent(self.estimated)):
-            # Images may be too many bytes; near the end of the window it was our estimate that was off.
+            # Not for images, which may have too many bytes, nor near the window's end, where our estimate was wrong.
             refused = self.estimated if counted is None else counted
             profile.assume_window(lineage_id, refused, self.view.session.reported_prompt_tokens)
         return replace(self, limits=self.model.limits_for(lineage_id), model_limits=self.model.limits)
@@ -73,28 +82,24 @@ class MeasuredPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextStatus:
-    """Status of a conversation: how full it is."""
+    """How full a conversation is."""
 
     prompt: EstimatedTokens
     fixed: EstimatedTokens
     """Part of the prompt that no compression shortens: the system prompt and the tools' schemas."""
     limits: Limits
     window_from: SizeSource
-    """Source of the window's size."""
     threshold: Tokens
-    """Prompt size at which it is compressed by itself."""
     compressions: int
 
     @property
     def is_crowded(self) -> bool:
-        """True when what cannot shrink takes half of the room before a compression, or more."""
+        """True if the fixed part takes half of the room before a compression, or more."""
         return self.fixed * 2 >= self.threshold
 
 
 @dataclass(frozen=True, slots=True)
 class _RowsSize:
-    """The size of a view's rows, without the rows."""
-
     session_id: SessionId
     version: int
     next_view_seq: int
@@ -104,7 +109,6 @@ class _RowsSize:
     size: Size
 
     def is_beginning_of(self, view: View, style: WireSettings) -> bool:
-        """True when the view begins with just these rows, shown in the same way."""
         session, rows = view.session, view.transcript
         is_same = (self.session_id, self.version, self.next_view_seq) == (
             session.id,
@@ -115,7 +119,7 @@ class _RowsSize:
 
 
 class MeasuredPromptBuilder:
-    """Builder of the next prompt of a conversation, measured for the model that would answer it."""
+    """Builder of the next prompt of a conversation, measured for its model."""
 
     def __init__(self, *, views: ViewCache, prompts: PromptBuilder) -> None:
         self._views = views
@@ -123,13 +127,11 @@ class MeasuredPromptBuilder:
         self._measured: dict[LineageId, _RowsSize] = {}
 
     async def load(self, conversation: ConversationRef, model: ModelHandle) -> MeasuredPrompt:
-        """The conversation as it is stored now."""
         return await self.measure(conversation, model, await self._views.load(conversation.lineage_id))
 
     async def measure(self, conversation: ConversationRef, model: ModelHandle, view: View) -> MeasuredPrompt:
-        """A view that is known."""
         await model.profile.load()
-        if view.session.model not in (None, model.profile.model):  # another model's count says nothing here
+        if view.session.model not in (None, model.profile.model):  # another model counts differently
             view = replace(view, session=msgspec.structs.replace(view.session, reported_prompt_tokens=None))
         limits, estimator = model.limits, model.profile.estimator
         request = await self._prompts.request_for(
@@ -156,7 +158,7 @@ class MeasuredPromptBuilder:
     async def _rows_size(
         self, conversation: ConversationRef, view: View, request: ModelRequest, estimator: Estimator
     ) -> Size:
-        """The rows' size: of a view that has only grown since it was measured, only what is new is looked at."""
+        """Measure the rows; only the new ones if the view has only grown since the last measure."""
         rows, style = request.transcript, request.style
         known = self._measured.get(conversation.lineage_id)
         start, size = 0, Size(0, 0)

@@ -1,10 +1,8 @@
-"""Models in use: the client of each, what is learned of it, and the settings that hold for conversations with it.
+"""Models in use: the client of each, its learned profile, and the settings of conversations with it.
 
-What is learned (how large the model is, how it counts, how much it really takes) is kept per route and model, so that
-it survives restarts and holds for every conversation. The provider is asked once, when the model is first used.
-Counting is saved when it has changed enough to matter, not with every reply; a window that a provider states is saved
-at once, with the length that it corrects (another one is tried anew). A window that we only guess is never saved, and
-holds for the conversation whose prompt was refused: what made it too long may have been that one prompt alone.
+A profile (size, counting, accepted prompts) is kept per route and model. A window that a provider states is saved at
+once, with the length that it corrects. A guessed window is never saved and holds for one conversation, because that
+one prompt alone may have been too long.
 """
 
 import asyncio
@@ -23,6 +21,7 @@ from agent.model.sizes import UNKNOWN_LIMITS, SizeSource, model_size, plausible
 from agent.model.usage import Size
 from hermes_state.aio import Backoff
 from hermes_state.compressions import Layer
+from hermes_state.errors import ContextOverflow
 from hermes_state.models.ledger import largest_answered_prompt
 from hermes_state.models.profiles import (
     ModelProfile,
@@ -38,16 +37,12 @@ from hermes_state.values import Clock, EstimatedTokens, LineageId, ReportedToken
 
 log = structlog.get_logger()
 
-WORTH_SAVING = 0.01
-"""Relative change of the scale, or of the price of an image, from which on it is saved."""
 ASSUMED_WINDOWS = (1_000_000, 512_000, 256_000, 200_000, 128_000, 64_000, 32_000, 16_000, 8_000, 4_000)
-"""Usual windows, in tokens, of which one is assumed when a provider refuses a prompt without saying what would fit."""
-MAX_ASSUMED_WINDOWS = 4_096
-"""Conversations for which a window is guessed at one time."""
+"""Usual windows, in tokens. One is assumed if a provider refuses a prompt without stating its limit."""
 MAX_OFFER_AGE_MS = 7 * 86_400_000
-"""Age at which a provider is asked again what it has said of its model, in milliseconds: a week."""
+"""Milliseconds until a provider is asked again for the size that it has stated: a week."""
 MAX_SILENCE_AGE_MS = 86_400_000
-"""Age at which a provider is asked again what it did not say, in milliseconds: a day."""
+"""Milliseconds until a provider is asked again for a size that it has not stated: a day."""
 UNREACHED_BACKOFF = Backoff(60.0, 3_600.0)
 """Pauses until a provider that could not be asked is asked again."""
 Fetch = Callable[[], Awaitable[ModelLimits | None]]
@@ -58,22 +53,22 @@ class ContextSettings:
     """Configuration of how conversations with a model are kept inside its window."""
 
     is_enabled: bool = True
-    """False: nothing but `/compress` compresses."""
+    """False: only `/compress` compresses."""
     is_background: bool = True
-    """True: while there is room, a turn goes on beside the summary that is written for it."""
+    """True: while there is room, a turn does not wait for a summary."""
     limits: LimitSettings = field(default_factory=LimitSettings)
     compressor: CompressorSettings = field(default_factory=CompressorSettings)
     hard_message_limit: int = 5_000
     """Number of messages from which on hygiene acts, whatever their size."""
     hold_seconds: float = 10.0
-    """Longest time that hygiene keeps a turn waiting that could also begin, in seconds."""
+    """Longest wait of a turn for hygiene while there is room, in seconds."""
     quiet_seconds: float = 5.0
-    """Time that a turn waits for a compression that nobody asked for until its people are told why, in seconds."""
+    """Wait of a turn for an automatic compression, in seconds, until its people are told why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """Facts about a model that a plugin's context engine is told."""
+    """Facts about a model for a plugin's context engine."""
 
     name: str
     context_length: Tokens
@@ -84,13 +79,11 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryRoute:
-    """A model that can write summaries."""
-
     client: ModelClient
     context_length: Tokens | None = None
     """None: that of the conversation."""
     mark: str = ""
-    """Mark of the settings behind it: with others, what failed before may work."""
+    """Mark of the route's settings: with other settings, a failed route may work."""
 
     @property
     def name(self) -> str:
@@ -106,7 +99,7 @@ class LearnedProfile:
     def __init__(
         self, store: Store, route: str, model: str, configured: ModelLimits, clock: Clock, *, fetch: Fetch | None = None
     ) -> None:
-        """`fetch` asks the provider, see `ChatModel.fetch_limits`; without it nobody is asked."""
+        """`fetch` asks the provider, see `ChatModel.fetch_limits`."""
         self._store = store
         self._route = route
         self.model = model
@@ -115,54 +108,51 @@ class LearnedProfile:
         self._fetch = fetch
         self._asking = asyncio.Lock()
         self._ask_from: int = 0
-        """Time from which on the provider may be asked, by the clock; its last answer says more."""
+        """Time from which on an unreachable provider may be asked again."""
         self._pauses = iter(UNREACHED_BACKOFF)
         self.capacity = model_size(model, configured)
-        """The model's size by whoever knows it best, before anything is learned from refusals."""
+        """The model's size from the best source, without refusals."""
         self._news, self._read = 1, 0
-        """Times that somebody may have stored something, as far as we know, and the last of which it was read."""
+        """Number of known changes of the stored profile, and of those that were read."""
         self._known = ModelProfile()
-        """As it is stored."""
         self._assumed: dict[LineageId, Tokens] = {}
         self._accepted = 0
         self.estimator = Estimator()
 
     @property
     def window(self) -> Tokens:
-        """The model's context: what is in force, or what was learned beside that if it is smaller."""
+        """The model's context length: the one in force, or a smaller one that was learned."""
         return self._known.window(self.capacity.context_length)
 
     @property
     def max_input(self) -> Tokens | None:
-        """Longest prompt, where the provider bounds it below the window; by the list, or by a refusal."""
+        """Longest prompt, if the provider bounds it below the window, by its list or by a refusal."""
         return self._known.max_input(self.capacity.context_length, self.capacity.max_input_tokens)
 
     def window_for(self, lineage_id: LineageId) -> Tokens:
-        """A conversation's context: the model's, or what is assumed for it; never below a prompt that was accepted."""
+        """Return a conversation's context length: the model's or an assumed one, never below an accepted prompt."""
         assumed = self._assumed.get(lineage_id)
         return self.window if assumed is None else min(self.window, max(assumed, Tokens(self._accepted)))
 
     def source_for(self, lineage_id: LineageId | None) -> SizeSource:
-        """Source of the size of a conversation's context; of the model's for None."""
+        """Return the source of a conversation's context length; of the model's for None."""
         if lineage_id is not None and self.window_for(lineage_id) < self.window:
             return SizeSource.GUESSED
         return self.capacity.context_from if self.window == self.capacity.context_length else SizeSource.LEARNED
 
     def is_about(self, model: ChatModel) -> bool:
-        """True for this model, on this route."""
         return (model.route, model.name) == (self._route, self.model)
 
     def expire_learned(self) -> None:
-        """Let the next `load` read again: another process may have learned more."""
         self._news += 1
 
     async def load(self) -> None:
-        """Take up what was learned before this process, or by others since; most calls do nothing."""
+        """Read the stored profile if it may have changed; most calls do nothing."""
         if self._read == self._news:
             return
         news = self._news
         profile = await self._store.read(load_profile, self._route, self.model)
-        if self._read < news:  # nobody else was faster
+        if self._read < news:  # no other call was faster
             self._read, window = news, self.window
             if profile.calibration != self._known.calibration:
                 self.estimator = Estimator(profile.calibration)
@@ -174,9 +164,9 @@ class LearnedProfile:
                 log.info("model.window_known", model=self.model, window=self.window, beside=in_force)
 
     async def ask(self) -> None:
-        """Ask the provider how large its model is, if that is not configured and nobody has asked lately.
+        """Ask the provider for the model's size before it is used, if that is neither configured nor known.
 
-        To be called when the model is about to be used. Whoever comes meanwhile waits for the one answer.
+        Calls at the same time wait for the one answer.
         """
         await self.load()
         if self._fetch is None or not self._is_due():
@@ -192,7 +182,7 @@ class LearnedProfile:
             said, before = plausible(said), self._known.offer
             offer = OfferedSize(context_length=said.context_length, max_output_tokens=said.max_output_tokens, at=now)
             if said == UNKNOWN_LIMITS and before is not None:
-                offer = replace(before, at=now)  # a key that is refused for a while makes no model smaller
+                offer = replace(before, at=now)  # a refused key makes no model smaller
             self._take(replace(self._known, offer=offer))
             log.info(
                 "model.sizes_asked",
@@ -207,7 +197,7 @@ class LearnedProfile:
     def _is_due(self) -> bool:
         configured, now = self._configured, self._clock.now()
         is_configured = None not in (configured.context_length, configured.max_output_tokens)
-        # Further away than any pause: the clock was set back since.
+        # A time further away than any pause means that the clock was set back.
         if is_configured or 0 < self._ask_from - now <= UNREACHED_BACKOFF.max_seconds * 1000:
             return False
         offer = self._known.offer
@@ -233,26 +223,36 @@ class LearnedProfile:
         *,
         was_accepted: bool = True,
     ) -> None:
-        """Take in what a provider counted for a request, accepted or refused; `size` is its, where that is known."""
+        """Take in a provider's count of a request, accepted or refused. `size`: the request's, if it is known."""
         is_plausible = self.estimator.learn(request, reported, view, size)
         if is_plausible and was_accepted:
             self._accepted = max(self._accepted, reported)
         known, saved = self.estimator.calibration, self._known.calibration
-        if _differs(known.scale, saved.scale) or _differs(known.image_tokens, saved.image_tokens):
+        pairs = ((known.scale, saved.scale), (known.image_tokens, saved.image_tokens))
+        if any(abs(new - old) > 0.01 * old for new, old in pairs):  # a smaller change is not worth a write
             await self._store.write(save_calibration, self._route, self.model, known, self._clock.now())
             self._known = replace(self._known, calibration=known)
+
+    async def largest_answered(self, lineage_id: LineageId | None = None) -> int | None:
+        """Return the tokens of the largest prompt that the model has answered, in a conversation or in any."""
+        return await self._store.read(largest_answered_prompt, lineage_id, self._route, self.model)
+
+    async def is_disproved(self, error: ContextOverflow, prompt: EstimatedTokens) -> bool:
+        """Return True if the model has answered a prompt larger than this one and than the stated window."""
+        answered = await self.largest_answered() or 0
+        is_vague = error.prompt_tokens is None and not error.is_of_account
+        return is_vague and (error.window or answered) < answered >= prompt
 
     async def learn_window(
         self, lineage_id: LineageId, stated: int, *, is_of_input: bool = False, is_counted: bool = False
     ) -> None:
-        """Keep a window that the provider stated, or a bound of prompts alone (`is_of_input`), if it is smaller.
+        """Keep a smaller window that the provider stated, or a bound of prompts alone (`is_of_input`).
 
-        One above what is known is no news, and one below a prompt that was answered is believed
-        only with a count of the refused prompt (`is_counted`): then the server has changed.
+        A window below an answered prompt is believed only with a count of the refused one (`is_counted`): then the
+        server has changed.
         """
         self._assumed.pop(lineage_id, None)
-        read = self._store.read
-        answered = 0 if is_counted else await read(largest_answered_prompt, None, self._route, self.model)
+        answered = 0 if is_counted else await self.largest_answered()
         if not max(MIN_INPUT_WINDOW, answered or 0) <= stated < min(self.window, self.max_input or self.window):
             return
         in_force, bound = self.capacity.context_length, Tokens(stated)
@@ -264,10 +264,10 @@ class LearnedProfile:
     def assume_window(
         self, lineage_id: LineageId, refused: EstimatedTokens | ReportedTokens, accepted: int | None
     ) -> None:
-        """Guess the conversation's window when a prompt of `refused` tokens was too long and nobody says for what.
+        """Guess the conversation's window after a prompt of `refused` tokens was too long for an unknown limit.
 
-        The guess is the largest usual window that the prompt would not have fitted into. There is none where as many
-        tokens were accepted before: by anybody, or in this conversation (`accepted`).
+        The guess is the largest usual window below the prompt. There is none if as many tokens were accepted before,
+        anywhere or in this conversation (`accepted`).
         """
         floor = max(self._accepted, accepted or 0)
         guess = next((size for size in ASSUMED_WINDOWS if size < refused), None)
@@ -276,11 +276,11 @@ class LearnedProfile:
         self._assume(lineage_id, Tokens(max(guess, floor)), refused)
 
     def assume_stated(self, lineage_id: LineageId, stated: int) -> None:
-        """Keep a conversation below what the account may send at once: that is no window, it grows with the account."""
+        """Keep a conversation below the account's limit for one request, which is no property of the model."""
         self._assume(lineage_id, Tokens(min(self.window, max(stated, MIN_INPUT_WINDOW))), None)
 
     def _assume(self, lineage_id: LineageId, window: Tokens, refused: int | None) -> None:
-        if len(self._assumed) >= MAX_ASSUMED_WINDOWS:
+        if len(self._assumed) >= 4_096:  # conversations; one entry is a few bytes
             self._assumed.clear()
         self._assumed[lineage_id] = window
         window = self.window_for(lineage_id)
@@ -289,60 +289,49 @@ class LearnedProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelHandle:
-    """A model that answers turns. A turn is given one, and keeps it to its end."""
+    """A model that answers turns. A turn keeps its handle to its end."""
 
     client: ModelClient
     profile: LearnedProfile
     info: ModelInfo
     context: ContextSettings = field(default_factory=ContextSettings)
     summary_routes: tuple[SummaryRoute, ...] = ()
-    """Models that are asked for summaries, in this order."""
     flush_route: SummaryRoute | None = None
-    """Model that notes, before a compression, what must not be forgotten; None: nobody does."""
+    """Model that takes notes before a compression; None: there are none."""
     images: ModelImages | None = None
-    """Images for the model; None for one that sees none."""
+    """None for a model that sees no images."""
     subagent_model: Callable[[], "ModelHandle | None"] = lambda: None
-    """Gives the model of sub-agents; None: this one."""
+    """Returns the model of sub-agents; None: this one."""
 
     @property
     def maker(self) -> str:
-        """Name by which the model's own reasoning is marked."""
         return made_by(self.client.route, self.client.name)
 
     @property
     def window_from(self) -> SizeSource:
-        """Source of the size of the model's window."""
         return self.profile.source_for(None)
 
     @property
     def limits(self) -> Limits:
-        """Limits of the model as they are now: a learned window moves all of them."""
         return self._limits_of(self.profile.window)
 
     def limits_for(self, lineage_id: LineageId) -> Limits:
-        """Limits of a conversation: the model's, unless a smaller window is assumed for it."""
         return self._limits_of(self.profile.window_for(lineage_id))
 
     def output_limit(self, prompt: EstimatedTokens, lineage_id: LineageId) -> Tokens:
-        """Output limit of a conversation's next call, behind a prompt of so many tokens."""
         return self.profile.capacity.output_beside(prompt, self.profile.window_for(lineage_id))
 
     def expire_learned(self) -> None:
-        """Let what was learned of the model be read again when it is used next."""
         self.profile.expire_learned()
         if self.images is not None:
             self.images.expire_learned()
 
     async def load_limits(self) -> Limits:
-        """Limits of the model, with what was learned before this process."""
         await self.profile.load()
         return self.limits
 
     def routes_within(self, window: Tokens) -> tuple[SummaryRoute, ...]:
-        """Summary routes for a conversation of this window.
-
-        The conversation's own model reads no more for a summary than for a turn, whatever is configured.
-        """
+        """Return the summary routes for a conversation with this window, which bounds its own model's, too."""
         bounded = []
         for route in self.summary_routes:
             length = window if route.context_length is None else route.context_length
@@ -354,7 +343,3 @@ class ModelHandle:
     def _limits_of(self, window: Tokens) -> Limits:
         profile = self.profile
         return limits_of(window, profile.capacity.reserved_in(window), self.context.limits, profile.max_input)
-
-
-def _differs(known: float, saved: float) -> bool:
-    return abs(known - saved) > WORTH_SAVING * saved

@@ -1,7 +1,6 @@
-"""State of a conversation's compressions: strikes, cooldowns and what its people were told already.
+"""State of a conversation's compressions: strikes, cooldowns and told warnings. A session stores it, a split copies it.
 
-The value is stored with the session and copied by a split, so that a restart forgets none of it. Every change is a
-function from one state to the next.
+Each change is a function from one state to the next.
 """
 
 from typing import TypeAlias
@@ -14,26 +13,25 @@ from hermes_state.values import Millis
 
 STRIKES_TO_BLOCK = 2
 MIN_GAIN_PERCENT = 10
-"""A pass that frees less of the prompt, or leaves the next one closer to the threshold, is a strike."""
+"""Smallest gain of a pass, in percent; one that frees less, or ends closer to the threshold, is a strike."""
 TIMEOUT_LADDER_SECONDS = (60, 300, 900)
 NO_MODEL_SECONDS = 600
-"""After a failure that a minute does not mend: a refused key, an empty account, a wrong name."""
+"""Cooldown after a failure that lasts: a refused key, an empty account, a wrong name."""
 LASTING_FAILURES = frozenset({"auth", "quota", "not_offered", "rejected", "unpriced"})
-
 CooldownKey: TypeAlias = str
-"""`loop` or `hygiene`, who is left alone, and the mark of the settings behind that."""
+"""`loop` or `hygiene`, the cooling route or engine, and the mark of its settings."""
 
 
 def cooldown_key(layer: Layer, who: str, mark: str) -> CooldownKey:
-    """Hygiene cools down by itself: it waits less long than the loop, so its timeouts say nothing about the loop's.
+    """Return the key of a cooldown. Hygiene has its own, because it waits less long than the loop.
 
-    `mark` changes with the settings: with other settings, what failed before may work.
+    `mark` changes with the settings: with other settings, a failed route may work.
     """
     return f"{'hygiene' if layer == 'hygiene' else 'loop'}:{who}:{mark}"
 
 
 class Cooldown(msgspec.Struct, frozen=True, kw_only=True):
-    """A summary route, or an engine, that failed. Kept beyond its end: who fails again rests longer."""
+    """A failed summary route or engine. Kept after its end, because the next cooldown is longer."""
 
     until: int
     """UTC milliseconds."""
@@ -41,15 +39,15 @@ class Cooldown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnverifiedCompression(msgspec.Struct, frozen=True, kw_only=True):
-    """A compression whose effect the next reported prompt will show."""
+    """A compression that the next reported prompt will judge."""
 
     tokens_before: int
     grown: int = 0
-    """Tokens that the prompt has grown by while it was prepared: nothing of them was in it."""
+    """Tokens by which the prompt grew while the compression was prepared, which it does not include."""
 
 
 class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """State of a conversation's compressions. The default is a conversation to which nothing has happened."""
+    """State of a conversation's compressions; the default is that of a new conversation."""
 
     strikes: int = 0
     blocked_at: int = 0
@@ -59,25 +57,23 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     awaited: UnverifiedCompression | None = None
     cooldowns: dict[CooldownKey, Cooldown] = {}
     unexplained: tuple[str, ...] = ()
-    """Models that refused a compressed prompt as they had refused the one before it: its length was not the reason."""
+    """Models that refused a prompt again after a compression, so not because of its length."""
     pressure_level: int = 0
-    """The highest line, in tokens, that people were told the prompt has crossed."""
+    """Highest crossed line, in tokens, that people were told of."""
     owes_notes: bool = False
-    """The session was compressed before notes were taken of its view."""
+    """True if the session was compressed before notes were taken of its view."""
 
     def rebased(self, before: "ContextState", after: "ContextState") -> "ContextState":
-        """This state with what was changed from `before` to `after`, which were read and made a while ago."""
+        """Return this state with the changes from `before` to `after`, which are older states."""
         fields = (field for field in self.__struct_fields__ if getattr(after, field) != getattr(before, field))
         return msgspec.structs.replace(self, **{field: getattr(after, field) for field in fields})
-
-    # ---- strikes
 
     @property
     def is_blocked(self) -> bool:
         return self.blocked_at > 0
 
     def judged(self, reported: int, threshold: int) -> "ContextState":
-        """After a report: whether the last compression has helped."""
+        """Judge the last compression by a reported prompt."""
         if self.awaited is None:
             return self
         before, after = self.awaited.tokens_before, reported - self.awaited.grown
@@ -88,16 +84,16 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return settled.struck(max(reported, threshold))
 
     def struck(self, tokens: int) -> "ContextState":
-        """One more pass that did not help; the second in a row blocks."""
+        """Count a pass that did not help; the second in a row blocks."""
         strikes = self.strikes + 1
         blocked_at = tokens if strikes >= STRIKES_TO_BLOCK else self.blocked_at
         return msgspec.structs.replace(self, strikes=strikes, blocked_at=blocked_at)
 
     def rearmed(self, tokens: int, limits: Limits) -> "ContextState":
-        """Return the state without the hold after an undo, or the block, that no longer applies to this prompt.
+        """Lift a hold or a block that no longer applies to this prompt.
 
-        A hold ends when the prompt no longer fits. A block outlasts that, so that people are told of it once; it ends
-        when the prompt reaches a threshold that it was below: its window was a smaller one, or messages were counted.
+        A hold ends when the prompt no longer fits. A block ends when the prompt reaches a threshold above the block,
+        after a smaller window or a limit of messages; so people are told of a block only once.
         """
         if not limits.fits(tokens):
             return msgspec.structs.replace(self, held_at=0) if self.held_at else self
@@ -105,38 +101,31 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, blocked_at=0, strikes=0) if self.is_blocked and is_outgrown else self
 
     def compressed(self, tokens_before: int, grown: int = 0) -> "ContextState":
-        """A compression is about to be committed. A route that failed meanwhile goes on cooling down.
-
-        Passes that follow one another without a report between them are judged as one.
-        """
+        """Await the verdict on a compression. Passes without a report between them are judged as one."""
         awaited = self.awaited or UnverifiedCompression(tokens_before=tokens_before, grown=grown)
         return msgspec.structs.replace(self, awaited=awaited, held_at=0, pressure_level=0)
 
     def undone(self, tokens: int) -> "ContextState":
-        """After `/compress undo`: what was taken back must not be compressed again at once."""
         return msgspec.structs.replace(self, held_at=tokens, awaited=None, strikes=0, blocked_at=0, pressure_level=0)
 
     def refused_again(self, maker: str) -> "ContextState":
-        """A model has refused the compressed prompt, too, and given no reason."""
+        """Note that a model has refused the compressed prompt, too, without a reason."""
         return msgspec.structs.replace(self, unexplained=(*self.unexplained, maker))
 
     def answered_by(self, maker: str) -> "ContextState":
-        """A model has answered: what it refuses next may be too long again."""
+        """Note that a model has answered, so that a later refusal may mean the length again."""
         others = tuple(other for other in self.unexplained if other != maker)
         return self if others == self.unexplained else msgspec.structs.replace(self, unexplained=others)
 
     def told_of(self, level: int) -> "ContextState":
-        """People know how full the window is, up to this many tokens."""
         return msgspec.structs.replace(self, pressure_level=level)
-
-    # ---- cooldowns
 
     def is_cooling(self, key: CooldownKey, now: Millis) -> bool:
         cooldown = self.cooldowns.get(key)
         return cooldown is not None and 0 < cooldown.until - now <= TIMEOUT_LADDER_SECONDS[-1] * 1_000
 
     def failed(self, key: CooldownKey, outcome: str, now: Millis) -> "ContextState":
-        """A summary could not be had: leave who was asked alone for a while, longer each time."""
+        """Cool a route or engine down after a failure, longer each time."""
         failures = (self.cooldowns[key].failures if key in self.cooldowns else 0) + 1
         step = TIMEOUT_LADDER_SECONDS[min(failures, len(TIMEOUT_LADDER_SECONDS)) - 1]
         seconds = NO_MODEL_SECONDS if outcome in LASTING_FAILURES else step
@@ -144,24 +133,20 @@ class ContextState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return msgspec.structs.replace(self, cooldowns={**self._cooldowns_beside(key), key: cooldown})
 
     def answered(self, key: CooldownKey) -> "ContextState":
-        """A summary came from who was asked: the failures are forgotten."""
         others = self._cooldowns_beside(key)
         return self if others == self.cooldowns else msgspec.structs.replace(self, cooldowns=others)
 
     def _cooldowns_beside(self, key: CooldownKey) -> dict[CooldownKey, Cooldown]:
-        """Those of others under the same settings. Nobody asks for those of earlier settings any more."""
-        mark = _mark_of(key)
+        """Return the other cooldowns with the same settings; those of earlier settings are never asked for."""
+        mark = key.rpartition(":")[2]
         return {
-            other: cooldown for other, cooldown in self.cooldowns.items() if other != key and _mark_of(other) == mark
+            other: cooldown
+            for other, cooldown in self.cooldowns.items()
+            if other != key and other.rpartition(":")[2] == mark
         }
 
     def asked_by_hand(self) -> "ContextState":
-        """`/compress` clears what holds the automatic layers back."""
         return msgspec.structs.replace(self, cooldowns={}, strikes=0, blocked_at=0, held_at=0)
-
-
-def _mark_of(key: CooldownKey) -> str:
-    return key.rpartition(":")[2]
 
 
 _decode = msgspec.json.Decoder(ContextState).decode
@@ -169,7 +154,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def state_of(stored: str | None) -> ContextState:
-    """The state in a session's column. One that cannot be read (another engine's) counts as none."""
+    """Read the state in a session's column; an unreadable one, of another engine, is a new one."""
     if stored is None:
         return ContextState()
     try:

@@ -1,19 +1,21 @@
-"""The summary that a model writes: what it is asked, and whether its answer can be used.
+"""Summaries by a model: the request, and the check of the answer.
 
-There is no limit on the wire: a model that thinks would be cut off in the middle. The length is asked for in words, and
-an answer that is cut off, empty or no summary is refused.
+The request asks for a length in words, without a limit on the wire, which would cut off a model that thinks. An answer
+that is cut off, empty or no summary is refused.
 """
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from functools import lru_cache
-from typing import Final
+from itertools import groupby, pairwise
+from typing import Any, Final
 
 from agent.context.carried.audit import is_hollow, without_invented
 from agent.context.excerpt import CLOSING_THOUGHT, SECRET_MARK, bounded_record, clean, excerpt, moment, without_thoughts
-from agent.context.record_forms import reformed
 from agent.handoff import escape_markers
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from agent.tokens import estimated_text_tokens
@@ -38,30 +40,14 @@ SECTIONS: Final = (
     ("Critical Context", "names, ids, numbers, dates, commands and quotes that would otherwise be lost"),
 )
 HEADINGS: Final = tuple(title for title, _ in SECTIONS)
-
 MIN_HEADINGS = 3
-"""A reply that names fewer of them is something else than the summary that was asked for."""
-MIN_CHARACTERS = 40
-MAX_LENGTH_FACTOR = 4
-"""A summary of so many times its target has not summarised."""
-FOCUS_CHARACTERS = 500
-PREVIOUS_PERCENT = 50
-"""Share of what may be shown that an earlier summary may take; the rest is the conversation's."""
-REFUSAL_CHARACTERS = 600
-"""Refusals are short, and say so at the beginning."""
-
-_FENCED = re.compile(r"\A```[\w-]{0,20}[ \t]*$", re.MULTILINE)
-_FENCE_END = re.compile(r"\n```\s*\Z")
+"""Fewest headings of a summary; with fewer it is something else."""
 _REFUSAL = re.compile(
     r"\b(?:sorry,|i['\u2019]?(?: a)?m (?:sorry|unable|not able)|i apologi[sz]e|i (?:can(?:no|['\u2019])t|won['\u2019]t)"
     r"|as an ai|lo siento|je ne peux pas|desculpe|ich kann nicht|ich kann das nicht|я не могу)\b"
     r"|抱歉|对不起|無法|无法|申し訳|できません|죄송|할 수 없|لا أستطيع|لا يمكنني",
     re.IGNORECASE,
 )
-_TEMPLATE_HEADING = re.compile(r"^#{1,6}[ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
-_QUOTES = str.maketrans(dict.fromkeys('"“”„', "'"))
-_NOTHING = frozenset({"", "none", "n/a", "nothing", "empty"})
-
 _SYSTEM = f"""\
 You write the record of a conversation between people and an assistant. You write it for another assistant, who goes \
 on with the conversation and sees nothing of its earlier part but your record: whatever you leave out is forgotten.
@@ -76,7 +62,6 @@ one precise line to a paragraph. Write nothing that the conversation does not sa
 and what people took back or stopped is no task any more.
 - Where a password, key, token or other secret stands, write {SECRET_MARK} instead, and say that it was there and what \
 it is for."""
-
 _UPDATE = """\
 An earlier record exists. Bring it up to date instead of starting anew: keep what still matters, go on with its \
 numbering, move what was finished to Completed Actions and what was answered to Resolved Questions, renew Active Task, \
@@ -85,7 +70,7 @@ leave that remark out and take over what it lists."""
 
 
 class SummaryError(ModelError):
-    """A model answered, but not with a usable summary. `outcome` is how the ledger calls it; the text is for people."""
+    """A model's answer is no usable summary. `outcome` is its name in the ledger; the text is for people."""
 
     def __init__(self, outcome: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -94,38 +79,48 @@ class SummaryError(ModelError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryJob:
-    """One summary that is wanted."""
-
     rows: Transcript
     """The middle, pruned, without an earlier handoff."""
     whole: Transcript = ()
-    """The same rows as they were said; the summary may name what stands in them."""
-    previous: str | None
-    """The text of the earlier handoff, without what it carries."""
+    """The same rows, unpruned: the summary may name everything in them."""
+    previous: str | None = None
+    """The summary in the earlier handoff."""
     record: str | None = None
-    """All of the earlier handoff's text."""
-    focus: str | None
+    """The whole text of the earlier handoff."""
+    focus: str | None = None
     target: Tokens
     input_limit: Tokens
-    """Most tokens of the conversation and the earlier summary that are shown, by estimate."""
+    """Most estimated tokens of the conversation and the earlier summary that the model reads."""
     now: Millis
     zone: tzinfo = UTC
     template: str | None = None
     """Replaces the thirteen headings."""
     is_shared: bool = False
 
+    @property
+    def titles(self) -> tuple[str, ...]:
+        if self.template is None:
+            return HEADINGS
+        return tuple(re.findall(r"^#{1,6}[ \t]+(\S.*?)[ \t]*$", self.template, re.MULTILINE))
+
 
 def summary_request(job: SummaryJob, redact: Callable[[str], str]) -> ModelRequest:
-    """The model call that writes the summary: no tools, no output limit."""
-    parts = [_what_is_wanted(job)]
+    """Return the model call that writes the summary: no tools, no output limit."""
+    template = job.template or "\n\n".join(f"## {title}\n[{about}]" for title, about in SECTIONS)
+    parts = [
+        f"Summarise the conversation below as a record of about {job.target} tokens ({job.target * 3 // 4} words); "
+        f"shorter if there is little to say. Now it is {moment(job.now, job.zone)}. Use these headings in this order, "
+        f"and write `None.` under one that has nothing:\n\n{template}"
+    ]
     limit = job.input_limit
     if job.previous is not None:
-        record = bounded_record(job.previous, Tokens(limit * PREVIOUS_PERCENT // 100), redact)
+        record = bounded_record(job.previous, Tokens(limit // 2), redact)
         limit = Tokens(max(0, limit - estimated_text_tokens(record)))
         parts.append(f"{_UPDATE}\n\n<earlier_record>\n{record}\n</earlier_record>")
     shown = excerpt(job.rows, limit, redact=redact, zone=job.zone, has_names=job.is_shared)
     parts.append(f"<conversation>\n{shown}\n</conversation>")
-    focus = _focus(job.focus, redact)
+    # On one line that cannot end its quotation. Redacted before the cut, because half a secret is one, too.
+    focus = re.sub('["“”„]', "'", " ".join(clean(job.focus or "", redact).split())[:500]).strip()
     if focus:
         parts.append(
             f'Focus topic: "{focus}"\nWhat touches it takes about 60 to 70 percent of the length, in full detail: '
@@ -136,24 +131,8 @@ def summary_request(job: SummaryJob, redact: Callable[[str], str]) -> ModelReque
     return ModelRequest(system=_SYSTEM, transcript=(asking_row("\n\n".join(parts), job.now),), max_output_tokens=None)
 
 
-def _focus(focus: str | None, redact: Callable[[str], str]) -> str:
-    """The topic on one line, unable to end its quotation. Redacted before it is cut: half a secret is one, too."""
-    line = " ".join(clean(focus or "", redact).split())
-    return line[:FOCUS_CHARACTERS].translate(_QUOTES).strip()
-
-
-def _what_is_wanted(job: SummaryJob) -> str:
-    words = job.target * 3 // 4
-    template = job.template or "\n\n".join(f"## {title}\n[{what}]" for title, what in SECTIONS)
-    return (
-        f"Summarise the conversation below as a record of about {job.target} tokens ({words} words); shorter if there "
-        f"is little to say. Now it is {moment(job.now, job.zone)}. Use these headings in this order, and write "
-        f"`None.` under one that has nothing:\n\n{template}"
-    )
-
-
 def asking_row(text: str, now: Millis) -> Message:
-    """The request as a row: rows are what a model call carries."""
+    """Return a request as a row, because a model call carries rows."""
     return Message(
         id=MessageId(0),
         session_id=SessionId(0),
@@ -171,25 +150,26 @@ def asking_row(text: str, now: Millis) -> Message:
     )
 
 
-# ---- what came back
-
-
 def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], str]) -> str:
-    """The summary in a reply, without secrets. Raises `SummaryError` for anything that is none."""
+    """Return the summary in a reply, without secrets. Raises `SummaryError` if there is none."""
     if reply.finish is FinishReason.LENGTH:
         raise SummaryError("truncated", "The summary was cut off by the model's output limit.")
     if reply.calls:
         raise SummaryError("malformed", "The model called a tool instead of writing a summary.")
-    titles = HEADINGS if job.template is None else tuple(_TEMPLATE_HEADING.findall(job.template))
+    titles = job.titles
     text = _unwrapped(reply.text, titles)
     if len(_headings_in(text, titles)) < _wanted(titles):
         text = reformed(without_thoughts(reply.text), titles) or text
-    if len(text) < MIN_CHARACTERS:
+    if len(text) < 40:
         raise SummaryError(*(_REFUSED if _REFUSAL.search(text) else _EMPTY))
-    _require_headings(text, titles)
+    is_refusal = len(text) <= 600 and _REFUSAL.search(text) is not None
+    if len(_headings_in(text, titles)) < _wanted(titles) or (not titles and is_refusal):
+        raise SummaryError(*(_REFUSED if is_refusal else _MALFORMED))
+    if titles and not any(map(_says_something, _heading_lines(titles).sub(r"\g<rest>", text).splitlines())):
+        raise SummaryError(*_EMPTY)
     if sum(f"[{what}]" in text for _, what in SECTIONS) >= MIN_HEADINGS:
         raise SummaryError("malformed", "The model returned the form without filling it in.")
-    if estimated_text_tokens(text) > MAX_LENGTH_FACTOR * max(job.target, 1_000):
+    if estimated_text_tokens(text) > 4 * max(job.target, 1_000):
         raise SummaryError("too_long", "The summary came out longer than a summary may be.")
     if job.template is None:
         text = _heading_lines(titles).sub(_as_given, text)
@@ -199,7 +179,7 @@ def checked_summary(reply: ModelReply, job: SummaryJob, redact: Callable[[str], 
 
 
 def audited(text: str, job: SummaryJob) -> str:
-    """The summary without lines that name what nobody has said. Raises `SummaryError` where that is most of it."""
+    """Return the summary without lines with invented names. Raises `SummaryError` if most lines are such."""
     kept = without_invented(text, job.whole, job.record, job.now, job.zone)
     if kept is None:
         raise SummaryError("invented", "The summary named what nobody had said.")
@@ -212,7 +192,7 @@ _MALFORMED = ("malformed", "The model answered with something else than a summar
 
 
 def _unwrapped(text: str, titles: tuple[str, ...]) -> str:
-    """The record itself: without thoughts, a fence around it, or words before its first heading."""
+    """Return the record without thoughts, a fence around it, and words before its first heading."""
     text = without_thoughts(text).strip()
     *_, closing = (None, *CLOSING_THOUGHT.finditer(text))  # a template may have swallowed the opening tag
     if closing is not None:
@@ -225,18 +205,10 @@ def _unwrapped(text: str, titles: tuple[str, ...]) -> str:
         before, text = text[: first.start()], text[first.start() :].strip()
         is_fenced = before.count("```") % 2 == 1
     else:
-        opening = _FENCED.match(text)
+        opening = re.match(r"\A```[\w-]{0,20}[ \t]*$", text, re.MULTILINE)
         is_fenced = opening is not None
         text = text[opening.end() :] if opening is not None else text
-    return (_FENCE_END.sub("", text) if is_fenced else text).strip()
-
-
-def _require_headings(text: str, titles: tuple[str, ...]) -> None:
-    is_refusal = len(text) <= REFUSAL_CHARACTERS and _REFUSAL.search(text) is not None
-    if len(_headings_in(text, titles)) < _wanted(titles) or (not titles and is_refusal):
-        raise SummaryError(*(_REFUSED if is_refusal else _MALFORMED))
-    if titles and not any(map(_says_something, _heading_lines(titles).sub(r"\g<rest>", text).splitlines())):
-        raise SummaryError(*_EMPTY)
+    return (re.sub(r"\n```\s*\Z", "", text) if is_fenced else text).strip()
 
 
 def _wanted(titles: tuple[str, ...]) -> int:
@@ -250,7 +222,7 @@ def _headings_in(text: str, titles: tuple[str, ...]) -> frozenset[str]:
 
 @lru_cache(maxsize=8)
 def _heading_lines(titles: tuple[str, ...]) -> re.Pattern[str]:
-    """Lines that are one of the headings: `## 1. **Goal:** …`, `**Goal**: …`, or nothing but the title."""
+    """Return the expression of lines with a heading: `## 1. **Goal:** …`, `**Goal**: …`, or only the title."""
     one_of = "|".join(re.escape(title).replace(r"\&", "(?:&|&amp;|and)") for title in titles)
     return re.compile(
         r"^[ \t]{0,3}(?:(?P<hashes>#{1,6})[ \t]{0,4})?(?:\d{1,2}[.)][ \t]{0,4})?(?P<bold>\*\*|__)?"
@@ -261,7 +233,6 @@ def _heading_lines(titles: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _sections_in(text: str, titles: tuple[str, ...]) -> list[str]:
-    """Texts of the sections that say something."""
     found = [*_heading_lines(titles).finditer(text)]
     ends = [*(one.start() for one in found[1:]), len(text)]
     pieces = [f"{one['rest'] or ''}\n{text[one.end() : end]}".strip() for one, end in zip(found, ends, strict=True)]
@@ -281,4 +252,76 @@ def _as_given(match: re.Match[str]) -> str:
 
 
 def _says_something(line: str) -> bool:
-    return line.strip(" \t-*•.:`[]()").lower() not in _NOTHING
+    return line.strip(" \t-*•.:`[]()").lower() not in {"", "none", "n/a", "nothing", "empty"}
+
+
+_REWRITES = (
+    (re.compile(r"<([^\W\d][\w.-]*)(?: [^<>\n]*)?>"), r"\n###### \1\n"),
+    (re.compile(r"</[^<>\n]*>"), r"\n"),
+    (re.compile(r"^[ \t]*\|(?: *\d{1,2} *\|)?([^|\n]{1,80})\|(.*[^|\s])[| \t]*$", re.MULTILINE), r"**\1:** \2"),
+)
+"""Tags and rows of tables as headings."""
+_JSON_START = re.compile(r"(?:^|>)[ \t]*[\[{]", re.MULTILINE)
+_JSON_END = re.compile(r"[\]}](?=[ \t]*(?:$|<))", re.MULTILINE)
+_ANY_HEADING = re.compile(
+    r"^[ \t]*(?P<mark>[^\w\s|][^\w\n|]*)?(?:Section )?"
+    r"(?:(?P<number>\d{1,2})[.):\u3001\uff0e\ufe0f\u20e3]+(?P<inner>[ *_]*)|[一二三四五六七八九十]{1,3}\u3001)?"
+    r"(?P<title>\w(?:[^:\uff1a*_`\"'\u3011#|\n]|(?<=\w)[_'](?=\w)){0,80})"
+    r"(?P<close>[:\uff1a*_`\"'\u3011# \t]*)(?P<rest>.*)$",
+    re.MULTILINE,
+)
+
+
+def reformed(text: str, titles: tuple[str, ...]) -> str | None:
+    """Return the record under the given titles, found by their names, numbers or order; None for another text."""
+    start, ends = _JSON_START.search(text), [*_JSON_END.finditer(text)]
+    with suppress(ValueError, RecursionError):
+        if start and ends:
+            given = re.sub(r",(\s*[}\]])", r"\1", text[start.end() - 1 : ends[-1].end()])
+            text = _flat(json.loads(given, strict=False))
+    for pattern, put in _REWRITES:
+        text = pattern.sub(put, text)
+    lines, names = list(_ANY_HEADING.finditer(text)), {_title_key(title): title for title in titles}
+    named = [(names[key], one) for one in lines if (key := _title_key(one["title"])) in names]
+    choices = [[(title, one) for title, one in named if _style(one) or not one["rest"]], named]
+    for _, group in groupby(sorted(filter(_style, lines), key=_style), key=_style):
+        heads = list(group)
+        numbers = [0, *(int(one["number"] or 0) for one in heads)]
+        if len(heads) == len(titles):
+            choices.append(list(zip(titles, heads, strict=True)))
+        elif numbers[-1] == len(titles) and all(one < following for one, following in pairwise(numbers)):
+            choices.append([(titles[number - 1], one) for number, one in zip(numbers[1:], heads, strict=True)])
+    for index, sections in enumerate(choices):
+        # Numbers and order are weaker evidence than names.
+        if len(dict(sections)) >= (_wanted(titles) if index < 2 else 6):
+            return _written(text, sections)
+    return None
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        return "".join(f"\n###### {key}\n{_flat(one)}" for key, one in value.items())
+    return "".join(f"\n- {_flat(one)}" for one in value) if isinstance(value, list) else str(value or "")
+
+
+def _title_key(title: str) -> str:
+    """Return a title without the differences between its spellings."""
+    return re.sub(r"^[\W\d_]+|[\W_]|amp;|and", "", title.lower())
+
+
+def _style(line: re.Match[str]) -> str:
+    """Return the marks of a line that looks like a heading; empty for any other line."""
+    mark = re.sub(r"[^#*_`\u3010]+", "^", re.sub(r"(?<![*\w])[-*+]\s|\s", "", line["mark"] or ""))
+    mark += (line["inner"] or "").strip() + "1" * bool(line["number"])
+    ends = re.sub(r"[^:\uff1a]", "", line["close"])[:1]
+    if line["rest"] and not (mark and line["close"].strip()):
+        return ""
+    return f"{mark}{ends}{'…' if line['rest'] else ''}" if mark.strip("1") or ends else ""
+
+
+def _written(text: str, sections: Sequence[tuple[str, re.Match[str]]]) -> str:
+    ends, written = [*(one.start() for _, one in sections[1:]), len(text)], list[str]()
+    for (title, one), end in zip(sections, ends, strict=True):
+        body = re.sub(r"^###### .*\n?|\n```\s*\Z", "", f"{one['rest']}\n{text[one.end() : end]}", flags=re.MULTILINE)
+        written.append(f"## {title}\n{body.strip() or 'None.'}")
+    return "\n\n".join(written)

@@ -1,7 +1,7 @@
-"""`PluginEngine`: engines that plugins wrote for message lists, as one engine of stored rows.
+"""`PluginEngine`: engines of plugins, written for message lists, as one engine of stored rows.
 
-Whatever an engine does (it raises, hangs, returns nonsense, changes what it was given), the conversation goes on: the
-attempt is aborted, and where there is no room to leave things as they are, the built-in engine takes over.
+The conversation goes on whatever an engine does (it raises, hangs, returns nonsense, changes its arguments): the
+attempt is aborted, and the built-in engine takes over if there is no room.
 """
 
 import asyncio
@@ -9,16 +9,19 @@ import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
 
 import structlog
 
-from agent.context.base import Engine
+from agent.context.compressor import Engine, ask_route, outcome_of
 from agent.context.cuts import SkipReason, has_open_calls
+from agent.context.excerpt import without_thoughts
 from agent.context.job import (
     Aborted,
     CompressionJob,
@@ -32,89 +35,54 @@ from agent.context.job import (
 from agent.context.limits import Limits
 from agent.context.model_handle import ModelInfo, SummaryRoute
 from agent.context.state import ContextState, CooldownKey, cooldown_key
-from agent.engines.contract import ContextEngine
+from agent.context.summary import SummaryError, asking_row
+from agent.engines.contract import ContextEngine, EngineError
 from agent.engines.handle import EngineHandle, sent_view, session_of
-from agent.engines.mapping import MappedMessages, MessageListError, SentMessages, mapped_messages, sent_messages
-from agent.engines.model_calls import SummaryClient
-from agent.engines.timeouts import EngineError
+from agent.engines.mapping import MappedMessages, SentMessages, mapped_messages, sent_messages
 from agent.handoff import framed
-from agent.model.base import ToolSchema
+from agent.model.base import FinishReason, ModelReply, ModelRequest, ToolSchema
 from agent.tools.registry import Tool, ToolContext
 from hermes_state.compressions import Layer
-from hermes_state.errors import ToolError
+from hermes_state.errors import ModelError, ModelTimeout, ModelUnavailable, ToolError
 from hermes_state.sessions import Session, load_session
 from hermes_state.store.writer import Store
-from hermes_state.transcripts import load_view
+from hermes_state.transcripts import NewMessage, load_view
 from hermes_state.values import Clock, EstimatedTokens, LineageId, Origin, SessionId, Tokens, ToolEffect
 
 log = structlog.get_logger()
 
 MAX_HANDLES = 256
-"""Conversations whose engine is kept; those idle longest are let go."""
-QUICK_SECONDS = 5.0
-"""Longest wait for a call that makes no model call, in seconds."""
-COMPRESS_SECONDS = 120.0
-"""Longest wait for `compress` and for tools, which may call a model, in seconds."""
-MAX_FOCUS = 500
-"""Length of the focus that an engine may ask for, in characters."""
-MAX_REASON = 200
-"""Length of the reason that an engine may give, in characters."""
-FOLDER: Final = "context_engines"
-"""Folder of the state directory in which engines keep what is theirs: a folder each, with one for each conversation."""
+"""Conversations whose engine is kept; those idle longest are dropped."""
 FAILED: Final = "engine"
-"""The name of an engine's failure in attempts and cooldowns."""
 
 
+@dataclass(eq=False, slots=True)
 class PluginEngine:
-    """An `Engine` for all conversations, each with an engine object of the plugin's."""
+    """An `Engine` for all conversations, with an engine object of the plugin for each."""
 
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], ContextEngine],
-        *,
-        model: ModelInfo,
-        fallback: Engine,
-        redact: Callable[[str], str],
-        clock: Clock,
-        mark: str = "",
-        schemas: Sequence[ToolSchema] = (),
-        home: str = "",
-        store: Store | None = None,
-        compress_seconds: float = COMPRESS_SECONDS,
-        quick_seconds: float = QUICK_SECONDS,
-    ) -> None:
-        """`make` gives a new engine object; `fallback` compresses where the engine failed and there is no room.
-
-        `mark` changes with the settings behind the engine and the model. `home`: the state directory. `store`: None
-        where engines are given no folder for a conversation.
-        """
-        self.name = name
-        self._fallback = fallback
-        self._redact = redact
-        self._clock = clock
-        self._mark = mark
-        self._schemas = tuple(schemas)
-        self._folder = Path(home, FOLDER, name)
-        self._store = store
-        self._compress_seconds = compress_seconds
-        self._hung: set[asyncio.Future[Any]] = set()
-        self._handles: OrderedDict[LineageId, EngineHandle] = OrderedDict()
-        self._new_handle = partial(
-            EngineHandle,
-            name=name,
-            make=make,
-            model=model,
-            home=home,
-            facts=self._facts,
-            quick_seconds=quick_seconds,
-            hung=self._hung,
-        )
-
-    # ---- the seam
+    name: str
+    make: Callable[[], ContextEngine]
+    _: KW_ONLY
+    model: ModelInfo
+    fallback: Engine
+    """Compresses if the engine failed and there is no room."""
+    redact: Callable[[str], str]
+    clock: Clock
+    mark: str = ""
+    """Changes with the settings of the engine and the model."""
+    schemas: Sequence[ToolSchema] = ()
+    home: str = ""
+    """The state directory. Each engine has a folder in it, with one for each conversation."""
+    store: Store | None = None
+    """None if engines get no folders."""
+    compress_seconds: float = 120.0
+    """Longest wait for `compress` and for tools, which may call a model."""
+    quick_seconds: float = 5.0
+    """Longest wait for other calls."""
+    _handles: OrderedDict[LineageId, EngineHandle] = field(default_factory=OrderedDict, init=False)
 
     async def request(self, job: CompressionJob) -> CompressionRequest | None:
-        """The engine's own decision, and what it asked for; beyond the urgent line nobody decides otherwise."""
+        """Return the engine's own decision, or its request; from the urgent line on always a request."""
         request = None
         try:
             async with self._acquire(job) as handle:
@@ -127,23 +95,22 @@ class PluginEngine:
         return request
 
     async def prepare(self, job: CompressionJob, state: ContextState) -> tuple[Preparation, ContextState]:
-        """Prepare a compression. A cut at a given message is no part of the contract: the built-in engine makes it."""
+        """Prepare a compression. The built-in engine makes a cut at a given message, which the contract lacks."""
         if job.keep_turns is not None:
-            return await self._fallback.prepare(job, state)
+            return await self.fallback.prepare(job, state)
         if has_open_calls(job.view.transcript):
             return job.not_needed(SkipReason.TOOL_RUNS), state
-        key, now = self._cooldown_key(job.layer), self._clock.now()
-        handle, session = self._handles.get(job.view.session.lineage_id), job.view.session
-        was_lost = handle is not None and handle.lost_in == session.id
-        if job.must_shrink and (was_lost or state.is_cooling(key, now)):
+        key, now = self._cooldown_key(job.layer), self.clock.now()
+        handle = self._handles.get(job.view.session.lineage_id)
+        if job.must_shrink and ((handle is not None and handle.hangs) or state.is_cooling(key, now)):
             return await self._fall_back(job, state, "failed a short while ago")
         await job.begin()
-        calls = SummaryClient(job, state, redact=self._redact, clock=self._clock, seconds=self._compress_seconds)
+        calls = SummaryClient(job, state, redact=self.redact, clock=self.clock, seconds=self.compress_seconds)
         try:
             mapped = await self._compressed(job, calls)
         except EngineError as error:
             log.warning("engine.failed", engine=self.name, layer=job.layer, reason=str(error))
-            state = calls.state.failed(key, FAILED, self._clock.now())
+            state = calls.state.failed(key, FAILED, self.clock.now())
             if job.must_shrink:
                 return await self._fall_back(job, state, str(error))
             return Aborted(kind=FAILED, reason=f"The context engine {self.name} {error}."), state
@@ -159,26 +126,24 @@ class PluginEngine:
         return result, judged
 
     def preview(self, job: CompressionJob) -> CompressionPreview | NotNeeded:
-        """A plugin cannot tell what it would do without doing it."""
+        """Return that there is no preview: a plugin would have to compress for it."""
         if job.keep_turns is not None:
-            return self._fallback.preview(job)
+            return self.fallback.preview(job)
         return job.not_needed(SkipReason.NO_PREVIEW)
 
     def is_cooling(self, layer: Layer, routes: Sequence[SummaryRoute], state: ContextState) -> bool:
-        return state.is_cooling(self._cooldown_key(layer), self._clock.now())
+        return state.is_cooling(self._cooldown_key(layer), self.clock.now())
 
     def threshold(self, lineage_id: LineageId, limits: Limits) -> Tokens:
-        """The threshold of its status, and hygiene's line at the latest, where the engine is not asked."""
+        """Return the threshold of the engine's status, at most hygiene's line, at which the engine is not asked."""
         handle = self._handles.get(lineage_id)
         known = None if handle is None else handle.threshold
         return Tokens(min(known or limits.hygiene, limits.hygiene))
 
     async def on_event(self, event: EngineEvent) -> None:
-        """Passed on at once, or as soon as the engine is done with what it is doing."""
         await self._handle(session_of(event).lineage_id).on_event(event)
 
     def tools(self) -> list[Tool]:
-        """The engine's tools. A call goes to the engine of the conversation that it is made in."""
         return [
             Tool(
                 name=schema.name,
@@ -188,12 +153,12 @@ class PluginEngine:
                 needs_approval=False,  # the operator has chosen the engine with its tools
                 run=partial(self._run_tool, schema.name),
             )
-            for schema in self._schemas
+            for schema in self.schemas
         ]
 
     async def _run_tool(self, name: str, arguments: dict[str, Any], context: ToolContext) -> str:
         view = await context.store.read(load_view, context.lineage_id)
-        session, sent, seconds = view.session, await sent_view(view), self._compress_seconds
+        session, sent, seconds = view.session, await sent_view(view), self.compress_seconds
         facts = {"session_id": session.key, "messages": list(sent.messages), "message_ids": sent.ids}
         try:
             async with self._handle(session.lineage_id).acquire(session, waits=True) as handle:
@@ -203,41 +168,44 @@ class PluginEngine:
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
     async def close(self) -> None:
-        """Lets go of all engines, and of what can be stopped of their calls."""
+        hung = {handle.given_up for handle in self._handles.values() if handle.given_up is not None}
         self._handles.clear()
-        hung = set(self._hung)
         for running in hung:
             running.cancel()
         if hung:
             await asyncio.wait(hung, timeout=0.1)
 
     def _handle(self, lineage_id: LineageId) -> EngineHandle:
-        """A conversation's handle. The one idle longest is forgotten; none that is in the middle of something."""
-        handle = self._handles.setdefault(lineage_id, self._new_handle())
+        """Return a conversation's handle. The one idle longest is dropped, but none that is busy or hangs."""
+        if lineage_id not in self._handles:
+            make, model, home, seconds = self.make, self.model, self.home, self.quick_seconds
+            self._handles[lineage_id] = EngineHandle(
+                name=self.name, make=make, model=model, home=home, facts=self._facts, quick_seconds=seconds
+            )
+        handle = self._handles[lineage_id]
         self._handles.move_to_end(lineage_id)
         for other in list(self._handles)[: max(0, len(self._handles) - MAX_HANDLES)]:
-            if not self._handles[other].lock.locked():
+            if not (self._handles[other].lock.locked() or self._handles[other].hangs):
                 del self._handles[other]
         return handle
 
     async def _facts(self, session: Session) -> dict[str, Any]:
-        """The conversation of a session, by the key of its first one, and a folder for what the engine keeps of it."""
-        if self._store is None:
+        """Return the conversation of a session, by the key of its first one, and the engine's folder for it."""
+        if self.store is None:
             return {}
-        key = (await self._store.read(load_session, SessionId(session.lineage_id))).key
-        await asyncio.to_thread((self._folder / key).mkdir, parents=True, exist_ok=True)
-        return {"conversation": key, "storage": str(self._folder / key)}
+        key = (await self.store.read(load_session, SessionId(session.lineage_id))).key
+        folder = Path(self.home, "context_engines", self.name, key)
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        return {"conversation": key, "storage": str(folder)}
 
-    # ---- one compression
-
-    async def _compressed(self, job: CompressionJob, calls: SummaryClient) -> MappedMessages | None:
+    async def _compressed(self, job: CompressionJob, calls: "SummaryClient") -> MappedMessages | None:
         async with self._acquire(job) as handle:
             sent = await self._sent(job)
             is_async = inspect.iscoroutinefunction(getattr(handle.engine, "compress", None))
             returned = await handle.call(
                 "compress",
                 list(sent.messages),
-                seconds=self._compress_seconds,
+                seconds=self.compress_seconds,
                 # Without room at least its own threshold: some engines compress nothing below that.
                 current_tokens=max(job.tokens_before, handle.threshold or 0 if job.must_shrink else 0),
                 focus_topic=job.focus,
@@ -245,14 +213,12 @@ class PluginEngine:
                 message_ids=sent.ids,
                 call_model=calls.ask if is_async else calls.ask_and_wait,
             )
-            try:
-                return await asyncio.to_thread(mapped_messages, sent, returned, self._redact)
-            except MessageListError as error:
-                why: Exception | str = error
-            except Exception as error:  # values that are no JSON, and objects that only look like lists
-                log.exception("engine.list_unreadable")
-                why = f"it could not be read ({type(error).__name__})"
-            raise EngineError(f"returned a list that cannot be used: {why}")
+            # Guarded: its values may be no JSON, and its objects may only look like lists.
+            arguments = (sent, returned, self.redact)
+            mapped: MappedMessages | None = await handle.guard(
+                mapped_messages, *arguments, seconds=self.compress_seconds
+            )
+            return mapped
 
     def _acquire(self, job: CompressionJob) -> AbstractAsyncContextManager[EngineHandle]:
         session = job.view.session
@@ -261,8 +227,8 @@ class PluginEngine:
         return handle.acquire(session, job.model, job.limits.context_length)
 
     async def _sent(self, job: CompressionJob) -> SentMessages:
-        """A list of its own for every call: an engine may do with it what it likes."""
-        # Images are mentioned, not shown: their bytes would be compared and copied for nothing.
+        """Return a new list for each call, because an engine may change it."""
+        # Images are mentioned, not shown: their bytes would be compared and copied in vain.
         style = replace(job.request.style, image_urls={}, image_notes={})
         return await asyncio.to_thread(sent_messages, job.request.system, job.view.transcript, style)
 
@@ -272,37 +238,29 @@ class PluginEngine:
         if mapped is None:
             return job.not_needed(SkipReason.NOTHING_BETWEEN), state.struck(job.tokens_before)
         gone = int(job.estimator.rows(mapped.removed, job.request.style))
-        added = sum(
-            int(job.estimator.text(framed(row.text or "") if row.origin is Origin.SUMMARY else row.text or ""))
-            for row in mapped.added
-        )
-        after = EstimatedTokens(max(0, job.tokens_before - gone) + added)
+        new = [row for row in mapped.context if isinstance(row, NewMessage)]
+        texts = (framed(row.text or "") if row.origin is Origin.SUMMARY else row.text or "" for row in new)
+        after = EstimatedTokens(max(0, job.tokens_before - gone) + sum(map(int, map(job.estimator.text, texts))))
         if after >= job.tokens_before:
             log.info("compression.grew", layer=job.layer, tokens_before=job.tokens_before, tokens_after=after)
             return job.not_needed(SkipReason.NOT_SMALLER), state.struck(job.tokens_before)
-        prepared = PreparedCompression(
-            context=mapped.context,
-            summary_kind="model",
-            model=self.name,
-            summarised=mapped.summarised,
-            tokens_after=after,
-        )
-        return prepared, state
+        made, count = mapped.context, mapped.summarised
+        return PreparedCompression(
+            context=made, summary_kind="model", model=self.name, summarised=count, tokens_after=after
+        ), state
 
     async def _fall_back(
         self, job: CompressionJob, state: ContextState, reason: str
     ) -> tuple[Preparation, ContextState]:
-        """There is no room to leave the conversation as it is until the engine can do better."""
-        log.warning("engine.replaced", engine=self.name, layer=job.layer, by=self._fallback.name, reason=reason)
-        return await self._fallback.prepare(job, state)
-
-    # ---- when to compress
+        """Prepare by the built-in engine, because there is no room to wait for the plugin's."""
+        log.warning("engine.replaced", engine=self.name, layer=job.layer, by=self.fallback.name, reason=reason)
+        return await self.fallback.prepare(job, state)
 
     async def _decision(self, handle: EngineHandle, job: CompressionJob) -> CompressionRequest | None:
         taken = await handle.call("take_request")
         if isinstance(taken, CompressionRequest):  # a plugin may put anything in its place, and into it
-            reason = " ".join(str(taken.reason).split())[:MAX_REASON]
-            focus = " ".join(str(taken.focus).split())[:MAX_FOCUS] if taken.focus else None
+            reason = " ".join(str(taken.reason).split())[:200]
+            focus = " ".join(str(taken.focus).split())[:500] if taken.focus else None
             log.info("engine.requested", engine=self.name, layer=job.layer, reason=reason)
             request = CompressionRequest(reason=reason, focus=focus)
         elif await self._says(handle, "should_compress", int(job.tokens_before)):
@@ -317,18 +275,85 @@ class PluginEngine:
         return request if has_content else None
 
     async def _says_of_list(self, handle: EngineHandle, method: str, job: CompressionJob, *, default: bool) -> bool:
-        """The contract's own answer, `default`, is worth no list."""
-        if not handle.overrides(method):
+        """Ask about a list, unless the engine's method is the contract's, which always answers `default`."""
+        if getattr(type(handle.engine), method, None) is getattr(ContextEngine, method):
             return default
         sent = await self._sent(job)
         return await self._says(handle, method, list(sent.messages), message_ids=sent.ids)
 
     async def _says(self, handle: EngineHandle, method: str, about: object, **facts: Any) -> bool:
         answer = await handle.call(method, about, **facts)
-        try:
-            return bool(answer)
-        except Exception as error:  # such as an array of answers
-            raise EngineError(f"says neither yes nor no ({type(error).__name__})") from error
+        return answer if isinstance(answer, bool) else await handle.guard(bool, answer)  # of an array it raises
 
     def _cooldown_key(self, layer: Layer) -> CooldownKey:
-        return cooldown_key(layer, f"engine:{self.name}", self._mark)
+        return cooldown_key(layer, f"engine:{self.name}", self.mark)
+
+
+class SummaryClient:
+    """Summary models of a conversation, for the model calls of one `compress`. All calls end with it.
+
+    Each call keeps to the spending caps, is a row in the ledger, and carries no secrets. A route that fails is disabled
+    for a while, as for the built-in engine; `state` includes that.
+    """
+
+    def __init__(
+        self, job: CompressionJob, state: ContextState, *, redact: Callable[[str], str], clock: Clock, seconds: float
+    ) -> None:
+        """`seconds`: time for all calls together."""
+        self.state = state
+        self._job, self._redact, self._clock = job, redact, clock
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + seconds
+        self._waiting: set[Future[str]] = set()
+        self._closed = Event()
+
+    async def ask(self, prompt: str, system: str = "") -> str:
+        failure: ModelError = ModelUnavailable("there is no model that could be asked now")
+        for route in self._job.routes:
+            key = route.cooldown_key(self._job.layer)
+            if self.state.is_cooling(key, self._clock.now()):
+                continue
+            try:
+                text = await self._answer(route, prompt, system)
+            except ModelError as error:
+                failure = error
+                if not self.state.is_cooling(key, self._clock.now()):  # a parallel call may have failed first
+                    self.state = self.state.failed(key, outcome_of(error), self._clock.now())
+            else:
+                self.state = self.state.answered(key)
+                return text
+        raise failure
+
+    def ask_and_wait(self, prompt: str, system: str = "") -> str:
+        """`ask` from a thread of an engine that is not async."""
+        if self._closed.is_set():
+            raise ModelTimeout("the compression is over")
+        waiting = asyncio.run_coroutine_threadsafe(self.ask(prompt, system), self._loop)
+        self._waiting.add(waiting)
+        if self._closed.is_set():  # meanwhile: `close` has not seen this call
+            waiting.cancel()
+        try:
+            return waiting.result()
+        except CancelledError as error:
+            raise ModelTimeout("the compression is over") from error
+        finally:
+            self._waiting.discard(waiting)
+
+    def close(self) -> None:
+        self._closed.set()
+        for waiting in list(self._waiting):
+            waiting.cancel()
+
+    async def _answer(self, route: SummaryRoute, prompt: str, system: str) -> str:
+        def whole(reply: ModelReply) -> str:
+            if reply.finish is FinishReason.LENGTH:
+                raise SummaryError("truncated", "The summary was cut off by the model's output limit.")
+            return self._redact(without_thoughts(reply.text).strip())
+
+        seconds = self._deadline - self._loop.time()
+        if self._closed.is_set() or seconds <= 0:
+            raise ModelTimeout("the compression is over")
+        texts = [await asyncio.to_thread(self._redact, text) for text in (prompt, system)]
+        row = asking_row(texts[0], self._clock.now())
+        request = ModelRequest(system=texts[1], transcript=(row,), max_output_tokens=None)
+        return await ask_route(route, self._job, request, whole, seconds)

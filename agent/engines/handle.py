@@ -1,16 +1,19 @@
 """Handle on the engine object of one conversation: makes it, calls it, and tells it what happens.
 
-An engine is called by one caller at a time, never for longer than allowed. One whose call was given up is in a state
-that nobody knows: it is lost, and the conversation's next caller gets another.
+An engine is called by one caller at a time, never for longer than allowed. A call that takes too long is given up, and
+its engine is dropped. The conversation gets another engine when that call has ended.
 """
 
 import asyncio
 import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from math import isfinite
+from threading import Thread
 from typing import Any, Self
 
 import structlog
@@ -18,66 +21,60 @@ import structlog
 from agent.context.job import ContinuedEvent, EndedEvent, EngineEvent, ReplyEvent
 from agent.context.model_handle import ModelInfo
 from agent.context.state import state_of
-from agent.engines.contract import ContextEngine
+from agent.engines.contract import ContextEngine, EngineError
 from agent.engines.mapping import SentMessages, sent_messages
-from agent.engines.timeouts import CallTimeout, EngineError, call_with_timeout
 from agent.model.wire import WireSettings
 from hermes_state.errors import StateError
 from hermes_state.sessions import Session
 from hermes_state.transcripts import View
-from hermes_state.values import CanonicalUsage, SessionId
 
 log = structlog.get_logger()
 
-MAX_EVENTS = 32
-"""Events kept for a conversation whose engine is busy; the oldest are dropped."""
 NAMED_KEYWORDS = frozenset({"call_model", "conversation", "message_ids", "storage"})
-"""Keywords for methods that name them: one that takes any keyword, of an older plugin, is called as it always was."""
-MAX_HUNG_CALLS = 4
-"""Calls that were given up and still run: with so many, a plugin is not called at all."""
+"""Keywords that only methods with a parameter of this name receive: `**kwargs` of an older plugin gets none of them."""
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineHandle:
-    """One conversation's engine, and where it believes the conversation to be."""
+    """One conversation's engine, and the session and model that it was told last."""
 
     name: str
-    """The plugin's, for logs."""
     make: Callable[[], ContextEngine]
     model: ModelInfo
-    """The model that it was told last, or is told where a caller names none."""
+    """Model that the engine was told last, or is told if a caller names none."""
     home: str = ""
-    """The state directory."""
     platform: str = ""
-    """Platform of the conversation's chat; empty before a compression was thought of here."""
+    """Platform of the conversation's chat; empty before the first compression was considered."""
     facts: Callable[[Session], Awaitable[dict[str, Any]]]
     """Further keywords of `on_session_start`, about a session's conversation."""
     quick_seconds: float
     """Longest wait for a call that makes no model call."""
-    hung: set[asyncio.Future[Any]]
-    """Calls of the plugin that were given up and still run, of all conversations."""
     engine: ContextEngine | None = None
-    """None before the first call, when a call of it was given up, and when the conversation has ended."""
+    """None before the first call, after a call was given up, and when the conversation has ended."""
     session: Session | None = None
     window: int = 0
-    """Context length that the engine was told, in tokens; 0: not told yet."""
+    """Context length that the engine was told, in tokens; 0 before."""
     threshold: int | None = None
-    """Tokens from which on it compresses, as its status said last."""
-    lost_in: SessionId | None = None
-    """The session in which a call was given up last."""
-    events: deque[EngineEvent] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
-    """Events that the engine has not been told yet."""
+    """Tokens from which on the engine compresses, as its status said last."""
+    given_up: "asyncio.Future[Any] | None" = None
+    """The newest call that took too long. A thread cannot be stopped, so it may still run."""
+    events: deque[EngineEvent] = field(default_factory=lambda: deque(maxlen=32))
+    """Events for a busy engine; the oldest are dropped."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def hangs(self) -> bool:
+        """True while a call that was given up still runs. Until then the conversation has no engine."""
+        return self.given_up is not None and not self.given_up.done()
 
     @asynccontextmanager
     async def acquire(
         self, session: Session, model: ModelInfo | None = None, window: int | None = None, *, waits: bool = False
     ) -> AsyncIterator[Self]:
-        """The handle for one caller, its engine told where the conversation is now.
+        """Give the handle to one caller, after telling its engine where the conversation is now.
 
-        `model` and `window`: None for those that it was told last. When the caller is done, the engine is told what
-        has happened meanwhile. Raises `EngineError`, also when somebody else is with the engine, unless the caller
-        `waits`.
+        `model` and `window`: None for those that the engine was told last. When the caller is done, the engine is told
+        the events since. Raises `EngineError`, also for a busy engine, unless the caller `waits`.
         """
         if self.lock.locked() and not waits:
             raise EngineError("is busy with this conversation")
@@ -87,39 +84,33 @@ class EngineHandle:
             await self._deliver()
 
     async def call(self, method: str, *args: Any, seconds: float | None = None, **kwargs: Any) -> Any:
-        """Calls a method of the engine while the handle is acquired, with the keywords that it takes.
-
-        Raises `EngineError`.
-        """
+        """Call a method of the acquired engine with those keywords that it takes. Raises `EngineError`."""
         function = getattr(self.engine, method)
+        return await self.guard(function, *args, seconds=seconds, **_accepted(function, kwargs))
+
+    async def guard(self, function: Callable[..., Any], *args: Any, seconds: float | None = None, **kwargs: Any) -> Any:
+        """Call a function that runs code of the plugin, and turn whatever it raises into an `EngineError`."""
+        if self.hangs:
+            raise EngineError("does not come back from an earlier call")
         try:
-            return await self._call(seconds, function, *args, **_accepted(function, kwargs))
-        except (CallTimeout, asyncio.CancelledError):  # it may go on in a thread
-            self.engine = None
-            self.lost_in = self.session.id if self.session is not None else self.lost_in
+            return await self._call(seconds or self.quick_seconds, function, *args, **kwargs)
+        except EngineError:
             raise
-
-    def overrides(self, method: str) -> bool:
-        """Tells if the engine has a method of its own in place of the contract's."""
-        return getattr(type(self.engine), method, None) is not getattr(ContextEngine, method)
-
-    def takes(self, method: str, *keywords: str) -> bool:
-        """Tells if a method of the engine takes one of these keywords."""
-        return bool(_accepted(getattr(self.engine, method), dict.fromkeys(keywords)))
+        except Exception as error:  # a plugin may raise anything, and no conversation may end by it
+            log.exception("engine.crashed", engine=self.name)
+            raise EngineError(f"broke ({type(error).__name__})") from error
 
     async def on_event(self, event: EngineEvent) -> None:
-        """Tells the engine at once, or as soon as it is done with what it is doing. Never raises."""
+        """Tell the engine at once, or as soon as it is no longer busy and no call hangs. Never raises."""
         self.events.append(event)
         if not self.lock.locked():
             async with self.lock:
                 await self._deliver()
 
-    # ---- making an engine, and telling it where it is
-
     async def _prepare(self, session: Session, model: ModelInfo | None = None, window: int | None = None) -> None:
-        """Makes an engine where there is none, and tells it of the model and of the session."""
+        """Make an engine if there is none, and tell it the model and the session."""
         if self.engine is None:
-            engine = await self._call(None, self.make)
+            engine = await self.guard(self.make)
             if not isinstance(engine, ContextEngine):
                 raise EngineError("could not be made")
             self.engine, self.session, self.window = engine, None, 0
@@ -134,7 +125,7 @@ class EngineHandle:
             await self._start(session)
 
     async def _start(self, session: Session) -> None:
-        """The conversation was taken up, or is in another session: after a compression, or one that was taken back."""
+        """Tell the engine the session: the conversation is resumed, or was compressed, or a compression was undone."""
         before, self.session = self.session, session
         if before is None:
             is_new = session.depth == 0 and session.reported_prompt_tokens is None
@@ -143,7 +134,8 @@ class EngineHandle:
             was_undone = state_of(session.context_state).held_at > 0
             reason, parent = "undo" if was_undone else "compression", before.key
         facts: dict[str, Any] = {"hermes_home": self.home, "platform": self.platform, "model": self.model.name}
-        if self.takes("on_session_start", "conversation", "storage"):
+        start: Any = getattr(self.engine, "on_session_start", None)
+        if _accepted(start, {"conversation": "", "storage": ""}):
             try:
                 facts |= await self.facts(session)
             except (StateError, OSError) as error:
@@ -152,7 +144,7 @@ class EngineHandle:
         await self.call("on_session_start", session.key, reason=reason, parent=parent, **facts)
 
     async def _ask_threshold(self) -> None:
-        """From the engine's status, for people: one that has none to show is no worse at compressing."""
+        """Read the threshold in the engine's status. An engine without a usable status can still compress."""
         try:
             status = await self.call("get_status")
         except EngineError:
@@ -163,11 +155,9 @@ class EngineHandle:
         number = value if isinstance(value, (int, float)) and isfinite(value) else 0
         self.threshold = int(number) if number > 0 else None
 
-    # ---- events
-
     async def _deliver(self) -> None:
-        """One by one, so that what a cancellation leaves waits for the next time."""
-        while self.events:
+        """Tell the events one by one, so that a cancellation leaves the others for the next time."""
+        while self.events and not self.hangs:
             event = self.events.popleft()
             try:
                 await self._tell(event)
@@ -178,7 +168,12 @@ class EngineHandle:
         await self._prepare(session_of(event))
         match event:
             case ReplyEvent(usage=usage):
-                await self.call("update_from_response", _usage(usage))
+                total = int(usage.prompt) + usage.output
+                counts = {"prompt_tokens": int(usage.prompt), "completion_tokens": usage.output, "total_tokens": total}
+                prompt = {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write}
+                output = {"reasoning_tokens": usage.reasoning}
+                details = {"prompt_tokens_details": prompt, "completion_tokens_details": output}
+                await self.call("update_from_response", {**counts, **details})
                 await self._ask_threshold()
             case EndedEvent(view=view, was_reset=was_reset):
                 try:
@@ -189,22 +184,37 @@ class EngineHandle:
                 finally:
                     self.engine = None
             case ContinuedEvent():
-                pass  # the session is all there is to tell
+                pass  # `_prepare` has told the session
 
-    async def _call(self, seconds: float | None, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if len(self.hung) >= MAX_HUNG_CALLS:
-            raise EngineError("does not come back from earlier calls")
+    async def _call(self, seconds: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the result of `function`: sync in a thread of its own, async on the loop. Raises what it raises."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        is_async = inspect.iscoroutinefunction(function)
+        running = asyncio.ensure_future(function(*args, **kwargs)) if is_async else _in_thread(function, args, kwargs)
+        while await self._is_done_by(deadline, running):
+            if running.cancelled():  # by itself: its caller was not cancelled
+                raise EngineError("cancelled its own call")
+            result = running.result()
+            if not inspect.isawaitable(result):
+                return result
+            running = asyncio.ensure_future(result)
+        raise EngineError(f"did not answer within {seconds:g} seconds")
+
+    async def _is_done_by(self, deadline: float, running: "asyncio.Future[Any]") -> bool:
+        """Wait for a call; it is given up at the deadline, and when its caller is cancelled."""
         try:
-            return await call_with_timeout(seconds or self.quick_seconds, self.hung, function, *args, **kwargs)
-        except EngineError:
-            raise
-        except Exception as error:  # code that is not ours may raise anything, and no chat ends by it
-            log.exception("engine.crashed", engine=self.name)
-            raise EngineError(f"broke ({type(error).__name__})") from error
+            # Not `timeout()`: a coroutine that swallows its cancellation would keep us here.
+            await asyncio.wait({running}, timeout=max(0.0, deadline - asyncio.get_running_loop().time()))
+            return running.done()
+        finally:
+            if not running.done():
+                self.engine, self.given_up = None, running
+                running.add_done_callback(lambda _: running.cancelled() or running.exception())  # nothing awaits it
+                if isinstance(running, asyncio.Task):
+                    running.cancel()
 
 
 def session_of(event: EngineEvent) -> Session:
-    """The session that an event is about, after a compression the child."""
     match event:
         case ReplyEvent(session=session) | ContinuedEvent(child=session):
             return session
@@ -213,15 +223,14 @@ def session_of(event: EngineEvent) -> Session:
 
 
 async def sent_view(view: View) -> SentMessages:
-    """A view as engines are shown it."""
     return await asyncio.to_thread(sent_messages, view.session.system_prompt or "", view.transcript, WireSettings())
 
 
 def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    """Keywords that a plugin's function takes: it may have been written when there were fewer."""
+    """Return the keywords that a plugin's function takes: an older plugin does not know all of them."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of something that is callable and tells no more
+    except (TypeError, ValueError):  # a callable without a signature
         return {name: value for name, value in keywords.items() if name not in NAMED_KEYWORDS}
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
     names = {one.name for one in parameters if one.kind not in (one.POSITIONAL_ONLY, one.VAR_KEYWORD)}
@@ -230,12 +239,21 @@ def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[st
     }
 
 
-def _usage(usage: CanonicalUsage) -> dict[str, Any]:
-    """Usage in the form of chat completions."""
-    return {
-        "prompt_tokens": int(usage.prompt),
-        "completion_tokens": usage.output,
-        "total_tokens": int(usage.prompt) + usage.output,
-        "prompt_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_write},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
-    }
+def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> "asyncio.Future[Any]":
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    context = copy_context()
+
+    def work() -> None:
+        try:
+            result = context.run(function, *args, **kwargs)
+        except BaseException as raised:  # noqa: BLE001  the future's awaiter gets it
+            # A future carries neither StopIteration to its awaiter, nor what would end the loop.
+            is_carried = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
+            future.set_exception(raised if is_carried else RuntimeError(f"{type(raised).__name__} in a call"))
+        else:
+            future.set_result(result)
+
+    # Not a pool: the end of the process waits for a pool's threads, also for those that hang.
+    Thread(target=work, name=f"plugin-{getattr(function, '__name__', 'call')}", daemon=True).start()
+    return asyncio.wrap_future(future)

@@ -1,8 +1,6 @@
-"""Context engines of plugins: finding them, choosing one, and saying what is wrong with the rest.
+"""Loader of context engines, from entry points of packages and from folders of the state directory.
 
-They come as entry points of installed packages (group `hermes_gateway.context_engines`) or as folders in the state
-directory (`plugins/context_engine/<name>/`). Loading one runs its code, so the daemon loads only the one that is
-configured.
+Loading a plugin runs its code, so the daemon loads only the configured one.
 """
 
 import copy
@@ -12,7 +10,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import entry_points
@@ -26,15 +24,7 @@ from hermes_state.errors import ConfigError
 from hermes_state.text import closest
 
 BUILT_IN: Final = "compressor"
-"""Name of the built-in engine in `context.engine`."""
-ENTRY_POINTS: Final = "hermes_gateway.context_engines"
-"""Group of the entry points that lead to engines."""
 FOLDER: Final = Path("plugins") / "context_engine"
-"""Folder of plugins in the state directory."""
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-
 MakeEngine: TypeAlias = Callable[[], ContextEngine]
 
 
@@ -48,14 +38,14 @@ class PluginSource:
 
     name: str
     source: str
-    """Origin for people to read: a folder, or a package with its version."""
+    """Folder, or package with its version, for people."""
     load: Callable[[], object]
-    """Runs its code and returns what it offers. Raises anything."""
+    """Runs the plugin's code and returns its offer. May raise anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEngine:
-    """A plugin's engine that works as far as one can see without a conversation."""
+    """A plugin's engine that could be made once."""
 
     name: str
     source: str
@@ -63,7 +53,6 @@ class LoadedEngine:
     """First line of its docstring."""
     make: MakeEngine
     schemas: tuple[ToolSchema, ...] = ()
-    """Tools that it gives to the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +64,12 @@ class PluginReport:
     source: str
     about: str = ""
     why: str | None = None
-    """Reason of a failure; None for the others."""
 
 
 def load_engine(name: str, home: Path) -> LoadedEngine | None:
-    """The engine that `context.engine` names; None for the built-in one. No other plugin's code is run.
+    """Load the engine that `context.engine` names; None for the built-in one. Runs no other plugin's code.
 
-    Raises `ConfigError` for a name that nobody has, with the nearest that somebody has, and for a broken plugin.
+    Raises `ConfigError` for an unknown name, with the nearest known one, and for a broken plugin.
     """
     if name == BUILT_IN:
         return None
@@ -96,7 +84,7 @@ def load_engine(name: str, home: Path) -> LoadedEngine | None:
 
 
 def list_plugins(home: Path, active: str) -> list[PluginReport]:
-    """Every engine there is, the built-in one first. Runs the code of all plugins."""
+    """List all engines, the built-in one first. Runs the code of all plugins."""
 
     def report(name: str, source: str, about: str) -> PluginReport:
         return PluginReport(name=name, state="active" if name == active else "found", source=source, about=about)
@@ -114,30 +102,26 @@ def list_plugins(home: Path, active: str) -> list[PluginReport]:
 
 
 def unknown_engine(name: str, known: Iterable[str]) -> str:
-    """A sentence about a name in `context.engine` that nobody has."""
     names = list(dict.fromkeys([BUILT_IN, *known]))
     meant = closest(name, names, cutoff=0.5)
     hint = f"there are: {', '.join(names)}" if meant is None else f"did you mean {meant}?"
     return f"context.engine: there is no engine named {name!r}; {hint}"
 
 
-# ---- finding
-
-
 def find_plugins(home: Path) -> list[PluginSource]:
-    """Every plugin there is, without running any. Folders of the state directory win over packages."""
-    folders: list[Path] = []
-    with suppress(OSError):  # there is none, or it cannot be read: then it brings nothing
-        folders = sorted(entry for entry in (home / FOLDER).iterdir() if entry.is_dir() and _NAME.fullmatch(entry.name))
+    """Find all plugins without running any. Folders of the state directory win over packages."""
+    folders, is_name = list[Path](), re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}").fullmatch
+    with suppress(OSError):  # without a folder that can be read there are no plugins in it
+        folders = sorted(entry for entry in (home / FOLDER).iterdir() if entry.is_dir() and is_name(entry.name))
     found = [PluginSource(name=one.name, source=str(one), load=partial(_import_folder, one)) for one in folders]
-    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+    for point in sorted(entry_points(group="hermes_gateway.context_engines"), key=lambda point: point.name):
         source = point.value if point.dist is None else f"{point.dist.name} {point.dist.version}"
         found.append(PluginSource(name=point.name, source=source, load=point.load))
     return found
 
 
 def _import_folder(folder: Path) -> ModuleType:
-    """The package in a folder, imported under a name that no other module has; its parts may import each other."""
+    """Import the package in a folder under a name that no other module has; its modules may import each other."""
     main = folder / "__init__.py"
     if not main.is_file():
         raise PluginError("there is no __init__.py in it")
@@ -154,37 +138,37 @@ def _import_folder(folder: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    with ExitStack() as undo:
+        undo.callback(sys.modules.pop, name)
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+        undo.pop_all()
     return module
 
 
-# ---- loading
-
-
 def loaded(plugin: PluginSource) -> LoadedEngine:
-    """A plugin's engine, made once to see whether that works. Raises `PluginError`."""
+    """Load a plugin and make its engine once, as a test. Raises `PluginError`."""
     try:
         offered = plugin.load()
         make = _maker(offered)
         engine = make()
         if not isinstance(engine, ContextEngine):
             raise PluginError(f"it makes {type(engine).__name__}, which is no ContextEngine")
-        schemas = _schemas(engine.get_tool_schemas())
+        tools: object = engine.get_tool_schemas()
+        if inspect.iscoroutine(tools):
+            tools.close()
+            raise PluginError("get_tool_schemas must not be async")
+        if not isinstance(tools, Sequence):
+            raise PluginError("get_tool_schemas does not return a list")
+        schemas = tuple(map(_schema, tools))
     except PluginError:
         raise
     except (Exception, SystemExit) as error:  # code that is not ours
         raise PluginError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
-    about = inspect.getdoc(offered) or inspect.getdoc(type(engine)) or ""
-    about = about.partition("\n")[0].strip()
+    about = (inspect.getdoc(offered) or inspect.getdoc(type(engine)) or "").partition("\n")[0].strip()
     return LoadedEngine(name=plugin.name, source=plugin.source, about=about, make=make, schemas=schemas)
 
 
 def _maker(offered: object) -> MakeEngine:
-    """A function that makes engines, from a module, an engine class, such a function, or an engine."""
     if isinstance(offered, ModuleType):
         return _maker(_offered_by(offered))
     if isinstance(offered, ContextEngine):
@@ -198,7 +182,7 @@ def _maker(offered: object) -> MakeEngine:
 
 
 def _copied(engine: ContextEngine) -> ContextEngine:
-    """A new engine like this one. What cannot be copied, such as one with a lock, is made anew."""
+    """Return a copy of an engine, or a new one of its class if it cannot be copied, such as one with a lock."""
     try:
         return copy.deepcopy(engine)
     except TypeError:
@@ -206,7 +190,7 @@ def _copied(engine: ContextEngine) -> ContextEngine:
 
 
 class _Registry:
-    """Registry that a plugin's `register` is given. Only engines are taken; commands, hooks and the rest are not."""
+    """Registry for a plugin's `register`. Takes only engines, no commands, hooks or others."""
 
     def __init__(self, offered: list[object]) -> None:
         self.register_context_engine = offered.append
@@ -218,7 +202,7 @@ class _Registry:
 
 
 def _offered_by(module: ModuleType) -> object:
-    """The engine that its `register` registers, else the one engine class that is defined in it."""
+    """Return the engine that the module's `register` registers, else the one engine class that it defines."""
     offered: list[object] = []
     register = getattr(module, "register", None)
     if callable(register):
@@ -235,21 +219,11 @@ def _offered_by(module: ModuleType) -> object:
     return offered[0]
 
 
-def _schemas(offered: object) -> tuple[ToolSchema, ...]:
-    if inspect.iscoroutine(offered):
-        offered.close()
-        raise PluginError("get_tool_schemas must not be async")
-    if not isinstance(offered, Sequence):
-        raise PluginError("get_tool_schemas does not return a list")
-    return tuple(_schema(one) for one in offered)
-
-
 def _schema(offered: Any) -> ToolSchema:
-    """A tool, also in the form in which chat completions want it."""
     if isinstance(offered, dict) and isinstance(offered.get("function"), dict):
         offered = offered["function"]
     name = offered.get("name") if isinstance(offered, dict) else None
-    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
         raise PluginError("a tool of its has no usable name")
     parameters = offered.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, dict) or parameters.get("type") != "object":

@@ -1,42 +1,41 @@
 """Stored rows as a message list for an engine, and the engine's list as rows again.
 
-A message of the engine's list is one that it was sent when it is the same object, unchanged; else when role, content
-and call ids are the same; else, for calls and their results, when the call ids are. What matches nothing is the
-engine's own words and becomes the one handoff. Rows are referenced, never copied, and the newest request of a person
-is in the result even if the engine has lost it.
+A returned message is a sent one if it is the same object, unchanged; else if role, content and call ids are the same;
+else, for calls and results, if the call ids are. All other text is the engine's own and becomes the one handoff. The
+newest request of a person is in the result even if the engine has lost it.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Final, TypeAlias
-
-import orjson
+from typing import Final
 
 from agent.context.cuts import REMADE, handoff_for, handoff_in, joined, open_request
 from agent.engines.contract import ListMessage
+from agent.engines.lists import (
+    INSTRUCTING,
+    MessageKey,
+    MessageListError,
+    calls_of,
+    checked_list,
+    ids_of,
+    key_of,
+    text_of,
+)
 from agent.handoff import parse_handoff, unframed
 from agent.model.wire import WireSettings, traced_messages
 from hermes_state.compressions import ContextItem
 from hermes_state.transcripts import NewMessage
 from hermes_state.values import Message, MessageId, MessageRole, Origin, Transcript, recall_id
 
-INSTRUCTING = frozenset({"system", "developer"})
-ROLES = INSTRUCTING | {"user", "assistant", "tool"}
 UNSAID: Final = "The engine that shortened this conversation left these messages out without a summary."
 """Text of the handoff for rows that an engine dropped without a word."""
-
-MessageKey: TypeAlias = tuple[str, bytes, tuple[str, ...], str]
-
-
-class MessageListError(Exception):
-    """A list that no provider would accept, or that cannot be the compression of the list it was made from."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentMessages:
-    """A list that an engine was sent. It may change the messages: what they were is known by their keys."""
+    """A list that an engine was sent. The engine may change the messages; `keys` and `contents` stay."""
 
     transcript: Transcript
     messages: tuple[ListMessage, ...]
@@ -46,42 +45,31 @@ class SentMessages:
 
     @property
     def ids(self) -> list[list[str]]:
-        """Recall ids of the rows in each message; none for the system prompt and for what every view gets anew."""
+        """Recall ids of the rows in each message; none for the system prompt, handoffs and todos."""
         return [[recall_id(row.id) for row in rows if row.origin not in REMADE] for rows in self.sources]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedMessages:
-    """An engine's list as a child's view."""
-
     context: tuple[ContextItem, ...]
     removed: Transcript
-    """Rows that are in view no longer, or only shortened."""
-    added: tuple[NewMessage, ...]
-    """The handoff and shortened results among `context`."""
+    """Rows that have left the view, or were shortened."""
     summarised: int
     """Rows that the handoff stands for, earlier handoffs left out."""
 
 
 def sent_messages(system: str, transcript: Transcript, style: WireSettings) -> SentMessages:
-    """The list of a view. An earlier handoff is a message of its own, so that an engine can tell it from a person's."""
+    """Return the list of a view. A handoff is a message of its own, so that an engine can tell it from a person's."""
     traced = traced_messages(system, transcript, style, handoff_stands_alone=True)
-    return SentMessages(
-        transcript,
-        tuple(traced.messages),
-        tuple(traced.sources),
-        tuple(key_of(message) for message in traced.messages),
-        tuple(text_of(message.get("content")) for message in traced.messages),
-    )
+    keys = tuple(map(key_of, traced.messages))
+    contents = tuple(text_of(message.get("content")) for message in traced.messages)
+    return SentMessages(transcript, tuple(traced.messages), tuple(traced.sources), keys, contents)
 
 
 def mapped_messages(sent: SentMessages, returned: object, redact: Callable[[str], str]) -> MappedMessages | None:
-    """The view that an engine's list stands for; None when it is the list that the engine was sent.
-
-    Raises `MessageListError`.
-    """
+    """Return the view of an engine's list; None for the list that it was sent. Raises `MessageListError`."""
     messages = checked_list(returned)
-    # The system prompt is ours: whatever the engine wrote into it is not taken over.
+    # The system prompt is the gateway's: changes to it are ignored.
     if messages[0]["role"] in INSTRUCTING and sent.messages[0]["role"] in INSTRUCTING:
         messages = messages[1:]
     reader = _ListReader(sent)
@@ -89,93 +77,8 @@ def mapped_messages(sent: SentMessages, returned: object, redact: Callable[[str]
     return reader.mapped(redact)
 
 
-def checked_list(value: object) -> list[ListMessage]:
-    """`value` as a legal list. Raises `MessageListError` with what is wrong with it."""
-    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise MessageListError(f"it is no list of messages but {type(value).__name__}")
-    if not value:
-        raise MessageListError("it is empty")
-    open_calls: set[str] = set()
-    for index, message in enumerate(value):
-        if not isinstance(message, dict):
-            raise MessageListError(f"message {index} is {type(message).__name__}")
-        role = message.get("role")
-        if not isinstance(role, str) or role not in ROLES:
-            raise MessageListError(f"message {index} has no known role")
-        _check_content(index, role, message.get("content"))
-        if role == "tool":
-            call_id = message.get("tool_call_id")
-            if not isinstance(call_id, str) or call_id not in open_calls:
-                raise MessageListError(f"message {index} is the result of no call")
-            open_calls.discard(call_id)
-        elif open_calls:
-            raise MessageListError(f"calls have no result before message {index}")
-        if role == "assistant":
-            open_calls = _checked_calls(index, message)
-    if open_calls:
-        raise MessageListError("calls at its end have no result")
-    return list(value)
-
-
-def call_ids(message: Mapping[str, Any]) -> tuple[str, ...]:
-    """The ids of the calls that an assistant message makes."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return ()
-    return tuple(str(call.get("id", "")) for call in calls if isinstance(call, dict))
-
-
-def text_of(content: object) -> str:
-    """All text of a message's content: a string, or the text among its parts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return ""
-    texts = (part.get("text") for part in content if isinstance(part, dict))
-    return "\n".join(text for text in texts if isinstance(text, str) and text)
-
-
-def key_of(message: Mapping[str, Any]) -> MessageKey:
-    """Identity of a message: its role, its content, and the ids of its calls. One text part is as good as a string."""
-    content = message.get("content")
-    match content:
-        case [{"type": "text", "text": str() as text}]:
-            content = text
-    try:
-        raw = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
-    except TypeError:  # what is no JSON is the same as nothing else
-        raw = repr(content).encode("utf-8", "surrogatepass")
-    return str(message.get("role")), raw, call_ids(message), str(message.get("tool_call_id") or "")
-
-
-def _check_content(index: int, role: str, content: object) -> None:
-    if content is None and role == "assistant":
-        return
-    if isinstance(content, list):
-        if not all(isinstance(part, dict) and isinstance(part.get("type"), str) for part in content):
-            raise MessageListError(f"message {index} has a content part without a type")
-    elif not isinstance(content, str):
-        raise MessageListError(f"message {index} has no content")
-
-
-def _checked_calls(index: int, message: Mapping[str, Any]) -> set[str]:
-    calls, ids = message.get("tool_calls"), call_ids(message)
-    if calls is None:
-        return set()
-    if not isinstance(calls, list) or len(ids) != len(calls) or not all(ids) or len(set(ids)) != len(ids):
-        raise MessageListError(f"message {index} has calls without ids of their own")
-    for call in calls:
-        function = call.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise MessageListError(f"message {index} calls no function")
-    return set(ids)
-
-
-# ---- which message is which
-
-
 def _matches(sent: SentMessages, messages: Sequence[ListMessage], keys: Sequence[MessageKey]) -> list[int | None]:
-    """For each message the index of the one that it is among those sent, None for the engine's own."""
+    """Return for each message its index among those sent, None for the engine's own."""
     objects = zip(map(id, sent.messages), sent.keys, strict=True)
     unchanged = {known: index for index, known in enumerate(objects)}
     matches = [unchanged.get((id(message), key)) for message, key in zip(messages, keys, strict=True)]
@@ -193,7 +96,7 @@ def _matches(sent: SentMessages, messages: Sequence[ListMessage], keys: Sequence
 def _match_run(
     known: Sequence[MessageKey], keys: Sequence[MessageKey], matches: list[int | None], order: range, candidates: range
 ) -> None:
-    """Messages that are the same from one end on, one after the other."""
+    """Match messages one after the other from one end on, while they are the same."""
     taken = {index for index in matches if index is not None}
     for position, index in zip(order, candidates, strict=False):
         is_free = matches[position] == index or (matches[position] is None and index not in taken)
@@ -203,7 +106,7 @@ def _match_run(
 
 
 def _match_between(known: Sequence[object], keys: Sequence[object], matches: list[int | None]) -> None:
-    """The rest: the first of the same that keeps the order."""
+    """Match each other message with the first of the same key that keeps the order."""
     indexes: dict[object, list[int]] = {}
     for index, key in enumerate(known):
         if key is not None:
@@ -221,7 +124,6 @@ def _match_between(known: Sequence[object], keys: Sequence[object], matches: lis
 
 
 def _next_matches(matches: Sequence[int | None], end: int) -> list[int]:
-    """For each message the index of the next one that is known."""
     ends: list[int] = []
     for index in reversed(matches):
         ends.append(end)
@@ -230,25 +132,19 @@ def _next_matches(matches: Sequence[int | None], end: int) -> list[int]:
 
 
 def _pairs(messages: Sequence[ListMessage]) -> list[object]:
-    """Keys of calls and results whose words were changed; None for other messages."""
-    ids = (call_ids(message) or message.get("tool_call_id") for message in messages)
-    return [(message["role"], one) if one else None for message, one in zip(messages, ids, strict=True)]
-
-
-# ---- what the list says
+    """Return keys of calls and results, whatever their text; None for other messages."""
+    return [(message["role"], ids) if (ids := ids_of(message)) else None for message in messages]
 
 
 @dataclass(slots=True)
 class _ListReader:
-    """The engine's list, read from its start."""
-
     sent: SentMessages
     kept: list[ContextItem] = field(default_factory=list)
-    """Rows that stay, and shortened results in the place of theirs."""
+    """Rows that stay, and shortened results in place of theirs."""
     kept_ids: set[MessageId] = field(default_factory=set)
     shortened: list[Message] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
-    """The engine's own, and what earlier handoffs say."""
+    """The engine's own text, and that of earlier handoffs."""
     handoffs: list[Message] = field(default_factory=list)
     handoff_index: int | None = None
     """Index in `kept` at which the handoff stands."""
@@ -261,7 +157,7 @@ class _ListReader:
         calls: tuple[str, ...] = ()
         for message, key, index, end in zip(messages, keys, matches, ends, strict=True):
             if message["role"] == "assistant":
-                calls = call_ids(message) if index is not None else ()
+                calls = ids_of(message) if index is not None else ()
             if index is None or (message["role"] == "tool" and message.get("tool_call_id") not in calls):
                 self._read_own(message, end - 1)
             elif self.sent.keys[index] == key:
@@ -271,26 +167,20 @@ class _ListReader:
         self._restore_request()
 
     def _read_own(self, message: ListMessage, index: int) -> None:
-        """Words of the engine's. They may stand in front of a person's, in one message, to keep roles alternating."""
-        text = text_of(message.get("content"))
-        before = self.sent.contents[index] if self._is_free(index) else ""
-        if before and self.sent.messages[index]["role"] == message["role"] and text.endswith(before):
+        """Take the engine's own text. It may begin a message of a person, because roles have to alternate."""
+        text, before, sent = text_of(message.get("content")), "", self.sent.messages[max(0, index)]
+        if index >= 0 and message["role"] == sent["role"] in ("user", "assistant") and not ids_of(sent):
+            rows = self.sent.sources[index]
+            if all(row.origin is not Origin.SUMMARY and row.id not in self.kept_ids for row in rows):
+                before = self.sent.contents[index]  # plain text that is not in the result yet
+        if before and text.endswith(before):
             self._add_words(text.removesuffix(before))
             self._keep(index)
         else:
-            calls = [f"(called {call['function']['name']})" for call in message.get("tool_calls") or ()]
-            self._add_words("\n".join([text, *calls]))
-
-    def _is_free(self, index: int) -> bool:
-        """Tells if the message sent at an index holds plain words that are not in the result yet."""
-        if index < 0 or self.sent.messages[index]["role"] not in ("user", "assistant"):
-            return False
-        rows = self.sent.sources[index]
-        is_missing = all(row.origin is not Origin.SUMMARY and row.id not in self.kept_ids for row in rows)
-        return is_missing and not call_ids(self.sent.messages[index])
+            self._add_words("\n".join([text, *(f"(called {call.name})" for call in calls_of(message))]))
 
     def _read_changed(self, message: ListMessage, index: int) -> None:
-        """A call or a result whose words are others. A call keeps its own; a result may become shorter."""
+        """Take a call or a result with another text. A call keeps its own text; a result may become shorter."""
         before, after = self.sent.contents[index], text_of(message.get("content"))
         if after.endswith(before):
             self._add_words(after.removesuffix(before))
@@ -330,7 +220,7 @@ class _ListReader:
             self.words.append(words)
 
     def _restore_request(self) -> None:
-        """The newest request of a person stays, in its own row, behind the handoff."""
+        """Keep the newest request of a person in its own row after the handoff."""
         for row in (self.sent.transcript[index] for index in open_request(self.sent.transcript)):
             if row.id in self.kept_ids:
                 continue
@@ -341,15 +231,13 @@ class _ListReader:
                 self.handoff_index += 1
 
     def _index_for(self, row: Message) -> int:
-        """The index in `kept` at which a row of the transcript would stand in order."""
+        """Return the index in `kept` that keeps a row of the transcript in order."""
         order = {other.id: index for index, other in enumerate(self.sent.transcript)}
         known = [-1 if isinstance(item, NewMessage) else order[item] for item in self.kept]
         return next((index for index, other in enumerate(known) if other > order[row.id]), len(known))
 
-    # ---- the result
-
     def mapped(self, redact: Callable[[str], str]) -> MappedMessages | None:
-        # Rows that have no form on the wire (a result that answers nothing) are no loss, and no gain.
+        # Rows without a form on the wire (a result that answers no call) are neither lost nor removed.
         seen = {row.id for sources in self.sent.sources for row in sources}
         gone = [row for row in self.sent.transcript if row.id in seen and row.id not in self.kept_ids]
         earlier = [row for row in gone if row.origin is Origin.SUMMARY]
@@ -363,23 +251,21 @@ class _ListReader:
         if handoff is not None:
             index = self._index_for(removed[0]) if removed else 0
             items.insert(index if self.handoff_index is None else self.handoff_index, handoff)
-        users = {row.id for row in self.sent.transcript if row.role is MessageRole.USER}
-        if not any(
-            item.role is MessageRole.USER if isinstance(item, NewMessage) else item in users for item in items[:1]
-        ):
+        roles = {row.id: row.role for row in self.sent.transcript}
+        begins = [item.role if isinstance(item, NewMessage) else roles[item] for item in items[:1]]
+        if begins != [MessageRole.USER]:
             raise MessageListError("it does not begin with what a person said, nor with a summary")
         is_new = handoff is None or isinstance(handoff, NewMessage)
         return MappedMessages(
             context=tuple(items),
             removed=(*removed, *(earlier if is_new else ()), *self.shortened),
-            added=tuple(item for item in items if isinstance(item, NewMessage)),
             summarised=len(removed),
         )
 
     def _handoff(
         self, removed: Sequence[Message], earlier: Sequence[Message], redact: Callable[[str], str]
     ) -> ContextItem | None:
-        """The row that stands for those gone: made anew unless an earlier one is all there is to say."""
+        """Return the row in place of those gone: a new one, unless an earlier handoff says everything."""
         if not removed and not self.has_own_words and len(self.handoffs) == len(earlier) == 1:
             return self.handoffs[0].id
         if not removed and not self.words and not earlier:
@@ -391,7 +277,7 @@ class _ListReader:
 
 
 def _stub(row: Message, text: str) -> NewMessage:
-    """A shortened result with where the whole is. A row that was made for a view has no id to be read by."""
+    """Return a shortened result that names the whole one. A row made for a view has no id to read it by."""
     if row.seq >= 0:
         text = f'{text}\n[shortened: history_open(id="{recall_id(row.id)}") reads the whole]'
     return NewMessage(

@@ -1,33 +1,40 @@
-"""Notes: the text of `MEMORY.md` and `USER.md`, and changes of single entries in it.
+"""Notes: the files `MEMORY.md` and `USER.md` of each chat, and changes of single entries in them.
 
-An entry is an item of a Markdown list. Whatever else a person has written into the file by hand stays as it is. Where
-several people write in a chat, `USER.md` has a part for each of them, below a heading that ends with a stable id.
+An entry is an item of a Markdown list; all other text stays. In a shared chat `USER.md` has a part for each person,
+below a heading that ends with a stable id. A file is changed under a lock of the chat's folder, so that turns, a flush
+and a command do not lose each other's entries. All calls block their thread, for a file of some kilobytes.
 """
 
+import fcntl
 import hashlib
+import os
 import re
+import stat
+import tempfile
 import unicodedata
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
 
+from agent.settings import MemorySettings
+from hermes_state.disk import flush
 from hermes_state.errors import ToolError
 from hermes_state.text import counted, shortened
-from hermes_state.values import UserRef
+from hermes_state.values import ChatId, UserRef
 
-MAX_NAME_CHARACTERS = 60
-
+Target: TypeAlias = Literal["memory", "user"]
+FILE_NAMES: Final[dict[Target, str]] = {"memory": "MEMORY.md", "user": "USER.md"}
+MAX_FILE_BYTES = 1_000_000
+"""Largest file of notes, skill or persona that is read, in bytes."""
 Person: TypeAlias = tuple[UserRef, str]
-"""Stable id and name of somebody who has a part of their own in `USER.md`."""
-
-_ITEM = re.compile(r"[-*+] +(.*)")
-_JOINERS = "\u200c\u200d"
-"""Format characters that words of some scripts, and emoji, are spelt with."""
+"""Stable id and name of a person with a part in `USER.md`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteEntry:
-    """Entry of a file of notes: its first line's text, and the lines that it takes."""
+    """Entry of a file of notes: the text of its first line, and its range of lines."""
 
     text: str
     start: int
@@ -35,19 +42,19 @@ class NoteEntry:
 
     @property
     def handle(self) -> str:
-        """Short name of the entry, which no change of other entries changes."""
+        """Short name of the entry, independent of other entries."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:4]
 
 
 def entries_in(text: str) -> list[NoteEntry]:
-    """The entries of a text; indented lines below an item belong to it.
+    """Return the entries of a text; indented lines below an item belong to it.
 
     >>> [entry.text for entry in entries_in("# Ann\\n- likes tea\\n  with milk\\n- lives in Porto")]
     ['likes tea', 'lives in Porto']
     """
     lines, found = text.split("\n"), list[NoteEntry]()
     for index, line in enumerate(lines):
-        if (item := _ITEM.fullmatch(line)) is None:
+        if (item := re.fullmatch(r"[-*+] +(.*)", line)) is None:
             continue
         end = index + 1
         while end < len(lines) and lines[end].startswith((" ", "\t")) and lines[end].strip():
@@ -57,47 +64,38 @@ def entries_in(text: str) -> list[NoteEntry]:
 
 
 def one_line(text: str) -> str:
-    """The text of an entry: one line, without characters that control, hide or turn what stands around them."""
-    kept = (
-        letter for letter in text if letter in _JOINERS or unicodedata.category(letter)[0] != "C" or letter in "\n\t"
-    )
+    """Return the text of an entry: one line, without characters that control, hide or reorder others."""
+    # The joiners U+200C and U+200D are part of the spelling in some scripts and of emoji.
+    kept = (letter for letter in text if letter in "\n\t\u200c\u200d" or unicodedata.category(letter)[0] != "C")
     return " ".join("".join(kept).split())
 
 
 def added(text: str, new: str) -> str:
-    """`text` with one more entry at its end; the same text if it has that entry."""
     if any(entry.text == new for entry in entries_in(text)):
         return text
     return f"{text.rstrip()}\n- {new}\n".lstrip("\n")
 
 
 def replaced(text: str, piece: str, new: str | None) -> str:
-    """`text` with another entry, or none, in place of the one that `piece` names: by words of it, or by its handle.
+    """Return `text` with `new`, or nothing, in place of the entry that `piece` names, by words of it or its handle.
 
-    Raises `ToolError` where none or several are meant.
+    Raises `ToolError` if no entry matches, or several.
     """
-    entry = _meant(entries_in(text), piece)
+    entries = entries_in(text)
+    named = [entry for entry in entries if piece in (entry.text, entry.handle)]
+    named = named or [entry for entry in entries if piece and piece in entry.text]
+    if len({entry.text for entry in named}) != 1:
+        listed = "\n".join(f"- {entry.text}" for entry in named or entries) or "(nothing)"
+        if named:
+            raise ToolError(f"{counted(len(named), 'entry')} have these words; name one by more of them:\n{listed}")
+        raise ToolError(f"no entry has the words {shortened(piece)!r}; there is:\n{listed}")
     lines = text.split("\n")
-    lines[entry.start : entry.end] = [] if new is None else [f"- {new}"]
+    lines[named[0].start : named[0].end] = [] if new is None else [f"- {new}"]
     return "\n".join(lines)
 
 
-def _meant(entries: Sequence[NoteEntry], piece: str) -> NoteEntry:
-    named = [entry for entry in entries if piece in (entry.text, entry.handle)]
-    named = named or [entry for entry in entries if piece and piece in entry.text]
-    if len(named) == 1 or (named and len({entry.text for entry in named}) == 1):
-        return named[0]
-    listed = "\n".join(f"- {entry.text}" for entry in named or entries) or "(nothing)"
-    if named:
-        raise ToolError(f"{counted(len(named), 'entry')} have these words; name one by more of them:\n{listed}")
-    raise ToolError(f"no entry has the words {shortened(piece)!r}; there is:\n{listed}")
-
-
-# ---- parts of people
-
-
 def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
-    """Text before a person's part, the part below its heading, and the text behind; None: all is the part."""
+    """Return the text before a person's part, the part below its heading, and the rest; None: all is the part."""
     if person is None:
         return "", text, ""
     found = re.search(rf"^## [^\n]*\({re.escape(person[0])}\)[ \t]*$\n?", text, re.MULTILINE)
@@ -109,10 +107,95 @@ def part_of(text: str, person: Person | None) -> tuple[str, str, str]:
 
 
 def with_part(before: str, person: Person | None, part: str, behind: str) -> str:
-    """The text around a changed part, under a heading with the person's name of now; no heading over nothing."""
+    """Return the text with a changed part under a heading with the person's current name; no heading if it is empty."""
     if person is None:
         return part
     ref, name = person
-    shown = shortened(re.sub(r"[()#\[\]<>]", "", one_line(name)), MAX_NAME_CHARACTERS).strip() or ref
+    shown = shortened(re.sub(r"[()#\[\]<>]", "", one_line(name)), 60).strip() or ref
     made = f"## {shown} ({ref})\n{part.strip()}\n" if part.strip() else ""
     return before + made + ("\n" if made and behind else "") + behind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryDirectory:
+    """Directory of the notes, with a folder for each chat."""
+
+    path: Path
+    settings: MemorySettings = field(default_factory=MemorySettings)
+    holds_secret: Callable[[str], bool] = lambda _: False
+    """Returns True for a text with a secret of the configuration, which is not written down."""
+
+    def read(self, chat_id: ChatId, target: Target) -> str:
+        """Return the notes of a chat, or an empty text. Raises `ToolError` for a file that is no text."""
+        return read_text(self.path / str(chat_id) / FILE_NAMES[target]) or ""
+
+    def change(self, chat_id: ChatId, target: Target, person: Person | None, change: Callable[[str], str]) -> str:
+        """Change the notes, or one person's part, and return a sentence about their size.
+
+        Raises `ToolError`, and changes nothing, if they would be too long or cannot be read or written.
+        """
+        name, limit = FILE_NAMES[target], self.settings.memory_size if target == "memory" else self.settings.user_size
+        try:
+            with self._locked(chat_id) as folder:
+                text = read_text(folder / name) or ""
+                before, part, behind = part_of(text, person)
+                new = change(part)
+                if len(new.strip()) > max(limit, len(part.strip()) - 1):
+                    raise ToolError(
+                        f"{name} would have {len(new.strip()):,} of {limit:,} characters. Nothing was written. Make "
+                        f"room first: replace or remove entries, or join several in one. It holds:\n{part.strip()}"
+                    )
+                if self.holds_secret(new) and not self.holds_secret(part):
+                    raise ToolError("that has a secret of this gateway's configuration in it; it is not written down")
+                if (whole := with_part(before, person, new, behind)) != text:
+                    _write(folder / name, whole)
+        except OSError as error:
+            raise ToolError(f"{name} cannot be written: {error.strerror or error}") from error
+        return f"{name}: {counted(len(entries_in(new)), 'entry')}, {len(new.strip()):,} of {limit:,} characters."
+
+    @contextmanager
+    def _locked(self, chat_id: ChatId) -> Iterator[Path]:
+        folder = self.path / str(chat_id)
+        for made in (self.path, folder):
+            made.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield folder
+        finally:
+            os.close(descriptor)
+
+
+def read_text(path: Path, *, flags: int = 0) -> str | None:
+    """Return the text of a file; None without one. Raises `ToolError` if it is no text or no ordinary file."""
+    try:
+        # Without waiting, because a pipe in place of the file would hold its reader for ever.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ToolError(f"{path.name} cannot be read: {error.strerror or error}") from error
+    with open(descriptor, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
+            raise ToolError(f"{path.name} is no file of text, or larger than {MAX_FILE_BYTES:,} bytes")
+        content = file.read(MAX_FILE_BYTES + 1)
+    try:
+        return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\0", "")
+    except UnicodeDecodeError as error:
+        raise ToolError(f"{path.name} is not in UTF-8 (byte {error.start:,}); save it anew in that encoding") from error
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file as a whole: after a crash it holds the old text or the new one."""
+    descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # for this user alone
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        with suppress(OSError):  # after `replace` there is none; an earlier error says more
+            os.unlink(unfinished)
+    flush(path.parent)

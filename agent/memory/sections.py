@@ -1,7 +1,4 @@
-"""Sections of a system prompt that stand in files: persona, notes, a workspace's context file, the index of skills.
-
-They are read when a session begins, a split included, and stay as they are while it lasts.
-"""
+"""Sections of a system prompt from files, read when a session begins: persona, notes, context file, index of skills."""
 
 import os
 import re
@@ -13,7 +10,7 @@ from typing import Final
 import structlog
 
 from agent.handoff import escape_markers
-from agent.memory.files import FILE_NAMES, MemoryDirectory, read_text
+from agent.memory.notes import FILE_NAMES, MemoryDirectory, read_text
 from agent.memory.skills import SkillCatalog
 from agent.tokens import estimated_text_tokens
 from hermes_state.errors import ToolError
@@ -24,12 +21,11 @@ log = structlog.get_logger()
 
 PERSONA_FILE: Final = "SOUL.md"
 CONTEXT_FILES: Final = ("AGENTS.md", "CLAUDE.md", ".cursorrules")
-"""Names of context files; of several the first counts."""
+"""Names of context files; the first one that exists is read."""
 MAX_CHARACTERS = 20_000
-"""Longest persona or context file that is shown, in characters: of a longer one both ends are."""
+"""Longest persona or context file, in characters; the middle of a longer one is left out."""
 SHARE_PERCENT = 10
-"""Share of the threshold, in percent, for the notes together, and once more for all other sections together."""
-
+"""Share of the threshold, in percent, for all notes, and once more for all other sections."""
 _TAG = re.compile(r"<(?=\s{0,8}/?\s{0,8}(?:memory|context_file)\b)", re.IGNORECASE)
 _ABOUT_NOTES = """\
 # Memory
@@ -47,19 +43,18 @@ Instructions for kinds of tasks, by whoever runs this gateway. When a task fits 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionReader:
-    """Reader of the sections that the state directory `home` holds. All of it blocks its thread."""
+    """Reader of the sections in the state directory `home`. Blocks its thread."""
 
     home: Path
     notes: MemoryDirectory | None
-    """None: there is no memory."""
     skills: SkillCatalog
     reads_persona: bool = True
-    """False: a persona is configured, and `SOUL.md` is not looked at."""
+    """False if a persona is configured, which replaces `SOUL.md`."""
     is_on: Callable[[str, ChatKey], bool] = lambda name, chat: True
-    """Tells if everybody in a chat may use the tool of a name: no skills are named where nobody can read them."""
+    """Returns True if all people in a chat may use a tool. Without the tool `skill`, no skills are named."""
 
     def read(self, conversation: ConversationRef, threshold: Tokens) -> tuple[str | None, list[str]]:
-        """The persona, if a file has one, and the sections for a conversation that is compressed at `threshold`."""
+        """Return the persona, if a file has one, and the sections for a conversation with this threshold."""
         room = Tokens(threshold * SHARE_PERCENT // 100)
         sections = list(self._memory(conversation, room))
         soul = _read(self.home / PERSONA_FILE) if self.reads_persona else None
@@ -95,7 +90,7 @@ class SectionReader:
     def _context_file(self, conversation: ConversationRef, room: Tokens) -> Iterator[str]:
         folder = self.home / "workspaces" / str(conversation.chat_id)
         for name in CONTEXT_FILES:
-            # Not through a link: it may have been made in a sandbox, and lead out of what that can see.
+            # Not through a link, which may have been made in a sandbox and lead out of it.
             text = _read(folder / name, flags=os.O_NOFOLLOW)
             if text is not None and (text := within(both_ends(text, MAX_CHARACTERS), room)):
                 yield f"{_ABOUT_CONTEXT.format(name=name)}\n<context_file>\n{_safe(text)}\n</context_file>"
@@ -103,7 +98,7 @@ class SectionReader:
 
 
 def _read(path: Path, *, flags: int = 0) -> str | None:
-    """The text of a file; None where there is none, nothing in it, or (with a line in the log) no text."""
+    """Return the text of a file; None without one, for an empty one, and, with a line in the log, for no text."""
     try:
         return (read_text(path, flags=flags) or "").strip() or None
     except ToolError as error:
@@ -112,20 +107,14 @@ def _read(path: Path, *, flags: int = 0) -> str | None:
 
 
 def within(text: str, room: Tokens) -> str:
-    """`text`, or both its ends, of about `room` tokens at most; empty where that is next to nothing."""
+    """Return `text` or both its ends, of about `room` tokens at most; empty if little would be left."""
     tokens = estimated_text_tokens(text)
     if tokens <= room:
         return text
-    limit = len(text) * max(0, room - NOTE_TOKENS) // tokens
-    return both_ends(text, limit) if limit >= MIN_CHARACTERS else ""
-
-
-NOTE_TOKENS = 10
-"""The note in place of what is left out."""
-MIN_CHARACTERS = 80
-"""Less of a text says nothing."""
+    limit = len(text) * max(0, room - 10) // tokens  # 10 for the note in place of the middle
+    return both_ends(text, limit) if limit >= 80 else ""
 
 
 def _safe(text: str) -> str:
-    """The text of a file, unable to close the tags around it or to pass for a part of a handoff or a notice."""
+    """Return a text without our tags and without the markers of handoffs and notices."""
     return escape_markers(_TAG.sub("(", text))

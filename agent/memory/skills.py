@@ -1,7 +1,7 @@
-"""Skills: folders with a `SKILL.md`, in the Agent Skills format. A prompt names them; a tool reads one when needed.
+"""Skills: folders with a `SKILL.md` in the Agent Skills format. A prompt names them; a tool reads one when needed.
 
-The front matter is YAML with `name` and `description`. Many skills in use have a description that is no YAML, because
-of a colon in it; such lines are taken as they stand.
+The front matter is YAML with `name` and `description`. Many descriptions are no YAML, because of a colon; such lines
+are read as plain text.
 """
 
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 import yaml
 
-from agent.memory.files import read_text
+from agent.memory.notes import read_text
 from hermes_state.errors import ToolError
 from hermes_state.text import shortened
 
@@ -22,17 +22,13 @@ log = structlog.get_logger()
 SKILL_FILE = "SKILL.md"
 MAX_SKILLS = 200
 MAX_DESCRIPTION = 1_024
-"""Longest description, in characters, as the format has it."""
-
-_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-_FOLDER_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _FIELD = re.compile(r"^(name|description)[ \t]*:[ \t]*(\S.*?(?:\n[ \t]+\S.*?)*)[ \t]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkillInfo:
-    """A skill that can be read. `fault`: what its front matter has wrong, in words for the operator."""
+    """A skill that can be read. `fault`: mistake in its front matter, for the operator."""
 
     name: str
     description: str
@@ -42,15 +38,15 @@ class SkillInfo:
 
 @dataclass(slots=True, kw_only=True)
 class SkillCatalog:
-    """Catalog of the skills in a folder, as they were when it was last looked at."""
+    """Catalog of the skills in a folder at the last `load`."""
 
     path: Path
     skills: Mapping[str, SkillInfo] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
-    """A sentence for each skill with something wrong, each naming its file."""
+    """A sentence with the file for each faulty skill."""
 
     def load(self) -> None:
-        """Look at the folder. Blocks its thread. What is wrong is logged when it is new."""
+        """Read the folder, and log new faults. Blocks its thread."""
         try:
             folders = sorted(one for one in self.path.iterdir() if one.is_dir() and not one.name.startswith("."))
         except OSError:  # there is none
@@ -73,16 +69,15 @@ class SkillCatalog:
         self.skills, self.faults = found, tuple(faults)
 
     def index(self) -> str:
-        """A line for each skill, for a prompt."""
         return "\n".join(f"- {skill.name}: {' '.join(skill.description.split())}" for skill in self.skills.values())
 
 
 def _load_skill(folder: Path) -> SkillInfo:
-    """The skill in a folder, under the folder's name. Raises `ToolError` for one that cannot be offered."""
+    """Load the skill in a folder, under the folder's name. Raises `ToolError` if it cannot be offered."""
     text = read_text(folder / SKILL_FILE)
     if text is None:
         raise ToolError("there is no such file")
-    if _FOLDER_NAME.fullmatch(folder.name) is None:
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]{0,63}", folder.name) is None:
         raise ToolError(f"the folder's name {folder.name!r} has characters that no skill's name has")
     values = front_matter(text)
     name, description = values.get("name"), values.get("description", "")
@@ -91,7 +86,7 @@ def _load_skill(folder: Path) -> SkillInfo:
     fault = ""
     if name != folder.name:
         fault = f"its `name` is {name!r}, its folder's {folder.name!r}; it is offered by the folder's"
-    elif _NAME.fullmatch(name) is None:
+    elif re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)*", name) is None:
         fault = "its name should have lowercase letters, digits and single hyphens only"
     elif len(description) > MAX_DESCRIPTION:
         fault = f"its description has {len(description):,} of {MAX_DESCRIPTION:,} characters and is shown shortened"
@@ -100,7 +95,7 @@ def _load_skill(folder: Path) -> SkillInfo:
 
 
 def front_matter(text: str) -> dict[str, str]:
-    """The name and the description in the front matter of a skill. Raises `ToolError` where there is none.
+    """Return the name and the description in the front matter of a skill. Raises `ToolError` if there is none.
 
     >>> front_matter("---\\nname: trips\\ndescription: Use when: somebody travels\\n---\\n# Trips")
     {'name': 'trips', 'description': 'Use when: somebody travels'}
@@ -116,7 +111,7 @@ def front_matter(text: str) -> dict[str, str]:
     return {key: str(values[key]).strip() for key in ("name", "description") if isinstance(values.get(key), str | int)}
 
 
-@lru_cache(maxsize=2 * MAX_SKILLS)  # YAML takes a millisecond for each skill, and sessions begin all the time
+@lru_cache(maxsize=2 * MAX_SKILLS)  # YAML takes a millisecond for each skill, at the start of each session
 def _values(front: str) -> object:
     try:
         return yaml.safe_load(front)

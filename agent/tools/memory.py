@@ -5,8 +5,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from agent.memory.files import MemoryDirectory, Target, read_text
-from agent.memory.notes import Person, added, one_line, replaced
+from agent.memory.notes import MemoryDirectory, Person, Target, added, one_line, read_text, replaced
 from agent.memory.skills import SKILL_FILE, SkillCatalog, SkillInfo
 from agent.tools.arguments import Arguments
 from agent.tools.registry import Tool, ToolContext, tool

@@ -1,21 +1,19 @@
-"""Compressor of trajectories: a summary in place of as much of the middle as has to go.
+"""Compressor of trajectories: a summary replaces as much of the middle as it must.
 
-The beginning stays (system prompt, first human, gpt and tool turn), and so do the last turns. Between them turns leave
-from the front on, until what has left makes up for the excess and for the summary: what stands nearest to the end is
-what the model is to learn.
+The first turn of each role and the last turns stay. The others leave from the front on, because a model learns most
+from the turns nearest to the end.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
 from agent.context.excerpt import Redact
 from agent.tokens import MESSAGE_TOKENS, estimated_text_tokens
 from agent.trajectories.format import BOM, Trajectory, TurnRole
-from agent.trajectories.metrics import TrajectoryMetrics
 from agent.trajectories.summary import Summarise, deterministic_text
 from hermes_state.errors import ModelError
 from hermes_state.redaction import redact
@@ -26,21 +24,72 @@ NOTICE: Final = (
     f"Some earlier turns are not shown as they were: a turn that begins with {SUMMARY_MARK} stands for them."
 )
 HEAD_SHARE: Final = 4
-"""The turns between the first ones of each role may take this part of the target, one over it; a first turn that comes
-later is not kept for being the first."""
+"""Divisor of the target: room for the turns between the first ones of each role. Later first turns are not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectorySettings:
-    """Settings of the compressor."""
-
     target_max_tokens: int = 15_250
     """A trajectory of no more tokens stays as it is."""
     summary_target_tokens: int = 750
     protect_last: int = 4
-    """Turns at the end that stay."""
     has_notice: bool = True
-    """True: the system turn says that there is a summary."""
+    """True adds a sentence about the summary to the system turn."""
+
+
+class _Figures(msgspec.Struct, frozen=True, kw_only=True):
+    turns_before: int = 0
+    turns_after: int = 0
+    turns_removed: int = 0
+    tokens_before: int = 0
+    tokens_after: int = 0
+    tokens_saved: int = 0
+    ratio: float = 1.0
+    """Tokens after divided by tokens before."""
+    summary_calls: int = 0
+    summary_errors: int = 0
+
+
+class TrajectoryMetrics(_Figures, frozen=True, kw_only=True):
+    was_compressed: bool = False
+    skipped_under_target: bool = False
+    still_over_limit: bool = False
+    start_index: int | None = None
+    """First turn that the summary replaces; None without a summary."""
+    end_index: int | None = None
+    error: str | None = None
+    """Reason why a summary that was needed is missing."""
+
+    @classmethod
+    def of(cls, before: Sequence[int], after: Sequence[int], **other: object) -> Self:
+        total, left = sum(before), sum(after)
+        sizes = {"turns_before": len(before), "turns_after": len(after), "tokens_before": total, "tokens_after": left}
+        return msgspec.convert({**sizes, "tokens_saved": total - left, "ratio": _ratio(total, left), **other}, cls)
+
+
+class TrajectoryTotals(_Figures, frozen=True, kw_only=True):
+    """Figures of a file. Every line is a trajectory, rejected, or blank."""
+
+    lines: int = 0
+    trajectories: int = 0
+    rejected: int = 0
+    blank: int = 0
+    was_compressed: int = 0
+    skipped_under_target: int = 0
+    still_over_limit: int = 0
+
+    def plus(self, metrics: TrajectoryMetrics) -> Self:
+        common = (set(self.__struct_fields__) & set(metrics.__struct_fields__)) - {"ratio"}
+        sums = {key: getattr(self, key) + getattr(metrics, key) for key in common}
+        ratio = _ratio(sums["tokens_before"], sums["tokens_after"])
+        return msgspec.structs.replace(self.counted("trajectories"), **sums, ratio=ratio)
+
+    def counted(self, kind: str) -> Self:
+        return msgspec.structs.replace(self, **{"lines": self.lines + 1, kind: getattr(self, kind) + 1})
+
+
+def _ratio(before: int, after: int) -> float:
+    return round(after / before, 4) if before else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,35 +100,27 @@ class CompressedLine:
     metrics: TrajectoryMetrics
 
 
+@dataclass(frozen=True, slots=True)
 class TrajectoryCompressor:
     """Puts summaries in place of the middle of trajectories that are too long."""
 
-    def __init__(
-        self,
-        settings: TrajectorySettings | None = None,
-        summarise: Summarise = deterministic_text,
-        redact: Redact = redact,
-    ) -> None:
-        self.settings = settings or TrajectorySettings()
-        self.summarise = summarise
-        self._redact = redact
+    settings: TrajectorySettings = TrajectorySettings()
+    summarise: Summarise = deterministic_text
+    redact: Redact = redact
 
     def compress(self, turns: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], TrajectoryMetrics]:
-        """`compress_async` for whoever has no event loop."""
+        """Compress the turns of one conversation without an event loop. Raises `TrajectoryRejected`."""
         return asyncio.run(self.compress_async(turns))
 
     async def compress_async(
         self, turns: Sequence[Mapping[str, Any]]
     ) -> tuple[list[dict[str, Any]], TrajectoryMetrics]:
-        """Turns of one conversation, compressed where they are too long. Raises `TrajectoryRejected`."""
+        """Compress the turns of one conversation. Raises `TrajectoryRejected`."""
         done = await self.compress_line(msgspec.json.encode({"conversations": turns}))
         return msgspec.json.decode(done.line)["conversations"], done.metrics
 
     async def compress_line(self, line: bytes) -> CompressedLine:
-        """A line of a file, compressed where it is too long; one that has no summary stays as it is.
-
-        Raises `TrajectoryRejected`.
-        """
+        """Compress a line of a file; it stays as it is without a summary. Raises `TrajectoryRejected`."""
         line = line.removeprefix(BOM).strip()
         trajectory = Trajectory.parse(line)
         sizes = [turn.tokens for turn in trajectory.turns]
@@ -92,16 +133,16 @@ class TrajectoryCompressor:
         if sum(sizes[start:end]) <= self.settings.summary_target_tokens:
             return kept  # a summary would be as long
         try:
-            text = await self.summarise(trajectory.turns[start:end], self._room(), self._redact)
+            text = await self.summarise(trajectory.turns[start:end], self._room(), self.redact)
         except ModelError as error:
-            failed = {"summary_calls": 1, "summary_errors": 1, "error": self._redact(str(error))}
+            failed = {"summary_calls": 1, "summary_errors": 1, "error": self.redact(str(error))}
             return replace(kept, metrics=msgspec.structs.replace(kept.metrics, **failed))
-        return self._with_summary(trajectory, sizes, (start, end), well_formed(self._redact(text))) or replace(
+        return self._with_summary(trajectory, sizes, (start, end), well_formed(self.redact(text))) or replace(
             kept, metrics=msgspec.structs.replace(kept.metrics, summary_calls=1, error="the summary saves nothing")
         )
 
     def _room(self) -> int:
-        """Tokens of the summary itself, without what is written around it."""
+        """Return the tokens of the summary itself, without the mark and the notice."""
         around = MESSAGE_TOKENS + estimated_text_tokens(SUMMARY_MARK) + 1
         if self.settings.has_notice:
             around += estimated_text_tokens(NOTICE) + 1
@@ -110,7 +151,7 @@ class TrajectoryCompressor:
     def _with_summary(
         self, trajectory: Trajectory, sizes: Sequence[int], removed: tuple[int, int], text: str
     ) -> CompressedLine | None:
-        """The line with the summary in place; None where that makes it no shorter."""
+        """Return the line with the summary in place; None if it saves nothing."""
         start, end = removed
         turns = [*trajectory.turns[:start], trajectory.human(f"{SUMMARY_MARK}\n{text}"), *trajectory.turns[end:]]
         if self.settings.has_notice:
@@ -135,11 +176,13 @@ class TrajectoryCompressor:
 
 
 def select(roles: Sequence[TurnRole], sizes: Sequence[int], settings: TrajectorySettings) -> tuple[int, int]:
-    """Turns that a summary takes the place of, as start and end; equal where there is nothing to take.
+    """Return start and end of the turns that a summary replaces; equal if there are none.
 
     A gpt turn and the tool turns that answer it stay together: no tool turn follows the summary.
     """
-    tail = _before_results(roles, max(0, len(roles) - max(0, settings.protect_last)))
+    tail = max(0, len(roles) - max(0, settings.protect_last))
+    while 0 < tail < len(roles) and roles[tail] is TurnRole.TOOL:
+        tail -= 1
     start = end = _head_end(roles, sizes, tail, settings.target_max_tokens // HEAD_SHARE)
     wanted = sum(sizes) - settings.target_max_tokens + settings.summary_target_tokens
     while end < tail and (wanted > 0 or roles[end] is TurnRole.TOOL):
@@ -149,7 +192,7 @@ def select(roles: Sequence[TurnRole], sizes: Sequence[int], settings: Trajectory
 
 
 def _head_end(roles: Sequence[TurnRole], sizes: Sequence[int], tail: int, room: int) -> int:
-    """End of the beginning that stays: behind the first turns of each role, and behind the results of a call."""
+    """Return the end of the beginning that stays: the first turns of each role, and the results of a call."""
     end = 0
     for first in sorted(roles.index(role) for role in set(roles)):
         room -= sum(sizes[end:first])
@@ -159,10 +202,3 @@ def _head_end(roles: Sequence[TurnRole], sizes: Sequence[int], tail: int, room: 
     while end < tail and roles[end] is TurnRole.TOOL:
         end += 1
     return min(end, tail)
-
-
-def _before_results(roles: Sequence[TurnRole], index: int) -> int:
-    """The index, or that of the turn whose results begin or go on there."""
-    while 0 < index < len(roles) and roles[index] is TurnRole.TOOL:
-        index -= 1
-    return index

@@ -1,22 +1,27 @@
-"""Trajectories from stored conversations, in the form of Hermes models: thoughts and calls stand between tags."""
+"""Trajectories of stored conversations, in the form of Hermes models (thoughts and calls between tags) and as text."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from itertools import groupby
-from typing import Any
+from itertools import groupby, zip_longest
+from typing import Any, Final
 
 import orjson
 
-from agent.trajectories.format import TurnRole
+from agent.trajectories.format import Trajectory, TurnRole
 from hermes_state.admin.conversations import FullMessage, StoredConversation
 from hermes_state.text import well_formed
 from hermes_state.values import MessageRole
+
+_SPEAKERS: Final = {TurnRole.SYSTEM: "System", TurnRole.HUMAN: "User", TurnRole.GPT: "Agent", TurnRole.TOOL: "Tool"}
+_TAGGED: Final = re.compile(r"<(tools|think|tool_call|tool_response)>\n?(.*?)\n?</\1>", re.DOTALL)
 
 
 def trajectory_line(
     conversation: StoredConversation, messages: Iterable[FullMessage], tools: Mapping[str, Mapping[str, Any]]
 ) -> bytes | None:
-    """Return the line of a conversation without its end; None if nobody says anything in it.
+    """Return the line of a conversation without its end; None if the conversation has no text.
 
     `tools`: definitions of tools by name. Only the name of any other tool is written.
     """
@@ -24,7 +29,11 @@ def trajectory_line(
     if not said:
         return None
     last = said[-1][0]
-    turns = [("system", prompt)] if (prompt := _system_turn(conversation, tools)) else []
+    names = orjson.loads(conversation.tools)
+    offered = [{**tools[name], "required": None} if name in tools else {"name": name} for name in names]
+    block = _tagged("tools", _json(offered)) if offered else None
+    prompt = "\n\n".join(filter(None, (conversation.system_prompt, block)))
+    turns = [("system", prompt)] if prompt else []
     for role, group in groupby((turn for _, turn in said), key=lambda turn: turn[0]):
         turns.append((role, "\n".join(text for _, text in group)))
     return orjson.dumps(
@@ -39,14 +48,6 @@ def trajectory_line(
             "completed": last.role is MessageRole.ASSISTANT and not last.calls,
         }
     )
-
-
-def _system_turn(conversation: StoredConversation, tools: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the system prompt and the definitions of the tools that the conversation was offered."""
-    names = orjson.loads(conversation.tools)
-    offered = [{**tools[name], "required": None} if name in tools else {"name": name} for name in names]
-    block = [_tagged("tools", _json(offered))] if offered else []
-    return "\n\n".join([*filter(None, [conversation.system_prompt]), *block])
 
 
 def turn_of(message: FullMessage) -> tuple[TurnRole, str] | None:
@@ -70,3 +71,36 @@ def _json(value: object) -> str:
 
 def _tagged(name: str, text: str) -> str:
     return f"<{name}>\n{well_formed(text)}\n</{name}>" if text else f"<{name}>\n</{name}>"
+
+
+def replayed(trajectory: Trajectory) -> Iterator[str]:
+    """Yield the model and the time of a trajectory, then each turn as lines."""
+    head = (bytes(value).decode() for key, value in trajectory.fields.items() if key in ("model", "timestamp"))
+    yield ", ".join(value.strip('"') for value in head if value != "null")
+    for turn in trajectory.turns:
+        yield "".join(f"\n{line}" for line in _lines(_SPEAKERS[turn.role], _TAGGED.split(turn.text)))
+
+
+def _lines(speaker: str, texts: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a turn. `texts` repeats: text outside of tags, the name of a tag, the text inside."""
+    for words, tag, inner in zip_longest(texts[::3], texts[1::3], texts[2::3]):
+        if words.strip():
+            yield f"{speaker}: {words.strip()}"
+        value: Any = inner
+        with suppress(orjson.JSONDecodeError):
+            value = orjson.loads(inner or "")
+        match tag, value:
+            case "think", _:
+                yield from [f"{speaker} (thinking): {inner.strip()}"] if inner.strip() else []
+            case "tool_call", {"name": name, "arguments": arguments}:
+                yield f"{speaker} → {name} {_shown(arguments)}"
+            case "tool_response", {"name": name, "content": content}:
+                yield f"{name} → {_shown(content)}"
+            case "tools", [{"name": _}, *_]:
+                yield f"Tools: {', '.join(str(one.get('name')) for one in value if isinstance(one, dict))}"
+            case (("tool_call" | "tool_response" | "tools"), _):
+                yield f"{speaker} ({tag}): {inner}"
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()

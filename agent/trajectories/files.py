@@ -1,8 +1,7 @@
 """Compression of a file of trajectories, line by line and in order. An interrupted run can be continued.
 
-Next to OUT are `OUT.metrics.jsonl` (a row for each line), `OUT.rejected.jsonl` (the other lines, byte for byte) and
-`OUT.metrics.json` (the totals and the checkpoint). The checkpoint is replaced as a whole, after the data that it
-describes is on disk. The next run cuts off what the other files hold beyond it, and continues after its last line.
+Next to OUT are `OUT.metrics.jsonl` (a row for each line), `OUT.rejected.jsonl` (rejected lines, byte for byte) and
+`OUT.metrics.json` (totals and checkpoint). The next run cuts the other files to the checkpoint, and continues there.
 """
 
 import asyncio
@@ -19,9 +18,8 @@ from typing import BinaryIO, Final, TypeAlias
 
 import msgspec
 
-from agent.trajectories.compressor import CompressedLine, TrajectoryCompressor
+from agent.trajectories.compressor import CompressedLine, TrajectoryCompressor, TrajectoryTotals
 from agent.trajectories.format import TrajectoryRejected
-from agent.trajectories.metrics import TrajectoryTotals
 from hermes_state.disk import flush
 from hermes_state.errors import CommandError
 
@@ -33,35 +31,34 @@ CHECKPOINT_SECONDS: Final = 1.0
 """Seconds between two checkpoints. A killed process loses the work of that time, paid summaries included."""
 _COPY_BYTES: Final = 1_048_576
 _SUFFIXES: Final = {"out": "", "rejected": ".rejected.jsonl", "metrics": ".metrics.jsonl"}
-
 _encode = msgspec.json.Encoder().encode
-
 Outcome: TypeAlias = CompressedLine | TrajectoryRejected | None
-"""Result of a line; None for a blank one."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a run, and the figures so far."""
-
     settings: Mapping[str, object]
     total: TrajectoryTotals = TrajectoryTotals()
     is_complete: bool = False
     read_bytes: int = 0
-    """Bytes of the source that the other files account for."""
     read_digest: str = ""
     written_bytes: Mapping[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(_SUFFIXES, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLine:
-    """A line of the source and its place; `data` is None if it is too long to be held."""
+    """A line of the source and its place."""
 
     number: int
     start: int
     end: int
     data: bytes | None
+    """None if the line is too long to be held."""
     digest: str = ""
     """Digest of the source from its beginning to the end of this line."""
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
 
 
 class TrajectoryWriter:
@@ -80,7 +77,10 @@ class TrajectoryWriter:
             if not (is_forced or self._checkpoint_path.exists()) and path.stat().st_size:
                 raise CommandError(f"{path} exists and was not written by this command; --force overwrites it")
         with ExitStack() as opened:
-            self._files = {name: opened.enter_context(_open(path)) for name, path in self._paths.items()}
+            self._files: dict[str, BinaryIO] = {}
+            for name, path in self._paths.items():
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+                self._files[name] = opened.enter_context(os.fdopen(descriptor, "wb"))
             try:
                 fcntl.flock(self._files["out"], fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -115,8 +115,7 @@ class TrajectoryWriter:
                 total = total.plus(outcome.metrics)
             case TrajectoryRejected():
                 self._files["metrics"].write(_encode({"line": line.number, "rejected": str(outcome)}) + b"\n")
-                for piece in _pieces(line, source):
-                    self._files["rejected"].write(piece)
+                _copy(line, source, self._files["rejected"])
                 total = total.counted("rejected")
             case None:
                 total = total.counted("blank")
@@ -157,7 +156,6 @@ class TrajectoryRunner:
 
     compressor: TrajectoryCompressor
     parallel: int = 8
-    """Most summaries that are written at the same time."""
     on_read: Callable[[int], None] = lambda _bytes: None
     """Receives the bytes of each finished line, and first the bytes that earlier runs finished."""
     on_trouble: Callable[[str], None] = lambda _sentence: None
@@ -202,13 +200,13 @@ class TrajectoryRunner:
                 self.on_trouble(f"line {line.number} is put aside: {outcome}")
             elif outcome is not None and outcome.metrics.summary_errors:
                 self.on_trouble(f"line {line.number} stays as it was: {outcome.metrics.error}")
-            self.on_read(line.end - line.start)
-            return line.end - line.start
+            self.on_read(line.size)
+            return line.size
 
         ahead = 0
         for line in lines:
             pending.append((line, group.create_task(self._outcome(line))))
-            ahead += line.end - line.start
+            ahead += line.size
             while len(pending) >= max(1, self.parallel) or ahead > MAX_AHEAD_BYTES:
                 ahead -= await finish_first()
         while pending:
@@ -216,8 +214,7 @@ class TrajectoryRunner:
 
     async def _outcome(self, line: SourceLine) -> Outcome:
         if line.data is None:
-            size = line.end - line.start
-            return TrajectoryRejected(f"it has {size:,} bytes; at most {MAX_LINE_BYTES:,} are read")
+            return TrajectoryRejected(f"it has {line.size:,} bytes; at most {MAX_LINE_BYTES:,} are read")
         if not line.data.strip():
             return None
         try:
@@ -253,17 +250,10 @@ def _lines_after(source: BinaryIO, state: Checkpoint) -> Iterator[SourceLine] | 
     return None if has_longer_line else read_lines(source, state.total.lines, digest)
 
 
-def _pieces(line: SourceLine, source: BinaryIO) -> Iterator[bytes]:
-    """Yield the bytes of a line. `source` is left at the place where it was."""
-    if line.data is not None:
-        yield line.data
-        return
+def _copy(line: SourceLine, source: BinaryIO, target: BinaryIO) -> None:
+    """Write the bytes of a line. `source` is left at the place where it was."""
     place = source.tell()
     source.seek(line.start)
     for start in range(line.start, line.end, _COPY_BYTES):
-        yield source.read(min(_COPY_BYTES, line.end - start))
+        target.write(source.read(min(_COPY_BYTES, line.end - start)))
     source.seek(place)
-
-
-def _open(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb")

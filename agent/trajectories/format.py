@@ -1,8 +1,6 @@
-"""The form of a trajectory: one line of JSON, of which only the turns are looked at.
+"""The form of a trajectory: one line of JSON, of which only the turns are parsed.
 
-Whatever stays, turns and other keys alike, stays letter by letter: numbers are not read, nothing is escaped anew. Names
-of roles that other programs use are understood where they can mean one thing only; a turn that is added speaks as the
-line does.
+Everything that stays is kept byte by byte. Other programs' names of roles are understood if they are unambiguous.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +20,6 @@ class TrajectoryRejected(HermesError):
 
 
 class TurnRole(StrEnum):
-    """Roles of turns, by their names in this form."""
-
     SYSTEM = "system"
     HUMAN = "human"
     GPT = "gpt"
@@ -37,14 +33,7 @@ _NAMES: Final[Mapping[TurnRole, str]] = {
     TurnRole.TOOL: "tool observation function ipython function_response function_result tool_response tool_result",
 }
 _ROLES: Final = {name: role for role, names in _NAMES.items() for name in names.split()}
-_LISTS: Final = ("conversations", "conversation", "messages")
-"""Keys of a line under one of which its turns stand."""
-_ROLE_KEYS: Final = ("from", "role")
-_TEXT_KEYS: Final = ("value", "content")
-_CALL_KEYS: Final = ("tool_calls", "function_call")
-"""Keys of a turn: its role, what it says, and calls beside that or instead."""
 BOM: Final = b"\xef\xbb\xbf"
-
 _read_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _read_list = msgspec.json.Decoder(list[Raw]).decode
 _read_any = msgspec.json.Decoder().decode
@@ -53,8 +42,6 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn: its role, what it says, and the JSON that it is."""
-
     role: TurnRole
     text: str
     tokens: int
@@ -63,10 +50,8 @@ class Turn:
     form: tuple[str, str]
     """Keys of its role and of its text."""
     name: str
-    """Role as the line calls it."""
 
     def saying(self, text: str) -> Self:
-        """The same turn, its other keys too, with other words."""
         fields = {**_read_fields(self.raw), self.form[1]: text}
         return replace(self, text=text, tokens=_tokens(text), raw=Raw(_encode(fields)))
 
@@ -81,11 +66,11 @@ class Trajectory:
 
     @classmethod
     def parse(cls, line: bytes) -> Self:
-        """The trajectory of a line, with or without its end and a byte order mark. Raises `TrajectoryRejected`."""
+        """Parse a line, with or without its end and a byte order mark. Raises `TrajectoryRejected`."""
         try:
-            line.decode()  # what is not looked at has to be text, too
+            line.decode()  # the other keys must be text, too
             fields = _read_fields(line.removeprefix(BOM))
-            found = [key for key in _LISTS if key in fields]
+            found = [key for key in ("conversations", "conversation", "messages") if key in fields]
             if len(found) != 1:
                 raise TrajectoryRejected(f"it has not one list of turns, but {' and '.join(found) or 'none'}")
             turns = [_turn(raw, number) for number, raw in enumerate(_read_list(fields[found[0]]), start=1)]
@@ -96,7 +81,7 @@ class Trajectory:
         return cls(turns=tuple(turns), fields=fields, key=found[0])
 
     def human(self, text: str) -> Turn:
-        """A turn of the human role that says this, named as the line names such turns."""
+        """Return a turn of the human role, named as the line names such turns."""
         like = next((turn for turn in self.turns if turn.role is TurnRole.HUMAN), None)
         form = (like or self.turns[0]).form
         name = like.name if like else "human" if form[0] == "from" else "user"
@@ -104,7 +89,6 @@ class Trajectory:
         return Turn(role=TurnRole.HUMAN, text=text, tokens=_tokens(text), raw=raw, form=form, name=name)
 
     def encoded(self, turns: Sequence[Turn]) -> bytes:
-        """The line with these turns instead, without its end."""
         return _encode({**self.fields, self.key: [turn.raw for turn in turns]})
 
 
@@ -113,7 +97,7 @@ def _turn(raw: Raw, number: int) -> Turn:
         fields = _read_fields(raw)
     except msgspec.ValidationError:
         raise TrajectoryRejected(f"turn {number} is no object") from None
-    found = [[key for key in keys if key in fields] for keys in (_ROLE_KEYS, _TEXT_KEYS)]
+    found = [[key for key in keys if key in fields] for keys in (("from", "role"), ("value", "content"))]
     if [len(keys) for keys in found] != [1, 1]:
         raise TrajectoryRejected(f"turn {number} has not one role and one text, but {', '.join(fields) or 'no key'}")
     form = (found[0][0], found[1][0])
@@ -121,7 +105,8 @@ def _turn(raw: Raw, number: int) -> Turn:
     role = _ROLES.get(name.strip().lower().replace("-", "_").replace(" ", "_")) if isinstance(name, str) else None
     if role is None:
         raise TrajectoryRejected(f"turn {number} is from {str(name)[:40]!r}, which is none of {', '.join(TurnRole)}")
-    calls = [bytes(fields[key]).decode() for key in _CALL_KEYS if key in fields and bytes(fields[key]) != b"null"]
+    values = [bytes(fields[key]) for key in ("tool_calls", "function_call") if key in fields]
+    calls = [value.decode() for value in values if value != b"null"]
     if not isinstance(text, str) and not (text is None and calls):
         raise TrajectoryRejected(f"turn {number} says no text, but {type(text).__name__}")
     said = "\n".join(filter(None, (text, *calls)))

@@ -5,36 +5,23 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from agent.context.excerpt import Redact, clean
+from agent.context.limits import summary_input_tokens
 from agent.context.summary import SummaryJob, asking_row, checked_summary
 from agent.model.base import ModelRequest, Payer
 from agent.model.client import ModelClient
 from agent.tokens import estimated_text_tokens
 from agent.trajectories.format import Turn
-from hermes_state.errors import (
-    AuthRejected,
-    CommandError,
-    ModelError,
-    ModelNotFound,
-    PriceNotFound,
-    QuotaExceeded,
-    SpendingCapExceeded,
-)
+from hermes_state import errors
+from hermes_state.errors import CommandError, ModelError, SpendingCapExceeded
 from hermes_state.text import both_ends, counted
 from hermes_state.values import Clock, MicroUsd, ModelCall, Tokens
 
 Summarise: TypeAlias = Callable[[Sequence[Turn], int, Redact], Awaitable[str]]
 """Writes the summary of turns in about the given number of tokens. Raises `ModelError` if it cannot."""
-
-CUT_TOKENS: Final = 12
-"""Tokens of the note inside a turn whose middle is left out."""
-SUMMARY_SECONDS: Final = 180.0
-"""Longest wait for one summary, in seconds."""
-MAX_INPUT_TOKENS: Final = 40_000
-INPUT_PERCENT: Final = 60
-"""Largest share of the model's window, in percent, that a summary is made from."""
-_HOPELESS: Final = (AuthRejected, QuotaExceeded, ModelNotFound, SpendingCapExceeded, PriceNotFound)
+_LASTING: Final = (
+    errors.AuthRejected | errors.QuotaExceeded | errors.ModelNotFound | errors.PriceNotFound | SpendingCapExceeded
+)
 """Errors that every other trajectory would meet as well."""
-
 _WHOLE: Final = 1 << 40
 _LENGTHS: Final = (_WHOLE, 6_000, 3_000, 1_500, 750, 400, 200, 100)
 """Most characters of one turn, its two ends: the first of these with which all of them fit."""
@@ -46,19 +33,19 @@ language of the record, in the past tense, and nothing before or after the summa
 
 
 async def deterministic_text(turns: Sequence[Turn], target: int, redact: Redact) -> str:
-    """Excerpts of the turns within about `target` tokens; no model is asked."""
+    """Return excerpts of the turns within about `target` tokens, without a model."""
     opening = f"{counted(len(turns), 'turn')} stood here; no model has summarised them, these are excerpts."
     room = max(0, target - estimated_text_tokens(opening))
     return "\n".join((opening, *shortened_turns(turns, room, redact)))
 
 
 def shortened_turns(turns: Sequence[Turn], limit: int, redact: Redact) -> list[str]:
-    """The turns as text, each cut in its middle until all fit into about `limit` tokens, or only every so many does."""
+    """Return the turns as text of about `limit` tokens: long ones are cut in the middle, then some are left out."""
     length = next((length for length in _LENGTHS if _cost(turns, length) <= limit), _LENGTHS[-1])
     turns = turns[:: max(1, -(-_cost(turns, length) // max(1, limit)))]
     kept: list[str] = []
     for turn in turns:
-        text = clean(turn.text, redact)  # first: half a secret is none that could be recognised
+        text = clean(turn.text, redact)  # before the cut: half a secret would not be recognised
         line = f"{turn.role}: {text if length == _WHOLE else both_ends(' '.join(text.split()), length)}"
         limit -= estimated_text_tokens(line) + 1
         if limit < 0:
@@ -68,10 +55,9 @@ def shortened_turns(turns: Sequence[Turn], limit: int, redact: Redact) -> list[s
 
 
 def _cost(turns: Sequence[Turn], length: int) -> int:
-    """Tokens of the turns, none longer than so many characters."""
+    """Return the tokens of the turns, each cut to `length` characters, with 12 for the note of a cut."""
     return sum(
-        turn.tokens if len(turn.text) <= length else turn.tokens * length // len(turn.text) + CUT_TOKENS
-        for turn in turns
+        turn.tokens if len(turn.text) <= length else turn.tokens * length // len(turn.text) + 12 for turn in turns
     )
 
 
@@ -86,7 +72,7 @@ class RunLedger:
         self.cost = MicroUsd(self.cost + (call.cost or 0))
 
     async def check(self, payer: Payer) -> None:
-        """Raises `SpendingCapExceeded`."""
+        """Raise `SpendingCapExceeded` if nothing is left."""
         if self._cap is not None and self.cost >= self._cap:
             raise SpendingCapExceeded("costs.daily_cap forbids more calls", spent=self.cost, limit=self._cap)
 
@@ -94,42 +80,33 @@ class RunLedger:
         return None
 
     async def learn_output_cap(self, route: str, model: str, cap: int) -> None:
-        """Store nothing: the client itself remembers it."""
+        """Store nothing, because the client remembers it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSummary:
-    """Summaries that a model writes. An error that every trajectory would meet ends the run."""
+    """Writer of summaries by a model. An error that every trajectory would meet ends the run."""
 
     client: ModelClient
     ledger: RunLedger
     window: int
-    """Context window of the model, in tokens."""
     clock: Clock
 
     async def __call__(self, turns: Sequence[Turn], target: int, redact: Redact) -> str:
         """Raise `ModelError` if this summary fails, and `CommandError` if every other one would fail, too."""
-        limit, now = min(MAX_INPUT_TOKENS, self.window * INPUT_PERCENT // 100), self.clock.now()
+        limit, now = summary_input_tokens(self.window), self.clock.now()
         shown = "\n\n".join(shortened_turns(turns, limit, redact))
         asked = (
             f"Summarise these {counted(len(turns), 'turn')} in about {target} tokens ({target * 3 // 4} words).\n\n"
             f"<conversation>\n{shown}\n</conversation>\n\nWrite the summary now."
         )
         request = ModelRequest(system=_SYSTEM, transcript=(asking_row(asked, now),), max_output_tokens=None)
-        job = SummaryJob(
-            rows=(),
-            previous=None,
-            focus=None,
-            target=Tokens(target),
-            input_limit=Tokens(limit),
-            now=now,
-            template="",
-        )
+        job = SummaryJob(rows=(), target=Tokens(target), input_limit=limit, now=now, template="")
         try:
-            done = await self.client.complete(request, purpose="summary", within=SUMMARY_SECONDS)
+            done = await self.client.complete(request, purpose="summary", within=180.0)
             await self.ledger.record(request.payer, done.call)
             return checked_summary(done.reply, job, redact)
         except ModelError as error:
-            if self.client.breaker.open is None and not isinstance(error, _HOPELESS):
+            if self.client.breaker.open is None and not isinstance(error, _LASTING):
                 raise
             raise CommandError(f"{self.client.name} writes no summaries: {redact(str(error))}") from error

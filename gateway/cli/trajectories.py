@@ -23,9 +23,8 @@ from agent.trajectories import (
     TrajectoryTotals,
     deterministic_text,
 )
-from agent.trajectories.export import trajectory_line
+from agent.trajectories.export import replayed, trajectory_line
 from agent.trajectories.files import read_lines
-from agent.trajectories.replay import replayed
 from gateway.cli.answers import ask_or_read
 from gateway.cli.lookups import Place, look_up
 from gateway.cli.output import Json, echo, show

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from agent.context.base import Engine
-from agent.context.commit import CompressionRegistry
+from agent.context.compressor import Engine
 from agent.context.model_handle import LearnedProfile, ModelHandle, ModelInfo, SummaryRoute
+from agent.context.pending import CompressionRegistry
 from agent.engines.adapter import PluginEngine
 from agent.engines.loader import load_engine
 from agent.images.model_images import ModelImages
 from agent.images.scaling import ImageScaler
-from agent.memory.files import MemoryDirectory
+from agent.memory.notes import MemoryDirectory
 from agent.memory.sections import SectionReader
 from agent.memory.skills import SkillCatalog
 from agent.memory_flush import MemoryWriter

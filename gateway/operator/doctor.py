@@ -23,7 +23,7 @@ import msgspec
 
 from agent.context.limits import Limits
 from agent.engines.loader import load_engine
-from agent.memory.files import read_text
+from agent.memory.notes import read_text
 from agent.memory.sections import PERSONA_FILE
 from agent.memory.skills import SkillCatalog
 from agent.model.protocols import missing_extra

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ContextSettings
+from agent.context.pending import CompressionRegistry
 from agent.memory.sections import SectionReader
 from agent.memory.skills import SkillCatalog
 from agent.model.protocols.chat_completions import ChatCompletionsModel

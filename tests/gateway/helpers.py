@@ -11,8 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ModelHandle
+from agent.context.pending import CompressionRegistry
 from agent.images.scaling import ImageScaler
 from agent.model.base import FinishReason, ModelLimits, ModelReply, ModelRequest
 from agent.model.wire import chat_messages

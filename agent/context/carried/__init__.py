@@ -1,8 +1,7 @@
-"""Carried past every summary by code: standing rules and facts of a record, and the audit of what a model wrote.
+"""Standing rules and facts that code carries past every summary, and the audit of a model's summary.
 
-`sections.py` reads the two sections back from the earlier record and joins them with the rows that leave the view;
-`rules.py` and `facts.py` say what belongs there, `lines.py` quotes it. `audit.py` leaves out of a summary what nobody
-has said. Rules are told from other sentences by expressions in eleven languages (phrases.py, phrases.toml).
+`sections.py` joins the two sections of the earlier record with the rows that leave the view. `rules.py` and `facts.py`
+choose from these; `phrases.py` recognises rules in eleven languages. `audit.py` removes invented lines of a summary.
 
 >>> from agent.context.carried.rules import Rule
 >>> from agent.context.carried.sections import Carried

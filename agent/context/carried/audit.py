@@ -1,4 +1,4 @@
-"""Audit of a model's summary: whether its sections say something, and whether it names what nobody has said."""
+"""Audit of a model's summary: empty sections, and names that the conversation does not have."""
 
 import re
 from collections.abc import Collection, Iterable, Iterator
@@ -10,43 +10,31 @@ import structlog
 
 from agent.context.carried.facts import arguments_of, identifiers
 from agent.context.excerpt import moment, said
-from hermes_state.values import Message, Millis, Transcript, recall_id
+from hermes_state.values import Millis, Transcript, recall_id
 
 log = structlog.get_logger()
 
-MIN_SECTION_WORDS = 4
-"""Words of a section, from which on it says something."""
-MIN_SECTION_CHARACTERS = 20
-"""Characters of one whose words are not told apart."""
-MIN_SECTIONS = 3
-"""Sections that have to, where there are enough identifiers."""
-MANY_IDENTIFIERS = 20
+MIN_SECTION_WORDS = 4  # fewer say nothing
 PIECE_CHARACTERS = 50_000
-"""Length of the texts in which identifiers are looked up: an expression that runs over one holds all threads."""
-PIECE_OVERLAP = 400
-"""No identifier is longer."""
-
+"""Length of the texts in which identifiers are looked up, because an expression holds all threads while it runs."""
+PIECE_OVERLAP = 400  # characters of the longest identifier
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]{2}|[^\W_]+")
 _PART = re.compile(r"[\w.]*\w")
 _GROUPED = re.compile(r"[,.' \u00a0\u202f](?<=\d.)(?=\d{3})")
 
 
 def is_hollow(sections: Collection[str], rows: Transcript, wanted: int) -> bool:
-    """True when sections hold nothing: a few words that come again in each, or, where much was said, the same ones."""
+    """Return True if sections are empty: all short and repeated, or, for many identifiers, fewer than three long."""
     words = {text: sum(1 for _ in islice(_WORD.finditer(text), MIN_SECTION_WORDS)) for text in sections}
-    if _has_many_identifiers(rows):
-        return sum(count not in range(1, MIN_SECTION_WORDS) for count in words.values()) < min(MIN_SECTIONS, wanted)
+    looked_at = islice((one for row in rows for text in said(row) for one in identifiers(text[:2_000])), 1_000)
+    if len(set(looked_at)) >= 20:
+        return sum(count not in range(1, MIN_SECTION_WORDS) for count in words.values()) < min(3, wanted)
     is_same = len(words) < len(sections)
-    return is_same and all(
-        0 < words[text] < MIN_SECTION_WORDS and len(text) <= MIN_SECTION_CHARACTERS for text in words
-    )
+    return is_same and all(0 < count < MIN_SECTION_WORDS and len(text) <= 20 for text, count in words.items())
 
 
 def without_invented(text: str, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> str | None:
-    """The summary without the lines whose identifiers neither the rows nor the earlier record hold.
-
-    None when those are more than half of its lines.
-    """
+    """Return the summary without lines whose identifiers are in no row or earlier record; None if most are such."""
     lines = text.splitlines()
     source = _Source(rows, record, now, zone)
     kept = [line for line in lines if line.startswith("#") or all(map(source.holds, identifiers(line)))]
@@ -57,21 +45,15 @@ def without_invented(text: str, rows: Transcript, record: str | None, now: Milli
     return "\n".join(kept) if after * 2 >= before else None
 
 
-def _has_many_identifiers(rows: Transcript) -> bool:
-    found = set[str]()
-    for one in islice((one for row in rows for text in said(row) for one in identifiers(text[:2_000])), 1_000):
-        found.add(one)
-        if len(found) >= MANY_IDENTIFIERS:
-            return True
-    return False
-
-
 class _Source:
-    """All that was said, as texts to look things up in: one of all of it would hold up the event loop."""
-
     def __init__(self, rows: Transcript, record: str | None, now: Millis, zone: tzinfo) -> None:
-        said_texts = (record or "", moment(now, zone), *_all_of(rows, zone))
-        self._pieces = [*_pieces(said_texts)]
+        texts = [record or "", moment(now, zone)]
+        for row in rows:
+            named = f"{row.sender_name or ''} {row.tool_name or ''}"
+            texts += [f"{recall_id(row.id)} {moment(row.created_at, zone)} {named}", *said(row)]
+            for call in row.body.calls:
+                texts += arguments_of(call.arguments) if "\\" in call.arguments else ()
+        self._pieces = [*_pieces(texts)]
 
     @cached_property
     def _texts(self) -> list[str]:
@@ -82,7 +64,7 @@ class _Source:
         return [_GROUPED.sub("", text) for text in self._texts]
 
     def holds(self, identifier: str) -> bool:
-        """True for what was said, for its parts, and for what is no more than a few letters or digits."""
+        """Return True for an identifier of the texts, one made of their parts, and a very short one."""
         written = identifier.strip('`"“”„«»「」($€£¥+.,: ')
         token = written.casefold()
         digits = sum(map(str.isdigit, token))
@@ -97,7 +79,7 @@ class _Source:
 
 
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
-    """The texts, short ones joined and long ones cut with an overlap, in pieces of about `PIECE_CHARACTERS`."""
+    """Join short texts and cut long ones with an overlap, into pieces of about `PIECE_CHARACTERS`."""
     joined: list[str] = []
     length = 0
     for text in texts:
@@ -112,24 +94,12 @@ def _pieces(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _is_in(token: str, texts: Iterable[str]) -> bool:
-    """True for a token that is not a part of a longer number in one of the texts."""
-    return any(_is_in_one(token, text) for text in texts)
-
-
-def _is_in_one(token: str, text: str) -> bool:
-    at = text.find(token)
-    while at >= 0:
-        before, behind = text[at - 1 : at], text[at + len(token) : at + len(token) + 1]
-        if not (token[:1].isdigit() and before.isdigit()) and not (token[-1:].isdigit() and behind.isdigit()):
-            return True
-        at = text.find(token, at + 1)
+    """Return True if one of the texts has the token, and not as a part of a longer number."""
+    for text in texts:
+        at = text.find(token)
+        while at >= 0:
+            before, after = text[at - 1 : at], text[at + len(token) : at + len(token) + 1]
+            if not (token[:1].isdigit() and before.isdigit()) and not (token[-1:].isdigit() and after.isdigit()):
+                return True
+            at = text.find(token, at + 1)
     return False
-
-
-def _all_of(rows: Iterable[Message], zone: tzinfo) -> Iterator[str]:
-    for row in rows:
-        yield f"{recall_id(row.id)} {moment(row.created_at, zone)} {row.sender_name or ''} {row.tool_name or ''}"
-        yield from said(row)
-        for call in row.body.calls:
-            if "\\" in call.arguments:
-                yield from arguments_of(call.arguments)

@@ -1,9 +1,8 @@
 """Facts: lines quoted around identifiers, and sentences that say that they matter, with speaker and message.
 
-People's lines stay before answers, those before arguments of calls, those before results and documents; then what says
-that it matters, then the newer. Of lines that differ in nothing but a value the newest counts as these; the others,
-and lines whose every identifier stands in a better one, fill what room is left. Of results and arguments a shape that
-comes up often (heartbeats, request lines) is none at all.
+People's lines stay before answers, then arguments of calls, then results and documents; then weighty lines, then newer
+ones. Of lines that differ only in a value the newest stays; the others, and lines with known identifiers, fill the
+remaining room. Frequent shapes in results and arguments (heartbeats, request lines) are noise.
 """
 
 import re
@@ -17,27 +16,19 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
-from agent.context.carried.lines import ROW_CHARACTERS, bounded, one_line
 from agent.context.carried.phrases import sentences, weighty_words
-from agent.context.excerpt import Redact, speaker_name, without_thoughts
+from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded, one_line, speaker_name, without_thoughts
 from agent.tokens import estimated_text_tokens
 from hermes_state.values import Message, MessageRole, Origin, recall_id
 
 LINE_CHARACTERS = 170
-MAX_LINES = 12
-"""Most lines that are quoted of one text."""
-MAX_SHAPES = 2
-"""A shape of results and arguments that comes up more often is noise."""
 MIN_LINE_TOKENS = 8
-MAX_KNOWN_LINES = 1_024
-"""Lines whose traits are cached: those of a record come again in the next one."""
 SPEAKERS: Final = {"person": 0, "assistant": 1, "call": 2, "result": 3, "document": 3}
-"""Kinds of speakers; the lines of a lower rank stay before others."""
+"""Ranks of kinds of speakers; lines of a lower rank stay before others."""
 _FIRST_MACHINE = 2
 """First rank of texts that programs make."""
 _REACH = 60
 """Characters in front of an identifier that are quoted with it."""
-
 _UNQUOTED = {
     "://": re.compile(r"[a-z]{2,10}://[^\s<>\"'`)\]]{4,200}"),
     "@": re.compile(r"(?:(?<![\w.+-])[\w.+-]{1,60})?@[\w-]{1,60}(?:\.[\w-]{1,30}){1,4}"),
@@ -51,12 +42,12 @@ _MARKS = _UNQUOTED | {
     "«": re.compile(r"«[^»\n]{2,60}»"),
     "「": re.compile(r"「[^」\n]{1,60}」"),
 }
-"""By a character that each of them begins with or holds."""
+"""Expressions by a text that each match begins with or holds."""
 _DIGIT = re.compile("[0-9]")
 _NUMBER = re.compile(r"[0-9](?:[0-9A-Za-z_]|[.,:/+-](?=[0-9A-Za-z])|[ ](?=[0-9]{2})){0,60}")
 _BEFORE = re.compile(r"(?:[A-Za-z0-9_#$€£¥+][-./]?|[($€£¥] ?){1,24}\Z")
 _JOINED = re.compile(r"[A-Za-z0-9_#$€£¥+./(-]|(?<=[($€£¥]) ")
-"""The last character of that; most numbers stand alone."""
+"""Last character of `_BEFORE`, as a quick check, because most numbers stand alone."""
 _UNIT = re.compile(
     r"\.?\s?(?:[€%$£¥₽°]|eur|usd|chf|gbp|\u0440\u0443\u0431|元|円|圆|块|원|kg|km|kwh|[kmgt]b\b|uhr|点|時|시|号|號|月|日|年|월|일"
     r"|jan|feb|fév|fev|mär|mar|apr|avr|abr|ma[iyg]|ju[nil]|jui|giu|lug|aug|aoû|ago|se[pt]|o[ckut]t|out|nov|de[cz]|dic|déc|gen|ene"
@@ -74,29 +65,26 @@ class Fact:
 
     id: int
     speaker: str
-    """One of `SPEAKERS`, with the name of a person, tool or file behind it."""
+    """One of `SPEAKERS`, followed by the name of a person, tool or file."""
     text: str
 
     @property
     def line(self) -> str:
-        """The line of the record."""
         return f"- [{recall_id(self.id)} {self.speaker}] {self.text}"
 
 
 class _Line(NamedTuple):
-    """A fact, and the traits that it is chosen by."""
+    """A fact, and the traits by which it is chosen."""
 
     fact: Fact
     is_weighty: bool
-    """A word in it says that it matters."""
     size: int
     shape: tuple[str, str]
     values: frozenset[str]
 
 
-@lru_cache(maxsize=MAX_KNOWN_LINES)
+@lru_cache(maxsize=1_024)  # the lines of a record come again in the next one
 def known_line(row_id: int, speaker: str, text: str) -> _Line:
-    """The line as a fact; cached, whoever asks."""
     fact = Fact(id=row_id, speaker=speaker, text=text)
     return _Line(
         fact=fact,
@@ -109,13 +97,12 @@ def known_line(row_id: int, speaker: str, text: str) -> _Line:
 
 @dataclass(slots=True)
 class _Text:
-    """A text of a row, from which lines are quoted, or a line of the earlier record; what was found is kept."""
+    """A text of a row, from which lines are quoted, or a line of the earlier record. Caches its findings."""
 
     id: int
     speaker: str
     raw: str
     is_safe: bool = False
-    """True: there is no secret in it."""
     _shapes: Sequence[str] | None = None
     _rare: Sequence[str] = ()
     _words: Collection[str] | None = None
@@ -123,7 +110,6 @@ class _Text:
 
     @classmethod
     def earlier(cls, fact: Fact) -> "_Text":
-        """A line of the earlier record."""
         line = known_line(fact.id, fact.speaker, fact.text)
         words = (fact.text,) if line.is_weighty else ()
         return cls(fact.id, fact.speaker, fact.text, is_safe=True, _shapes=(), _words=words, _lines=(line,))
@@ -133,59 +119,51 @@ class _Text:
         return SPEAKERS[self.speaker.partition(" ")[0]]
 
     def hold(self, safe: str) -> None:
-        """Holds no secret any more."""
-        if safe != self.raw[:ROW_CHARACTERS]:
+        """Replace the text by one without secrets."""
+        if safe != self.raw[:QUOTED_CHARACTERS]:
             self._shapes, self._rare, self._words, self._lines = None, (), None, None
         self.raw, self.is_safe = safe, True
 
     @property
     def shapes(self) -> Sequence[str]:
-        """The shapes of its lines, if a program made it."""
         if self._shapes is None:
-            self._shapes = _shape(self.raw[:ROW_CHARACTERS]).splitlines() if self.rank >= _FIRST_MACHINE else ()
+            self._shapes = _shape(self.raw[:QUOTED_CHARACTERS]).splitlines() if self.rank >= _FIRST_MACHINE else ()
         return self._shapes
 
     def sift(self, often: Counter[str]) -> None:
-        """Look no more at lines of shapes that come up often, or have no number."""
+        """Ignore lines without a number, and lines with a shape that comes more than twice."""
         if self.shapes:
-            lines = zip(self.raw[:ROW_CHARACTERS].splitlines(), self.shapes, strict=False)
-            rare = [line for line, shape in lines if "#" in shape and often[shape] <= MAX_SHAPES]
+            lines = zip(self.raw[:QUOTED_CHARACTERS].splitlines(), self.shapes, strict=False)
+            rare = [line for line, shape in lines if "#" in shape and often[shape] <= 2]
             if rare != self._rare:
                 self._rare, self._words, self._lines = rare, None, None
 
     @property
     def words(self) -> Collection[str]:
-        """Words that say that it matters, one of which is in each of its lines that does."""
+        """Words that say that it matters; each weighty line has one."""
         if self._words is None:
-            text = "\n".join(self._rare) if self.rank >= _FIRST_MACHINE else self.raw[:ROW_CHARACTERS]
+            text = "\n".join(self._rare) if self.rank >= _FIRST_MACHINE else self.raw[:QUOTED_CHARACTERS]
             self._words = weighty_words(text)
         return self._words
 
     @property
     def lines(self) -> Sequence[_Line]:
-        """The lines that are facts."""
         if self._lines is None:
-            quoted = self._quoted() if self.rank >= _FIRST_MACHINE else self._spoken()
-            self._lines = [known_line(self.id, self.speaker, line) for line in islice(quoted, MAX_LINES)]
+            self._lines = [known_line(self.id, self.speaker, line) for line in islice(self._quoted(), 12)]
         return self._lines
 
-    def _spoken(self) -> Iterator[str]:
-        text = self.raw[:ROW_CHARACTERS]
-        words, patterns = self.words, _patterns(text, _MARKS)
-        if words or patterns:
-            for start, end in sentences(text):
-                yield from _quoted(text[start:end].strip(), words, patterns)
-
     def _quoted(self) -> Iterator[str]:
-        patterns = _patterns(self.raw[:ROW_CHARACTERS], _UNQUOTED)
-        for line in self._rare:
-            yield from _quoted(line.strip(), (), patterns)
+        text, is_spoken = self.raw[:QUOTED_CHARACTERS], self.rank < _FIRST_MACHINE
+        words, patterns = (self.words, _patterns(text, _MARKS)) if is_spoken else ((), _patterns(text, _UNQUOTED))
+        if words or patterns:
+            for piece in (text[start:end] for start, end in sentences(text)) if is_spoken else self._rare:
+                yield from _quoted(piece.strip(), words, patterns)
 
 
 def facts_of(
     earlier: Sequence[Fact], rows: Sequence[Message], *, limit: int, redact: Redact, is_shared: bool
 ) -> tuple[Fact, ...]:
-    """The facts of the earlier record and of these rows that stay within so many tokens, oldest first."""
+    """Return the facts of the earlier record and of these rows within so many tokens, oldest first."""
     if limit < MIN_LINE_TOKENS:
         return ()
     texts: list[list[_Text]] = [[], [], [], []]
@@ -203,10 +181,7 @@ def facts_of(
 
 
 def _best_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
-    """Lines of one rank: those that say that they matter, then the others, each from the newest on.
-
-    Where no word says so, no more is read than there is room for.
-    """
+    """Yield lines of one rank, weighty ones first, each from the newest on."""
     often = Counter(chain.from_iterable(text.shapes for text in texts))
     newest = sorted(texts, key=lambda text: text.id, reverse=True)
     for text in newest:
@@ -219,7 +194,7 @@ def _best_first(texts: Sequence[_Text]) -> Iterator[tuple[_Line, _Text]]:
 
 
 class _Choice:
-    """Facts that stay, the best first."""
+    """Facts that stay."""
 
     def __init__(self, limit: int) -> None:
         self._room = limit
@@ -234,7 +209,6 @@ class _Choice:
         return self._room < MIN_LINE_TOKENS
 
     def add(self, lines: Iterable[tuple[_Line, _Text]]) -> None:
-        """Take facts of one rank as long as there is room."""
         for line, text in lines:
             if self.is_full:
                 return
@@ -245,7 +219,6 @@ class _Choice:
                 self._known |= line.values
 
     def fill(self) -> None:
-        """Take what was put back."""
         texts = {fact.text for fact in self.kept}
         for line, text in self._later:
             if self.is_full:
@@ -263,16 +236,13 @@ class _Choice:
         return True
 
     def is_safe(self, redact: Redact) -> bool:
-        """False when a text held a secret; it holds none any more. Of others than those chosen nobody has to know."""
+        """Take secrets out of the chosen texts; return False if there was one."""
         is_safe = True
         for text in self._sources.values():
             safe = bounded(text.raw, redact)
-            is_safe = is_safe and safe == text.raw[:ROW_CHARACTERS]
+            is_safe = is_safe and safe == text.raw[:QUOTED_CHARACTERS]
             text.hold(safe)
         return is_safe
-
-
-# ---- texts of rows
 
 
 def _texts(row: Message, *, is_shared: bool) -> Iterator[_Text]:
@@ -291,7 +261,7 @@ def _texts(row: Message, *, is_shared: bool) -> Iterator[_Text]:
 
 
 def arguments_of(arguments: str) -> list[str]:
-    """The values of a call's arguments, each with its name in front; what is no JSON as it stands."""
+    """Return the values of a call's arguments, each with its name in front; other text than JSON as it is."""
     try:
         return list(_leaves("", orjson.loads(arguments)))
     except (ValueError, RecursionError):
@@ -310,12 +280,8 @@ def _leaves(name: str, value: Any) -> Iterator[str]:  # `Any` because that is wh
 
 
 def _shape(text: str) -> str:
-    """The text with its digits, hexadecimal numbers and paths replaced."""
     *pieces, last = _VALUE.sub("#", text).split("#")
     return "#".join([*map(_without_hex, pieces), last])
-
-
-# ---- lines
 
 
 def _holds(text: str, words: Collection[str]) -> bool:
@@ -326,7 +292,7 @@ def _holds(text: str, words: Collection[str]) -> bool:
 
 
 def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Iterator[str]:
-    """The sentence if it holds a fact, an identifier or one of the words; of a long one what is around identifiers."""
+    """Yield a sentence with an identifier or one of the words; of a long one the parts around identifiers."""
     if len(sentence) <= LINE_CHARACTERS:
         if _holds(sentence, words) or any(True for _ in _identifier_spans(sentence, patterns)):
             yield one_line(sentence, LINE_CHARACTERS)
@@ -343,12 +309,11 @@ def _quoted(sentence: str, words: Collection[str], patterns: _Patterns) -> Itera
 
 
 def identifiers(text: str) -> Iterator[str]:
-    """Identifiers of a text: numbers, amounts, dates, paths, addresses, tickets, versions, quoted words."""
+    """Return the identifiers of a text: numbers, amounts, dates, paths, addresses, tickets, versions, quotations."""
     return (text[start:end] for start, end in _identifier_spans(text, _patterns(text, _MARKS)))
 
 
 def _patterns(text: str, marks: Mapping[str, re.Pattern[str]]) -> _Patterns:
-    """Expressions that could match in a text, or in parts of it."""
     found = [(hint, pattern) for hint, pattern in marks.items() if hint in text]
     return found if _DIGIT.search(text) is None else [*found, ("", _NUMBER)]
 

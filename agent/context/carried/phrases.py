@@ -1,4 +1,4 @@
-"""Phrases of eleven languages by which rules, take-backs, decisions and the like are known: `phrases.toml`."""
+"""Phrases of rules, take-backs, decisions and others in eleven languages, from `phrases.toml`."""
 
 import re
 import tomllib
@@ -8,57 +8,55 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from agent.context.carried.lines import without_unseen
+from agent.context.excerpt import without_unseen
 
 _SENTENCE_END = re.compile(r"[\n.!?\u061f\u3002\uff01\uff1f](?:(?<![.!?\u061f])\n*|\n+|\s+)")
-"""From a sentence's last character on; Chinese and Japanese put no space behind it."""
+"""End of a sentence, from its last character on; Chinese and Japanese put no space after it."""
 QUESTION = re.compile(r"[?\u061f](?=[\s\"'*_)]|\Z)|\uff1f|吗(?=[\s。]|\Z)|か(?=[\s。]|\Z)")
 _START = r"(?:\A|[,;:(\u2013\u2014-]\s*|\b(?:and|then|und|et|y|e|и)\s+)(?:(?:{lead})[,:!]?\s+){0,4}"
 _SCRIPTS = tuple(
     re.compile(f"[{span}]")
     for span in ("\u0370-\u05ff", "\u0600-\u06ff", "\u3040-\u30ff", "\u3400-\u9fff", "\uac00-\ud7a3")
 )
-"""Beyond Latin; for words in others than a text's own nobody has to look."""
+"""Scripts other than Latin. Only words in a text's own scripts are looked for."""
 _BEYOND_LATIN = re.compile("[\u0370-\u06ff\u3040-\ud7a3]")
 _VOWEL_MARK = re.compile("[\u064b-\u0652]")
 
 
 class Language:
-    """Expressions about rules in one language, for sentences in lower case; compiled when they are first needed."""
+    """Expressions about rules in one language, for sentences in lower case; compiled at the first use."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._table = table
 
     @cached_property
     def rule(self) -> re.Pattern[str]:
-        """Sentences that ask for something from now on."""
         return self._expression("rule")
 
     @cached_property
     def take_back(self) -> re.Pattern[str]:
-        """Sentences that take a rule back."""
         return self._expression("take_back")
 
     @cached_property
     def either(self) -> re.Pattern[str]:
-        """Sentences of the one kind or the other: most with a hint are neither, and this is one search for both."""
+        """Sentences of either kind: most are of neither, and one search is faster than two."""
         return self._expression("rule", "take_back")
 
     @cached_property
     def teller(self) -> re.Pattern[str]:
-        """Beginnings of sentences that tell something."""
+        """Beginnings of reports."""
         return re.compile(rf"\W*{_whole(self._table['teller'])}")
 
     @cached_property
     def once(self) -> re.Pattern[str]:
-        """Sentences that hold once, or tell what others have said."""
+        """Sentences that hold once, or quote others."""
         return re.compile(_whole(self._table["once"]) + "|" + self._table["reported"])
 
     def _expression(self, *names: str) -> re.Pattern[str]:
         lines = [line for name in names for line in self._table[name].strip().splitlines()]
         found = [one for line in lines for one in _alternatives(line)]
         groups = []
-        for beginning in ("{start}", r"\b", ""):  # looked for once at each place, not once for each alternative
+        for beginning in ("{start}", r"\b", ""):  # tried once at each place, not once for each alternative
             behind = [one.removeprefix(beginning) for one in found if one.startswith(beginning)]
             found = [one for one in found if not one.startswith(beginning)]
             groups += [f"{beginning}(?:{'|'.join(behind)})"] * bool(behind)
@@ -67,7 +65,7 @@ class Language:
 
 
 class _Words:
-    """Words that are looked for in a text together: one by one takes as long for each as this for all of them."""
+    """Words that are searched together, which takes as long as a search for one of them."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._by_start: dict[str, list[str]] = {}
@@ -79,7 +77,6 @@ class _Words:
         self._expression = re.compile(_any_of([*self._by_start]))
 
     def within(self, lower: str) -> set[str]:
-        """Those that stand in a text."""
         found: set[str] = set()
         match = self._expression.search(lower)
         while match is not None:
@@ -89,26 +86,23 @@ class _Words:
 
 
 Hinted: TypeAlias = Sequence[tuple[Language, Collection[str]]]
-"""Languages in which a text may say something about rules, with the words that hint at it.
-
-One of those is in every sentence that an expression could match: to look for a word is quick."""
+"""Languages of a text that may have rules, with its hints: each sentence that an expression matches has one."""
 
 
 def plain(text: str) -> str:
-    """A text as the expressions expect it: lower case, apostrophes `'`, Arabic without vowel marks."""
+    """Return a text in lower case, with `'` as apostrophe, and Arabic without vowel marks."""
     lower = text.lower().replace("\u2019", "'")
     return lower if lower.isascii() else _VOWEL_MARK.sub("", lower)
 
 
 def hinted(text: str) -> Hinted:
-    scripts = _scripts(text)
-    found = _hints(scripts).within(f" {plain(text)}".replace("\n", " "))
+    found = _words("hints", _scripts(text)).within(f" {plain(text)}".replace("\n", " "))
     return [(language, own) for language, words in _languages() if (own := found & words)] if found else ()
 
 
 def weighty_words(text: str) -> Collection[str]:
-    """Words in lower case by which a text says that it matters, those that stand in it on one line."""
-    return _weighty(_scripts(text)).within(without_unseen(text.lower().replace("\n", " ")))
+    """Return the words in lower case by which a text says that it matters."""
+    return _words("matters", _scripts(text)).within(without_unseen(text.lower().replace("\n", " ")))
 
 
 @cache
@@ -117,21 +111,12 @@ def _languages() -> Sequence[tuple[Language, frozenset[str]]]:
 
 
 @cache
-def _hints(scripts: int) -> _Words:
-    return _Words(_within(scripts, "hints"))
-
-
-@cache
-def _weighty(scripts: int) -> _Words:
-    return _Words(_within(scripts, "matters"))
-
-
-def _within(scripts: int, name: str) -> Collection[str]:
-    return {word for table in _stored().values() for word in table[name] if not _scripts(word) & ~scripts}
+def _words(name: str, scripts: int) -> _Words:
+    return _Words({word for table in _stored().values() for word in table[name] if not _scripts(word) & ~scripts})
 
 
 def _scripts(text: str) -> int:
-    """0 for ASCII; else 1, and a bit for each of `_SCRIPTS` that the text has characters of."""
+    """Return 0 for ASCII, else 1 and a bit for each of `_SCRIPTS` in the text."""
     if text.isascii():
         return 0
     if _BEYOND_LATIN.search(text) is None:
@@ -141,7 +126,7 @@ def _scripts(text: str) -> int:
 
 @cache
 def any_of(name: str) -> re.Pattern[str]:
-    """Expression for the words of this name (`decision`, `error`) in whatever language."""
+    """Return the expression for the words of this name (`decision`, `error`) in all languages."""
     return re.compile("|".join(_whole(table[name]) for table in _stored().values()), re.IGNORECASE)
 
 
@@ -151,7 +136,7 @@ def _stored() -> dict[str, dict[str, Any]]:  # expressions, and lists of words
 
 
 def _any_of(words: Sequence[str]) -> str:
-    """Expression for words in alphabetical order, none of which another begins with: what they share is tried once."""
+    """Return the expression for sorted words, none of which begins another. Common beginnings are tried once."""
     found = []
     for first, some in groupby(words, key=lambda word: word[:1]):
         rest = [word[1:] for word in some]
@@ -170,12 +155,11 @@ def _alternatives(expression: str) -> Iterator[str]:
 
 
 def _whole(words: str) -> str:
-    """The words as words; Chinese, Japanese and Korean put nothing between theirs."""
+    """Return the expression for whole words; Chinese, Japanese and Korean put nothing between theirs."""
     return rf"(?:{words})" if re.search(r"[\u3040-\u9fff\uac00-\ud7a3]", words) else rf"\b(?:{words})(?!\w)"
 
 
 def sentences(text: str) -> Iterator[tuple[int, int]]:
-    """Spans of the sentences of a text."""
     start = 0
     for end in _SENTENCE_END.finditer(text):
         yield start, end.start() + (text[end.start()] != "\n")

@@ -1,7 +1,7 @@
-"""Standing rules: sentences of people that ask for something from now on, and those that take one back.
+"""Standing rules: sentences of people that ask for something from now on, and sentences that take one back.
 
-Told apart by `phrases.toml`. A rule is quoted word for word with the id of its message; in a shared chat with who said
-it, and nobody takes back another's. What cannot be told for sure stays: the model reads the newer sentence, too.
+A rule is quoted with the id of its message, in a shared chat also with its speaker, who alone can take it back. A rule
+stays if it is not clear which one is meant, because the model reads the newer sentence, too.
 """
 
 import re
@@ -14,24 +14,15 @@ from itertools import islice, pairwise
 from typing import Final, Literal, TypeAlias
 from unicodedata import normalize
 
-from agent.context.carried.lines import ROW_CHARACTERS, bounded, one_line
 from agent.context.carried.phrases import QUESTION, Hinted, Language, any_of, hinted, plain, sentences
-from agent.context.excerpt import Redact, speaker_name
+from agent.context.excerpt import QUOTED_CHARACTERS, Redact, bounded, one_line, speaker_name
 from agent.tokens import estimated_text_tokens
 from hermes_state.transcripts import NOT_SAID_NOW
 from hermes_state.values import RECALL_ID, Message, Origin, recall_id
 
 MAX_RULES = 10
-"""Most rules that are taken from one message."""
 SENTENCE_CHARACTERS = 400
-"""A longer sentence is no rule."""
-MATCH_PERCENT = 50
-"""Least that a sentence has in common with the one rule that it takes back, in percent of the shorter one's words."""
-MARGIN_PERCENT = 20
-"""Least by which that rule is nearer than any other."""
-
 Kind: TypeAlias = Literal["rule", "take_back"]
-
 _QUOTED = re.compile(
     r"```.*?(?:```|\Z)|^[ \t]*>[^\n]*|\"[^\"\n]{1,400}\"|[“„][^“”\n]{1,400}[“”]|«[^»\n]{1,400}»|「[^」\n]{1,400}」"
     r"|『[^』\n]{1,400}』|《[^》\n]{1,400}》",
@@ -50,35 +41,31 @@ _IS_CJK, _KANA_ALONE = re.compile(f"[{_CJK}]"), re.compile(r"[\u3040-\u309f]{2}"
 _ACCENTS = re.compile(r"[\u0300-\u036f\u064b-\u0655]")
 _ARTICLE, _STEM = re.compile(r"\A(?:[بفكو]?ال|لل)"), 5
 _DROPPED: Final = "was taken back with /rules and holds no longer:"
-_DROP = re.compile(rf"\AThe standing rule {RECALL_ID} {_DROPPED}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A standing rule."""
-
     id: int
     text: str
     person: str = ""
-    """Its speaker as the record names them, such as `Ada#3f2a`; empty where only one person writes."""
+    """Speaker in the record, such as `Ada#3f2a`; empty if only one person writes."""
 
     @property
     def owner(self) -> str:
-        """The part of `person` that nobody can choose."""
+        """Digest in `person`, which people cannot choose."""
         return self.person.rpartition("#")[2]
 
     @property
     def line(self) -> str:
-        """The line of the record."""
         return f"- [{recall_id(self.id)}{' ' if self.person else ''}{self.person}] {self.text}"
 
 
 def rules_in_force(
     earlier: Iterable[Rule], head: Sequence[Message], rows: Sequence[Message], *, redact: Redact, is_shared: bool
 ) -> list[Rule]:
-    """The rules of the earlier record and of these rows that nobody took back, oldest first.
+    """Return the rules of the earlier record and of these rows that were not taken back, oldest first.
 
-    `head`: rows that stay in view in front of them; a rule that stands there is not listed, but what takes it back is.
+    `head`: rows that stay in front. Their rules are not listed, but sentences that take them back are.
     """
     listed = {_key(rule): rule for rule in earlier}
 
@@ -102,13 +89,13 @@ def rules_in_force(
                     continue
                 if "rule" not in kinds and not is_near:
                     continue
-            listed.pop(_key(rule), None)  # said again: it stands where it was said last
+            listed.pop(_key(rule), None)  # a repeated rule moves to its last place
             listed[_key(rule)] = rule
     return sorted(listed.values(), key=lambda rule: rule.id)
 
 
 def within_room(rules: Sequence[Rule], limit: int) -> tuple[Rule, ...]:
-    """The newest rules that fit into so many tokens; one member's take at most half of them."""
+    """Return the newest rules that fit into so many tokens, at most half of them for one member."""
     kept: list[Rule] = []
     used = Counter[str]()
     for rule in reversed(rules):
@@ -120,15 +107,13 @@ def within_room(rules: Sequence[Rule], limit: int) -> tuple[Rule, ...]:
 
 
 def drop_notice(rule_id: int, texts: Sequence[str]) -> str:
-    """Text of the notice that takes rules of one message back."""
     return f"The standing rule {recall_id(rule_id)} {_DROPPED} {' / '.join(texts)}"
 
 
 def dropped_rule(row: Message) -> int | None:
-    """The message whose rules a notice takes back; None for any other row."""
-    if row.origin is not Origin.NOTICE or row.sender_ref is not None:  # the notice of an edit has words of a person
-        return None
-    found = _DROP.match(row.text or "")
+    """Return the id of the message whose rules a notice takes back; None for any other row."""
+    is_notice = row.origin is Origin.NOTICE and row.sender_ref is None  # the notice of an edit quotes a person
+    found = re.match(rf"\AThe standing rule {RECALL_ID} {_DROPPED}", row.text or "") if is_notice else None
     return None if found is None else int(found[1])
 
 
@@ -137,10 +122,10 @@ def _key(rule: Rule) -> tuple[object, str]:
 
 
 def _said(row: Message, redact: Redact, *, is_shared: bool) -> Iterator[tuple[tuple[Kind, ...], Rule]]:
-    """Rules and take-backs that a person typed in a row; none that were forwarded or quoted."""
+    """Yield rules and take-backs that a person typed in a row, without forwarded and quoted ones."""
     if row.origin is not Origin.HUMAN or not NOT_SAID_NOW.isdisjoint(row.body.notes):
         return
-    text = (row.text or "")[:ROW_CHARACTERS]
+    text = (row.text or "")[:QUOTED_CHARACTERS]
     hints = hinted(text)
     if not hints or next(_sentences(text, hints), None) is None:
         return
@@ -161,7 +146,7 @@ def _sentences(text: str, hints: Hinted) -> Iterator[tuple[tuple[Kind, ...], str
 
 
 def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
-    """The kinds that a sentence may be of, likelier first; none for what is told, asked, or wished for once."""
+    """Return the possible kinds of a sentence, likelier first; none for a report, a question or a single wish."""
     lower = plain(sentence).strip()
     if lower.endswith(("?", "\uff1f")):
         lower = _TAG.sub("", lower)
@@ -180,33 +165,31 @@ def _kinds(sentence: str, found: Sequence[Language]) -> tuple[Kind, ...]:
 
 
 def _item(sentence: str) -> str:
-    """The sentence on one line, without the mark of a list."""
     return _BULLET.sub("", one_line(sentence, SENTENCE_CHARACTERS))
 
 
 def person_of(row: Message) -> str:
-    """A sender as the record names them: names can be chosen freely, so a digest of the id follows."""
+    """Return a sender's name for the record, with a digest of the id, because names can be chosen freely."""
     digest = blake2s((row.sender_ref or "").encode(), digest_size=2).hexdigest()
     return f"{speaker_name(row.sender_name)}#{digest}"
 
 
 def _taken_back(sentence: str, rules: Sequence[Rule]) -> tuple[Rule | None, bool]:
-    """The rule that a sentence takes back, if it is clear which; and True if it has a word in common with any."""
+    """Return the rule that a sentence takes back, if it is clear which, and True if it shares a word with any."""
     words = _words(sentence)
-    scored = sorted(((_likeness(words, _words(rule.text)), index) for index, rule in enumerate(rules)), reverse=True)
+    others = (_words(rule.text) for rule in rules)
+    shares = (len(words & other) * 100 // max(1, min(len(words), len(other))) for other in others)
+    scored = sorted(((share, index) for index, share in enumerate(shares)), reverse=True)
     if not scored or scored[0][0] == 0:
         return None, False
-    best = scored[0][0]
-    is_clear = best >= MATCH_PERCENT and (len(scored) == 1 or best - scored[1][0] >= MARGIN_PERCENT)
-    return (rules[scored[0][1]] if is_clear or (best >= MATCH_PERCENT > scored[1][0]) else None), True
-
-
-def _likeness(some: frozenset[str], others: frozenset[str]) -> int:
-    return len(some & others) * 100 // max(1, min(len(some), len(others)))
+    (best, index), second = scored[0], scored[1][0] if len(scored) > 1 else 0
+    # The rule shares half of the shorter one's words, and the next one less than that, or 20 points less.
+    is_clear = best >= 50 and (second < 50 or best - second >= 20)
+    return (rules[index] if is_clear else None), True
 
 
 def _words(text: str) -> frozenset[str]:
-    """Stems of the longer words, pairs of characters where words have nothing between them."""
+    """Return stems of the longer words, and pairs of characters in scripts without spaces."""
     found: set[str] = set()
     said = any_of("common").sub(" ", plain(text))
     for word in _WORD.findall(normalize("NFC", _ACCENTS.sub("", normalize("NFKD", said)))):

@@ -1,13 +1,11 @@
-"""Sections that code carries past every summary: standing rules and facts, behind a record's text.
+"""Sections of a record after its summary: standing rules and facts.
 
-They are read back from the earlier record and joined with what the rows that leave the view say, so that a record is
-all there is to keep: undo, splits and restarts need nothing. What does not parse, to the letter, is prose.
+Only the record keeps them, so undo, splits and restarts need nothing else. A section that does not parse is prose.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from agent.context.carried.facts import SPEAKERS, Fact, facts_of
 from agent.context.carried.rules import Rule, rules_in_force, within_room
@@ -23,41 +21,30 @@ _FACT = re.compile(rf"- \[{RECALL_ID} ((?:{'|'.join(SPEAKERS)})(?: [^\[\]\n]*)?)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """Rules and facts of a record."""
-
     rules: Sequence[Rule] = ()
     facts: Sequence[Fact] = ()
 
     def behind(self, text: str) -> str:
-        """The record of a summary and these."""
         sections = ((_RULES, self.rules), (_FACTS, self.facts))
         made = (heading + "\n".join(one.line for one in lines) for heading, lines in sections if lines)
         return "\n\n".join((text.strip(), *made))
 
 
-NOTHING: Final = Carried()
-
-
 def parted(record: str | None) -> tuple[str | None, Carried]:
-    """The summary of a record, and what it carries; all of it is summary where the sections are none of ours."""
-    text, rules, facts = record or "", list[Rule](), list[Fact]()
-    before, heading, section = text.rpartition(f"\n\n{_FACTS}")
-    if heading:
-        for line in section.splitlines():
-            found = _FACT.fullmatch(line)
-            if found is None:
-                return record, NOTHING
-            facts.append(Fact(id=int(found[1]), speaker=found[2], text=found[3]))
-        text = before
-    before, heading, section = text.rpartition(f"\n\n{_RULES}")
-    if heading:
-        for line in section.splitlines():
-            found = _RULE.fullmatch(line)
-            if found is None:
-                return record, NOTHING
-            rules.append(Rule(id=int(found[1]), person=found[2] or "", text=found[3]))
-        text = before
-    return None if record is None else text, Carried(rules=tuple(rules), facts=tuple(facts))
+    """Split a record into its summary and its sections; all of it is summary if a section is not ours."""
+    if record is None:
+        return None, Carried()
+    text, parsed = record, list[list[re.Match[str]]]()
+    for title, pattern in ((_FACTS, _FACT), (_RULES, _RULE)):
+        before, heading, section = text.rpartition(f"\n\n{title}")
+        found = [pattern.fullmatch(line) for line in (section.splitlines() if heading else ())]
+        if None in found:
+            return record, Carried()
+        parsed.append([match for match in found if match is not None])
+        text = before if heading else text
+    facts = tuple(Fact(id=int(found[1]), speaker=found[2], text=found[3]) for found in parsed[0])
+    rules = tuple(Rule(id=int(found[1]), person=found[2] or "", text=found[3]) for found in parsed[1])
+    return text, Carried(rules=rules, facts=facts)
 
 
 def carried(
@@ -70,7 +57,7 @@ def carried(
     redact: Redact,
     is_shared: bool,
 ) -> Carried:
-    """Rules and facts of the next record, from these rows and an earlier one. `head`: rows in front; limits: tokens."""
+    """Return the sections of the next record. `head`: rows that stay in front; limits: in tokens."""
     rules = rules_in_force(earlier.rules, head, rows, redact=redact, is_shared=is_shared)
     return Carried(
         rules=within_room(rules, rules_limit),
@@ -79,7 +66,7 @@ def carried(
 
 
 def rules_in_view(view: Sequence[Message], *, redact: Redact, is_shared: bool) -> Sequence[Rule]:
-    """The standing rules of a conversation now: those of its record, and those that stand in view."""
+    """Return the standing rules of a conversation now, of its record and of its view."""
     records = [parted(handoff.text)[1] for handoff in map(handoff_in, view) if handoff is not None]
     earlier = [rule for record in records for rule in record.rules]
     return rules_in_force(earlier, (), view, redact=redact, is_shared=is_shared)

@@ -3,8 +3,7 @@
 import asyncio
 import re
 
-from agent.memory.files import MemoryDirectory, Target
-from agent.memory.notes import NoteEntry, entries_in, part_of
+from agent.memory.notes import MemoryDirectory, NoteEntry, Target, entries_in, part_of
 from agent.tools.memory import NoteChange, change_notes, has_parts
 from gateway.commands.registry import CommandRequest, CommandResult, say
 from hermes_state.errors import CommandError, ToolError

@@ -7,9 +7,9 @@ from pathlib import Path
 from sqlite3 import Connection
 from typing import Any
 
-from agent.context.commit import CompressionRegistry
-from agent.context.job import BeforeSplit, ContextEvent, Listener, OnWait
+from agent.context.job import BeforeSplit, Compressed, ContextEvent, Listener, OnWait
 from agent.context.model_handle import ContextSettings, SummaryRoute
+from agent.context.pending import CompressionRegistry
 from agent.context.state import ContextState, state_of
 from agent.model.base import EndpointSettings
 from agent.model.protocols.chat_completions import ChatCompletionsModel
@@ -68,6 +68,10 @@ class Listening:
 
     def __call__(self, db: object, conversation: ConversationRef, event: ContextEvent, now: object) -> None:
         self.events.append(event)
+
+    @property
+    def compressions(self) -> list[Compressed]:
+        return [event for event in self.events if isinstance(event, Compressed)]
 
 
 @asynccontextmanager

@@ -6,9 +6,9 @@ from sqlite3 import Connection
 
 import pytest
 
-from agent.context.commit import MAX_KEPT, CompressionRegistry
 from agent.context.job import Compressed, CompressionResult
 from agent.context.model_handle import ContextSettings
+from agent.context.pending import MAX_KEPT, CompressionRegistry
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from agent.tools.registry import Tool, ToolContext
 from hermes_state import journal, sessions, transcripts
@@ -37,6 +37,13 @@ def started(chat: Chat, model: ChatCompletionsModel, **options: object) -> Singl
     return agent_of(chat, model, context_length=WINDOW, **options)  # type: ignore[arg-type]  # those of `agent_of`
 
 
+@pytest.fixture
+async def agent(chat: Chat, medium: ChatCompletionsModel) -> AsyncIterator[SingleModelAgent]:
+    agent = started(chat, medium)
+    yield agent
+    await agent.close()
+
+
 async def answer(chat: Chat, agent: SingleModelAgent, turn: RunningTurn) -> None:
     prompt = await agent.check(turn)
     await chat.finish(turn, await agent.run(turn, Sink(), prompt))
@@ -58,9 +65,8 @@ async def begun(chat: Chat, agent: SingleModelAgent, llm: LLM) -> RunningTurn:
 
 
 async def test_a_turn_goes_on_beside_its_summary_and_the_next_turn_takes_it_in(
-    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+    chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
-    agent = started(chat, medium)
     turn = await begun(chat, agent, llm)
     assert (await look(chat, turn.lineage_id)).depth == 0
     behind = (await chat.view(turn))[-1]
@@ -70,7 +76,6 @@ async def test_a_turn_goes_on_beside_its_summary_and_the_next_turn_takes_it_in(
     assert found.compressions == [("preflight", "compressed", "model")]
     assert behind.id in [row.id for row in found.view], "what was said meanwhile stays as it is"
     assert (asked_for_summaries(llm), found.summary_calls) == (1, ["ok"])
-    await agent.close()
 
 
 async def test_the_next_step_of_the_turn_takes_a_summary_in(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
@@ -91,25 +96,21 @@ async def test_the_next_step_of_the_turn_takes_a_summary_in(chat: Chat, medium: 
     await agent.close()
 
 
-async def test_nothing_is_prepared_ahead_of_the_threshold(chat: Chat, medium: ChatCompletionsModel, llm: LLM) -> None:
-    agent = started(chat, medium)
+async def test_nothing_is_prepared_ahead_of_the_threshold(chat: Chat, agent: SingleModelAgent, llm: LLM) -> None:
     turn = await fill_and_ask(chat, agent, 15_500)
     await answer(chat, agent, turn)
     assert not agent.agent.context.pending.is_pending(turn.lineage_id)
     assert asked_for_summaries(llm) == 0
-    await agent.close()
 
 
 async def test_a_summary_on_its_way_is_asked_for_once_however_many_turns_come_meanwhile(
-    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+    chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
-    agent = started(chat, medium)
     turn = await begun(chat, agent, llm)
     for text in ("and then?", "and now?"):
         await answer(chat, agent, await chat.start(text))
     assert (await look(chat, turn.lineage_id)).depth == 0
     assert asked_for_summaries(llm) == 1
-    await agent.close()
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -139,16 +140,14 @@ async def test_without_room_the_summary_that_is_on_its_way_is_waited_for(
 
 
 async def test_a_turn_goes_on_beside_the_summary_that_is_on_its_way_as_long_as_it_fits_into_the_input_window(
-    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+    chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
-    agent = started(chat, medium)
     turn = await begun(chat, agent, llm)
     following = await chat.start(LINES * 12)
     prompt = await asyncio.wait_for(agent.check(following), 10)
     assert prompt.limits.urgent <= prompt.estimated < prompt.limits.input_window
     await chat.finish(following, await asyncio.wait_for(agent.run(following, Sink(), prompt), 10))
     assert (await look(chat, turn.lineage_id)).depth == 0
-    await agent.close()
 
 
 async def test_in_blocking_mode_a_turn_waits_for_its_summary(
@@ -163,11 +162,10 @@ async def test_in_blocking_mode_a_turn_waits_for_its_summary(
 
 
 async def test_a_failure_in_the_background_leaves_the_chat_as_it_is_and_is_told_once(
-    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+    chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
     llm.scripts.clear()
     llm.add_scripts([{"summary": True, "times": -1, "error": {"kind": "401"}}])
-    agent = started(chat, medium)
     turn = await fill_and_ask(chat, agent, 16_500)
     await answer(chat, agent, turn)
     await prepared(llm, agent, turn.lineage_id)
@@ -177,7 +175,6 @@ async def test_a_failure_in_the_background_leaves_the_chat_as_it_is_and_is_told_
     assert found.compressions == [("preflight", "aborted", "auth")]
     assert len([text for text in found.told if "could not compress" in text]) == 1
     assert asked_for_summaries(llm) == 1, "the route rests"
-    await agent.close()
 
 
 # ---- what comes between a summary and its commit
@@ -217,10 +214,9 @@ EVENTS: dict[str, tuple[Event, list[str]]] = {
 @pytest.mark.parametrize("is_ready", [False, True], ids=["under way", "ready"])
 @pytest.mark.parametrize("event", EVENTS)
 async def test_a_summary_that_something_else_overtakes_is_given_up_and_was_paid_for(
-    event: str, is_ready: bool, chat: Chat, medium: ChatCompletionsModel, llm: LLM
+    event: str, is_ready: bool, chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
     happen, layers = EVENTS[event]
-    agent = started(chat, medium)
     turn = await begun(chat, agent, llm)
     if is_ready:
         await prepared(llm, agent, turn.lineage_id)
@@ -233,13 +229,11 @@ async def test_a_summary_that_something_else_overtakes_is_given_up_and_was_paid_
     summaries = [outcome for purpose, outcome in await chat.ledger() if purpose == "summary"]
     assert summaries[: 1 + len(layers)] == [outcome, *["ok" for _ in layers]]
     assert not agent.agent.context.pending.is_pending(turn.lineage_id)
-    await agent.close()
 
 
 async def test_a_summary_of_a_view_that_people_have_changed_is_given_up_and_was_paid_for(
-    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+    chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
-    agent = started(chat, medium)
     turn = await begun(chat, agent, llm)
     await prepared(llm, agent, turn.lineage_id)
     session = await chat.store.read(sessions.load_tip, turn.lineage_id)
@@ -249,7 +243,6 @@ async def test_a_summary_of_a_view_that_people_have_changed_is_given_up_and_was_
     found = await look(chat, turn.lineage_id)
     assert (found.compressions, found.summary_calls) == ([], ["ok"])
     assert not set(rows) & {row.id for row in found.view}
-    await agent.close()
 
 
 def compressed(db: Connection, lineage_id: LineageId) -> list[str]:
@@ -260,9 +253,8 @@ def compressed(db: Connection, lineage_id: LineageId) -> list[str]:
 
 
 async def test_a_turn_that_is_stopped_while_it_waits_leaves_the_summary_to_the_next(
-    chat: Chat, medium: ChatCompletionsModel, llm: LLM
+    chat: Chat, agent: SingleModelAgent, llm: LLM
 ) -> None:
-    agent = started(chat, medium)
     turn = await fill_and_ask(chat, agent, 22_700)
     waiting = asyncio.create_task(agent.run(turn, Sink()))
     await llm.requests.query({"wait": 20}, lambda row: bool(row.get("summary")))
@@ -274,13 +266,11 @@ async def test_a_turn_that_is_stopped_while_it_waits_leaves_the_summary_to_the_n
     found = await look(chat, turn.lineage_id)
     assert found.compressions == [("preflight", "compressed", "model")]
     assert (asked_for_summaries(llm), found.summary_calls) == (1, ["ok"])
-    await agent.close()
 
 
 async def test_another_model_takes_in_what_was_begun_for_the_one_before(
-    chat: Chat, medium: ChatCompletionsModel, llm: LLM, server: labkit.Server
+    chat: Chat, agent: SingleModelAgent, llm: LLM, server: labkit.Server
 ) -> None:
-    agent = started(chat, medium)
     turn = await begun(chat, agent, llm)
     await prepared(llm, agent, turn.lineage_id)
     async with dialled(server, "lab-128k") as other:
@@ -288,7 +278,6 @@ async def test_another_model_takes_in_what_was_begun_for_the_one_before(
         following = await chat.start("and then?")
         await chat.finish(following, await agent.run(following, Sink()))
         assert await chat.store.read(compressed, turn.lineage_id) == ["preflight"]
-        await agent.close()
 
 
 async def test_what_nobody_takes_in_is_kept_within_bounds() -> None:

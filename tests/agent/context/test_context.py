@@ -12,25 +12,12 @@ from hermes_state import sessions
 from hermes_state.transcripts import NewMessage, append, load_messages, load_view
 from hermes_state.values import ConversationRef, MessageRole, Millis, Origin, Tokens
 from tests.agent.conftest import Chat, Sink, settings
+from tests.agent.context.contexts import Listening
 from tests.agents import SingleModelAgent
 from tests.clients import client_of
 from tests.fakes.fake_llm import LLM
 
 FILLER = "The quick brown fox jumps over the lazy dog and runs through the forest. " * 8
-
-
-class Listening:
-    """Remembers what happened to views."""
-
-    def __init__(self) -> None:
-        self.events: list[ContextEvent] = []
-
-    def __call__(self, db: object, conversation: ConversationRef, event: ContextEvent, now: object) -> None:
-        self.events.append(event)
-
-    @property
-    def compressions(self) -> list[Compressed]:
-        return [event for event in self.events if isinstance(event, Compressed)]
 
 
 def small_agent(

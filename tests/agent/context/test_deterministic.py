@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.context.deterministic import READ_CHARACTERS, ROW_CHARACTERS, deterministic_summary
+from agent.context.deterministic import READ_CHARACTERS, deterministic_summary
+from agent.context.excerpt import QUOTED_CHARACTERS
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
 from agent.tokens import estimated_text_tokens
 from hermes_state.redaction import Redactor
@@ -207,7 +208,7 @@ def test_secrets_are_absent_even_where_something_is_cut() -> None:
 
 
 def test_no_part_of_a_secret_is_left_at_the_end_of_what_is_read_of_a_message() -> None:
-    for at in range(ROW_CHARACTERS - 60, ROW_CHARACTERS, 4):
+    for at in range(QUOTED_CHARACTERS - 60, QUOTED_CHARACTERS, 4):
         text = made(answer(f"{'x ' * (at // 2)}\nerror with {KEY}\nmore"))
         assert KEY[:8] not in text
 

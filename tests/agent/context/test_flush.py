@@ -10,8 +10,7 @@ import pytest
 
 from agent.context.job import Aborted, CompressionJob
 from agent.context.model_handle import ContextSettings, SummaryRoute
-from agent.memory.files import MemoryDirectory
-from agent.memory.notes import added
+from agent.memory.notes import MemoryDirectory, added
 from agent.memory_flush import ASKS, MemoryWriter, words_of_people
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state import sessions

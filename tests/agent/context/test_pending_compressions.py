@@ -2,8 +2,8 @@
 
 import asyncio
 
-from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ContextSettings
+from agent.context.pending import CompressionRegistry
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from tests.agent.conftest import Chat, Sink
 from tests.agent.context.contexts import agent_of, asked_for_summaries, fill_and_ask, look, summary_of

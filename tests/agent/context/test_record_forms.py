@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.context.record_forms import reformed
-from agent.context.summary import HEADINGS, SummaryError, checked_summary
+from agent.context.summary import HEADINGS, SummaryError, checked_summary, reformed
 from agent.model.base import FinishReason, ModelReply
 from tests.agent.context.test_summary import task
 

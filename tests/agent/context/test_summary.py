@@ -56,8 +56,6 @@ TITLES = (
 def task(*rows: Message, **changes: Any) -> SummaryJob:
     values: dict[str, Any] = {
         "rows": rows or (human("Please deploy the shop."), answer("I deployed it.")),
-        "previous": None,
-        "focus": None,
         "target": Tokens(1_000),
         "input_limit": Tokens(40_000),
         "now": NEW_YEAR,

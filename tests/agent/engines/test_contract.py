@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from agent.context.summary import HEADINGS
 from agent.engines.compressor import ContextCompressor
 from agent.engines.contract import ContextEngine
-from agent.engines.mapping import checked_list, text_of
+from agent.engines.lists import checked_list, text_of
 from agent.handoff import END_MARKER, SUMMARY_PREFIX
 from agent.model.base import FinishReason, ModelReply, ModelRequest
 from hermes_state.errors import ModelUnavailable
@@ -195,6 +195,21 @@ def summary_of(request: ModelRequest) -> ModelReply:
     return ModelReply(text=text, finish=FinishReason.STOP, usage=None)
 
 
+Recorded: TypeAlias = tuple[list[str], Callable[[ModelRequest], ModelReply]]
+
+
+@pytest.fixture
+def recorded() -> Recorded:
+    """What a model is asked for summaries, and the model."""
+    asked: list[str] = []
+
+    def summarise(request: ModelRequest) -> ModelReply:
+        asked.append(request.transcript[0].text or "")
+        return summary_of(request)
+
+    return asked, summarise
+
+
 def handoffs(found: MESSAGES) -> list[str]:
     return [text for text in (text_of(message.get("content")) for message in found) if SUMMARY_PREFIX in text]
 
@@ -215,13 +230,8 @@ def test_a_subclass_of_the_built_in_engine_says_its_sizes_as_attributes() -> Non
     assert early.threshold_tokens == 25_000
 
 
-def test_a_model_writes_the_summary_with_the_focus_and_without_ids_that_lead_nowhere() -> None:
-    asked: list[str] = []
-
-    def summarise(request: ModelRequest) -> ModelReply:
-        asked.append(request.transcript[0].text or "")
-        return summary_of(request)
-
+def test_a_model_writes_the_summary_with_the_focus_and_without_ids_that_lead_nowhere(recorded: Recorded) -> None:
+    asked, summarise = recorded
     [handoff] = handoffs(compressor(summarise=summarise).compress(messages(30), focus_topic="the schema"))
     assert "## Critical Context" in handoff
     assert "the schema" in asked[0]
@@ -229,13 +239,8 @@ def test_a_model_writes_the_summary_with_the_focus_and_without_ids_that_lead_now
     assert "history_open" not in asked[0]
 
 
-def test_what_was_pruned_for_the_summary_says_so_without_ids_that_lead_nowhere() -> None:
-    asked: list[str] = []
-
-    def summarise(request: ModelRequest) -> ModelReply:
-        asked.append(request.transcript[0].text or "")
-        return summary_of(request)
-
+def test_what_was_pruned_for_the_summary_says_so_without_ids_that_lead_nowhere(recorded: Recorded) -> None:
+    asked, summarise = recorded
     given_messages = messages(30)
     for message in given_messages[2:60]:
         if message["role"] == "tool":
@@ -258,13 +263,8 @@ def test_without_a_model_the_handoff_is_made_by_rule() -> None:
         assert "(m" not in handoff
 
 
-def test_the_next_compression_takes_up_the_handoff_of_the_last() -> None:
-    asked: list[str] = []
-
-    def summarise(request: ModelRequest) -> ModelReply:
-        asked.append(request.transcript[0].text or "")
-        return summary_of(request)
-
+def test_the_next_compression_takes_up_the_handoff_of_the_last(recorded: Recorded) -> None:
+    asked, summarise = recorded
     built_in = compressor(summarise=summarise)
     once = built_in.compress(messages(30))
     more = [*once, *messages(30)[1:]]
@@ -275,13 +275,10 @@ def test_the_next_compression_takes_up_the_handoff_of_the_last() -> None:
 
 
 @pytest.mark.parametrize("is_in_parts", [False, True])
-def test_what_a_person_said_behind_a_handoff_in_one_message_is_not_taken_for_a_summary(is_in_parts: bool) -> None:
-    asked: list[str] = []
-
-    def summarise(request: ModelRequest) -> ModelReply:
-        asked.append(request.transcript[0].text or "")
-        return summary_of(request)
-
+def test_what_a_person_said_behind_a_handoff_in_one_message_is_not_taken_for_a_summary(
+    is_in_parts: bool, recorded: Recorded
+) -> None:
+    asked, summarise = recorded
     built_in = compressor(summarise=summarise)
     [handoff] = handoffs(built_in.compress(messages(30)))
     said = "the words of a person"

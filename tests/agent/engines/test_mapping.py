@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.engines.mapping import UNSAID, MappedMessages, MessageListError, SentMessages, mapped_messages, sent_messages
+from agent.engines.lists import MessageListError
+from agent.engines.mapping import UNSAID, MappedMessages, SentMessages, mapped_messages, sent_messages
 from agent.handoff import SUMMARY_PREFIX, Handoff, parse_handoff
 from agent.model.wire import WireSettings, chat_messages
 from hermes_state.transcripts import NewMessage
@@ -112,7 +113,7 @@ def test_a_result_that_was_shortened_stays_the_result_of_its_call_and_names_the_
     sent = given_list(rows)
     sent.messages[3]["content"] = "long, and so on"
     mapped = back(sent, list(sent.messages))
-    [stub] = mapped.added
+    [stub] = [item for item in mapped.context if isinstance(item, NewMessage)]
     assert mapped.context == (rows[0].id, rows[1].id, stub, rows[3].id, rows[4].id)
     assert (stub.role, stub.tool_call_id, stub.turn_id) == (MessageRole.TOOL, "c1", rows[2].turn_id)
     assert stub.text is not None
@@ -126,7 +127,7 @@ def test_a_handoff_for_rows_dropped_in_silence_does_not_part_a_shortened_result_
     sent = given_list(rows)
     sent.messages[3]["content"] = "long, and so on"
     mapped = back(sent, [*sent.messages[:4], sent.messages[-1]])
-    [stub, summary] = mapped.added
+    [stub, summary] = [item for item in mapped.context if isinstance(item, NewMessage)]
     assert mapped.context == (rows[0].id, rows[1].id, stub, summary, rows[4].id, rows[5].id)
 
 

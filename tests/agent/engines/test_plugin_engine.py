@@ -6,13 +6,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
-from agent.context.base import Engine
-from agent.context.compressor import Compressor
+from agent.context.compressor import Compressor, Engine
 from agent.context.cuts import SkipReason
 from agent.context.estimate import Estimator
 from agent.context.job import (
@@ -31,7 +30,6 @@ from agent.context.state import ContextState, stored_form
 from agent.engines.adapter import MAX_HANDLES, PluginEngine
 from agent.engines.compressor import ContextCompressor
 from agent.engines.contract import ContextEngine
-from agent.engines.handle import MAX_HUNG_CALLS
 from agent.handoff import SUMMARY_PREFIX
 from agent.model.base import ModelRequest, ToolSchema
 from agent.tools.registry import ToolContext, ToolRegistry
@@ -70,6 +68,7 @@ CONVERSATION = ConversationRef(
     chat=ChatKey(platform="telegram", account="telegram", chat_ref="1"),
     chat_kind=ChatKind.DIRECT,
 )
+EngineT = TypeVar("EngineT", bound=ContextEngine)
 LAB = ModelInfo(name="lab", context_length=Tokens(8_192), api_key="key")
 
 
@@ -131,6 +130,17 @@ SCHEMAS = [ToolSchema(**schema) for schema in KeepNewest().get_tool_schemas()]
 def plugin(make: Callable[[], ContextEngine] = KeepNewest, **changes: Any) -> PluginEngine:
     values: dict[str, Any] = {"model": LAB, "clock": CLOCK, **changes}
     return PluginEngine("theirs", make, fallback=built_in, redact=redact, **values)
+
+
+def remembered(make: Callable[[], EngineT]) -> tuple[list[EngineT], PluginEngine]:
+    """The objects of an engine that is made for each conversation, and the engine of all."""
+    made: list[EngineT] = []
+
+    def remember() -> EngineT:
+        made.append(make())
+        return made[-1]
+
+    return made, plugin(remember)
 
 
 async def prepared(
@@ -219,13 +229,7 @@ async def test_the_built_in_engine_behind_its_own_contract_compresses_rows_too()
 
 
 async def test_engines_that_rest_longest_are_let_go_and_taken_up_again() -> None:
-    made: list[KeepNewest] = []
-
-    def make() -> KeepNewest:
-        made.append(KeepNewest())
-        return made[-1]
-
-    engine = plugin(make)
+    made, engine = remembered(KeepNewest)
     for number in range(MAX_HANDLES + 2):
         at = session(number + 1, lineage_id=LineageId(number + 1), reported_prompt_tokens=1)
         await engine.on_event(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
@@ -310,46 +314,39 @@ async def test_an_engine_that_raises_aborts() -> None:
         assert "broke" in result.reason
 
 
-async def test_an_engine_that_hangs_is_given_up_and_asked_no_more_when_too_many_of_its_calls_hang() -> None:
-    leave = threading.Event()
-    engine = plugin(engine_that(lambda messages: leave.wait(30)), compress_seconds=0.02)
-    try:
-        for _ in range(4):
-            result, _ = await prepared(engine, job())
-            assert isinstance(result, Aborted)
-            assert "did not answer within 0.02 seconds" in result.reason
+async def test_an_engine_that_hangs_is_dropped_and_made_again_when_its_call_has_ended() -> None:
+    leave, made, entered = threading.Event(), list[ContextEngine](), list[threading.Thread]()
+
+    def hang(*_: object) -> list[Any]:
+        entered.append(threading.current_thread())
+        leave.wait(30)
+        return []
+
+    def make() -> ContextEngine:
+        made.append(engine_that(hang, should_compress=hang, update_from_response=hang)())
+        return made[-1]
+
+    engine = plugin(make, compress_seconds=0.02, quick_seconds=0.02)
+    result, _ = await prepared(engine, job())
+    assert isinstance(result, Aborted)
+    assert "did not answer within 0.02 seconds" in result.reason
+    for _ in range(3):
         result, _ = await prepared(engine, job())
         assert isinstance(result, Aborted)
         assert "does not come back" in result.reason
-        assert await engine.request(job(tokens=10)) is None
-        assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
-    finally:
-        leave.set()
-    await engine.close()
-
-
-async def test_an_engine_whose_calls_hang_holds_a_bounded_number_of_threads() -> None:
-    leave, entered = threading.Event(), []
-
-    def hang(*_: object) -> None:
-        entered.append(threading.current_thread())
-        leave.wait(30)
-
-    hanging = engine_that(hang, should_compress=hang, update_from_response=hang)
-    engine = plugin(hanging, compress_seconds=0.02, quick_seconds=0.02)
-    try:
-        for number in range(1, 21):
-            at = session(number, lineage_id=LineageId(number))
-            assert await engine.request(job(tokens=10, at=at)) is None
-            await engine.on_event(ReplyEvent(session=at, usage=CanonicalUsage(input=1)))
-            result, _ = await prepared(engine, job(at=at))
-            assert isinstance(result, Aborted)
-        assert len(entered) == MAX_HUNG_CALLS
-    finally:
-        leave.set()
+        await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=1)))
+    assert await engine.request(job(tokens=10)) is None
+    assert await engine.request(job(tokens=LIMITS.threshold)) == CompressionRequest(reason="threshold")
+    assert (len(made), len(entered)) == (1, 1), "a conversation holds one thread at most"
+    other = session(2, lineage_id=LineageId(2))
+    assert await engine.request(job(tokens=10, at=other)) is None
+    assert len(made) == 2, "another conversation has an engine of its own"
+    leave.set()
     await asyncio.gather(*(asyncio.to_thread(thread.join, 10) for thread in entered))
-    await prepared(engine, job())
-    assert len(entered) > MAX_HUNG_CALLS, "calls that came back do not count any more"
+    result, _ = await prepared(engine, job())
+    assert isinstance(result, Aborted)
+    assert "it is empty" in result.reason
+    assert len(made) == 3
     await engine.close()
 
 
@@ -429,11 +426,11 @@ async def test_what_an_engine_has_failed_is_forgotten_when_it_compresses_again()
     assert not state.cooldowns
 
 
-async def test_an_engine_that_was_cut_off_is_not_asked_again_in_that_session_when_there_is_no_room() -> None:
-    entered, leave, calls = threading.Event(), threading.Event(), []
+async def test_an_engine_that_was_cut_off_is_not_asked_again_before_that_call_ends_when_there_is_no_room() -> None:
+    entered, leave, calls = threading.Event(), threading.Event(), list[threading.Thread]()
 
     def hanging(messages: list[Any]) -> list[Any]:
-        calls.append(len(messages))
+        calls.append(threading.current_thread())
         entered.set()
         leave.wait(30)
         return messages
@@ -450,8 +447,9 @@ async def test_an_engine_that_was_cut_off_is_not_asked_again_in_that_session_whe
             assert isinstance(result, PreparedCompression)
         assert len(calls) == 1
         leave.set()
-        await prepared(engine, job(at=session(2, parent=1), must_shrink=True))
-        assert len(calls) == 2, "the next session of the conversation begins anew"
+        await asyncio.to_thread(calls[0].join, 10)
+        await prepared(engine, job(must_shrink=True))
+        assert len(calls) == 2
     finally:
         leave.set()
     await engine.close()
@@ -614,13 +612,7 @@ async def test_a_status_that_says_nothing_is_no_trouble(status: object) -> None:
 
 
 async def test_a_conversation_is_told_to_its_own_engine_from_beginning_to_end() -> None:
-    made: list[KeepNewest] = []
-
-    def make() -> KeepNewest:
-        made.append(KeepNewest())
-        return made[-1]
-
-    engine = plugin(make)
+    made, engine = remembered(KeepNewest)
     await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=10, cache_read=60, output=4)))
     await prepared(engine, job())
     child = session(2, parent=1)
@@ -650,13 +642,7 @@ async def test_a_compression_that_was_taken_back_is_told_as_one() -> None:
 
 
 async def test_a_learned_window_is_told_as_another_model_to_the_conversation_that_it_is_of() -> None:
-    made: list[KeepNewest] = []
-
-    def make() -> KeepNewest:
-        made.append(KeepNewest())
-        return made[-1]
-
-    engine = plugin(make)
+    made, engine = remembered(KeepNewest)
     other = session(9, lineage_id=LineageId(9))
     await engine.request(job())
     await engine.request(job(at=other))
@@ -667,17 +653,11 @@ async def test_a_learned_window_is_told_as_another_model_to_the_conversation_tha
 
 
 async def test_an_engine_whose_conversation_has_ended_is_let_go_even_if_it_breaks_over_that() -> None:
-    made: list[KeepNewest] = []
-
     class Stubborn(KeepNewest):
         def on_session_end(self, session_id: str, messages: list[Any]) -> None:
             raise OSError("disk")
 
-    def make() -> KeepNewest:
-        made.append(Stubborn())
-        return made[-1]
-
-    engine = plugin(make)
+    made, engine = remembered(Stubborn)
     await engine.request(job())
     await engine.on_event(EndedEvent(view=View(session=session(), transcript=ROWS), was_reset=False))
     await engine.request(job())
@@ -724,7 +704,7 @@ async def test_what_happens_while_an_engine_is_asked_is_told_behind_it() -> None
 
 async def test_events_that_a_cancellation_left_are_told_with_the_next() -> None:
     asked, answer_now, told, go_on = (threading.Event() for _ in range(4))
-    usages: list[int] = []
+    usages, threads = list[int](), list[threading.Thread]()
 
     class Slow(KeepNewest):
         def should_compress(self, prompt_tokens: int | None = None) -> bool:
@@ -734,6 +714,7 @@ async def test_events_that_a_cancellation_left_are_told_with_the_next() -> None:
 
         def update_from_response(self, usage: dict[str, Any]) -> None:
             usages.append(usage["prompt_tokens"])
+            threads.append(threading.current_thread())
             told.set()
             assert go_on.wait(10)
 
@@ -747,6 +728,7 @@ async def test_events_that_a_cancellation_left_are_told_with_the_next() -> None:
     task.cancel()
     await asyncio.wait({task})
     go_on.set()
+    await asyncio.to_thread(threads[0].join, 10)
     await engine.on_event(ReplyEvent(session=session(), usage=CanonicalUsage(input=3)))
     assert usages == [1, 2, 3]
 
@@ -826,13 +808,7 @@ class Told(KeepNewest):
 
 
 async def test_an_engine_is_told_when_its_conversation_changes_the_model() -> None:
-    engines: list[Told] = []
-
-    def make() -> Told:
-        engines.append(Told())
-        return engines[-1]
-
-    engine = plugin(make)
+    engines, engine = remembered(Told)
     small = ModelInfo(name="small", context_length=Tokens(8_192), provider="responses")
     for model in (LAB, small, small, LAB):
         await engine.request(job(tokens=10, model=model))

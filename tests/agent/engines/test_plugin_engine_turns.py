@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.context.base import Engine
+from agent.context.compressor import Engine
 from agent.context.job import Aborted, BlockedEvent, Compressed
 from agent.context.model_handle import ContextSettings, ModelInfo
 from agent.engines.adapter import PluginEngine

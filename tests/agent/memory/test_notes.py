@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.memory.files import MemoryDirectory, Target, read_text
-from agent.memory.notes import added, entries_in, one_line, part_of, replaced, with_part
+from agent.memory.notes import (
+    MemoryDirectory,
+    Target,
+    added,
+    entries_in,
+    one_line,
+    part_of,
+    read_text,
+    replaced,
+    with_part,
+)
 from agent.settings import MemorySettings
 from hermes_state.errors import ToolError
 from hermes_state.values import ChatId, UserRef

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.memory.files import MemoryDirectory
-from agent.memory.notes import added
+from agent.memory.notes import MemoryDirectory, added
 from agent.memory.sections import SHARE_PERCENT, SectionReader
 from agent.memory.skills import SkillCatalog, front_matter
 from agent.settings import MemorySettings

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from agent.memory.files import MemoryDirectory
+from agent.memory.notes import MemoryDirectory
 from agent.settings import ServerSettings, TerminalSettings, WorkspaceSettings
 from agent.tools.approvals import fenced, inline, question_about
 from agent.tools.arguments import parsed

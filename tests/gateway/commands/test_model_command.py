@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.context.commit import CompressionRegistry
 from agent.context.model_handle import ModelHandle
+from agent.context.pending import CompressionRegistry
 from agent.model.base import ModelReply, ModelRequest
 from agent.prompt import PromptBuilder
 from agent.tools.recall import recall_tools

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from agent.context.base import Engine
+from agent.context.compressor import Engine
 from agent.context.model_handle import ContextSettings
 from agent.model.base import ModelReply, ModelRequest
 from agent.model.wire import chat_messages

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.context.carried.instructions import MAX_NAMED, READ_AGAIN, to_read_again
+from agent.context.commit import MAX_NAMED, READ_AGAIN, to_read_again
 from hermes_state.values import Message, MessageBody, MessageRole, Origin, ToolCall
 from tests.agent.context.rows import human, row
 
