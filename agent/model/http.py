@@ -17,7 +17,7 @@ import aiohttp
 import httpx2
 import structlog
 
-from agent.model.base import CallSettings, EndpointSettings, ModelReply, ModelRequest, made_by
+from agent.model.base import CallSettings, EndpointSettings, ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.bodies import SLICE_SECONDS, checkpoint, read_events, read_json
 from agent.model.connections import new_http_client
 from agent.model.errors import with_usage
@@ -29,6 +29,7 @@ from hermes_state.aio import make_way
 from hermes_state.errors import (
     ModelError,
     ModelNotFound,
+    ModelRateLimited,
     ModelStallTimeout,
     ModelTimeout,
     ModelUnavailable,
@@ -112,6 +113,8 @@ class HttpModel:
         await self._client.close()
 
 
+MAX_FETCH_SECONDS: Final = 5.0
+"""Longest time of all requests for sizes together, in seconds: somebody waits for the answer to a message."""
 MAX_WAYS: Final = 16
 """Most ways in which one request is put: more than any server has reason to refuse."""
 
@@ -141,7 +144,7 @@ class HttpChatModel(HttpModel, ABC):
         own, wanted = self._endpoint.max_output_tokens, request.max_output_tokens
         if own is not None and wanted is not None:
             request = replace(request, max_output_tokens=min(own, wanted))
-        request = replace(request, style=replace(request.style, shape=self._shape))
+        request = replace(request, style=replace(request.style, shape=self._shape, reasoning_of=self._made_by))
         form = self._form(request)
         payload, builder = self._begun(request, form, on_text)
         refused: tuple[ModelError, ...] = ()
@@ -167,6 +170,18 @@ class HttpChatModel(HttpModel, ABC):
                 self._learn(form)
                 self._shape = max(self._shape, request.style.shape)
                 return replace(reply, refused=refused)
+
+    async def fetch_limits(self) -> ModelLimits | None:
+        """Return the sizes of the model, see `ChatModel.fetch_limits`. A refusal says nothing about the model."""
+        try:
+            async with asyncio.timeout(MAX_FETCH_SECONDS):
+                return await self._stated_limits()
+        except (TimeoutError, ModelTimeout, ModelUnavailable, ModelRateLimited) as error:
+            log.info("model.sizes_not_asked", model=self.name, error=type(error).__name__)
+            return None
+        except ModelError as error:
+            log.info("model.sizes_refused", model=self.name, error=type(error).__name__, reason=str(error))
+            return ModelLimits()
 
     async def _ask(self, payload: bytes, reply: ReplyBuilder) -> ModelReply:
         """Send a request and read its reply, whatever the protocol. Cancelling it closes the connection.
@@ -216,6 +231,10 @@ class HttpChatModel(HttpModel, ABC):
                 with suppress(httpx2.HTTPError, aiohttp.ClientError):
                     async for _ in pieces:  # to the end, so that the connection can be used again
                         pass
+
+    @abstractmethod
+    async def _stated_limits(self) -> ModelLimits | None:
+        """Return the sizes of the model as the provider states them. Raises the kinds of `ModelError`."""
 
     @abstractmethod
     def _begun(

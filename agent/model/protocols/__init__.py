@@ -2,7 +2,7 @@
 
 - `chat_completions`: OpenAI and everything compatible with it
 - `responses`: OpenAI's newer API; `openai` holds what these two share, `openai_sdk` the SDK's client
-- `anthropic`: Claude at Anthropic's own API; `anthropic_wire` is its JSON. Its SDK is an extra
+- `anthropic`: Claude at Anthropic's own API. Its SDK is an extra
 - `offline`: the built-in model, which needs no provider
 
 A model is made of its settings, `ChatCompletionsModel(EndpointSettings(model=…, api_key=…))`, used through a

@@ -50,7 +50,7 @@ class OpenAIModel(HttpChatModel, ABC):
         super().__init__(endpoint, protocol, OPENAI_SDK, endpoint.base_url or BASE_URL, path)
         self._new_reply = new_reply
 
-    async def fetch_limits(self) -> ModelLimits | None:
+    async def _stated_limits(self) -> ModelLimits | None:
         return await fetch_model_limits(self.fetch_json, self.name, self.base_url)
 
     def _begun(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent.model import wire
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.protocols.anthropic_wire import (
+from agent.model.protocols.anthropic import (
     body_parts,
     stored_reasoning,
 )
