@@ -24,7 +24,7 @@ from agent.model.errors import with_usage
 from agent.model.errors.classifier import status_error
 from agent.model.kept_prompts import KeptPromptCache
 from agent.model.replies import ReplyBuilder
-from agent.model.shapes import STRICT, TEXT
+from agent.model.wire import STRICT, TEXT
 from hermes_state.aio import make_way
 from hermes_state.errors import (
     ModelError,
@@ -134,7 +134,7 @@ class HttpChatModel(HttpModel, ABC):
         """Index of the form in which an effort was taken, with tools and without."""
         self._faults: frozenset[str] = frozenset()
         self._shape = 0
-        """Form of conversations that the server accepts, see `shapes`."""
+        """Form of conversations that the server accepts, see `WireSettings.shape`."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """Make the call, see `ChatModel.complete`.

@@ -16,7 +16,6 @@ from urllib.parse import quote
 import anthropic
 import orjson
 
-from agent.model import shapes
 from agent.model.base import (
     CacheTtl,
     CallSettings,
@@ -34,7 +33,7 @@ from agent.model.protocols.caching import apply_anthropic_cache_control, marks_p
 from agent.model.protocols.limits import limits_in
 from agent.model.replies import MAX_CALLS, ReplyBuilder
 from agent.model.usage import normalize_usage
-from agent.model.wire import REASONING, WireMessage
+from agent.model.wire import GO_ON, REASONING, WireMessage, chat_messages
 from hermes_state.errors import ContentRejected, ContextOverflow, ModelError, OutputCapExceeded, ReplyMalformed
 from hermes_state.text import well_formed
 from hermes_state.values import Reasoning, ReasoningEffort, Transcript
@@ -107,14 +106,14 @@ def marked_parts(request: ModelRequest, kept: KeptPromptCache, cache_ttl: CacheT
     """Return the `body_parts` of a request, marked for caching unless `cache_ttl` is None."""
 
     def render(rows: Transcript, call_ids: set[str]) -> list[dict[str, Any]] | None:
-        return settled_messages(shapes.chat_messages("", rows, request.style, call_ids))
+        return settled_messages(chat_messages("", rows, request.style, call_ids))
 
     # Without tools it is the calls of all messages that tell which there are.
     start = kept.beginning_of(request, render) if request.tools else NOTHING
     if start.rows and render(request.transcript[start.rows :], set(start.call_ids)) is None:
         start = NOTHING
     rest = request.transcript[start.rows :]
-    parts = body_parts(shapes.chat_messages(request.system, rest, request.style, set(start.call_ids)), request)
+    parts = body_parts(chat_messages(request.system, rest, request.style, set(start.call_ids)), request)
     if cache_ttl is not None:
         parts = with_cache_control(parts, cache_ttl)
     return parts | {"messages": start.before(parts["messages"])}
@@ -155,7 +154,7 @@ def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[s
             parts["tool_choice"] = {"type": "none"}
     sent = parts["messages"] = _messages(messages, _prompt_digest(parts))
     if sent and sent[-1]["role"] == "assistant":
-        sent.append({"role": "user", "content": [{"type": "text", "text": shapes.GO_ON}]})
+        sent.append({"role": "user", "content": [{"type": "text", "text": GO_ON}]})
     return parts
 
 
@@ -403,5 +402,5 @@ class AnthropicReplyBuilder(ReplyBuilder):
         request = self.request
         if request is None or not blocks or self._is_interleaved or not (is_signed and is_storable):
             return None
-        messages = shapes.chat_messages(request.system, request.transcript, request.style)
+        messages = chat_messages(request.system, request.transcript, request.style)
         return stored_reasoning(blocks, body_parts(messages, request), self._made_by)

@@ -14,7 +14,6 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from agent.model import shapes
 from agent.model.base import CacheTtl, EndpointSettings, ModelReply, ModelRequest, ToolSchema, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.kept_prompts import NOTHING, KeptPromptCache
@@ -22,7 +21,7 @@ from agent.model.protocols.caching import apply_anthropic_cache_control, marks_p
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
 from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
-from agent.model.wire import REASONING, WireMessage
+from agent.model.wire import REASONING, WireMessage, chat_messages
 from hermes_state.errors import ContentRejected, ModelUnavailable, ReplyMalformed
 from hermes_state.values import Reasoning, Transcript
 
@@ -72,7 +71,7 @@ def encoded_request(
     style = replace(request.style, reasoning_of=reasoning_of)
 
     def render(rows: Transcript, call_ids: set[str], system: str = "") -> list[WireMessage]:
-        messages = shapes.chat_messages(system, rows, style, call_ids)
+        messages = chat_messages(system, rows, style, call_ids)
         restore_reasoning(messages, faults)
         return messages
 

@@ -12,14 +12,13 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from agent.model import shapes
 from agent.model.base import EndpointSettings, ModelReply, ModelRequest, ToolSchema, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.kept_prompts import NOTHING, KeptPromptCache
 from agent.model.protocols.openai import OpenAIModel, RequestFault, add_options
 from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
-from agent.model.wire import REASONING, WireMessage
+from agent.model.wire import REASONING, WireMessage, chat_messages
 from hermes_state.errors import ContentRejected, ReplyMalformed
 from hermes_state.values import Reasoning, Transcript
 
@@ -53,7 +52,7 @@ def encoded_request(
     style = replace(request.style, reasoning_of=reasoning_of)
 
     def render(rows: Transcript, call_ids: set[str]) -> list[Item]:
-        return items_of(shapes.chat_messages("", rows, style, call_ids))
+        return items_of(chat_messages("", rows, style, call_ids))
 
     start = kept.beginning_of(request, render, reasoning_of) if kept is not None else NOTHING
     items = start.before(render(request.transcript[start.rows :], set(start.call_ids)))

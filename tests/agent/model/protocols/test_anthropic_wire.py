@@ -16,8 +16,7 @@ from agent.model.protocols.anthropic import (
     body_parts,
     stored_reasoning,
 )
-from agent.model.shapes import GO_ON
-from agent.model.wire import NOTHING_RETURNED, WireSettings
+from agent.model.wire import GO_ON, NOTHING_RETURNED, WireSettings
 from hermes_state.values import Image, Message, MessageBody, ToolCall
 from tests.agent.context.histories import histories
 from tests.agent.context.rows import answer, human, result, row
