@@ -1,4 +1,4 @@
-"""Speech to text, over the transcription endpoint of OpenAI and whatever is compatible."""
+"""Speech to text, over the transcription endpoint of OpenAI and compatible servers."""
 
 import asyncio
 import importlib
@@ -20,19 +20,18 @@ from hermes_state.values import CanonicalUsage, ModelCall
 
 PURPOSE: Final = "transcription"
 """Purpose of such calls in the ledger."""
-
 MAX_CHARACTERS: Final = 200_000
 """Longest transcription: people say about 1,000 characters in a minute."""
 
 
 class TranscriptionModel(HttpModel):
-    """A model behind `POST /audio/transcriptions`. Close it when done."""
+    """Model at `POST /audio/transcriptions`. Close it when done."""
 
     def __init__(self, endpoint: EndpointSettings) -> None:
         super().__init__(endpoint, "transcription", OPENAI_SDK, endpoint.base_url or BASE_URL)
 
     async def transcribe(self, recording: bytes, name: str) -> tuple[str, CanonicalUsage | None]:
-        """Words of a recording, and usage where the provider reports tokens. The end of `name` tells the format.
+        """Return the words of a recording, and the reported usage. The end of `name` tells the format.
 
         Raises the kinds of `ModelError`.
         """
@@ -56,11 +55,9 @@ class TranscriptionClient(BaseClient[TranscriptionModel]):
     async def transcribe(
         self, recording: bytes, name: str, *, payer: Payer, within: float | None = None
     ) -> tuple[str, ModelCall]:
-        """Words of a recording, none if nothing was said, and the call's row for the ledger.
+        """Return the words of a recording, perhaps none, and the call's row for the ledger.
 
-        `within`: seconds for all attempts together.
-
-        Raises the kinds of `ModelError`.
+        `within`: seconds for all attempts together. Raises the kinds of `ModelError`.
         """
 
         async def attempt(_show: object) -> tuple[str, CanonicalUsage | None]:

@@ -1,4 +1,4 @@
-"""Failed model calls: what follows from each kind of error, for the ledger, the retries, the person and the route."""
+"""Failed model calls: the consequences of each kind of error for the ledger, the retries, the person and the route."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Remedy:
 
 OUTCOME_OK = "ok"
 OUTCOME_CANCELLED = "cancelled"
-"""Outcome of a call for whose reply nobody waits any more: it was stopped, or its time was up."""
+"""Outcome of a call that was stopped, or whose time was up."""
 
 REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
     errors.AuthRejected: Remedy(outcome="auth", trouble="is not open to our key", sentence="{access}."),
@@ -113,37 +113,36 @@ _ACCESS = {
     True: "The plan at the model provider does not include this model; whoever runs this gateway has to change the "
     "plan, or this model's `name`",
 }
-"""Reason for which a model is closed, and what helps, by whether it is the plan."""
+"""Reason and remedy of a closed model, by whether the plan excludes it."""
 IMAGE_FAULTS = {
     errors.ImageFault.UNSUPPORTED: "The model takes no images",
     errors.ImageFault.TOO_LARGE: "An image of this conversation is too large for the model provider",
     errors.ImageFault.TOO_MANY: "This conversation holds more images than the model provider takes",
     errors.ImageFault.UNREADABLE: "The model provider cannot process an image of this conversation",
 }
-"""Reason for which an image is not looked at, without the full stop."""
+"""Reason why an image was refused, without the full stop."""
 _SPENDING = {
     "costs.daily_cap": ("What may be spent in a day", "it opens again tomorrow"),
     "costs.chat_daily_cap": ("What this chat may spend in a day", "it opens again tomorrow"),
     "costs.conversation_cap": ("What one conversation may cost", "/new starts another one"),
 }
-"""Bounded spending and what helps against the cap, by its key in the configuration."""
-
+"""Bounded spending and the end of the cap, by its key in the configuration."""
 E = TypeVar("E", bound=errors.ModelError)
 
 
 def with_usage(error: E, usage: CanonicalUsage | None, cost: MicroUsd | None = None) -> E:
-    """The same error, with what the provider reported of the call before it failed."""
+    """Return the error with the usage and cost that the provider reported before it."""
     error.usage, error.reported_cost = usage, cost
     return error
 
 
 def remedy_for(error: errors.ModelError) -> Remedy:
-    """The row of the most specific kind that `error` is."""
+    """Return the row of the most specific kind of the error."""
     return next(REMEDIES[kind] for kind in type(error).__mro__ if kind in REMEDIES)
 
 
 def sentence_for(error: errors.ModelError) -> str:
-    """One sentence for the person: what happened and what helps.
+    """Return one sentence for the person, with the fault and a remedy.
 
     >>> sentence_for(errors.ModelRateLimited("HTTP 429", retry_after=20.0))
     'The model provider limits how often it may be asked; please send /retry in 20 seconds.'
@@ -152,7 +151,7 @@ def sentence_for(error: errors.ModelError) -> str:
 
 
 def _words(error: errors.ModelError) -> Mapping[str, str]:
-    """Words in the sentence of an error that are not the same for all of its kind."""
+    """Return the words in an error's sentence that differ within its kind."""
     match error:
         case errors.ModelRateLimited() | errors.ModelUnavailable():
             return {"wait": _duration_text(error.retry_after)}
