@@ -171,9 +171,8 @@ def save_calibration(db: Connection, route: str, model: str, calibration: Calibr
 
 def load_output_cap(db: Connection, route: str, model: str, now: Millis) -> int | None:
     """Return the most tokens of a model's answer that its provider has stated within a week: limits rise, too."""
-    query = (
-        "SELECT learned_output FROM model_profiles WHERE route = ? AND model = ? AND learned_output_at BETWEEN ? AND ?"
-    )
+    query = """SELECT learned_output FROM model_profiles
+    WHERE route = ? AND model = ? AND learned_output_at BETWEEN ? AND ?"""
     return scalar_or_none(db, int, query, (route, model, now - MAX_LIMIT_AGE_MS, now))
 
 

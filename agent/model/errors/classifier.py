@@ -39,10 +39,11 @@ def status_error(
         return errors.ReplyUnfinished(answer.title)
     if answer.says("filtered"):
         return errors.ContentRejected(answer.title)
-    for recognise in (_image, _shape, _of_account, _not_offered, _too_large):
-        if (error := recognise(answer, request)) is not None:
-            return error
-    return _by_status(answer)
+    if (error := _image(answer, request)) is not None:
+        return error
+    if answer.says("shape"):  # with any status
+        return errors.ShapeRejected(answer.title)
+    return _of_account(answer) or _not_offered(answer) or _too_large(answer, request) or _by_status(answer)
 
 
 def stream_error(body: object, request: ModelRequest | None = None) -> ModelError:
@@ -68,14 +69,15 @@ def error_in(event: object) -> object:
 
 def _by_status(answer: ErrorAnswer) -> ModelError:
     status, what, passes = answer.status, answer.title, answer.says("passing")
-    if status == 402:
-        return errors.QuotaExceeded(what)
-    if status in (401, 403, 407):
-        return errors.AuthRejected(what)
-    if status == 451:
-        return errors.ContentRejected(what)
-    if status == 429:
-        return errors.ModelRateLimited(what, retry_after=answer.retry_after)
+    match status:
+        case 402:
+            return errors.QuotaExceeded(what)
+        case 401 | 403 | 407:
+            return errors.AuthRejected(what)
+        case 451:
+            return errors.ContentRejected(what)
+        case 429:
+            return errors.ModelRateLimited(what, retry_after=answer.retry_after)
     if _blames_request(answer) and not passes:
         is_shape = _names_messages(answer) or answer.says("conversation")
         return errors.ShapeRejected(what) if is_shape else ModelError(what)
@@ -134,12 +136,7 @@ def _most_bytes(answer: ErrorAnswer) -> int | None:
     return int(float(rounded[1]) * (1_000 if rounded[2] == "k" else 1_000_000))
 
 
-def _shape(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelError | None:
-    """Return the error for a form of the conversation that is not accepted."""
-    return errors.ShapeRejected(answer.title) if answer.says("shape") else None
-
-
-def _of_account(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelError | None:
+def _of_account(answer: ErrorAnswer) -> ModelError | None:
     """Return the error for an allowance, credit or plan that the account lacks."""
     what, status, wait = answer.title, answer.status, answer.retry_after
     if (afforded := answer.number("afforded")) is not None:
@@ -165,7 +162,7 @@ def _of_account(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelErro
     return None
 
 
-def _not_offered(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelError | None:
+def _not_offered(answer: ErrorAnswer) -> ModelError | None:
     """Return the error for a model that is missing, or closed to the key."""
     is_closed = answer.says("no_access")
     if answer.says("no_model") and not (is_closed and answer.status in (401, 403)):

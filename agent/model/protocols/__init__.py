@@ -1,7 +1,7 @@
 """Protocols that models are spoken to in: one `ChatModel` each.
 
 - `chat_completions`: OpenAI and everything compatible with it
-- `responses`: OpenAI's newer API; `openai` holds what these two share, `openai_sdk` the SDK's client
+- `responses`: OpenAI's newer API; `openai` holds the common part of these two, and the SDK's client
 - `anthropic`: Claude at Anthropic's own API. Its SDK is an extra
 - `offline`: the built-in model, which needs no provider
 

@@ -48,7 +48,7 @@ ANTHROPIC_SDK: Final = Sdk(
 
 
 class AnthropicModel(HttpChatModel):
-    """A model behind `POST /v1/messages`. Close it when done."""
+    """Model at `POST /v1/messages`. Close it when done."""
 
     def __init__(self, endpoint: EndpointSettings) -> None:
         # The SDK's paths begin with the version; people who are used to other SDKs have it in the address.
@@ -90,14 +90,14 @@ class AnthropicModel(HttpChatModel):
     def _put_otherwise(
         self, error: ModelError, request: ModelRequest, form: CallSettings
     ) -> tuple[ModelRequest, CallSettings]:
-        """Without the earlier reasoning, or, where the request itself sets no output limit, with a smaller one."""
+        """Drop the earlier reasoning, or lower the output limit if the request itself sets none."""
         if re.search(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", refusal_text(error), re.IGNORECASE):
             if request.style.reasoning_of:
                 return replace(request, style=replace(request.style, reasoning_of="")), form
-            if form.wanted[0] is not None:  # no effort where no thoughts stand before the calls in the request
+            if form.wanted[0] is not None:  # no effort where the calls in the request have no reasoning
                 return request, replace(form, wanted=(None, form.wanted[1]), efforts=({},), index=0)
         if isinstance(error, OutputCapExceeded) and error.cap and error.cap < self._max_tokens(request):
-            # Perhaps twice: to what the model writes at most, then to what the prompt leaves of its window.
+            # Perhaps twice: to the model's own limit, then to the room that the prompt leaves of its window.
             return replace(request, output_cap=error.cap), form
         return request, form.after(error) or form
 
@@ -106,9 +106,14 @@ def marked_parts(request: ModelRequest, kept: KeptPromptCache, cache_ttl: CacheT
     """Return the `body_parts` of a request, marked for caching unless `cache_ttl` is None."""
 
     def render(rows: Transcript, call_ids: set[str]) -> list[dict[str, Any]] | None:
-        return settled_messages(chat_messages("", rows, request.style, call_ids))
+        # Reasoning depends on all that came before it, and an id that must be changed may meet another one.
+        messages = chat_messages("", rows, request.style, call_ids)
+        ids = (call["id"] for message in messages for call in message.get("tool_calls", ()))
+        if any(REASONING in message for message in messages) or any(map(_ILLEGAL_IN_ID.search, ids)):
+            return None
+        return _messages(messages, blake2b())
 
-    # Without tools it is the calls of all messages that tell which there are.
+    # Without tools the calls of all messages tell which tools there are.
     start = kept.beginning_of(request, render) if request.tools else NOTHING
     if start.rows and render(request.transcript[start.rows :], set(start.call_ids)) is None:
         start = NOTHING
@@ -141,7 +146,7 @@ def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[s
     may_call = request.may_call_tools
     called = (call["function"]["name"] for message in messages for call in message.get("tool_calls", ()))
     if not tools and (names := dict.fromkeys(called)):
-        # Calls in the list have to be of tools that the request names.
+        # The request must name the tools of the calls in the list.
         tools = [{"name": name, "input_schema": {"type": "object"}} for name in names]
         may_call = False
     parts: dict[str, Any] = {}
@@ -156,17 +161,6 @@ def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[s
     if sent and sent[-1]["role"] == "assistant":
         sent.append({"role": "user", "content": [{"type": "text", "text": GO_ON}]})
     return parts
-
-
-def settled_messages(messages: Sequence[WireMessage]) -> list[dict[str, Any]] | None:
-    """Return messages that stand before others, without the system prompt; None if they depend on other messages.
-
-    Reasoning depends on all that came before it, and an id that has to be changed may meet another one.
-    """
-    ids = (call["id"] for message in messages for call in message.get("tool_calls", ()))
-    if any(REASONING in message for message in messages) or any(map(_ILLEGAL_IN_ID.search, ids)):
-        return None
-    return _messages(messages, blake2b())
 
 
 def stored_reasoning(blocks: Sequence[Mapping[str, str]], parts: Mapping[str, Any], made_by: str) -> Reasoning:
@@ -189,11 +183,6 @@ def _prompt_digest(parts: Mapping[str, Any]) -> blake2b:
 
 # --- settings
 
-_ADAPTIVE = re.compile(r"claude-(?:(?:opus|sonnet|haiku)-(?:4[-.][6-9]\b|[5-9])|fable|mythos)")
-"""Models that decide by themselves how long to think; newer ones take nothing else."""
-MIN_BUDGET_TOKENS: Final = 1_024
-"""Least that a model may be told to think, in tokens."""
-
 
 def effort_forms(effort: ReasoningEffort | None, model: str, max_tokens: int) -> list[dict[str, Any]]:
     """Return the fields of a request that ask for an effort in one way or another, the best first, none last.
@@ -207,10 +196,12 @@ def effort_forms(effort: ReasoningEffort | None, model: str, max_tokens: int) ->
     words = ["low"] if effort == "minimal" else [effort, "high"] if effort in ("xhigh", "max") else [effort]
     adaptive = [{"thinking": {"type": "adaptive"}, "output_config": {"effort": word}} for word in words]
     percent = {"minimal": 10, "low": 20, "medium": 50, "high": 80}.get(effort, 90)
-    budget = max(MIN_BUDGET_TOKENS, max_tokens * percent // 100)
-    budget = min(budget, max_tokens - MIN_BUDGET_TOKENS // 2)  # the rest is for the answer
-    manual = {"thinking": {"type": "enabled", "budget_tokens": budget}} if budget >= MIN_BUDGET_TOKENS else {}
-    return [*adaptive, manual, {}] if _ADAPTIVE.search(model) else [manual, *adaptive, {}]
+    budget = max(1_024, max_tokens * percent // 100)  # the API accepts no less
+    budget = min(budget, max_tokens - 512)  # the rest is for the answer
+    manual = {"thinking": {"type": "enabled", "budget_tokens": budget}} if budget >= 1_024 else {}
+    # These decide by themselves how long to think; newer models accept nothing else.
+    is_adaptive = re.search(r"claude-(?:(?:opus|sonnet|haiku)-(?:4[-.][6-9]\b|[5-9])|fable|mythos)", model)
+    return [*adaptive, manual, {}] if is_adaptive else [manual, *adaptive, {}]
 
 
 def sampling_fields(sampling: Mapping[str, float], effort: Mapping[str, Any]) -> dict[str, float]:
@@ -289,12 +280,10 @@ def _legal_ids(messages: Sequence[WireMessage]) -> Mapping[str, str]:
 
 
 _COUNTS: Final = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-_CUT_OFF: Final = ("max_tokens", "model_context_window_exceeded", "pause_turn")
-"""Stop reasons of a cut reply. The last belongs to tools of the provider, which are not offered."""
 
 
 class AnthropicReplyBuilder(ReplyBuilder):
-    """A reply made of the events of one stream, or of the message that is whole."""
+    """Reply made of the events of a stream, or of a whole message."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)
@@ -305,7 +294,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
         self._thoughts: dict[int, tuple[str, dict[str, StringIO]]] = {}
         """Type and texts of each block of reasoning."""
         self._inputs: dict[int, str] = {}
-        """Arguments of calls for which they have not come in pieces (yet)."""
+        """Arguments of calls that have not come in pieces (yet)."""
         self._call_indexes: set[int] = set()
         self._is_interleaved = False
 
@@ -387,7 +376,8 @@ class AnthropicReplyBuilder(ReplyBuilder):
             raise ContextOverflow("the prompt leaves no room for a reply")
         for index, given in self._inputs.items():
             self.add_call(index, arguments=given)
-        return self.built(is_cut_off=self._stop in _CUT_OFF, reasoning=lambda _thought: self._stored_reasoning())
+        is_cut_off = self._stop in ("max_tokens", "model_context_window_exceeded", "pause_turn")
+        return self.built(is_cut_off=is_cut_off, reasoning=lambda _thought: self._stored_reasoning())
 
     def _stored_reasoning(self) -> Reasoning | None:
         """Return the reasoning that can go back in front of the calls.
