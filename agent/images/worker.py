@@ -66,7 +66,13 @@ def scaled(data: bytes, max_side: int, max_bytes: int) -> bytes:
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
         with contextlib.suppress(Exception):  # broken metadata of a picture that is whole
             ImageOps.exif_transpose(image, in_place=True)
-        image = _in_srgb(image)
+        mode, profile = "RGBA" if image.mode == "RGBA" else "RGB", image.info.get("icc_profile")
+        if profile:  # a picture without one is taken to be in sRGB
+            with contextlib.suppress(ImageCms.PyCMSError, OSError, ValueError):  # broken: the colours stay as they are
+                source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+                target = ImageCms.createProfile("sRGB")
+                image = ImageCms.profileToProfile(image, source, target, outputMode=mode) or image
+        image = image.convert(mode)
     while True:
         image.info.clear()  # or comments and profiles would be saved again
         copy = _encoded(image, max_bytes, may_be_png=may_be_png)
@@ -74,16 +80,6 @@ def scaled(data: bytes, max_side: int, max_bytes: int) -> bytes:
             return copy
         width, height = (max(1, side * 3 // 4) for side in image.size)
         image.thumbnail((width, height), Image.Resampling.LANCZOS)
-
-
-def _in_srgb(image: Image.Image) -> Image.Image:
-    """Return the image in sRGB, the colours of a picture without a profile."""
-    mode, profile = "RGBA" if image.mode == "RGBA" else "RGB", image.info.get("icc_profile")
-    if profile:
-        with contextlib.suppress(ImageCms.PyCMSError, OSError, ValueError):  # a broken profile: the colours as they are
-            source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-            return ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode=mode) or image
-    return image.convert(mode)
 
 
 def _encoded(image: Image.Image, max_bytes: int, *, may_be_png: bool) -> bytes:

@@ -155,7 +155,7 @@ def cost_of(usage: CanonicalUsage, price: Price | None) -> MicroUsd | None:
         + usage.cache_read * price.cache_read
         + usage.cache_write * price.cache_write
     )
-    return MicroUsd(math.ceil(round(exact, 6)))  # a sum of fractions is a little beside itself
+    return MicroUsd(math.ceil(round(exact, 6)))  # without the error of a sum of fractions
 
 
 def price_of(
@@ -228,15 +228,15 @@ class PriceCatalog:
             return FREE
         if (known := self._known(name)) is not None:
             return known
-        if has_local_tag(name) or FINE_TUNED.match(name) or re.search(r"\d+b(?![a-z0-9])", name):
-            return None  # the last is a number of parameters, which models have in their names that anybody may host
+        has_parameters = re.search(r"\d+b(?![a-z0-9])", name)  # as models have that anybody may host
+        if has_local_tag(name) or FINE_TUNED.match(name) or has_parameters:
+            return None
         name = makers_name(name)
         found = self._known(name) or self._newest(name)
         return None if found is None else replace(found, is_estimated=True)
 
     def _known(self, name: str) -> Price | None:
-        known = (self._named.get(_parts(spelling)) for spelling in spellings(name))
-        return next((price for price in known if price is not None), None)
+        return next((self._named[parts] for parts in map(_parts, spellings(name)) if parts in self._named), None)
 
     def _newest(self, name: str) -> Price | None:
         """Return the price of the same version under another name, else of the family's newest, unless it is older."""

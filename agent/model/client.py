@@ -16,7 +16,7 @@ import structlog
 
 from agent.model.base import CalledModel, Caps, ChatModel, FinishReason, Ledger, ModelReply, ModelRequest, Payer
 from agent.model.catalog import Price, cost_of
-from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, with_usage
+from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for
 from agent.model.errors.classifier import MIN_OUTPUT_ROOM
 from agent.model.usage import estimated_reply_usage
 from hermes_state.aio import Backoff
@@ -35,8 +35,6 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-RECORD_SECONDS = 1.0
-"""Longest wait of a cancelled call for its row, in seconds; a queued write is made in any case."""
 MAX_FAILURES = 3
 """Failed calls in a row, each with all its retries, after which the circuit opens."""
 OPEN_SECONDS = (30.0, 60.0, 300.0)
@@ -317,10 +315,11 @@ class ModelClient(BaseClient[ChatModel]):
 
         async def attempt(show: Callable[[str], None]) -> ModelReply:
             reply = await self.model.complete(request, show)
-            if reply.calls and reply.finish is FinishReason.LENGTH:
-                raise with_usage(ReplyMalformed("the output limit cut a tool call"), reply.usage, reply.cost)
-            if not reply.calls and not reply.text.strip():
-                raise with_usage(ReplyMalformed("the reply is empty"), reply.usage, reply.cost)
+            is_cut = bool(reply.calls) and reply.finish is FinishReason.LENGTH
+            if is_cut or not (reply.calls or reply.text.strip()):
+                error = ReplyMalformed("the output limit cut a tool call" if is_cut else "the reply is empty")
+                error.usage, error.reported_cost = reply.usage, reply.cost
+                raise error
             return reply
 
         request = await self._within_cap(request)
@@ -373,9 +372,9 @@ class PartialText:
 
 
 async def record_cancelled(ledger: Ledger, payer: Payer, call: ModelCall) -> None:
-    """Record a cancelled call, but delay the cancellation by `RECORD_SECONDS` at most."""
+    """Record a cancelled call, but delay the cancellation by a second at most; a queued write is made in any case."""
     with suppress(StateError, TimeoutError):
-        async with asyncio.timeout(RECORD_SECONDS):
+        async with asyncio.timeout(1.0):
             await ledger.record(payer, call)
 
 

@@ -20,7 +20,6 @@ import structlog
 from agent.model.base import CallSettings, EndpointSettings, ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.bodies import SLICE_SECONDS, checkpoint, read_events, read_json
 from agent.model.connections import new_http_client
-from agent.model.errors import with_usage
 from agent.model.errors.classifier import status_error
 from agent.model.kept_prompts import KeptPromptCache
 from agent.model.replies import ReplyBuilder
@@ -196,7 +195,7 @@ class HttpChatModel(HttpModel, ABC):
                 raise ModelStallTimeout("the provider keeps the line open and does not go on") from error
             return reply.finished()
         except ModelError as error:
-            with_usage(error, reply.usage, reply.cost)
+            error.usage, error.reported_cost = reply.usage, reply.cost
             raise
 
     async def _read(self, payload: bytes, reply: ReplyBuilder, bound: asyncio.Timeout) -> None:

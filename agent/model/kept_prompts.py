@@ -22,8 +22,6 @@ MIN_NEW_ROWS: Final = 16
 """Rows by which a beginning grows at least."""
 MAX_KEPT_BYTES: Final = 8_000_000
 """Most bytes of all beginnings that a model keeps; a longer one is not kept."""
-OPEN_TURNS: Final = 3
-"""Messages of people after the settled rows: as many as are marked for caching."""
 
 Render: TypeAlias = Callable[[Transcript, set[str]], Sequence[Any] | None]
 """Renders rows as elements of the prompt's list, and adds their call ids to the given ones.
@@ -76,7 +74,7 @@ def _settled_rows(transcript: Transcript) -> int:
         is_asked = row.role is MessageRole.USER and row.origin is Origin.HUMAN
         if is_asked and before.role is MessageRole.ASSISTANT and not before.body.calls and is_shown(before):
             turns += 1
-            if turns == OPEN_TURNS:
+            if turns == 3:  # as many as are marked for caching
                 return index if _are_answers_within(transcript[index:]) else 0
     return 0
 

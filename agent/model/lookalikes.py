@@ -12,13 +12,10 @@ from itertools import islice, takewhile
 from types import MappingProxyType
 
 _FRAMES = ("gatewaynotice", "contextcompaction", "contextsummary", "endofcontextcompaction", "endofcontextsummary")
-_TAGS = ("quotedmessage", "document")
 _LONGEST = 22
 _BRACKET, _ANY_LETTER, _NO_LATIN = "[", "?", "!"
-_STAMP_CHARACTERS = 12
-"""Letters and digits of a stamp: `2026-03-31 14:05`."""
 _LINE = re.compile(r"[^\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029]+")
-"""Line as a model may see it: any control character but a tab, and any separator, may end one."""
+"""Line as a model may see it: any control character but a tab, and any separator, may end a line."""
 _ANGLE = re.compile(r"<(?!/?(?:[a-ce-pr-z0-9]|d[a-np-z]|q[a-tv-z]))|[^\w\s\x00-\x7f]", re.IGNORECASE)
 """Possible beginning of the end of a block; most tags are none, by their first letters."""
 _JOINERS = "\u200c\u200d"  # emoji and several scripts need them
@@ -67,8 +64,8 @@ def _begins_like_ours(text: str, start: int, end: int) -> bool:
         return False
     inside = takewhile(_BRACKET.__ne__, filter(None, map(_folded, _seen(text, first + 1))))
     label = "".join(islice(inside, _LONGEST))
-    stamp = label[:_STAMP_CHARACTERS]
-    is_stamp = len(stamp) >= _STAMP_CHARACTERS - 2 and stamp.count("0") * 2 >= len(stamp)
+    stamp = label[:12]  # the digits of `2026-03-31 14:05`
+    is_stamp = len(stamp) >= 10 and stamp.count("0") * 2 >= len(stamp)
     return is_stamp or _passes_for(label, _FRAMES)
 
 
@@ -77,7 +74,7 @@ def _closes_block(text: str, start: int) -> bool:
     seen = _seen(text, start)
     if not (_is_named(next(seen, ""), "LESS-THAN", "ANGLE") and _is_named(next(seen, ""), "SOLIDUS", "SLASH")):
         return False
-    return _passes_for(filter(None, map(_folded, seen)), _TAGS)
+    return _passes_for(filter(None, map(_folded, seen)), ("quotedmessage", "document"))
 
 
 @lru_cache(maxsize=4_096)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import groupby, islice
 from typing import Any, TypeAlias
 
 import orjson
@@ -152,8 +153,8 @@ def _has_words(row: Message) -> bool:
 
 
 def _people_follow(transcript: Transcript, index: int) -> bool:
-    following = (transcript[later] for later in range(index + 1, len(transcript)))
-    return next((row.role is MessageRole.USER for row in following if is_shown(row)), False)
+    following = next(filter(is_shown, islice(transcript, index + 1, None)), None)
+    return following is not None and following.role is MessageRole.USER
 
 
 def _results_by_call(transcript: Transcript) -> dict[tuple[int, str], Message]:
@@ -270,7 +271,8 @@ def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireSett
             blocks.extend(_image_parts(row, style))
             previous = burst
         elif row.role is MessageRole.TOOL:
-            blocks.extend(_result_images(row, style))
+            if shown := [part for part in _image_parts(row, style) if not isinstance(part, str)]:
+                blocks += [f"{NOTICE} Shown by {row.tool_name or UNNAMED_TOOL}:", *shown]
             previous = None
         elif row.text and row.text.strip():
             blocks.append(("\n\n" if blocks else "") + _from_gateway(row.origin, row.text))
@@ -298,12 +300,9 @@ def _stamp(row: Message, style: WireSettings) -> str:
     return stamp
 
 
-@lru_cache(maxsize=8_192)  # a long transcript is stamped anew on every call
+@lru_cache(maxsize=8_192)  # a long transcript is stamped again on every call
 def _minute(minutes: int, zone: tzinfo) -> str:
     return datetime.fromtimestamp(minutes * 60, zone).isoformat(" ", "minutes")[:16]
-
-
-_NOTHING = "(no text)"
 
 
 def _human_text(row: Message) -> str:
@@ -311,7 +310,7 @@ def _human_text(row: Message) -> str:
     text = escaped(row.text or "") if _has_words(row) else ""
     body = row.body
     if body is EMPTY_BODY:
-        return text or _NOTHING
+        return text or "(no text)"
     pieces = [text if body.words_by is None else _quoted(body.words_by, text)] if text else []
     if (quote := body.quote) is not None:
         pieces.append(_quoted("this assistant" if quote.is_from_bot else quote.author, escaped(quote.text)))
@@ -319,7 +318,7 @@ def _human_text(row: Message) -> str:
         cut = ' truncated="yes"' if document.was_truncated else ""
         pieces.append(f'<document name="{attribute(document.name)}"{cut}>\n{enclosed(document.text)}\n</document>')
     pieces += [f"{NOTICE} {one_line(note)}" for note in body.notes]
-    return "\n".join(pieces) or _NOTHING
+    return "\n".join(pieces) or "(no text)"
 
 
 def _quoted(author: str, text: str) -> str:
@@ -335,25 +334,15 @@ def _image_parts(row: Message, style: WireSettings) -> Iterator[str | _Part]:
             yield {"type": "image_url", "image_url": {"url": url}}
 
 
-def _result_images(row: Message, style: WireSettings) -> list[str | _Part]:
-    """Return the images of a tool's result that are shown."""
-    shown = [part for part in _image_parts(row, style) if not isinstance(part, str)]
-    return [f"{NOTICE} Shown by {row.tool_name or UNNAMED_TOOL}:", *shown] if shown else []
-
-
-def _content(blocks: list[str | _Part]) -> str | list[_Part]:
-    """Return plain text, or content parts where images stand between."""
-    if all(isinstance(block, str) for block in blocks):
-        return "".join(block for block in blocks if isinstance(block, str))
+def _content(blocks: list[Any]) -> str | list[_Part]:
+    """Return plain text, or content parts where images stand between texts."""
     parts: list[_Part] = []
-    for block in blocks:
-        if not isinstance(block, str):
-            parts.append(block)
-        elif parts and parts[-1]["type"] == "text":
-            parts[-1]["text"] += block
+    for is_text, run in groupby(blocks, lambda block: isinstance(block, str)):
+        if is_text:
+            parts.append({"type": "text", "text": "".join(run)})
         else:
-            parts.append({"type": "text", "text": block})
-    return parts
+            parts += run
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
 # --- stricter forms, for servers that refuse the usual one

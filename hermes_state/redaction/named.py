@@ -128,7 +128,8 @@ def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span
         if value is None:
             continue
         span = value.span(value.lastindex or 0)
-        if (_is_secret if is_secret else _is_random)(text, name, text[start + len(word) : span[0]], span):
+        given, is_random = text[start + len(word) : span[0]], _RANDOM.fullmatch(text[slice(*span)]) is not None
+        if _is_secret(text, name, given, span) if is_secret else is_random and not is_reference(text[slice(*span)]):
             looked = value.end()
             yield span
 
@@ -192,11 +193,6 @@ def _is_set(name: str, given: str) -> bool:
     if found is None or ("|" in given) != (found[2] is not None):
         return False
     return bool(found[1] or found[2] or "\t" in given or "  " in given)  # else columns
-
-
-def _is_random(text: str, name: str, given: str, span: Span) -> bool:
-    """Tell the value of any `…_KEY` by its characters."""
-    return not is_reference(text[slice(*span)]) and _RANDOM.fullmatch(text[slice(*span)]) is not None
 
 
 def _looks_secret(value: str) -> bool:

@@ -58,7 +58,8 @@ def seam(text: str, start: int, end: int) -> int | None:
     while (found := _SEAM.search(text, start, end)) is not None:
         index = found.start()
         quote = max(quote, *(text.rfind(mark, looked, index) for mark in _QUOTE_ENDS))
-        if quote < 0 or not _may_open_value(text, quote):
+        before = text[max(0, quote - 7) : max(0, quote)].rstrip("\\").rstrip()
+        if quote < 0 or text[quote] not in "\"'" or not before.endswith((":", "=", ">")):  # else it may open a value
             if _is_apart(text, index):
                 return index
             if (tries := tries - 1) == 0:
@@ -84,10 +85,6 @@ def _is_apart(text: str, index: int) -> bool:
     if not words_in(around.lower()) and expression("cards", "hint").search(around) is None:
         return True
     return redact(text[start:index]) + redact(text[index:end]) == redact(around)
-
-
-def _may_open_value(text: str, index: int) -> bool:
-    return text[index] in "\"'" and text[max(0, index - 7) : index].rstrip("\\").rstrip().endswith((":", "=", ">"))
 
 
 def _written(secret: str) -> tuple[str, ...]:

@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from hermes_state import errors
 from hermes_state.text import dollars
-from hermes_state.values import CanonicalUsage, MicroUsd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +125,6 @@ _SPENDING = {
     "costs.conversation_cap": ("What one conversation may cost", "/new starts another one"),
 }
 """Bounded spending and the end of the cap, by its key in the configuration."""
-E = TypeVar("E", bound=errors.ModelError)
-
-
-def with_usage(error: E, usage: CanonicalUsage | None, cost: MicroUsd | None = None) -> E:
-    """Return the error with the usage and cost that the provider reported before it."""
-    error.usage, error.reported_cost = usage, cost
-    return error
 
 
 def remedy_for(error: errors.ModelError) -> Remedy:
