@@ -39,29 +39,16 @@ def normalize_usage(usage: object, format: UsageFormat | None = None) -> Canonic
     ... )
     CanonicalUsage(input=100, output=20, cache_read=800, cache_write=0, reasoning=0)
     """
-    match format or _format_of(usage):
-        case "anthropic":
-            return _anthropic_usage(usage)
-        case "responses":
-            return _openai_usage(usage, prompt="input_tokens", output="output_tokens")
-        case "chat_completions":
-            return _openai_usage(usage, prompt="prompt_tokens", output="completion_tokens")
-        case None:
-            return None
-
-
-def _format_of(usage: object) -> UsageFormat | None:
-    if _field(usage, "prompt_tokens") is not None:  # first: some servers add the other APIs' names to these
-        return "chat_completions"
-    if _field(usage, "input_tokens") is None:
-        return None
-    cached = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation")
-    if any(_field(usage, name) is not None for name in cached):
-        return "anthropic"
-    return "responses"  # without cache counts both say the same
-
-
-def _anthropic_usage(usage: object) -> CanonicalUsage | None:
+    if format is None:
+        cached = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation")
+        if _field(usage, "prompt_tokens") is not None:  # first: some servers add the other APIs' names to these
+            format = "chat_completions"
+        elif any(_field(usage, name) is not None for name in cached):
+            format = "anthropic"  # without cache counts it says the same as the next
+    if format == "chat_completions":
+        return _openai_usage(usage, prompt="prompt_tokens", output="completion_tokens")
+    if format != "anthropic":
+        return _openai_usage(usage, prompt="input_tokens", output="output_tokens")
     fresh = _count(usage, "input_tokens")
     read = _count(usage, "cache_read_input_tokens") or 0
     written = _count(usage, "cache_creation_input_tokens") or 0

@@ -100,18 +100,6 @@ REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
     ),
     errors.ModelError: Remedy(outcome="rejected", sentence="The model provider refused the request; {advice}."),
 }
-_ADVICE = {
-    False: "whoever runs this gateway should check this model's `name` and `base_url`",
-    True: "it has answered in this conversation before, so /compress may help, and /new starts a fresh one",
-}
-"""Advice after a refusal without a reason, by whether the model has answered before."""
-_ACCESS = {
-    False: "The model provider does not accept the API key; whoever runs this gateway has to check this model's "
-    "`api_key`",
-    True: "The plan at the model provider does not include this model; whoever runs this gateway has to change the "
-    "plan, or this model's `name`",
-}
-"""Reason and remedy of a closed model, by whether the plan excludes it."""
 IMAGE_FAULTS = {
     errors.ImageFault.UNSUPPORTED: "The model takes no images",
     errors.ImageFault.TOO_LARGE: "An image of this conversation is too large for the model provider",
@@ -150,8 +138,12 @@ def _words(error: errors.ModelError) -> Mapping[str, str]:
             return {"window": f" of {window:,} tokens" if window else ""}
         case errors.OutputCapExceeded(cap=cap):
             return {"cap": f" ({cap:,} tokens)" if cap else ""}
-        case errors.AuthRejected(is_of_plan=is_of_plan):
-            return {"access": _ACCESS[is_of_plan]}
+        case errors.AuthRejected(is_of_plan=True):
+            plan = "The plan at the model provider does not include this model"
+            return {"access": f"{plan}; whoever runs this gateway has to change the plan, or this model's `name`"}
+        case errors.AuthRejected():
+            key = "The model provider does not accept the API key"
+            return {"access": f"{key}; whoever runs this gateway has to check this model's `api_key`"}
         case errors.ImageRejected(fault=fault):
             return {"image": IMAGE_FAULTS[fault]}
         case errors.SpendingCapExceeded(cap=key, spent=spent, limit=limit):
@@ -160,8 +152,11 @@ def _words(error: errors.ModelError) -> Mapping[str, str]:
             return {"key": key, "spending": spending, "opens": opens, "spent": told}
         case errors.PriceNotFound(model=model):
             return {"model": " `{}`".format(model.replace("`", "'")) if model else ""}
+        case _ if error.has_answered:
+            before = "it has answered in this conversation before"
+            return {"advice": f"{before}, so /compress may help, and /new starts a fresh one"}
         case _:
-            return {"advice": _ADVICE[error.has_answered]}
+            return {"advice": "whoever runs this gateway should check this model's `name` and `base_url`"}
 
 
 def _duration_text(seconds: float | None) -> str:

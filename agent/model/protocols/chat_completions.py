@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import orjson
 
@@ -99,8 +99,13 @@ class ChatReplyBuilder(ReplyBuilder):
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)
-        self._reasoning = ReasoningBuilder()
+        self._texts: dict[str, StringIO] = {}
+        self._details: list[dict[str, Any]] = []
+        self._further: list[StringIO] = []
+        """Further pieces of the text of each detail."""
+        self._thinking = StringIO()
         self._extras: dict[str, dict[str, Any]] = {}
+        """Fields that go back with a call, by the call's index."""
         self._finish: str | None = None
 
     def read_event(self, event: Any) -> None:
@@ -115,7 +120,7 @@ class ChatReplyBuilder(ReplyBuilder):
             self.cost = reported_cost(usage)
         is_piece = "delta" in choice
         delta: Mapping[str, Any] = choice.get("delta") or choice.get("message") or {}
-        self._reasoning.add(delta, self.counted, is_piece=is_piece)
+        self.add_reasoning(delta, is_piece=is_piece)
         self._add_content(delta.get("content"))
         if refusal := delta.get("refusal"):
             self.add_text(refusal)
@@ -127,8 +132,10 @@ class ChatReplyBuilder(ReplyBuilder):
         """Add text, or content parts, some of which are reasoning."""
         for part in content if isinstance(content, list) else [content] if content else ():
             match part:
-                case {"type": "thinking"}:
-                    self._reasoning.add_thinking(part, self.counted)
+                case {"type": "thinking"}:  # of Mistral's API, whose text may consist of parts again
+                    texts = part.get("thinking") or ()
+                    for text in [texts] if isinstance(texts, str) else texts:
+                        self._thinking.write(self.counted(text if isinstance(text, str) else text.get("text") or ""))
                 case {"type": "text" | "output_text", "text": text} | {"type": "refusal", "refusal": text} | str(text):
                     self.add_text(text)
                 case {"type": str(kind)} if kind != "text":
@@ -148,6 +155,35 @@ class ChatReplyBuilder(ReplyBuilder):
             self.counted(padded_json(extras))
             self._extras.setdefault(str(place), {}).update(extras)
 
+    def add_reasoning(self, message: Mapping[str, Any], *, is_piece: bool) -> None:
+        """Add the reasoning of a message, or of a piece of one."""
+        for key in _TEXTS:
+            if text := message.get(key):
+                self._texts.setdefault(key, StringIO()).write(self.counted(text))
+        for detail in message.get(_DETAILS) or ():
+            if not (is_piece and self._continued(detail)):
+                if len(self._details) >= MAX_ITEMS:
+                    raise ReplyMalformed(f"a reply with more than {MAX_ITEMS} thoughts")
+                self.counted(padded_json(detail))
+                self._details.append(dict(detail))
+                self._further.append(StringIO())
+
+    def _continued(self, piece: Mapping[str, Any]) -> bool:
+        """True if the piece was joined to the one before it: a signature is valid for the whole text only."""
+        before = self._details[-1] if self._details else {}
+        field = _IN_PIECES.get(str(piece.get("type")))
+        if field is None or any(before.get(key) != piece.get(key) for key in ("type", "index")):
+            return False
+        if not isinstance(before.get(field) or "", str):
+            raise TypeError("text is expected here")
+        self._further[-1].write(self.counted(piece.get(field) or ""))
+        # Fields that every piece repeats are not counted again: they are most of a stream of single words.
+        changed = {key: value for key, value in piece.items() if value not in (None, before.get(key)) and key != field}
+        if changed:
+            self.counted(padded_json(changed))
+            before |= changed
+        return True
+
     def finished(self) -> ModelReply:
         if self._finish is None:
             raise self.broken_off("the reply ended without a finish reason")
@@ -155,10 +191,22 @@ class ChatReplyBuilder(ReplyBuilder):
             raise ContentRejected("the provider stopped its reply")
         if self._finish == "error":
             raise ModelUnavailable("the provider broke its reply off")
-        return self.built(
-            is_cut_off=self._finish == "length",
-            reasoning=lambda thought: self._reasoning.serialized(self._made_by, thought, self._extras),
-        )
+        return self.built(is_cut_off=self._finish == "length", reasoning=self.stored_reasoning)
+
+    def stored_reasoning(self, thought: str) -> Reasoning | None:
+        """Return the reasoning to store. Details include everything that the text next to them says.
+
+        `thought`: text that the model wrote between tags, for servers that separate nothing.
+        """
+        texts = {key: text.getvalue() for key, text in self._texts.items()} or ({_CONTENT: thought} if thought else {})
+        blocks: list[dict[str, Any]] = [{key: text} for key, text in texts.items()][:1]
+        if self._details:
+            blocks = [{_DETAILS: [_joined(*one) for one in zip(self._details, self._further, strict=True)]}]
+        elif thinking := self._thinking.getvalue():
+            blocks = [{_THINKING: [{"type": "text", "text": thinking}]}]
+        if self._extras:
+            blocks.append({_EXTRAS: self._extras})
+        return serialized_reasoning(self._made_by, blocks) if blocks else None
 
 
 _DETAILS: Final = "reasoning_details"
@@ -172,71 +220,6 @@ _CALL_EXTRAS: Final = ("extra_content", "provider_specific_fields")
 """Fields of a call that Google's API and its proxies want back."""
 _IN_PIECES: Final = {"reasoning.text": "text", "reasoning.summary": "summary"}
 """Field that continues in later pieces of a stream, by the type of the detail."""
-Counted: TypeAlias = Callable[[object], str]
-"""Checks that a value is text, and not too much for the reply; see `ReplyBuilder.counted`."""
-
-
-class ReasoningBuilder:
-    """Unfinished reasoning of one reply."""
-
-    def __init__(self) -> None:
-        self._texts: dict[str, StringIO] = {}
-        self._details: list[dict[str, Any]] = []
-        self._further: list[StringIO] = []
-        """Further pieces of the text of each detail."""
-        self._thinking = StringIO()
-
-    def add(self, message: Mapping[str, Any], counted: Counted, *, is_piece: bool) -> None:
-        """Add the reasoning of a message, or of a piece of one."""
-        for key in _TEXTS:
-            if text := message.get(key):
-                self._texts.setdefault(key, StringIO()).write(counted(text))
-        for detail in message.get(_DETAILS) or ():
-            if not (is_piece and self._continued(detail, counted)):
-                if len(self._details) >= MAX_ITEMS:
-                    raise ReplyMalformed(f"a reply with more than {MAX_ITEMS} thoughts")
-                counted(padded_json(detail))
-                self._details.append(dict(detail))
-                self._further.append(StringIO())
-
-    def _continued(self, piece: Mapping[str, Any], counted: Counted) -> bool:
-        """True if the piece was joined to the one before it: a signature is valid for the whole text only."""
-        before = self._details[-1] if self._details else {}
-        field = _IN_PIECES.get(str(piece.get("type")))
-        if field is None or any(before.get(key) != piece.get(key) for key in ("type", "index")):
-            return False
-        if not isinstance(before.get(field) or "", str):
-            raise TypeError("text is expected here")
-        self._further[-1].write(counted(piece.get(field) or ""))
-        # Fields that every piece repeats are not counted again: they are most of a stream of single words.
-        changed = {key: value for key, value in piece.items() if value not in (None, before.get(key)) and key != field}
-        if changed:
-            counted(padded_json(changed))
-            before |= changed
-        return True
-
-    def add_thinking(self, part: Mapping[str, Any], counted: Counted) -> None:
-        """Add a content part of Mistral's, whose text may consist of parts again."""
-        texts = part.get("thinking") or ()
-        for text in [texts] if isinstance(texts, str) else texts:
-            self._thinking.write(counted(text if isinstance(text, str) else text.get("text") or ""))
-
-    def serialized(
-        self, made_by: str, thought: str = "", extras: Mapping[str, object] | None = None
-    ) -> Reasoning | None:
-        """Return reasoning to store with its calls. Details include everything that the text next to them says.
-
-        `thought`: text that the model wrote between tags, for servers that separate nothing. `extras`: fields of calls.
-        """
-        texts = {key: text.getvalue() for key, text in self._texts.items()} or ({_CONTENT: thought} if thought else {})
-        blocks: list[dict[str, Any]] = [{key: text} for key, text in texts.items()][:1]
-        if self._details:
-            blocks = [{_DETAILS: [_joined(*one) for one in zip(self._details, self._further, strict=True)]}]
-        elif thinking := self._thinking.getvalue():
-            blocks = [{_THINKING: [{"type": "text", "text": thinking}]}]
-        if extras:
-            blocks.append({_EXTRAS: extras})
-        return serialized_reasoning(made_by, blocks) if blocks else None
 
 
 def _joined(detail: Mapping[str, Any], further: StringIO) -> Mapping[str, Any]:
