@@ -225,13 +225,10 @@ def made_by(route: str, model: str) -> str:
 class CalledModel(Protocol):
     """Model at the end of a route."""
 
-    @property
-    def route(self) -> str:
-        """Return protocol and host, for the ledger and for limits learned per route; never a credential."""
-
-    @property
-    def name(self) -> str:
-        """Return the model's name at its provider."""
+    route: str
+    """Protocol and host, for the ledger and for limits learned per route; never a credential."""
+    name: str
+    """The model's name at its provider."""
 
 
 class ChatModel(CalledModel, Protocol):

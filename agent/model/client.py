@@ -19,16 +19,8 @@ from agent.model.catalog import Price, cost_of
 from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for
 from agent.model.errors.classifier import MIN_OUTPUT_ROOM
 from agent.model.usage import estimated_reply_usage
+from hermes_state import errors
 from hermes_state.aio import Backoff
-from hermes_state.errors import (
-    ModelError,
-    ModelStallTimeout,
-    ModelTimeout,
-    OutputCapExceeded,
-    ReplyMalformed,
-    ReplyUnfinished,
-    StateError,
-)
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCall
 
 log = structlog.get_logger()
@@ -56,16 +48,6 @@ class CircuitBreaker:
 
     Another call to a provider that is down only delays the fallback's answer. The state is in memory: a restart, and a
     change of the configuration, reset it.
-
-    >>> from hermes_state.errors import ModelTimeout
-    >>> breaker = CircuitBreaker("chat_completions:api.example.com", "gpt", now=lambda: 100.0)
-    >>> for _ in range(MAX_FAILURES):
-    ...     breaker.failed(ModelTimeout("no answer"))
-    >>> breaker.open
-    CircuitState(seconds=30.0, why='does not answer in time')
-    >>> breaker.succeeded()
-    >>> breaker.open is None
-    True
     """
 
     def __init__(self, route: str, model: str, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -92,7 +74,7 @@ class CircuitBreaker:
         self._failures = self._times_opened = 0
         self._open_until = 0.0
 
-    def failed(self, error: ModelError) -> None:
+    def failed(self, error: errors.ModelError) -> None:
         """Count a call that was given up. Errors that are not the route's fault show that it works."""
         remedy = remedy_for(error)
         if remedy.trouble is None:
@@ -196,7 +178,7 @@ class BaseClient(Generic[M]):
             partial = PartialText(on_text)
             try:
                 done = await self._recorded(attempt(partial.show), deadline, partial, payer, purpose, estimate)
-            except ModelError as error:
+            except errors.ModelError as error:
                 failures[remedy_for(error).outcome] += 1
                 pause = None if is_tripped else self._pause(error, failures, partial)
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
@@ -224,13 +206,13 @@ class BaseClient(Generic[M]):
                 async with asyncio.timeout_at(deadline):
                     return await call, _elapsed_ms(started)
             except TimeoutError as error:
-                raise ModelTimeout("the reply took too long") from error
+                raise errors.ModelTimeout("the reply took too long") from error
         except asyncio.CancelledError:
             usage = estimate(partial.text) if estimate is not None else None
             row = self.row(purpose, OUTCOME_CANCELLED, _elapsed_ms(started), usage, is_estimated=usage is not None)
             await record_cancelled(self.ledger, payer, row)
             raise
-        except ModelError as error:
+        except errors.ModelError as error:
             await self._record_refused(error.refused, payer, purpose)
             usage = error.usage
             if usage is None and estimate is not None and partial.text:
@@ -241,19 +223,19 @@ class BaseClient(Generic[M]):
             await self.ledger.record(payer, row)
             raise
 
-    async def _record_refused(self, refused: Sequence[ModelError], payer: Payer, purpose: str) -> None:
+    async def _record_refused(self, refused: Sequence[errors.ModelError], payer: Payer, purpose: str) -> None:
         """Record calls that a model has repeated itself in another form."""
         for error in refused:
             await self.ledger.record(payer, self.row(purpose, remedy_for(error).outcome, 0))
 
-    def _pause(self, error: ModelError, failures: Counter[str], partial: "PartialText") -> float | None:
+    def _pause(self, error: errors.ModelError, failures: Counter[str], partial: "PartialText") -> float | None:
         """Return the seconds until the next attempt; None when there should be none."""
         remedy, policy, retry_after, has_text = remedy_for(error), self._policy, error.retry_after, bool(partial.text)
         was_shown = has_text and partial.on_text is not None
-        attempts = remedy.attempts + (isinstance(error, ReplyUnfinished) and not was_shown)
+        attempts = remedy.attempts + (isinstance(error, errors.ReplyUnfinished) and not was_shown)
         is_hopeless = failures[remedy.outcome] >= attempts or failures.total() >= policy.max_attempts
         # Another attempt would wait as long. If the line is kept open, the server lives and only this reply is stuck.
-        fell_silent = isinstance(error, ModelTimeout) and not isinstance(error, ModelStallTimeout) and has_text
+        fell_silent = type(error) is errors.ModelTimeout and has_text
         if is_hopeless or fell_silent or (retry_after or 0.0) > policy.max_retry_after:
             return None
         return policy.pause(failures.total(), retry_after)
@@ -317,7 +299,7 @@ class ModelClient(BaseClient[ChatModel]):
             reply = await self.model.complete(request, show)
             is_cut = bool(reply.calls) and reply.finish is FinishReason.LENGTH
             if is_cut or not (reply.calls or reply.text.strip()):
-                error = ReplyMalformed("the output limit cut a tool call" if is_cut else "the reply is empty")
+                error = errors.ReplyMalformed("the output limit cut a tool call" if is_cut else "the reply is empty")
                 error.usage, error.reported_cost = reply.usage, reply.cost
                 raise error
             return reply
@@ -327,7 +309,7 @@ class ModelClient(BaseClient[ChatModel]):
             reply, took_ms = await self.call(
                 attempt, payer=request.payer, purpose=purpose, on_text=on_text, within=within, estimate=estimate
             )
-        except ModelError as error:
+        except errors.ModelError as error:
             await self._learn_cap(*error.refused, error)
             raise
         await self._record_refused(reply.refused, request.payer, purpose)
@@ -340,17 +322,17 @@ class ModelClient(BaseClient[ChatModel]):
         """Return the request with no higher output limit than the model is known to accept."""
         if not self._has_asked_memory:
             self._has_asked_memory = True
-            with suppress(StateError):  # then it is learned once more
+            with suppress(errors.StateError):  # then it is learned once more
                 self._output_cap = await self.ledger.output_cap(self.route, self.name) or self._output_cap
         cap, wanted = self._output_cap, request.max_output_tokens
         if cap is None or (request.output_cap or cap + 1) <= cap:
             return request
         return replace(request, output_cap=cap, max_output_tokens=None if wanted is None else min(wanted, cap))
 
-    async def _learn_cap(self, *refusals: ModelError) -> None:
+    async def _learn_cap(self, *refusals: errors.ModelError) -> None:
         """Remember limits of the model itself; limits by the prompt or the credit hold for one call."""
         for error in refusals:
-            cap = error.cap if isinstance(error, OutputCapExceeded) and error.is_of_model else None
+            cap = error.cap if isinstance(error, errors.OutputCapExceeded) and error.is_of_model else None
             if cap is None or cap < MIN_OUTPUT_ROOM or cap == self._output_cap:
                 continue
             self._output_cap = cap
@@ -373,7 +355,7 @@ class PartialText:
 
 async def record_cancelled(ledger: Ledger, payer: Payer, call: ModelCall) -> None:
     """Record a cancelled call, but delay the cancellation by a second at most; a queued write is made in any case."""
-    with suppress(StateError, TimeoutError):
+    with suppress(errors.StateError, TimeoutError):
         async with asyncio.timeout(1.0):
             await ledger.record(payer, call)
 

@@ -24,17 +24,8 @@ from agent.model.errors.classifier import status_error
 from agent.model.kept_prompts import KeptPromptCache
 from agent.model.replies import ReplyBuilder
 from agent.model.wire import STRICT, TEXT
+from hermes_state import errors
 from hermes_state.aio import make_way
-from hermes_state.errors import (
-    ModelError,
-    ModelNotFound,
-    ModelRateLimited,
-    ModelStallTimeout,
-    ModelTimeout,
-    ModelUnavailable,
-    ReplyMalformed,
-    ShapeRejected,
-)
 from hermes_state.values import ReasoningEffort
 
 log = structlog.get_logger()
@@ -92,16 +83,16 @@ class HttpModel:
             raise status_error(response.status_code, response.headers, response.text, asked) from refusal
         except (httpx2.HTTPError, aiohttp.ClientError, self._sdk.connection_error) as error:
             lost = error.__cause__ if isinstance(error, self._sdk.connection_error) else error
-            if isinstance(lost, ModelError):
+            if isinstance(lost, errors.ModelError):
                 raise lost from None  # of our own hooks, whose errors one of the SDKs wraps
             if isinstance(lost, httpx2.TooManyRedirects):
-                raise ModelNotFound("the provider's address redirects again and again") from error
+                raise errors.ModelNotFound("the provider's address redirects again and again") from error
             # The error of aiohttp tells more: the SDK calls each lost connection a timeout.
             if isinstance(lost, TimeoutError) or (lost is not None and isinstance(lost.__cause__, TimeoutError)):
-                raise ModelTimeout("the provider stopped answering") from error
-            raise ModelUnavailable("the connection to the provider failed") from error
+                raise errors.ModelTimeout("the provider stopped answering") from error
+            raise errors.ModelUnavailable("the connection to the provider failed") from error
         except RecursionError as error:
-            raise ReplyMalformed("the provider's answer is nested too deeply") from error
+            raise errors.ReplyMalformed("the provider's answer is nested too deeply") from error
 
     async def close(self) -> None:
         """Close the connections."""
@@ -144,16 +135,16 @@ class HttpChatModel(HttpModel, ABC):
             faults=self._faults,
         )
         payload, builder = self._begun(request, form, on_text)
-        refused: tuple[ModelError, ...] = ()
+        refused: tuple[errors.ModelError, ...] = ()
         while True:
             try:
                 reply = await self._ask(payload, builder)
-            except ModelError as error:
+            except errors.ModelError as error:
                 before = payload
                 while payload == before:
                     other = self._put_otherwise(error, request, form)
                     # A refusal without a reason is often about the form: the mild change is tried.
-                    strictest = {ShapeRejected: TEXT, ModelError: STRICT}.get(type(error), 0)
+                    strictest = {errors.ShapeRejected: TEXT, errors.ModelError: STRICT}.get(type(error), 0)
                     if other == (request, form) and request.style.shape < strictest:
                         stricter = replace(request.style, shape=request.style.shape + 1)
                         other = replace(request, style=stricter), form
@@ -173,10 +164,10 @@ class HttpChatModel(HttpModel, ABC):
         try:
             async with asyncio.timeout(MAX_FETCH_SECONDS):
                 return await self._stated_limits()
-        except (TimeoutError, ModelTimeout, ModelUnavailable, ModelRateLimited) as error:
+        except (TimeoutError, errors.ModelTimeout, errors.ModelUnavailable, errors.ModelRateLimited) as error:
             log.info("model.sizes_not_asked", model=self.name, error=type(error).__name__)
             return None
-        except ModelError as error:
+        except errors.ModelError as error:
             log.info("model.sizes_refused", model=self.name, error=type(error).__name__, reason=str(error))
             return ModelLimits()
 
@@ -190,11 +181,11 @@ class HttpChatModel(HttpModel, ABC):
                 async with asyncio.timeout(self._endpoint.first_piece_seconds) as bound:
                     await self._read(payload, reply, bound)
             except TimeoutError as error:
-                with suppress(ReplyMalformed):
+                with suppress(errors.ReplyMalformed):
                     return reply.finished()  # only the end of the stream is missing
-                raise ModelStallTimeout("the provider keeps the line open and does not go on") from error
+                raise errors.ModelStallTimeout("the provider keeps the line open and does not go on") from error
             return reply.finished()
-        except ModelError as error:
+        except errors.ModelError as error:
             error.usage, error.reported_cost = reply.usage, reply.cost
             raise
 
@@ -241,7 +232,7 @@ class HttpChatModel(HttpModel, ABC):
 
     @abstractmethod
     def _put_otherwise(
-        self, error: ModelError, request: ModelRequest, form: CallSettings
+        self, error: errors.ModelError, request: ModelRequest, form: CallSettings
     ) -> tuple[ModelRequest, CallSettings]:
         """Return the request and its form as a refusal wants them; unchanged if it does not say."""
 

@@ -58,9 +58,7 @@ class TranscriptionClient(BaseClient[TranscriptionModel]):
 
         `within`: seconds for all attempts together. Raises the kinds of `ModelError`.
         """
-
-        async def attempt(_show: object) -> tuple[str, CanonicalUsage | None]:
-            return await self.model.transcribe(recording, name)
-
-        (text, usage), took_ms = await self.call(attempt, payer=payer, purpose=PURPOSE, within=within)
+        (text, usage), took_ms = await self.call(
+            lambda _show: self.model.transcribe(recording, name), payer=payer, purpose=PURPOSE, within=within
+        )
         return text, self.row(PURPOSE, OUTCOME_OK, took_ms, usage)

@@ -295,7 +295,6 @@ class AnthropicReplyBuilder(ReplyBuilder):
         """Type and texts of each block of reasoning."""
         self._inputs: dict[int, str] = {}
         """Arguments of calls that have not come in pieces (yet)."""
-        self._call_indexes: set[int] = set()
         self._is_interleaved = False
 
     def read_event(self, event: Any) -> None:
@@ -343,7 +342,6 @@ class AnthropicReplyBuilder(ReplyBuilder):
                     self.add_text(block["text"])
             case "tool_use":
                 self._has_content = True
-                self._call_indexes.add(index)
                 self._inputs[index] = self.counted(json.dumps(block.get("input") or {}, ensure_ascii=False))
                 self.add_call(index, call_id=block["id"], name=block["name"])
             case "thinking" | "redacted_thinking" as kind:
@@ -359,7 +357,7 @@ class AnthropicReplyBuilder(ReplyBuilder):
         match delta["type"]:
             case "text_delta":
                 self.add_text(delta["text"])
-            case "input_json_delta" if index in self._call_indexes:
+            case "input_json_delta" if index in self._calls_at:
                 if delta["partial_json"]:
                     self._inputs.pop(index, None)
                     self.add_call(index, arguments=delta["partial_json"])
