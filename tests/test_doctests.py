@@ -13,7 +13,6 @@ MODULES = (
     "agent.handoff",
     "agent.model",
     "agent.model.catalog",
-    "agent.model.client",
     "agent.model.errors",
     "agent.model.sizes",
     "agent.model.usage",

@@ -83,16 +83,9 @@ class ModelImages:
                 notes[one.key] = one.older_note
             else:
                 wanted.append(one)
-        return await self._styled(style, wanted, notes, _limits_in(learned))
+        return await self.styled(style, wanted, notes, _limits_in(learned))
 
-    async def load_fewer(self, request: ModelRequest, kept: Sequence[PlacedImage], limits: ImageLimits) -> ModelRequest:
-        """Return the request with only the images `kept`, within `limits`."""
-        left_out = [one for one in carried_images(request) if one not in kept]
-        notes = {one.key: one.older_note if kept else _REFUSED for one in left_out}
-        notes = {**request.style.image_notes, **notes}
-        return replace(request, style=await self._styled(request.style, kept, notes, limits))
-
-    async def _styled(
+    async def styled(
         self, style: WireSettings, placed: Sequence[PlacedImage], notes: dict[tuple[int, int], str], limits: ImageLimits
     ) -> WireSettings:
         """Return the style with data URLs, the newest images first, up to `MAX_TOTAL_BYTES`; lost files have none."""
@@ -144,7 +137,9 @@ class RetriedImageCall:
         if error.fault is ImageFault.TOO_LARGE:
             limits = self._limits = _lowered(limits, error)
         kept = _kept(error, carried) if len(self._refusals) == 1 else []
-        return await self.images.load_fewer(request, kept, limits)
+        notes = {one.key: one.older_note if kept else _REFUSED for one in carried if one not in kept}
+        notes = {**request.style.image_notes, **notes}
+        return replace(request, style=await self.images.styled(request.style, kept, notes, limits))
 
     async def settle(self, request: ModelRequest) -> str | None:
         """Learn from the refusals, after `request` was accepted. Returns a sentence for people, if there were any."""

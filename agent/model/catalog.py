@@ -8,7 +8,7 @@ The configuration wins over both, and the provider's own figures win over the si
 import math
 import re
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase, translate
+from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ class KnownModel(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of a family of models, in tokens."""
 
     context_length: Tokens | None = None
-    """None where that depends on how a server of one's own was started."""
+    """None where a local server sets it at its start."""
     max_input_tokens: Tokens | None = None
     """Longest prompt, where the provider bounds it below the context window."""
     max_output_tokens: Tokens | None = None
@@ -72,29 +72,21 @@ def known_model(model: str) -> KnownModel | None:
 
     A name with a tag, such as `gpt-oss:20b`, belongs to a local server, which sets the window when it starts.
     """
-    names = list(_names(model))
-    known = next((one for pattern, one in _patterns() if any(map(pattern.match, names))), None)
-    if known is None:
+    names, sizes = list(_names(model)), load_catalog().sizes
+    matching = [pattern for pattern in sizes if any(fnmatchcase(name, pattern) for name in names)]
+    if not matching:
         return None
+    known = sizes[max(matching, key=len)]
     return KnownModel(sees_images=known.sees_images) if has_local_tag(model) else known
-
-
-@cache
-def _patterns() -> list[tuple[re.Pattern[str], KnownModel]]:
-    sizes = load_catalog().sizes
-    return [(re.compile(translate(pattern)), sizes[pattern]) for pattern in sorted(sizes, key=len, reverse=True)]
 
 
 def sees_images(model: str) -> bool:
     """True for a model that is known to see images, by its family or by its name."""
     known = known_model(model)
-    return (known is not None and known.sees_images) or any(map(_SEEING.match, _names(model)))
-
-
-_SEEING: Final = re.compile(
-    r".*(?:vision|[-_]vl(?:[-_]|$)|\dvl(?:-|$)|llava|minicpm-v|internvl|moondream)|gemma[34]|llama4|mistral-small3"
-)
-"""Names of models that see, also of those whose window is not known."""
+    seeing = re.compile(  # also models whose window is not known
+        r".*(?:vision|[-_]vl(?:[-_]|$)|\dvl(?:-|$)|llava|minicpm-v|internvl|moondream)|gemma[34]|llama4|mistral-small3"
+    )
+    return (known is not None and known.sees_images) or any(map(seeing.match, _names(model)))
 
 
 # ---- names
@@ -103,12 +95,9 @@ DATE: Final = re.compile(r"[-@](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{6}|\d{4}|\d{2}-\d{2
 """Date or revision at the end of a name."""
 FINE_TUNED: Final = re.compile(r"^ft:([^:]+):.*$")
 _TAG = re.compile(r":[^/]*$")
-_HOSTED_TAG = re.compile(r":(?:free|batch|nitro|floor|exacto|extended|online|thinking|beta|\d+)$")
-"""Tags of resellers for another way to the same model, and Amazon's revisions."""
 _CLOUD = re.compile(
     r"^(?:[a-z]{2,6}\.)?(?:amazon|anthropic|deepseek|google|meta|minimax|mistral|moonshot|moonshotai|openai|qwen|xai|zai)\."
 )
-_REVISION = re.compile(r"(?:-v\d+)?(?:-maas)?$")
 
 
 def spellings(model: str) -> Iterator[str]:
@@ -122,13 +111,15 @@ def makers_name(name: str) -> str:
     """Return a name without additions: `eu.anthropic.claude-opus-4-8-v1:0` is `claude-opus-4-8` at Amazon."""
     bare = _TAG.sub("", name).rpartition("/")[2]
     name = _CLOUD.sub("", bare)
-    return _REVISION.sub("", name) if name != bare or name.endswith("-maas") else name
+    return re.sub(r"(?:-v\d+)?(?:-maas)?$", "", name) if name != bare or name.endswith("-maas") else name
 
 
 def has_local_tag(model: str) -> bool:
     """True for a name with the tag of a build on a local server, such as `:20b`."""
     name = model.strip().lower()
-    return bool(_TAG.search(name)) and not (_HOSTED_TAG.search(name) or FINE_TUNED.match(name))
+    # Resellers' tags for another way to the same model, and Amazon's revisions.
+    is_hosted = re.search(r":(?:free|batch|nitro|floor|exacto|extended|online|thinking|beta|\d+)$", name)
+    return bool(_TAG.search(name)) and not (is_hosted or FINE_TUNED.match(name))
 
 
 def _names(model: str) -> Iterator[str]:

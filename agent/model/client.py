@@ -95,14 +95,7 @@ class CircuitBreaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Pauses between the attempts of a call, in seconds. `Remedy` sets the number of attempts.
-
-    >>> policy = RetryPolicy(first_pause=1.0, max_pause=8.0)
-    >>> 1.5 <= policy.pause(2, retry_after=None) <= 2.5
-    True
-    >>> policy.pause(1, retry_after=20.0)
-    20.0
-    """
+    """Pauses between the attempts of a call, in seconds. `Remedy` sets the number of attempts."""
 
     max_attempts: int = 6
     """Most attempts of one call for all kinds of failures together."""
@@ -175,12 +168,12 @@ class BaseClient(Generic[M]):
         while True:
             if self._caps is not None:
                 await self._caps.check(payer)
-            partial = PartialText(on_text)
+            tried = _Attempt(payer=payer, purpose=purpose, on_text=on_text, estimate=estimate)
             try:
-                done = await self._recorded(attempt(partial.show), deadline, partial, payer, purpose, estimate)
+                done = await self._recorded(attempt(tried.show), tried, deadline)
             except errors.ModelError as error:
                 failures[remedy_for(error).outcome] += 1
-                pause = None if is_tripped else self._pause(error, failures, partial)
+                pause = None if is_tripped else self._pause(error, failures, tried)
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
                     if deadline is None or loop.time() < deadline:  # else the route is not to blame
                         self.breaker.failed(error)
@@ -190,17 +183,9 @@ class BaseClient(Generic[M]):
                 self.breaker.succeeded()
                 return done
 
-    async def _recorded(
-        self,
-        call: Awaitable[T],
-        deadline: float | None,
-        partial: "PartialText",
-        payer: Payer,
-        purpose: str,
-        estimate: Callable[[str], CanonicalUsage] | None,
-    ) -> tuple[T, int]:
+    async def _recorded(self, call: Awaitable[T], tried: "_Attempt", deadline: float | None) -> tuple[T, int]:
         """Return the result of one attempt, and its milliseconds. Record an attempt that fails or is cancelled."""
-        started = time.perf_counter()
+        started, purpose, estimate = time.perf_counter(), tried.purpose, tried.estimate
         try:
             try:
                 async with asyncio.timeout_at(deadline):
@@ -208,19 +193,19 @@ class BaseClient(Generic[M]):
             except TimeoutError as error:
                 raise errors.ModelTimeout("the reply took too long") from error
         except asyncio.CancelledError:
-            usage = estimate(partial.text) if estimate is not None else None
+            usage = estimate(tried.text) if estimate is not None else None
             row = self.row(purpose, OUTCOME_CANCELLED, _elapsed_ms(started), usage, is_estimated=usage is not None)
-            await record_cancelled(self.ledger, payer, row)
+            await record_cancelled(self.ledger, tried.payer, row)
             raise
         except errors.ModelError as error:
-            await self._record_refused(error.refused, payer, purpose)
+            await self._record_refused(error.refused, tried.payer, purpose)
             usage = error.usage
-            if usage is None and estimate is not None and partial.text:
-                usage = estimate(partial.text)  # the provider charges for the text of a failed attempt, too
+            if usage is None and estimate is not None and tried.text:
+                usage = estimate(tried.text)  # the provider charges for the text of a failed attempt, too
             outcome, is_estimated = remedy_for(error).outcome, usage is not error.usage
             took_ms, cost = _elapsed_ms(started), error.reported_cost
             row = self.row(purpose, outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
-            await self.ledger.record(payer, row)
+            await self.ledger.record(tried.payer, row)
             raise
 
     async def _record_refused(self, refused: Sequence[errors.ModelError], payer: Payer, purpose: str) -> None:
@@ -228,10 +213,10 @@ class BaseClient(Generic[M]):
         for error in refused:
             await self.ledger.record(payer, self.row(purpose, remedy_for(error).outcome, 0))
 
-    def _pause(self, error: errors.ModelError, failures: Counter[str], partial: "PartialText") -> float | None:
+    def _pause(self, error: errors.ModelError, failures: Counter[str], tried: "_Attempt") -> float | None:
         """Return the seconds until the next attempt; None when there should be none."""
-        remedy, policy, retry_after, has_text = remedy_for(error), self._policy, error.retry_after, bool(partial.text)
-        was_shown = has_text and partial.on_text is not None
+        remedy, policy, retry_after, has_text = remedy_for(error), self._policy, error.retry_after, bool(tried.text)
+        was_shown = has_text and tried.on_text is not None
         attempts = remedy.attempts + (isinstance(error, errors.ReplyUnfinished) and not was_shown)
         is_hopeless = failures[remedy.outcome] >= attempts or failures.total() >= policy.max_attempts
         # Another attempt would wait as long. If the line is kept open, the server lives and only this reply is stuck.
@@ -340,12 +325,14 @@ class ModelClient(BaseClient[ChatModel]):
             await self.ledger.learn_output_cap(self.route, self.name, cap)
 
 
-@dataclass(slots=True)
-class PartialText:
-    """Text of an attempt so far, and its reader."""
-
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    payer: Payer
+    purpose: str
     on_text: Callable[[str], None] | None
+    estimate: Callable[[str], CanonicalUsage] | None
     text: str = ""
+    """Text that has come so far."""
 
     def show(self, text: str) -> None:
         self.text = text

@@ -24,10 +24,7 @@ MAX_KEPT_BYTES: Final = 8_000_000
 """Most bytes of all beginnings that a model keeps; a longer one is not kept."""
 
 Render: TypeAlias = Callable[[Transcript, set[str]], Sequence[Any] | None]
-"""Renders rows as elements of the prompt's list, and adds their call ids to the given ones.
-
-Returns None where the elements depend on rows before or after them.
-"""
+"""Renders rows as elements of a prompt, and adds their call ids; None if they depend on other rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

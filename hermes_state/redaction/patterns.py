@@ -49,8 +49,7 @@ def expression(part: str, name: str) -> re.Pattern[str]:
 
 # ---- shapes of keys
 
-_IN_RUNS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
-_APART = bytes(code if code in _IN_RUNS else ord(" ") for code in range(256))
+_APART = bytes(code if re.match(r"[\w.-]", chr(code), re.ASCII) else ord(" ") for code in range(256))
 _TAIL = re.compile(r"[_-]([A-Za-z0-9]{30,})", re.ASCII)
 _TAIL_HINT = re.compile(_TAIL.pattern.encode())
 _PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY(?: BLOCK)?)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)

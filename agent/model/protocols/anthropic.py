@@ -228,7 +228,17 @@ def _messages(messages: Sequence[WireMessage], digest: blake2b) -> list[dict[str
             blocks: list[_Block] = []
             if isinstance(stored, dict) and stored.get("behind") == digest.hexdigest():
                 blocks = stored["blocks"]
-            blocks = blocks + _parts(message["content"]) + _calls(message, ids)
+            calls = [
+                {
+                    "type": "tool_use",
+                    "id": ids[call["id"]],
+                    "name": call["function"]["name"],
+                    # Not parsed: written again it could change, and with it the prompt's bytes.
+                    "input": orjson.Fragment(call["function"]["arguments"]),
+                }
+                for call in message.get("tool_calls", ())
+            ]
+            blocks = blocks + _parts(message["content"]) + calls
             sent.append({"role": "assistant", "content": blocks})
             if remembers:
                 digest.update(orjson.dumps(sent[-1]))
@@ -254,19 +264,6 @@ def _parts(content: str | list[_Block] | None) -> list[_Block]:
 def _image(url: str) -> _Block:
     media_type, _, data = url.removeprefix("data:").partition(";base64,")
     return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
-
-
-def _calls(message: WireMessage, ids: Mapping[str, str]) -> list[_Block]:
-    return [
-        {
-            "type": "tool_use",
-            "id": ids[call["id"]],
-            "name": call["function"]["name"],
-            # Taken over as it was written: read and written again, it could change, and with it the prompt's bytes.
-            "input": orjson.Fragment(call["function"]["arguments"]),
-        }
-        for call in message.get("tool_calls", ())
-    ]
 
 
 def _legal_ids(messages: Sequence[WireMessage]) -> Mapping[str, str]:

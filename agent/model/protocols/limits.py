@@ -10,14 +10,8 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 from agent.model.base import ModelLimits
-from hermes_state.errors import (
-    AuthRejected,
-    ModelError,
-    ModelRateLimited,
-    ModelTimeout,
-    ModelUnavailable,
-    QuotaExceeded,
-)
+from agent.model.errors import remedy_for
+from hermes_state.errors import ModelError, ModelNotFound, ReplyMalformed
 from hermes_state.values import Tokens
 
 _CONTEXT_NAMES: Final = ("context_length", "max_model_len", "context_window", "max_context_length", "max_input_tokens")
@@ -39,10 +33,10 @@ async def fetch_model_limits(get: Callable[[str], Awaitable[object]], model: str
     for asked in (model_path, "/models"):
         try:
             row = _row_of(await get(base_url + asked), model) or row
-        except (AuthRejected, QuotaExceeded, ModelRateLimited, ModelTimeout, ModelUnavailable):
+        except ModelError as error:
+            if remedy_for(error).trouble is None or isinstance(error, ModelNotFound | ReplyMalformed):
+                continue  # not every server knows every path
             raise
-        except ModelError:
-            continue  # not every server knows every path
         if (stated := limits_in(row)).context_length is not None:
             return stated
     root = base_url.removesuffix("/v1")
