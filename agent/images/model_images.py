@@ -123,11 +123,8 @@ class RetriedImageCall:
     """Lowered limits."""
 
     async def after(self, request: ModelRequest, error: ModelError) -> ModelRequest | None:
-        """Return the request to make instead; None if the refusal is not about an image.
-
-        A refusal without a known reason may be, because providers find new words for it.
-        """
-        if type(error) is ModelError:
+        """Return the request to make instead; None if the refusal is not about an image."""
+        if type(error) is ModelError:  # the reason is unknown and may be an image: providers find new words for it
             error = ImageRejected(str(error), fault=ImageFault.UNREADABLE)
         carried = carried_images(request)
         if not carried or not isinstance(error, ImageRejected):

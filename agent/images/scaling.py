@@ -49,10 +49,7 @@ class ImageScaler:
         self._one = asyncio.Lock()
 
     async def scaled(self, source: Path, limits: ImageLimits) -> bytes:
-        """Return the image in a file as PNG or JPEG within `limits`.
-
-        Raises `UnreadableImageError`, and `OSError` where the file is gone or no worker can be started now.
-        """
+        """Return an image as PNG or JPEG. Raises `UnreadableImageError`, or `OSError` for a lost file or no worker."""
         await asyncio.to_thread(source.stat)
         async with self._one:
             try:

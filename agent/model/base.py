@@ -49,10 +49,7 @@ class EndpointSettings:
     """Root of the API; None: the API of the protocol's inventor."""
     connect_seconds: float = 5.0
     read_seconds: float = 120.0
-    """Longest silence, before the first byte and between two chunks; without streaming, until the reply is whole.
-
-    Once the reply has begun, comments and empty chunks count as silence.
-    """
+    """Longest silence; after the first piece, longest time without a piece. Without streaming, until it is whole."""
     first_piece_seconds: float = 300.0
     """Longest wait for the first piece of text, reasoning or call while the line is kept open: models think."""
     streams: bool = True
@@ -137,7 +134,7 @@ class ModelRequest:
     cache_key: str = ""
     """Key shared by requests that begin alike, for providers that route by it.
 
-    A request without one is not marked for caching: a prompt that is sent once would cost a quarter more.
+    Without one a request is not marked for caching: a prompt that is sent once would cost a quarter more.
     """
 
 

@@ -20,10 +20,8 @@ import orjson
 from hermes_state.errors import ModelNotFound, ReplyMalformed
 
 MAX_BODY_BYTES: Final = 3_000_000
-"""Longest event, and longest whole reply, in bytes: several times the longest that any model writes.
-
-Decoded, it may take ten times as much memory.
-"""
+"""Longest event, and longest whole reply, in bytes: several times the longest that any model writes. Decoded, it may
+take ten times as much memory."""
 MAX_VALUES: Final = 200_000
 """Most values of one event: an empty list takes twenty times its text."""
 PIECE_BYTES: Final = 65_536

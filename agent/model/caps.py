@@ -96,9 +96,8 @@ class StoreLedger:
         self._store, self._clock = store, clock
 
     async def record(self, payer: Payer, call: ModelCall) -> None:
-        await self._store.write(
-            ledger.record, payer.turn_id, payer.lineage_id, call, self._clock.now(), chat_id=payer.chat_id
-        )
+        now = self._clock.now()
+        await self._store.write(ledger.record, payer.turn_id, payer.lineage_id, call, now, chat_id=payer.chat_id)
 
     async def output_cap(self, route: str, model: str) -> int | None:
         return await self._store.read(profiles.load_output_cap, route, model, self._clock.now())

@@ -117,10 +117,7 @@ class HttpChatModel(HttpModel, ABC):
         """Accepted form of conversations, see `WireSettings.shape`."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """Make the call, see `ChatModel.complete`.
-
-        Tries other forms of a request where that helps, each once, and remembers the form that the server accepts.
-        """
+        """Make the call. Tries other forms of a request where that helps, each once, and remembers the accepted one."""
         most, asked = self._endpoint.max_output_tokens, request.max_output_tokens
         if most is not None and asked is not None:
             request = replace(request, max_output_tokens=min(most, asked))
@@ -172,10 +169,7 @@ class HttpChatModel(HttpModel, ABC):
             return ModelLimits()
 
     async def _ask(self, payload: bytes, reply: ReplyBuilder) -> ModelReply:
-        """Send a request and read its reply. Cancelling it closes the connection.
-
-        Raises the kinds of `ModelError`, with the usage that was reported before.
-        """
+        """Send a request and read its reply. Raises the kinds of `ModelError`, with the usage reported before."""
         try:
             try:
                 async with asyncio.timeout(self._endpoint.first_piece_seconds) as bound:

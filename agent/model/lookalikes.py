@@ -11,7 +11,6 @@ from functools import lru_cache
 from itertools import islice, takewhile
 from types import MappingProxyType
 
-_FRAMES = ("gatewaynotice", "contextcompaction", "contextsummary", "endofcontextcompaction", "endofcontextsummary")
 _LONGEST = 22
 _BRACKET, _ANY_LETTER, _NO_LATIN = "[", "?", "!"
 _LINE = re.compile(r"[^\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029]+")
@@ -66,7 +65,8 @@ def _begins_like_ours(text: str, start: int, end: int) -> bool:
     label = "".join(islice(inside, _LONGEST))
     stamp = label[:12]  # the digits of `2026-03-31 14:05`
     is_stamp = len(stamp) >= 10 and stamp.count("0") * 2 >= len(stamp)
-    return is_stamp or _passes_for(label, _FRAMES)
+    frames = ("gatewaynotice", "contextcompaction", "contextsummary", "endofcontextcompaction", "endofcontextsummary")
+    return is_stamp or _passes_for(label, frames)
 
 
 def _closes_block(text: str, start: int) -> bool:

@@ -82,10 +82,7 @@ class ReplyBuilder(ABC):
     """The reply comes in pieces, which may break off."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
-        """`on_text` receives the whole text so far, each time it has grown. `made_by`: see `Reasoning`.
-
-        `request`: the answered request, if known: it tells the meaning of an error.
-        """
+        """`on_text` receives the whole text so far, each time it has grown. `made_by`: see `Reasoning`."""
         self.request = request
         self._on_text = on_text
         self._made_by = made_by
@@ -138,9 +135,9 @@ class ReplyBuilder(ABC):
             self._show()
 
     def add_call(self, index: Hashable, *, call_id: object = "", name: object = "", arguments: object = "") -> int:
-        """Add a piece of a tool call; pieces with the same `index` belong together, unless they look like two calls.
+        """Add a piece of the call at `index`, unless it looks like the next call. Returns its own index in the reply.
 
-        Returns the call's own index in the reply. Raises as `add_text` does.
+        Raises as `add_text` does.
         """
         if isinstance(arguments, Mapping):
             arguments = json.dumps(arguments, ensure_ascii=False)
@@ -232,10 +229,7 @@ def padded_json(value: object) -> str:
 
 
 def serialized_reasoning(made_by: str, blocks: object) -> Reasoning:
-    """Return reasoning for the database.
-
-    Raises `ReplyMalformed` for blocks that could not be read or sent again: they would fail every later call.
-    """
+    """Return reasoning for the database. Raises `ReplyMalformed` for blocks that would fail every later call."""
     try:
         text = well_formed(json.dumps(blocks, ensure_ascii=False, allow_nan=False))
         orjson.dumps([[[[[[[[orjson.loads(text)]]]]]]]])  # no deeper does a request hold it

@@ -16,8 +16,7 @@ from hermes_state.values import EstimatedTokens, Tokens
 ASSUMED_CONTEXT: Final = 32_768
 """Context window of an unknown model, in tokens."""
 DEFAULT_OUTPUT: Final = 32_000
-"""Longest answer that is asked for unless configured, in tokens: providers count it against the account's credit and
-its tokens a minute."""
+"""Longest answer that is asked for unless configured, in tokens: providers count it against credit and rate limits."""
 MIN_OUTPUT: Final = 1_024
 """Shortest answer that is asked for where a prompt nearly fills its window by our estimate, in tokens."""
 

@@ -30,10 +30,7 @@ class TranscriptionModel(HttpModel):
         super().__init__(endpoint, "transcription", OPENAI_SDK, endpoint.base_url or BASE_URL)
 
     async def transcribe(self, recording: bytes, name: str) -> tuple[str, CanonicalUsage | None]:
-        """Return the words of a recording, and the reported usage. The end of `name` tells the format.
-
-        Raises the kinds of `ModelError`.
-        """
+        """Return the words of a recording, and the reported usage. The end of `name` tells the format."""
         await asyncio.to_thread(importlib.import_module, "openai.resources.audio.transcriptions")  # it takes 0.2 s
         with self._translated():
             create = self._client.audio.transcriptions.with_streaming_response.create

@@ -96,10 +96,7 @@ def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage 
 
 
 def reported_cost(usage: object) -> MicroUsd | None:
-    """Return the cost of a call that a provider such as OpenRouter reports.
-
-    None for a cost of 0, too: proxies that know no price report it, and unknown is not free.
-    """
+    """Return the cost of a call that a provider such as OpenRouter reports; None for 0, which means no known price."""
     cost = _amount(_field(usage, "cost"))
     if _field(usage, "is_byok") is True:  # then `cost` is only the reseller's fee
         cost += _amount(_field(_field(usage, "cost_details"), "upstream_inference_cost"))

@@ -2,15 +2,13 @@
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Self
 
 import msgspec
 
 from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar_or_none, select_one
 from hermes_state.values import Millis, Tokens
-
-T = TypeVar("T", bound=int)
 
 MIN_SCALE, MAX_SCALE = 0.2, 5.0
 """Bounds of `Calibration.scale`: no tokenizer is further than this from the one that estimates are fitted to."""
@@ -64,7 +62,7 @@ class LearnedImageLimits(msgspec.Struct, frozen=True, kw_only=True, omit_default
         )
 
 
-def _lower(known: T | None, other: T | None) -> T | None:
+def _lower(known: int | None, other: int | None) -> int | None:
     return min((limit for limit in (known, other) if limit is not None), default=None)
 
 
@@ -98,7 +96,8 @@ class ModelProfile:
 
     def max_input(self, in_force: Tokens, known: Tokens | None) -> Tokens | None:
         """Return the longest prompt: the smaller of the `known` one and the one learned with the length in force."""
-        return _lower(known, self.learned_input if self.learned_beside == in_force else None)
+        learned = self.learned_input if self.learned_beside == in_force else None
+        return min((bound for bound in (known, learned) if bound is not None), default=None)
 
     def learned(self, stated: Tokens, *, beside: Tokens, is_of_input: bool) -> "ModelProfile":
         """Return the profile with a stated window, or a bound of prompts alone, unless a smaller one is known.

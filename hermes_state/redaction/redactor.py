@@ -95,10 +95,7 @@ def _written(secret: str) -> tuple[str, ...]:
 
 
 class Redactor:
-    """Takes out the configured secrets and their parts (plain, URL-encoded, JSON-escaped), then what `redact` finds.
-
-    It remembers texts without secrets; other secrets need another redactor.
-    """
+    """Takes out the configured secrets and their parts (plain, URL-encoded, JSON-escaped), then what `redact` finds."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         given = {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}
@@ -135,10 +132,7 @@ class Redactor:
 
 
 def holds_encoded(text: str, secrets: Iterable[str]) -> bool:
-    """True if a secret is in `text`: plain, in base64 or hexadecimal, or in up to four layers of percent-encoding.
-
-    Only letters and digits are compared, in lower case.
-    """
+    """True if a secret is in `text`: plain, in base64 or hexadecimal, or in up to four layers of percent-encoding."""
     layers = [text]
     while len(layers) < 5 and (inner := unquote_plus(layers[-1])) != layers[-1]:
         layers.append(inner)

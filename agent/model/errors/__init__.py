@@ -107,12 +107,6 @@ IMAGE_FAULTS = {
     errors.ImageFault.UNREADABLE: "The model provider cannot process an image of this conversation",
 }
 """Reason why an image was refused, without the full stop."""
-_SPENDING = {
-    "costs.daily_cap": ("What may be spent in a day", "it opens again tomorrow"),
-    "costs.chat_daily_cap": ("What this chat may spend in a day", "it opens again tomorrow"),
-    "costs.conversation_cap": ("What one conversation may cost", "/new starts another one"),
-}
-"""Bounded spending and the end of the cap, by its key in the configuration."""
 
 
 def remedy_for(error: errors.ModelError) -> Remedy:
@@ -147,7 +141,11 @@ def _words(error: errors.ModelError) -> Mapping[str, str]:
         case errors.ImageRejected(fault=fault):
             return {"image": IMAGE_FAULTS[fault]}
         case errors.SpendingCapExceeded(cap=key, spent=spent, limit=limit):
-            spending, opens = _SPENDING[key]
+            spending, opens = {
+                "costs.daily_cap": ("What may be spent in a day", "it opens again tomorrow"),
+                "costs.chat_daily_cap": ("What this chat may spend in a day", "it opens again tomorrow"),
+                "costs.conversation_cap": ("What one conversation may cost", "/new starts another one"),
+            }[key]
             told = f" ({dollars(spent)} of {dollars(limit)})" if spent is not None and limit is not None else ""
             return {"key": key, "spending": spending, "opens": opens, "spent": told}
         case errors.PriceNotFound(model=model):

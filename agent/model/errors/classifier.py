@@ -1,9 +1,8 @@
 """Classifier of providers' error answers: finds the kind of `ModelError` for each.
 
 Providers hardly agree on more than the status. So an answer is brought into one form first, and then judged by its
-features: names, words that stand together, and numbers next to them. A list of sentences would miss new wordings.
-
-No text of a provider goes into our errors: it may quote a key or the prompt.
+features: names, words that stand together, and numbers next to them. A list of sentences would miss new wordings. No
+text of a provider goes into our errors: it may quote a key or the prompt.
 """
 
 import re
@@ -27,7 +26,7 @@ def status_error(
 ) -> ModelError:
     """Return the kind of error for an HTTP error answer; `body` is its JSON, decoded or not, or a text.
 
-    `request`: the refused request, where it is known; it tells what the numbers mean.
+    `request`: the refused request; it tells the meaning of the numbers.
 
     >>> status_error(429, {"retry-after": "20"}, {"code": "rate_limit_exceeded"}).retry_after
     20.0

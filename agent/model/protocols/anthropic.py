@@ -276,9 +276,6 @@ def _legal_ids(messages: Sequence[WireMessage]) -> Mapping[str, str]:
     return {original: legal for legal, original in originals.items()}
 
 
-_COUNTS: Final = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-
-
 class AnthropicReplyBuilder(ReplyBuilder):
     """Reply made of the events of a stream, or of a whole message."""
 
@@ -319,7 +316,8 @@ class AnthropicReplyBuilder(ReplyBuilder):
     def _add_usage(self, holder: Mapping[str, Any]) -> None:
         reported = holder.get("usage") or {}
         details = reported.get("output_tokens_details")
-        counts = {name: reported.get(name) for name in _COUNTS}
+        names = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        counts = {name: reported.get(name) for name in names}
         counts["thinking_tokens"] = details.get("thinking_tokens") if isinstance(details, Mapping) else None
         self._usage |= {name: count for name, count in counts.items() if isinstance(count, int | float)}
         self.usage = normalize_usage({**self._usage, "output_tokens_details": self._usage}, "anthropic")

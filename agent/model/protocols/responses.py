@@ -85,24 +85,21 @@ def items_of(messages: Sequence[WireMessage]) -> list[Item]:
     for message in messages:
         match message["role"]:
             case "user":
-                items.append({"type": "message", "role": "user", "content": _content(message["content"])})
+                content = message["content"]
+                if not isinstance(content, str):
+                    content = [
+                        {"type": "input_text", "text": part["text"]}
+                        if part["type"] == "text"
+                        else {"type": "input_image", "image_url": part["image_url"]["url"], "detail": "auto"}
+                        for part in content
+                    ]
+                items.append({"type": "message", "role": "user", "content": content})
             case "assistant":
                 items += _answer_items(message)
             case "tool":
                 call_id = _call_id(message["tool_call_id"])
                 items.append({"type": "function_call_output", "call_id": call_id, "output": message["content"]})
     return items
-
-
-def _content(content: str | list[dict[str, Any]]) -> str | list[Item]:
-    if isinstance(content, str):
-        return content
-    return [
-        {"type": "input_text", "text": part["text"]}
-        if part["type"] == "text"
-        else {"type": "input_image", "image_url": part["image_url"]["url"], "detail": "auto"}
-        for part in content
-    ]
 
 
 def _answer_items(message: WireMessage) -> list[Item]:
