@@ -18,10 +18,9 @@ class Remedy:
     sentence: str
     """Sentence for the person, with nothing of the provider's own text, which may quote a key or a prompt."""
     trouble: str | None = None
-    """Fault of the route, as the end of a sentence that begins with the model's name.
+    """Fault of the route, as the end of a sentence that begins with the model's name; several open its circuit breaker.
 
-    Another route may do better, and this one's circuit breaker opens when it goes on. None: the request would fare
-    alike elsewhere.
+    None: the request would fare alike on another route.
     """
 
 
