@@ -57,7 +57,7 @@ def one_line(text: str, signs: Mapping[str, str] = MappingProxyType({})) -> str:
 
 
 def _begins_like_ours(text: str, start: int, end: int) -> bool:
-    """Tell if the line from `start` to `end` begins with what passes for a stamp, a notice or a handoff."""
+    """True if the line from `start` to `end` begins like a stamp, a notice or a handoff."""
     first = next((at for at in range(start, end) if not _is_unseen(text[at])), start)
     if _folded(text[first]) != _BRACKET:
         return False
@@ -70,7 +70,7 @@ def _begins_like_ours(text: str, start: int, end: int) -> bool:
 
 
 def _closes_block(text: str, start: int) -> bool:
-    """Tell if the character at `start` begins what passes for the end of a block around a person's words."""
+    """True if the text from `start` on passes for the end of a block around a person's words."""
     seen = _seen(text, start)
     if not (_is_named(next(seen, ""), "LESS-THAN", "ANGLE") and _is_named(next(seen, ""), "SOLIDUS", "SLASH")):
         return False
@@ -103,7 +103,7 @@ def _folded(character: str) -> str:
 
 
 def _passes_for(seen: Iterable[str], words: Sequence[str]) -> bool:
-    """Tell if one of `words` can be read at the beginning of these folded characters."""
+    """True if one of `words` can be read at the beginning of these folded characters."""
     label = [*islice(seen, _LONGEST)]
     return any(
         len(label) >= len(word)

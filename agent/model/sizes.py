@@ -29,7 +29,7 @@ class SizeSource(StrEnum):
     """The provider."""
     CATALOGUE = "catalogue"
     ASSUMED = "assumed"
-    """Nobody."""
+    """No source: a default."""
     LEARNED = "learned"
     """The provider, when it refused a prompt."""
     GUESSED = "guessed"

@@ -88,7 +88,7 @@ def chat_messages(
 
 @dataclass(frozen=True, slots=True)
 class TracedMessages:
-    """Message list, and the rows behind each message; none for the system prompt and for stubs."""
+    """Message list, and the rows of each message; none for the system prompt and for stubs."""
 
     messages: list[WireMessage] = field(default_factory=list)
     sources: list[tuple[Message, ...]] = field(default_factory=list)

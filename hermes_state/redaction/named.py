@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 
 from hermes_state.redaction.patterns import MARK, Span, expression, stored
 
-# Inside of JSON that is a text in JSON, quotes stand behind backslashes.
+# In JSON inside of a JSON text, quotes follow backslashes.
 _QUOTE = r"""\\{0,3}["'`]?"""
 _BESIDE = rf"""[\s,:]{{1,40}}{_QUOTE}value{_QUOTE}\s{{0,3}}[:=]|\s?\{{[^{{}}]{{0,300}}?\bdefault{_QUOTE}\s{{0,3}}[:=]"""
 _SPACED = r"[ \t]{0,40}\|[ \t]{0,40}(?=\S)|[ \t]{1,40}(?:--(?:body|value)[ =])?(?=[^\s|=:])"
