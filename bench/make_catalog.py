@@ -21,8 +21,7 @@ import msgspec
 from genai_prices.data import providers
 from genai_prices.types import ModelInfo, ModelPrice, Provider, StartDateConstraint, TieredPrices, TimeOfDateConstraint
 
-from agent.model.catalog import Price, known_model, spellings
-from agent.model.prices import PriceCatalog
+from agent.model.catalog import Price, PriceCatalog, known_model, spellings
 
 CATALOG: Final = Path(__file__).parent.parent / "agent" / "model" / "catalog.json"
 

@@ -23,7 +23,7 @@ import structlog
 
 from agent.context import compressor, summary
 from agent.context.carried.facts import known_line
-from agent.model.prices import price_of
+from agent.model.catalog import price_of
 from agent.tools.registry import Tool
 from bench.agent_month import Record
 from bench.built_in import agent_with_all_tools

@@ -30,9 +30,8 @@ def load() -> None:
     gc.disable()  # nothing of it is garbage
     for name in IMPORTED_LATE:
         importlib.import_module(name)
-    from agent.model.catalog import known_model
+    from agent.model.catalog import known_model, price_of
     from agent.model.connections import ssl_context
-    from agent.model.prices import price_of
 
     ssl_context()
     known_model("lab-128k")

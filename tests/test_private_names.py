@@ -18,7 +18,7 @@ ALLOWED = {
         *("_connection", "_from_json", "_get_guild_channel", "_handlers", "_hooks", "_last_ack"),
     },
     # The public module imports the types of all resources: 11 to 17 MB and 0.2 to 0.4 s.
-    "agent/model/protocols/openai_sdk.py": {
+    "agent/model/protocols/openai.py": {
         "openai._base_client.DefaultAioHttpClient",
         "openai._client.AsyncOpenAI",
         "openai._exceptions.APIConnectionError",

@@ -1,8 +1,7 @@
-"""Images as one model is shown them: the newest of a view, as large as its provider takes them.
+"""Images for a model: the newest of a view, within the limits of its provider.
 
-What a provider refuses is learned: that the model takes no images, and how large and how many they may be, until the
-configuration of its route changes or a week has passed; and which picture cannot be processed, for good (the same
-picture sent again is another one).
+Refusals teach limits: the model accepts no images, or only so many or so large ones. They hold for a week, or until the
+configuration of the route changes. A picture that cannot be processed stays refused; sent again, it is another one.
 """
 
 import base64
@@ -25,62 +24,53 @@ from hermes_state.values import Clock, Image, Message, Transcript, recall_id
 log = structlog.get_logger()
 
 MAX_IMAGES: Final = 8
-"""Most images of one request; some providers take no more."""
+"""Most images of one request; some providers accept no more."""
 MAX_TOTAL_BYTES: Final = 20 * 1024 * 1024
-"""Largest sum of all images of one request, in bytes; providers refuse bodies of 32 MB, and base64 adds a third."""
-MIN_LIMITS: Final = ImageLimits(max_side=256, max_bytes=100_000)
-"""Smallest limits that are learned from refusals which state none."""
-
+"""Most bytes of all images of one request; providers refuse bodies of 32 MB, and base64 adds a third."""
 _REFUSED: Final = "An image was sent here that the model's provider refuses."
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedImage:
-    """An image of a row: a picture that was shown again stands in more than one."""
+    """An image of a row; a picture that was shown again is in several rows."""
 
     row: Message
     image: Image
 
     @property
     def key(self) -> tuple[int, int]:
-        """Key of it in `WireSettings.image_notes`."""
+        """Key in `WireSettings.image_notes`."""
         return self.row.id, self.image.attachment_id
 
     @property
     def older_note(self) -> str:
-        """Line for an image that is left out for its age; the id in it is the one by which it is shown again."""
+        """Line in place of an image that is left out for its age, with the id that shows it again."""
         return f'An older image is left out here; history_open(id="{recall_id(self.row.id)}") shows it again.'
 
 
 class ModelImages:
-    """Images for one model on one route, and what its provider has refused of them."""
+    """Images for one model on one route, and the limits that its provider's refusals have taught."""
 
     def __init__(self, *, scaler: ImageScaler, store: Store, route: str, model: str, mark: str, clock: Clock) -> None:
-        """`mark`: fingerprint of the route's configuration; under another one no learned limit applies."""
-        self._scaler = scaler
-        self._store = store
-        self._key = (route, model)
-        self._mark = mark
-        self._clock = clock
+        """`mark`: fingerprint of the route's configuration; with another one no learned limit applies."""
+        self._scaler, self._store, self._clock = scaler, store, clock
+        self._key, self._mark = (route, model), mark
         self._learned: LearnedImageLimits | None = None
 
     def expire_learned(self) -> None:
-        """Let the stored limits be read again: another process may have learned more."""
+        """Make the next call read the stored limits again: another process may have learned more."""
         self._learned = None
 
     async def learned(self) -> LearnedImageLimits:
-        """Limits that hold for the route now."""
+        """Return the limits that hold for the route now."""
         known = self._learned
         if known is None:
             loaded = await self._store.read(load_image_limits, *self._key)
-            known = self._learned = self._learned or loaded  # somebody may have been faster, and have learned more
+            known = self._learned = self._learned or loaded  # another call may have learned more meanwhile
         return known.holding(self._mark, self._clock.now())
 
     async def shown_in(self, style: WireSettings, transcript: Transcript) -> WireSettings:
-        """The style with the newest images of a view.
-
-        Older ones leave several at a time, so that prompts keep their beginning.
-        """
+        """Return the style with the newest images of a view. Old ones leave several at a time, see `_first_shown`."""
         learned = await self.learned()
         placed = [PlacedImage(row, image) for row in transcript for image in row.body.images]
         start = _first_shown(len(placed), min(learned.max_count or MAX_IMAGES, MAX_IMAGES))
@@ -93,23 +83,16 @@ class ModelImages:
                 notes[one.key] = one.older_note
             else:
                 wanted.append(one)
-        return await self._styled(style, wanted, notes, _limits_in(learned))
+        return await self.styled(style, wanted, notes, _limits_in(learned))
 
-    async def load_fewer(self, request: ModelRequest, kept: Sequence[PlacedImage], limits: ImageLimits) -> ModelRequest:
-        """The request with only the images `kept`, within `limits`."""
-        left_out = [one for one in carried_images(request) if one not in kept]
-        notes = {one.key: one.older_note if kept else _REFUSED for one in left_out}
-        notes = {**request.style.image_notes, **notes}
-        return replace(request, style=await self._styled(request.style, kept, notes, limits))
-
-    async def _styled(
+    async def styled(
         self, style: WireSettings, placed: Sequence[PlacedImage], notes: dict[tuple[int, int], str], limits: ImageLimits
     ) -> WireSettings:
-        """The style with the data URLs of images, the newest first until `MAX_TOTAL_BYTES`; lost files have none."""
+        """Return the style with data URLs, the newest images first, up to `MAX_TOTAL_BYTES`; lost files have none."""
         bytes_left, urls = MAX_TOTAL_BYTES, {}
         for one in reversed(placed):
             data = await self._scaler.load(one.image.path, limits)
-            if data is None:  # removed by retention, or by hand: the model is told that it cannot see it
+            if data is None:  # removed by retention or by hand: the model reads that it cannot see it
                 continue
             bytes_left -= len(data)
             if bytes_left < 0:
@@ -119,32 +102,29 @@ class ModelImages:
         return replace(style, image_urls=urls, image_notes=notes)
 
     async def learn(self, learned: LearnedImageLimits) -> None:
-        """Keep what refusals have taught: `learned`, but changed."""
+        """Store the limits that refusals have taught."""
         now = self._clock.now()
         log.warning("images.refused", model=self._key[1], takes_none=learned.takes_none, refused=len(learned.refused))
         self._learned = msgspec.structs.replace(learned, learned_at=now)
         try:
             self._learned = await self._store.write(save_image_limits, *self._key, self._learned, now)
-        except StoreUnavailable as error:  # the reply is here and was paid for; after a restart it is learned again
+        except StoreUnavailable as error:  # the reply was paid for; after a restart the limits are learned again
             log.warning("images.not_learned", error=str(error))
 
 
 @dataclass(slots=True)
 class RetriedImageCall:
-    """One call whose images the provider refuses: made again with fewer or smaller ones, then without any."""
+    """Call whose images the provider refuses: it is repeated with fewer or smaller ones, then without any."""
 
     images: ModelImages
     _refusals: list[tuple[ImageRejected, list[PlacedImage]]] = field(default_factory=list)
-    """Each with the images that the request carried."""
+    """Each with the images of its request."""
     _limits: ImageLimits | None = None
-    """Lowered ones."""
+    """Lowered limits."""
 
     async def after(self, request: ModelRequest, error: ModelError) -> ModelRequest | None:
-        """The request to make instead; None where the refusal is none of an image.
-
-        A refusal without a reason may be one, for providers find ever new words for it.
-        """
-        if type(error) is ModelError:
+        """Return the request to make instead; None if the refusal is not about an image."""
+        if type(error) is ModelError:  # the reason is unknown and may be an image: providers find new words for it
             error = ImageRejected(str(error), fault=ImageFault.UNREADABLE)
         carried = carried_images(request)
         if not carried or not isinstance(error, ImageRejected):
@@ -154,10 +134,12 @@ class RetriedImageCall:
         if error.fault is ImageFault.TOO_LARGE:
             limits = self._limits = _lowered(limits, error)
         kept = _kept(error, carried) if len(self._refusals) == 1 else []
-        return await self.images.load_fewer(request, kept, limits)
+        notes = {one.key: one.older_note if kept else _REFUSED for one in carried if one not in kept}
+        notes = {**request.style.image_notes, **notes}
+        return replace(request, style=await self.images.styled(request.style, kept, notes, limits))
 
     async def settle(self, request: ModelRequest) -> str | None:
-        """Learn from the refusals, now that `request` was taken. Returns one sentence for people; None without any."""
+        """Learn from the refusals, after `request` was accepted. Returns a sentence for people, if there were any."""
         if not self._refusals:
             return None
         sent, learned = carried_images(request), await self.images.learned()
@@ -179,14 +161,14 @@ class RetriedImageCall:
 
 
 def carried_images(request: ModelRequest) -> list[PlacedImage]:
-    """Images that a request shows, in the order in which they stand in it."""
+    """Return the images of a request in their order."""
     urls, notes = request.style.image_urls, request.style.image_notes
     placed = [PlacedImage(row, image) for row in request.transcript for image in row.body.images]
     return [one for one in placed if one.image.attachment_id in urls and one.key not in notes]
 
 
 def _kept(error: ImageRejected, carried: list[PlacedImage]) -> list[PlacedImage]:
-    """Images of the one further try: those of the newest turn that sent any, unless the refusal says more."""
+    """Return the images of the next attempt: those of the newest turn with any, unless the refusal says more."""
     count = len(carried)
     if error.fault is ImageFault.UNSUPPORTED:
         return []
@@ -204,19 +186,19 @@ def _limits_in(learned: LearnedImageLimits) -> ImageLimits:
 
 
 def _lowered(limits: ImageLimits, error: ImageRejected) -> ImageLimits:
-    """The limits that the provider states where they are lower, else half of those that were too much."""
+    """Return the provider's limits if they are lower, else half of the refused ones."""
     side = min(error.max_side or limits.max_side, limits.max_side)
     size = min(error.max_bytes or limits.max_bytes, limits.max_bytes)
     if (side, size) == (limits.max_side, limits.max_bytes):
-        side, size = max(side // 2, MIN_LIMITS.max_side), max(size // 2, MIN_LIMITS.max_bytes)
+        side, size = max(side // 2, 256), max(size // 2, 100_000)
     return ImageLimits(max_side=side, max_bytes=size)
 
 
 def _first_shown(count: int, most: int) -> int:
-    """Index of the first of `count` images that is shown.
+    """Return the index of the first of `count` images that is shown.
 
-    When there are more than `most`, half as many leave at once: each that leaves changes an old row of the prompt, and
-    what a provider has cached behind it is lost.
+    When there are more than `most`, half as many leave at once: each change of an old row loses the cached prompt
+    after it.
 
     >>> [count - _first_shown(count, 8) for count in (8, 9, 12, 13)]
     [8, 5, 8, 5]

@@ -1,7 +1,7 @@
-"""Scaling of images: a worker process for each, and the scaled copies on disk beside their originals.
+"""Scaling of images: a worker process for each, and the scaled copies on disk next to their originals.
 
-A copy is named by its original and its limits, so it is made once, whatever route it is sent on, and the bytes of a
-prompt stay the same. An empty copy stands for an original that cannot be scaled.
+A copy is named by its original and its limits, so it is made once for all routes, and the bytes of a prompt stay the
+same. An empty copy marks an original that cannot be scaled.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ log = structlog.get_logger()
 
 _WORKER: Final = Path(__file__).with_name("worker.py")  # run, never imported: the daemon loads no decoder
 _TOO_LARGE: Final = 4
-"""Exit code of the worker, as it stands there."""
+"""Exit code `TOO_LARGE` of the worker."""
 SCALE_SECONDS: Final = 30.0
 """Longest work on one image, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageLimits:
-    """Largest image that is sent, by default what every known provider takes."""
+    """Largest image that is sent; every known provider accepts the defaults."""
 
     max_side: int = 2_000
     """Pixels of the longer side."""
@@ -34,26 +34,22 @@ class ImageLimits:
 
 
 class UnreadableImageError(Exception):
-    """The file is no image of a kind that can be read, or a broken one."""
+    """A file that is no image of a known kind, or a broken one."""
 
 
 class OversizedImageError(UnreadableImageError):
-    """Scaling the image would take more memory or time than it may."""
+    """An image whose scaling would take too much memory or time."""
 
 
 class ImageScaler:
-    """Scales stored images and keeps the copies. One worker runs at a time, whoever asks."""
+    """Scales stored images and keeps the copies. One worker runs at a time."""
 
     def __init__(self, files: AttachmentFolder) -> None:
-        """`files` has the stored images, and the copies."""
         self._files = files
         self._one = asyncio.Lock()
 
     async def scaled(self, source: Path, limits: ImageLimits) -> bytes:
-        """The image in a file as PNG or JPEG within `limits`.
-
-        Raises `UnreadableImageError`, and `OSError` where the file is gone or no worker can be started now.
-        """
+        """Return an image as PNG or JPEG. Raises `UnreadableImageError`, or `OSError` for a lost file or no worker."""
         await asyncio.to_thread(source.stat)
         async with self._one:
             try:
@@ -65,11 +61,11 @@ class ImageScaler:
         if code == 0 and data:
             return data
         log.info("image.not_scaled", exit_code=code)
-        # By a signal: the decoder crashed, or the system needed the memory.
+        # A negative code is a signal: the decoder crashed, or the system needed the memory.
         raise OversizedImageError if code == _TOO_LARGE or code < 0 else UnreadableImageError
 
     async def load(self, path: str, limits: ImageLimits) -> bytes | None:
-        """The copy of a stored image, made now if need be; None where the image is gone or cannot be shown."""
+        """Return the copy of a stored image, and make it if needed; None if the image is gone or cannot be shown."""
         try:
             return await asyncio.to_thread(self._files.read_copy, copy_name(path, limits)) or None
         except FileNotFoundError:
@@ -85,7 +81,7 @@ class ImageScaler:
         return data or None
 
     async def keep(self, path: str, limits: ImageLimits, data: bytes) -> None:
-        """Store a copy; on a full disk it is made anew the next time."""
+        """Store a copy; on a full disk it is made again the next time."""
         try:
             await asyncio.to_thread(self._files.keep_copy, copy_name(path, limits), data)
         except OSError as error:
@@ -93,10 +89,10 @@ class ImageScaler:
 
 
 def copy_name(path: str, limits: ImageLimits) -> str:
-    """Path of the copy of a stored image; all copies of it begin with its own path and a dot."""
+    """Return the path of the copy of a stored image; it begins with the image's own path and a dot."""
     return f"{path}.{limits.max_side}-{limits.max_bytes}"
 
 
 def mime_of(data: bytes) -> str:
-    """Kind of a copy."""
+    """Return the media type of a copy."""
     return "image/png" if data.startswith(b"\x89PNG") else "image/jpeg"

@@ -1,9 +1,9 @@
-"""Image worker: scales one image in a process of its own, which may use only so much memory and time.
+"""Image worker: scales one image in a process of its own with limits on memory and time.
 
-Whoever sends a picture chooses the bytes that a decoder has to survive, so the daemon decodes none. Run as
-`python worker.py FILE MAX_SIDE MAX_BYTES`: the scaled image goes to standard output, always as PNG or JPEG, the two
-kinds that every provider takes. Of an animation that is its first frame. Colours become sRGB, the orientation is
-applied, and nothing of the metadata is kept: a photo says where somebody lives.
+The sender of a picture chooses the bytes that a decoder must survive, so the daemon decodes none. Run as
+`python worker.py FILE MAX_SIDE MAX_BYTES`: it writes a PNG or JPEG, the two kinds that every provider accepts, to
+standard output. Only the first frame of an animation is kept. Colours become sRGB, the orientation is applied, and all
+metadata is removed: a photo can tell where somebody lives.
 """
 
 import contextlib
@@ -18,16 +18,13 @@ from typing import Final
 from PIL import AvifImagePlugin, Image, ImageCms, ImageOps
 
 UNREADABLE: Final = 3
-"""Exit code for bytes that are no image of a kind that is read here, or a broken one."""
+"""Exit code for bytes that are no image of a known kind, or a broken one."""
 TOO_LARGE: Final = 4
 """Exit code for an image that would take too much memory or time."""
-MAX_PIXELS: Final = 89_478_485
-"""Most pixels of an image, told by its header: above them Pillow warns. Decoded, each takes three or four bytes."""
 _BOUNDS: Final = ((resource.RLIMIT_AS, 1 << 30), (resource.RLIMIT_CPU, 30), (resource.RLIMIT_FSIZE, 0))
 """Most memory (some decoders hold an image twice), seconds of work, and bytes of files."""
-# EPS runs a program, and the other kinds are rare: each one more has to survive what strangers send.
+# EPS runs a program, and the other kinds are rare: each decoder must survive the bytes of strangers.
 _FORMATS: Final = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000", "ICO")
-_LOSSY: Final = ("JPEG", "MPO", "JPEG2000", "AVIF")
 
 
 def main(path: str, max_side: int, max_bytes: int) -> int:
@@ -36,7 +33,7 @@ def main(path: str, max_side: int, max_bytes: int) -> int:
         with contextlib.suppress(ValueError, OSError):  # macOS refuses some; the time limit outside holds there, too
             resource.setrlimit(bound, (most, most))
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each thread takes of the memory, and machines have many cores
-    Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+    Image.MAX_IMAGE_PIXELS = 89_478_485  # decoded, each takes three or four bytes
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     try:
         sys.stdout.buffer.write(scaled(_with_checksums(Path(path).read_bytes()), max_side, max_bytes))
@@ -48,7 +45,7 @@ def main(path: str, max_side: int, max_bytes: int) -> int:
 
 
 def _with_checksums(data: bytes) -> bytes:
-    """A PNG file with the checksum that each of its chunks should have, as browsers read it; Pillow refuses others."""
+    """Return a PNG file with correct checksums. Browsers ignore wrong ones, and Pillow refuses them."""
     whole, start = bytearray(data), 8
     while data.startswith(b"\x89PNG") and start + 12 <= len(data):
         end = start + 8 + int.from_bytes(data[start : start + 4])
@@ -58,9 +55,9 @@ def _with_checksums(data: bytes) -> bytes:
 
 
 def scaled(data: bytes, max_side: int, max_bytes: int) -> bytes:
-    """The image in `data` as PNG or JPEG, with sides of at most `max_side` pixels and at most `max_bytes` bytes."""
+    """Return the image in `data` as PNG or JPEG of at most `max_side` pixels a side, and at most `max_bytes` bytes."""
     with Image.open(io.BytesIO(data), formats=_FORMATS) as opened:
-        may_be_png = opened.format not in _LOSSY
+        may_be_png = opened.format not in ("JPEG", "MPO", "JPEG2000", "AVIF")
         image: Image.Image = opened
         if image.mode.startswith("I;16"):
             image = image.point(lambda value: value / 256).convert("L")
@@ -69,7 +66,13 @@ def scaled(data: bytes, max_side: int, max_bytes: int) -> bytes:
         image.thumbnail((max_side, max_side), Image.Resampling.LANCZOS)
         with contextlib.suppress(Exception):  # broken metadata of a picture that is whole
             ImageOps.exif_transpose(image, in_place=True)
-        image = _in_srgb(image)
+        mode, profile = "RGBA" if image.mode == "RGBA" else "RGB", image.info.get("icc_profile")
+        if profile:  # a picture without one is taken to be in sRGB
+            with contextlib.suppress(ImageCms.PyCMSError, OSError, ValueError):  # broken: the colours stay as they are
+                source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+                target = ImageCms.createProfile("sRGB")
+                image = ImageCms.profileToProfile(image, source, target, outputMode=mode) or image
+        image = image.convert(mode)
     while True:
         image.info.clear()  # or comments and profiles would be saved again
         copy = _encoded(image, max_bytes, may_be_png=may_be_png)
@@ -79,22 +82,10 @@ def scaled(data: bytes, max_side: int, max_bytes: int) -> bytes:
         image.thumbnail((width, height), Image.Resampling.LANCZOS)
 
 
-def _in_srgb(image: Image.Image) -> Image.Image:
-    """The image in the colours that a picture without a profile is taken to have."""
-    mode, profile = "RGBA" if image.mode == "RGBA" else "RGB", image.info.get("icc_profile")
-    if profile:
-        with contextlib.suppress(ImageCms.PyCMSError, OSError, ValueError):  # a broken profile: the colours as they are
-            source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-            return ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode=mode) or image
-    return image.convert(mode)
-
-
 def _encoded(image: Image.Image, max_bytes: int, *, may_be_png: bool) -> bytes:
-    """PNG where that is small, as drawings and screenshots are; else the best JPEG that fits, or the smallest."""
-    if may_be_png or image.mode == "RGBA":
-        data = _saved(image, "PNG")
-        if len(data) <= max_bytes // 3:
-            return data
+    """Return a PNG if it is small, as drawings and screenshots are, else the best JPEG that fits, or the smallest."""
+    if (may_be_png or image.mode == "RGBA") and len(data := _saved(image, "PNG")) <= max_bytes // 3:
+        return data
     if image.mode == "RGBA":
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     for quality in (85, 70, 50):

@@ -1,11 +1,9 @@
 """Model calls: one protocol for every model, and a client that retries, counts and caps them.
 
-A `ChatModel` (base.py) is a model at the end of a route, such as `protocols.chat_completions.ChatCompletionsModel`. It
-takes a `ModelRequest`, which holds stored rows (wire.py renders them), and gives a `ModelReply` or raises a kind of
-`hermes_state.errors.ModelError`. Callers use it through a `ModelClient` (client.py), which repeats a call as its
-`RetryPolicy` and the table in errors.py allow, checks the spending caps, writes failed attempts into the `Ledger`,
-prices the call (usage.py, prices.py), and knows by its `CircuitBreaker` when a route is better left alone.
-`errors.sentence_for` says to the person what went wrong.
+A `ChatModel` (base.py), such as `protocols.chat_completions.ChatCompletionsModel`, takes a `ModelRequest` with stored
+rows (wire.py renders them), and returns a `ModelReply` or raises a `hermes_state.errors.ModelError`. A `ModelClient`
+(client.py) repeats calls as `RetryPolicy` and `errors.REMEDIES` allow, checks the spending caps, records failures in
+the `Ledger`, prices calls (usage.py, catalog.py), and has a `CircuitBreaker`. `errors.sentence_for` tells the person.
 
 >>> import asyncio
 >>> from agent.model.base import ModelRequest

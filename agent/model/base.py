@@ -26,7 +26,7 @@ from hermes_state.values import (
 
 
 class FinishReason(StrEnum):
-    """Reason for which a model stopped. A call that the provider filtered or broke off is an error, not a reply."""
+    """Reason why a model stopped. A call that the provider filtered or broke off is an error, not a reply."""
 
     STOP = "stop"
     TOOL_CALLS = "tool_calls"
@@ -34,41 +34,36 @@ class FinishReason(StrEnum):
 
 
 DEFAULT_MAX_TOKENS: Final = 32_000
-"""Output limit where a reply must not be cut off and nothing is known of the model: every current one allows it."""
+"""Output limit of an unknown model where a reply must not be cut off: every current model allows it."""
 CacheTtl: TypeAlias = Literal["5m", "1h"]
 """Time to live of a cached prompt since it was last read. An hour costs more to write: 2 times the input, not 1.25."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSettings:
-    """Address of a model, how long to wait for it, and what its requests say; times in seconds."""
+    """Address of a model, time limits in seconds, and fields of its requests."""
 
     model: str
     api_key: str
     base_url: str | None = None
-    """Root of the API; None: that of the protocol's inventor."""
+    """Root of the API; None: the API of the protocol's inventor."""
     connect_seconds: float = 5.0
     read_seconds: float = 120.0
-    """Longest silence, before the first byte and between two chunks; without streaming, until the reply is whole.
-
-    Once the reply has begun, what brings nothing of it (comments, empty chunks) is silence, too.
-    """
+    """Longest silence; after the first piece, longest time without a piece. Without streaming, until it is whole."""
     first_piece_seconds: float = 300.0
-    """Longest wait for the first piece of text, reasoning or call, while something else comes: models think."""
+    """Longest wait for the first piece of text, reasoning or call while the line is kept open: models think."""
     streams: bool = True
-    """Streaming; False for servers that cannot: a reply then comes as a whole."""
     max_output_tokens: int | None = None
-    """Highest output limit that a request may set; what sets none keeps none."""
+    """Highest output limit that a request may set."""
     temperature: float | None = None
     top_p: float | None = None
     reasoning_effort: ReasoningEffort | None = None
-    """Effort where a request asks for none of its own; None: the provider's."""
+    """Effort of requests that ask for none; None: the provider's default."""
     extra_headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     extra_body: Mapping[str, Any] = field(default_factory=dict)  # the provider's JSON
     cache_ttl: CacheTtl = "5m"
-    """Time to live of cached prompts of Claude models, see `protocols.caching`."""
     sends_cache_key: bool | None = None
-    """Chat completions say which of them begin alike. None: to OpenAI itself only; not all others accept the field."""
+    """Send `cache_key` with chat completions. None: to OpenAI itself only; not all others accept the field."""
     default_max_tokens: int = DEFAULT_MAX_TOKENS
     """Output limit at Anthropic's API where a request sets none; best the model's whole output limit."""
 
@@ -84,7 +79,7 @@ class ToolSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payer:
-    """Chat and conversation whose costs a call counts to. Nothing known: only to the day's."""
+    """Chat and conversation that pay for a call. All None: it counts to the day's costs only."""
 
     chat_id: ChatId | None = None
     lineage_id: LineageId | None = None
@@ -92,25 +87,22 @@ class Payer:
 
     @classmethod
     def of(cls, conversation: ConversationRef) -> Self:
-        """A conversation, and the turn on whose behalf it is looked at; of a sub-agent those that it works for."""
+        """Return the payer of a conversation and its turn; a sub-agent is paid by its caller."""
         lineage_id, turn_id = conversation.paid_by or (conversation.lineage_id, conversation.turn_id)
         return cls(chat_id=conversation.chat_id, lineage_id=lineage_id, turn_id=turn_id)
 
 
-NO_PAYER = Payer()
-
-
 class Ledger(Protocol):
-    """Record of model calls: whom each counts to, what it used and cost; and output limits that were learned."""
+    """Record of model calls with their payers, and of output limits that were learned."""
 
     async def record(self, payer: Payer, call: ModelCall) -> None:
         """Store the row of a call. Raises `StoreUnavailable`."""
 
     async def output_cap(self, route: str, model: str) -> int | None:
-        """Most tokens of an answer of this model, where its provider has stated them lately."""
+        """Return the most tokens of an answer that the provider has stated lately for this model."""
 
     async def learn_output_cap(self, route: str, model: str, cap: int) -> None:
-        """Store what a provider has stated when it refused more. Raises `StoreUnavailable`."""
+        """Store the limit that a provider stated when it refused more. Raises `StoreUnavailable`."""
 
 
 class Caps(Protocol):
@@ -122,7 +114,7 @@ class Caps(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRequest:
-    """One model call. It carries stored rows: each protocol renders them through `wire`."""
+    """Model call with stored rows, which each protocol renders through `wire`."""
 
     system: str
     transcript: Transcript
@@ -130,43 +122,42 @@ class ModelRequest:
     may_call_tools: bool = True
     """False makes the model answer; the tools stay listed, so that the prompt keeps its bytes."""
     max_output_tokens: int | None
-    """Output limit; None: none on the wire, for a summary that must not be cut off."""
+    """Output limit; None for a summary that must not be cut off."""
     output_cap: int | None = None
-    """Most tokens of an answer that there is room for, or that the model is known to write: for APIs that insist on a
-    limit."""
+    """Most tokens that there is room for, or that the model can write: for APIs that insist on a limit."""
     style: WireSettings = field(default_factory=WireSettings)
     reasoning_effort: ReasoningEffort | None = None
-    """Effort that the conversation has chosen; None: that of the model's settings."""
-    payer: Payer = NO_PAYER
+    """Effort that the conversation has chosen; None: the effort of the model's settings."""
+    payer: Payer = field(default_factory=Payer)
     view: tuple[SessionId, int] | None = None
-    """Session and version of the view that the rows are: in one version it only grows. None: they are not one."""
+    """Session and version of the view that the rows belong to; a version only grows. None: the rows are no view."""
     cache_key: str = ""
-    """Key that requests share which begin alike, where a provider routes by it; empty: none is sent.
+    """Key shared by requests that begin alike, for providers that route by it.
 
-    Without one nothing is marked for caching either: a prompt that is sent once would cost a quarter more.
+    Without one a request is not marked for caching: a prompt that is sent once would cost a quarter more.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReply:
-    """A whole reply: text, calls, or both. Call ids are not empty and differ within one reply."""
+    """Whole reply: text, calls, or both. Call ids are not empty and differ within a reply."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
     finish: FinishReason
     usage: CanonicalUsage | None
-    """Usage as reported; None where the provider reported none."""
+    """Usage as reported by the provider."""
     reasoning: Reasoning | None = None
     """Reasoning before the calls, if the model's API wants it back with their results."""
     cost: MicroUsd | None = None
-    """Cost as the provider reports it; None where it does not."""
+    """Cost as reported by the provider."""
     refused: tuple[ModelError, ...] = ()
-    """Refusals of the request before it was put in another way: calls, too."""
+    """Refusals of earlier forms of the request, each of which was a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """Sizes of a model as a provider states them; None: it does not."""
+    """Sizes of a model; None: not stated."""
 
     context_length: Tokens | None = None
     max_output_tokens: Tokens | None = None
@@ -176,29 +167,29 @@ _EFFORT = re.compile(
     r"efforts?\b|enable_thinking|output_config|budget_tokens|thinking(?:[._:]| is not)|support (?:thinking|reasoning)",
     re.IGNORECASE,
 )
-"""Wording of refusals that concern how much a model thinks."""
+"""Wording of refusals of an effort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSettings:
-    """Form in which a call states its settings; it changes until the provider takes it."""
+    """Form of a call's settings; it changes until the provider accepts it."""
 
     wanted: tuple[ReasoningEffort | None, bool]
-    """Effort that is asked for, and whether there are tools."""
+    """Effort of the call, and True if it has tools."""
     sampling: Mapping[str, float]
-    """Temperature and the like. Some models take one of them, or none."""
+    """Temperature and the like. Some models accept one of them, or none."""
     efforts: Sequence[Mapping[str, Any]]
     """Fields that ask for the effort in one way or another, the best first."""
     index: int
     faults: frozenset[str] = frozenset()
-    """Parts of requests that the server has not taken, see `protocols.openai.RequestFault`."""
+    """Parts of requests that the server has refused, see `protocols.openai.RequestFault`."""
 
     @property
     def fields(self) -> dict[str, Any]:
         return {**self.sampling, **self.efforts[self.index]}
 
     def after(self, error: ModelError) -> Self | None:
-        """The next form to try; None where no setting is to blame."""
+        """Return the next form to try; None where no setting is to blame."""
         text = refusal_text(error)
         for name in self.sampling:
             if name in text:
@@ -208,17 +199,14 @@ class CallSettings:
 
 
 def refusal_text(error: ModelError) -> str:
-    """Beginning of what a provider wrote when it refused a request without a reason that we know; else empty."""
+    """Return the beginning of a provider's refusal whose reason is unknown; empty for any other error."""
     response = getattr(error.__cause__, "response", None)  # both SDKs' errors for a status have it
-    return (
-        response.text[:4_000]
-        if type(error) in (ModelError, ModelNotFound, ShapeRejected) and response is not None
-        else ""
-    )
+    is_unclear = type(error) in (ModelError, ModelNotFound, ShapeRejected)
+    return response.text[:4_000] if is_unclear and response is not None else ""
 
 
 def with_fields(body: Mapping[str, Any], *further: Mapping[str, Any]) -> dict[str, Any]:
-    """A request's body with further fields, of which the last wins; objects are joined, one level deep."""
+    """Return a request's body with further fields, of which the last wins; objects are joined, one level deep."""
     whole = dict(body)
     for name, value in (item for fields in further for item in fields.items()):
         before = whole.get(name)
@@ -227,24 +215,21 @@ def with_fields(body: Mapping[str, Any], *further: Mapping[str, Any]) -> dict[st
 
 
 def made_by(route: str, model: str) -> str:
-    """Name of a model in `Reasoning.made_by`: its protocol, which a route begins with, and its name."""
+    """Return a model's name in `Reasoning.made_by`: its protocol, which a route begins with, and its name."""
     return f"{route.partition(':')[0]}:{model}"
 
 
 class CalledModel(Protocol):
-    """A model at the end of a route, whatever is asked of it."""
+    """Model at the end of a route."""
 
-    @property
-    def route(self) -> str:
-        """Protocol and host, for the ledger and for what is learned per route; never a credential."""
-
-    @property
-    def name(self) -> str:
-        """The model's name at its provider."""
+    route: str
+    """Protocol and host, for the ledger and for limits learned per route; never a credential."""
+    name: str
+    """The model's name at its provider."""
 
 
 class ChatModel(CalledModel, Protocol):
-    """A model that answers conversations."""
+    """Model that answers conversations."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         """Make the call once. `on_text` receives the whole text so far, each time it has grown.
@@ -253,10 +238,10 @@ class ChatModel(CalledModel, Protocol):
         """
 
     async def fetch_limits(self) -> ModelLimits | None:
-        """Sizes of the model as the provider states them. Costs nothing, takes seconds at most and raises nothing.
+        """Return the sizes of the model. Costs nothing, takes seconds at most and raises nothing.
 
         None where the provider could not be reached just now, or may know more after a call.
         """
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""

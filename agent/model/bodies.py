@@ -1,7 +1,7 @@
-"""Bodies of providers' answers, read within bounds: no reply takes more memory than they leave it, whatever it is.
+"""Bodies of providers' answers, read within bounds, so that no reply takes too much memory or time.
 
-A body is unpacked and looked at in small pieces, whoever reads it, our code or an SDK. It comes as a stream of events
-or as one JSON value, whatever was asked for; neither has to have an end.
+A body is unpacked in small pieces, for our code and for an SDK. It is a stream of events or one JSON value, whatever
+the request asked for, and neither must have an end.
 """
 
 import asyncio
@@ -20,24 +20,16 @@ import orjson
 from hermes_state.errors import ModelNotFound, ReplyMalformed
 
 MAX_BODY_BYTES: Final = 3_000_000
-"""Longest event, and longest reply that comes as a whole, in bytes: several times the longest that any model writes.
-
-Decoded and read it may take ten times as much.
-"""
+"""Longest event, and longest whole reply, in bytes: several times the longest that any model writes. Decoded, it may
+take ten times as much memory."""
 MAX_VALUES: Final = 200_000
 """Most values of one event: an empty list takes twenty times its text."""
-MAX_ERROR_BYTES: Final = 64_000
-"""Most bytes that are read of an answer that is no reply: what it says stands at its beginning."""
-MAX_REDIRECTS: Final = 3
-"""Most redirects of one request, all of them to where it was sent."""
 PIECE_BYTES: Final = 65_536
-"""Largest piece of a body at once, as the network brings it; what is unpacked comes in larger ones."""
-
-_Hook = Callable[[Any], Awaitable[None]]  # takes a request or a response
+"""Largest piece of a body at once, as the network brings it; unpacking makes larger ones."""
 
 
-def guards(base_url: str) -> dict[str, list[_Hook]]:
-    """Hooks of an HTTP client that speaks to one provider: it goes nowhere else, and reads within bounds."""
+def guards(base_url: str) -> dict[str, list[Callable[[Any], Awaitable[None]]]]:
+    """Return hooks of an HTTP client that speaks to one provider only, and reads within bounds."""
     home = httpx2.URL(base_url)
 
     async def stay(request: httpx2.Request) -> None:
@@ -52,14 +44,15 @@ def guards(base_url: str) -> dict[str, list[_Hook]]:
 async def _bound(response: httpx2.Response) -> None:
     coding = response.headers.get("content-encoding", "").strip().lower()
     if response.is_success and coding in ("", "identity"):
-        return  # its pieces are small, and whoever reads it counts them
+        return  # its pieces are small, and the reader counts them
     is_readable = coding in ("", "identity", "gzip", "deflate")
     if response.is_success and not is_readable:
         raise ReplyMalformed("a reply in a coding that was not asked for")
     packed = httpx2.Response(response.status_code, headers=response.headers, stream=response.stream)
-    response.stream = _BoundedStream(packed, sys.maxsize if response.is_success else MAX_ERROR_BYTES * is_readable)
+    most = sys.maxsize if response.is_success else 64_000 * is_readable  # an error tells its reason at the beginning
+    response.stream = _BoundedStream(packed, most)
     response.headers.pop("content-encoding", None)
-    response.encoding = "utf-8"  # some of the names that it may give itself unpack once more
+    response.encoding = "utf-8"  # some names of encodings unpack once more
     if response.is_error:
         await response.aread()  # here, because the SDKs would leave it open if this was cancelled
 
@@ -90,7 +83,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
 
 async def read_json(response: httpx2.Response) -> object:
-    """A body that is one JSON value. Raises `ReplyMalformed` for what is too long, and for what is none."""
+    """Return a body that is one JSON value. Raises `ReplyMalformed` if it is too long, or no JSON."""
     try:
         return _value(await _rest_of(response.aiter_bytes(), bytearray()))
     finally:
@@ -98,7 +91,6 @@ async def read_json(response: httpx2.Response) -> object:
 
 
 async def _rest_of(pieces: AsyncIterator[bytes], body: bytearray) -> bytearray:
-    """The body with everything that is still to come."""
     async for piece in pieces:
         _add(body, piece)
     return body
@@ -112,34 +104,34 @@ def _add(body: bytearray, piece: bytes | bytearray) -> None:
 
 
 _VALUE: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[,\[{]', re.DOTALL)
-"""Strings, and beginnings of other values: as many as there are values, or more."""
+"""Strings, and beginnings of other values: at least as many as there are values."""
 
 
 def _value(text: bytearray) -> object:
-    """The value of a JSON text. Raises `ReplyMalformed` for what is none, and for one of too many values."""
+    """Return the value of a JSON text. Raises `ReplyMalformed` if it is no JSON, or has too many values."""
     most = text.count(b'"') // 2 + sum(map(text.count, (b",", b"[", b"{")))  # a tenth of the time, for long replies
     if most > MAX_VALUES and next(islice(_VALUE.finditer(text), MAX_VALUES, None), None) is not None:
         raise ReplyMalformed(f"a reply with more than {MAX_VALUES:,} values at once")
     with suppress(ValueError):
         known: object = orjson.loads(text)
         return known
-    # The standard library also takes halves of characters, and numbers that are none.
-    with suppress(ValueError, RecursionError):  # the error holds the text, so ours must not be raised beside it
+    # The standard library also accepts halves of characters, and NaN.
+    with suppress(ValueError, RecursionError):  # its error holds the text, so it must not be the context of ours
         value: object = json.loads(text)
         return value
     raise ReplyMalformed("the provider's answer is not JSON")
 
 
 async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None]) -> AsyncIterator[object]:
-    """The events of a reply: those of a stream, or the one JSON value that comes as a body, whatever was asked for.
+    """Yield the events of a stream, or the one JSON value of a body. `advance` is called when such a body begins.
 
-    `advance` is called when a body begins. Raises `ReplyMalformed` for what is too long, and for what is no JSON.
+    Raises `ReplyMalformed` for an event that is too long, or no JSON.
     """
     body = bytearray()
     while not body:
         if (piece := await anext(pieces, None)) is None:
             return
-        body += piece.lstrip(_BLANKS)
+        body += piece.lstrip(b" \t\r\n\xef\xbb\xbf")  # blanks keep the line open; a byte order mark
     if body.startswith((b"{", b"[")):
         advance()
         yield _value(await _rest_of(pieces, body))
@@ -159,17 +151,13 @@ async def read_events(pieces: AsyncIterator[bytes], advance: Callable[[], None])
             yield _value(event)
 
 
-_BLANKS: Final = b" \t\r\n\xef\xbb\xbf"
-"""Bytes before a reply that are nothing of it: blanks that keep the line open, and a byte order mark."""
-
-
 async def _lines(pieces: AsyncIterator[bytes], buffer: bytearray) -> AsyncIterator[Sequence[bytearray]]:
-    """The lines of an event stream, whose beginning is in the buffer: all that have come, at once."""
+    """Yield the lines of an event stream that have come. The buffer holds its beginning."""
     piece: bytes | None = bytes(buffer)
     while piece is not None:
         if b"\n" in piece or b"\r" in piece:
             lines = buffer.splitlines(keepends=True)
-            # What ends in a carriage return may go on with the line feed that belongs to it.
+            # The line feed of a carriage return at the end may still come.
             buffer = bytearray() if lines[-1].endswith(b"\n") else lines.pop()
             yield [line.rstrip(b"\r\n") for line in lines]
         if (piece := await anext(pieces, None)) is not None:
@@ -180,16 +168,16 @@ async def _lines(pieces: AsyncIterator[bytes], buffer: bytearray) -> AsyncIterat
 SLICE_SECONDS: Final = 0.0002
 """Longest time that one stream keeps the event loop, in seconds: some ten events.
 
-With twenty streams everything else waits for some ten milliseconds; letting go after every event would take a fifth
-more processor time.
+With twenty streams everything else waits for ten milliseconds. A pause after every event would take a fifth more
+processor time.
 """
 
 
 async def checkpoint(slice_end: float) -> float:
-    """Lets other tasks run if a stream's slice of the event loop is over; called after each event, returns its end.
+    """Let other tasks run if a stream's slice of the event loop is over. Returns the end of its slice.
 
-    What has been received already is read without ever waiting, tens of kilobytes at a time; twenty such streams
-    would hold up everything else for a tenth of a second, again and again.
+    Bytes that have arrived already are read without a pause, tens of kilobytes at a time; twenty such streams would
+    hold up everything else for a tenth of a second, again and again.
     """
     if time.perf_counter() < slice_end:
         return slice_end

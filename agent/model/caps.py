@@ -1,7 +1,6 @@
-"""Costs of model calls: the caps that are looked at before every attempt, and the ledger that each call is written to.
+"""Costs of model calls: the caps that are checked before every attempt, and the ledger that records each call.
 
-A call counts once its row is in the ledger, so calls that are under way at the same time can carry the sum over a cap:
-by no more than what they cost.
+A call counts once its row is in the ledger, so simultaneous calls can exceed a cap by their own cost.
 """
 
 from dataclasses import dataclass
@@ -18,10 +17,7 @@ from hermes_state.values import Clock, MicroUsd, Millis, ModelCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingCapSettings:
-    """Settings of the caps on spending; None: as much as one likes.
-
-    Days begin at midnight in `zone`; None: where this machine is, as its clock goes on that day.
-    """
+    """Caps on spending; None: no cap. Days begin at midnight in `zone`; None: in this machine's zone."""
 
     daily: MicroUsd | None = None
     chat_daily: MicroUsd | None = None
@@ -30,7 +26,7 @@ class SpendingCapSettings:
 
 
 def day_start(now: Millis, zone: tzinfo | None) -> Millis:
-    """The last midnight in `zone`."""
+    """Return the last midnight in `zone`."""
     return midnight(day_of(now, zone), zone)
 
 
@@ -39,31 +35,31 @@ def day_of(moment: Millis, zone: tzinfo | None) -> date:
 
 
 def midnight(day: date, zone: tzinfo | None) -> Millis:
-    """Beginning of a day in `zone`."""
+    """Return the beginning of a day in `zone`."""
     return Millis(round(datetime.combine(day, time.min, zone).timestamp() * 1_000))
 
 
 SETTLED_MILLIS = 10 * 60_000
-"""Age from which on the calls of a time are all in the ledger: far beyond the longest that a write is tried."""
+"""Age at which all calls of a time are in the ledger: far beyond the longest time that a write is tried."""
 
 
 class DailyUsage:
-    """Spending of the whole gateway today: what is settled is added up once, and the last minutes at every look."""
+    """Spending of the whole gateway today: settled calls are summed once, and the last minutes at every check."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._since = Millis(0)
-        self._until = Millis(0)  # the calls ahead of it are in `_cost`
+        self._until = Millis(0)  # end of the calls in `_cost`
         self._cost = MicroUsd(0)
 
     async def cost(self, since: Millis, now: Millis) -> MicroUsd:
-        """Cost of all calls since the day's beginning."""
+        """Return the cost of all calls since the day's beginning."""
         if since != self._since or now < self._until:  # a new day, or a clock that was set back
             self._since, self._until, self._cost = since, since, MicroUsd(0)
         begun, known = self._until, self._cost
         until = Millis(max(begun, now - SETTLED_MILLIS))
         settled, recent = await self._store.read(cost_around, begun, until)
-        if since == self._since and until > self._until:  # else somebody has looked further meanwhile
+        if since == self._since and until > self._until:  # else another check has got further meanwhile
             self._until, self._cost = until, MicroUsd(known + settled)
         return MicroUsd(known + settled + recent)
 
@@ -72,15 +68,11 @@ class SpendingCaps:
     """Caps for models whose price is known, see `base.Caps`."""
 
     def __init__(self, store: Store, limits: SpendingCapSettings, day: DailyUsage, clock: Clock) -> None:
-        self._store = store
-        self._limits = limits
-        self._day = day
-        self._clock = clock
+        self._store, self._limits, self._day, self._clock = store, limits, day, clock
 
     async def check(self, payer: Payer) -> None:
-        """Raises `SpendingCapExceeded` for the first cap that is used up."""
-        limits = self._limits
-        now = self._clock.now()
+        """Raise `SpendingCapExceeded` for the first cap that is used up."""
+        limits, now = self._limits, self._clock.now()
         since = day_start(now, limits.zone)
         if limits.conversation is not None and payer.lineage_id is not None:
             spent = await self._store.read(cost_of_conversation, payer.lineage_id)
@@ -98,16 +90,14 @@ def _check_cap(cap: str, spent: MicroUsd, limit: MicroUsd) -> None:
 
 
 class StoreLedger:
-    """Ledger in the table that `hermes_state.models.ledger` keeps, and memory of output limits beside it."""
+    """Ledger in the store, with the output limits that were learned."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
-        self._store = store
-        self._clock = clock
+        self._store, self._clock = store, clock
 
     async def record(self, payer: Payer, call: ModelCall) -> None:
-        await self._store.write(
-            ledger.record, payer.turn_id, payer.lineage_id, call, self._clock.now(), chat_id=payer.chat_id
-        )
+        now = self._clock.now()
+        await self._store.write(ledger.record, payer.turn_id, payer.lineage_id, call, now, chat_id=payer.chat_id)
 
     async def output_cap(self, route: str, model: str) -> int | None:
         return await self._store.read(profiles.load_output_cap, route, model, self._clock.now())
@@ -117,11 +107,11 @@ class StoreLedger:
 
 
 class UnpricedCaps:
-    """Caps for a model whose price nobody knows, while there are caps: it might cost anything. See `base.Caps`."""
+    """Caps for a model of unknown price, where there are caps: it might cost anything. See `base.Caps`."""
 
     def __init__(self, model: str) -> None:
         self._model = model
 
     async def check(self, payer: Payer) -> None:
-        """Raises `PriceNotFound`."""
+        """Raise `PriceNotFound`."""
         raise PriceNotFound("no price is known", model=self._model)

@@ -1,6 +1,6 @@
-"""Clients of models: calls within the spending caps, retried where that helps, priced, and behind a circuit breaker.
+"""Clients of models: calls within the spending caps, retried where that helps, priced, and with a circuit breaker.
 
-The one place that repeats a model call: the SDKs' own retries are off.
+No other place repeats a model call: the SDKs' own retries are off.
 """
 
 import asyncio
@@ -15,61 +15,106 @@ from typing import Generic, Self, TypeVar
 import structlog
 
 from agent.model.base import CalledModel, Caps, ChatModel, FinishReason, Ledger, ModelReply, ModelRequest, Payer
-from agent.model.catalog import Price
-from agent.model.circuit_breaker import CircuitBreaker
-from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for, with_usage
+from agent.model.catalog import Price, cost_of
+from agent.model.errors import OUTCOME_CANCELLED, OUTCOME_OK, remedy_for
 from agent.model.errors.classifier import MIN_OUTPUT_ROOM
-from agent.model.prices import cost_of
 from agent.model.usage import estimated_reply_usage
+from hermes_state import errors
 from hermes_state.aio import Backoff
-from hermes_state.errors import (
-    ModelError,
-    ModelStallTimeout,
-    ModelTimeout,
-    OutputCapExceeded,
-    ReplyMalformed,
-    ReplyUnfinished,
-    StateError,
-)
 from hermes_state.values import CanonicalUsage, MicroUsd, ModelCall
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 
-RECORD_SECONDS = 1.0
-"""Longest wait of a cancelled call for its row, in seconds; a write that was queued is made in any case."""
+MAX_FAILURES = 3
+"""Failed calls in a row, each with all its retries, after which the circuit opens."""
+OPEN_SECONDS = (30.0, 60.0, 300.0)
+"""Seconds for which a circuit stays open: the first time, after a failed trial, and after every further one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitState:
+    """An open circuit: its route is not called for now."""
+
+    seconds: float
+    """Seconds until the next trial."""
+    why: str
+    """Fault of the route, as the end of a sentence that begins with its name."""
+
+
+class CircuitBreaker:
+    """Circuit breaker of one route: opens after failures in a row, then lets one attempt at a time try again.
+
+    Another call to a provider that is down only delays the fallback's answer. The state is in memory: a restart, and a
+    change of the configuration, reset it.
+    """
+
+    def __init__(self, route: str, model: str, *, now: Callable[[], float] = time.monotonic) -> None:
+        """`now`: seconds on a clock that never goes back."""
+        self._route, self._model, self._now = route, model, now
+        self._failures = self._times_opened = 0
+        self._open_until, self._why = 0.0, ""
+
+    @property
+    def open(self) -> CircuitState | None:
+        """Return the circuit while it is open; None: the route may be called."""
+        left = self._open_until - self._now()
+        return CircuitState(seconds=left, why=self._why) if left > 0 else None
+
+    @property
+    def is_tripped(self) -> bool:
+        """True from the first opening until a call is answered: a single attempt shows if the route is well again."""
+        return self._times_opened > 0
+
+    def succeeded(self) -> None:
+        """Close the circuit, because a call was answered."""
+        if self._times_opened:
+            log.info("route.recovered", route=self._route, model=self._model)
+        self._failures = self._times_opened = 0
+        self._open_until = 0.0
+
+    def failed(self, error: errors.ModelError) -> None:
+        """Count a call that was given up. Errors that are not the route's fault show that it works."""
+        remedy = remedy_for(error)
+        if remedy.trouble is None:
+            self._failures = 0
+            return
+        if self.open is not None:
+            return  # several calls may find out together, and one may be made all the same
+        self._failures += 1
+        self._why = remedy.trouble
+        if not self._times_opened and self._failures < MAX_FAILURES:
+            return
+        seconds = OPEN_SECONDS[min(self._times_opened, len(OPEN_SECONDS) - 1)]
+        seconds = max(seconds, min(error.retry_after or 0.0, OPEN_SECONDS[-1]))
+        self._times_opened += 1
+        self._open_until = self._now() + seconds
+        log.warning("route.rested", route=self._route, model=self._model, kind=remedy.outcome, seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Pauses between the attempts of a call, in seconds. How many there are depends on the failures, see `Remedy`.
-
-    >>> policy = RetryPolicy(first_pause=1.0, max_pause=8.0)
-    >>> 1.5 <= policy.pause(2, retry_after=None) <= 2.5
-    True
-    >>> policy.pause(1, retry_after=20.0)
-    20.0
-    """
+    """Pauses between the attempts of a call, in seconds. `Remedy` sets the number of attempts."""
 
     max_attempts: int = 6
-    """Most attempts of one call, whatever its failures are."""
+    """Most attempts of one call for all kinds of failures together."""
     first_pause: float = 0.5
-    """Pause after the first attempt; each further one is twice as long."""
+    """Pause after the first attempt; each further pause is twice as long."""
     max_pause: float = 8.0
     """Longest pause, unless the provider asks for more."""
     max_retry_after: float = 30.0
-    """Longest pause that a provider may ask for; one that asks for more is not waited for."""
+    """Longest pause that a provider may ask for; a call that would wait longer is given up."""
 
     def pause(self, attempt: int, retry_after: float | None) -> float:
-        """Seconds after the `attempt`-th attempt (1, 2, …), jittered so that chats do not return in step."""
+        """Return seconds after the `attempt`-th attempt (1, 2, …), jittered so that chats do not return in step."""
         backoff = Backoff(self.first_pause, self.max_pause).after(attempt) * random.uniform(0.75, 1.25)
         return max(backoff, retry_after or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedCall:
-    """A model call that was answered: its reply, and its row for the ledger."""
+    """Answered model call: its reply, and its row for the ledger."""
 
     reply: ModelReply
     call: ModelCall
@@ -90,17 +135,13 @@ class BaseClient(Generic[M]):
         price: Price | None = None,
         caps: Caps | None = None,
     ) -> None:
-        self.model = model
-        self.route = model.route
-        self.name = model.name
+        self.model, self.route, self.name = model, model.route, model.name
         self.ledger = ledger
         self.breaker = CircuitBreaker(self.route, self.name)
-        self._policy = policy or RetryPolicy()
-        self._price = price
-        self._caps = caps
+        self._policy, self._price, self._caps = policy or RetryPolicy(), price, caps
 
     def with_policy(self, policy: RetryPolicy) -> Self:
-        """A client of the same model with other retries, whose failures do not count against this one."""
+        """Return a client of the same model with other retries and a circuit breaker of its own."""
         return type(self)(self.model, self.ledger, policy=policy, price=self._price, caps=self._caps)
 
     async def call(
@@ -113,12 +154,12 @@ class BaseClient(Generic[M]):
         within: float | None = None,
         estimate: Callable[[str], CanonicalUsage] | None = None,
     ) -> tuple[T, int]:
-        """Result of the first attempt that works, and how many milliseconds that one took.
+        """Return the result of the first attempt that works, and its milliseconds.
 
-        Every failed attempt goes into the ledger before anything else happens; the last one's `ModelError` is
-        raised. While the circuit breaker is tripped, there is only one. `attempt` hands the whole text so far to the
-        function that it is given. `within`: seconds for all attempts together. `estimate`: usage of an attempt that
-        broke off, by the text that had come.
+        Every failed attempt is recorded in the ledger before anything else happens. Raises the last `ModelError`. While
+        the circuit breaker is tripped, there is a single attempt. `attempt` passes the whole text so far to its
+        argument. `within`: seconds for all attempts together. `estimate`: usage of an attempt that broke off, by its
+        text.
         """
         failures: Counter[str] = Counter()
         is_tripped = self.breaker.is_tripped
@@ -127,14 +168,14 @@ class BaseClient(Generic[M]):
         while True:
             if self._caps is not None:
                 await self._caps.check(payer)
-            partial = PartialText(on_text)
+            tried = _Attempt(payer=payer, purpose=purpose, on_text=on_text, estimate=estimate)
             try:
-                done = await self._recorded(_before(deadline, attempt(partial.show)), partial, payer, purpose, estimate)
-            except ModelError as error:
+                done = await self._recorded(attempt(tried.show), tried, deadline)
+            except errors.ModelError as error:
                 failures[remedy_for(error).outcome] += 1
-                pause = None if is_tripped else self._pause(error, failures, partial)
+                pause = None if is_tripped else self._pause(error, failures, tried)
                 if pause is None or (deadline is not None and loop.time() + pause >= deadline):
-                    if deadline is None or loop.time() < deadline:  # else it is we who did not wait
+                    if deadline is None or loop.time() < deadline:  # else the route is not to blame
                         self.breaker.failed(error)
                     raise
                 await asyncio.sleep(pause)
@@ -142,47 +183,44 @@ class BaseClient(Generic[M]):
                 self.breaker.succeeded()
                 return done
 
-    async def _recorded(
-        self,
-        call: Awaitable[T],
-        partial: "PartialText",
-        payer: Payer,
-        purpose: str,
-        estimate: Callable[[str], CanonicalUsage] | None,
-    ) -> tuple[T, int]:
-        """Result of one attempt, and its milliseconds. One that fails or is cancelled goes into the ledger."""
-        started = time.perf_counter()
+    async def _recorded(self, call: Awaitable[T], tried: "_Attempt", deadline: float | None) -> tuple[T, int]:
+        """Return the result of one attempt, and its milliseconds. Record an attempt that fails or is cancelled."""
+        started, purpose, estimate = time.perf_counter(), tried.purpose, tried.estimate
         try:
-            return await call, _elapsed_ms(started)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await call, _elapsed_ms(started)
+            except TimeoutError as error:
+                raise errors.ModelTimeout("the reply took too long") from error
         except asyncio.CancelledError:
-            usage = estimate(partial.text) if estimate is not None else None
+            usage = estimate(tried.text) if estimate is not None else None
             row = self.row(purpose, OUTCOME_CANCELLED, _elapsed_ms(started), usage, is_estimated=usage is not None)
-            await record_cancelled(self.ledger, payer, row)
+            await record_cancelled(self.ledger, tried.payer, row)
             raise
-        except ModelError as error:
-            await self._record_refused(error.refused, payer, purpose)
+        except errors.ModelError as error:
+            await self._record_refused(error.refused, tried.payer, purpose)
             usage = error.usage
-            if usage is None and estimate is not None and partial.text:
-                usage = estimate(partial.text)  # what was written is charged, whatever became of it
+            if usage is None and estimate is not None and tried.text:
+                usage = estimate(tried.text)  # the provider charges for the text of a failed attempt, too
             outcome, is_estimated = remedy_for(error).outcome, usage is not error.usage
             took_ms, cost = _elapsed_ms(started), error.reported_cost
             row = self.row(purpose, outcome, took_ms, usage, is_estimated=is_estimated, cost=cost)
-            await self.ledger.record(payer, row)
+            await self.ledger.record(tried.payer, row)
             raise
 
-    async def _record_refused(self, refused: Sequence[ModelError], payer: Payer, purpose: str) -> None:
-        """Record calls that a model has repeated itself, put in another way."""
+    async def _record_refused(self, refused: Sequence[errors.ModelError], payer: Payer, purpose: str) -> None:
+        """Record calls that a model has repeated itself in another form."""
         for error in refused:
             await self.ledger.record(payer, self.row(purpose, remedy_for(error).outcome, 0))
 
-    def _pause(self, error: ModelError, failures: Counter[str], partial: "PartialText") -> float | None:
-        """Seconds until the next attempt; None when there should be none."""
-        remedy, policy, retry_after, has_text = remedy_for(error), self._policy, error.retry_after, bool(partial.text)
-        was_shown = has_text and partial.on_text is not None
-        attempts = remedy.attempts + (isinstance(error, ReplyUnfinished) and not was_shown)
+    def _pause(self, error: errors.ModelError, failures: Counter[str], tried: "_Attempt") -> float | None:
+        """Return the seconds until the next attempt; None when there should be none."""
+        remedy, policy, retry_after, has_text = remedy_for(error), self._policy, error.retry_after, bool(tried.text)
+        was_shown = has_text and tried.on_text is not None
+        attempts = remedy.attempts + (isinstance(error, errors.ReplyUnfinished) and not was_shown)
         is_hopeless = failures[remedy.outcome] >= attempts or failures.total() >= policy.max_attempts
-        # Silence takes as long again. Where the line is kept open the server lives, and only this reply is stuck.
-        fell_silent = isinstance(error, ModelTimeout) and not isinstance(error, ModelStallTimeout) and has_text
+        # Another attempt would wait as long. If the line is kept open, the server lives and only this reply is stuck.
+        fell_silent = type(error) is errors.ModelTimeout and has_text
         if is_hopeless or fell_silent or (retry_after or 0.0) > policy.max_retry_after:
             return None
         return policy.pause(failures.total(), retry_after)
@@ -197,7 +235,7 @@ class BaseClient(Generic[M]):
         is_estimated: bool = False,
         cost: MicroUsd | None = None,
     ) -> ModelCall:
-        """A call's row for the ledger. `cost`: as the provider reports it, which wins over the price."""
+        """Return a call's row for the ledger. `cost`: as reported by the provider, which wins over the price."""
         if cost is None and usage is not None:
             cost = cost_of(usage, self._price)
             is_estimated = is_estimated or (self._price is not None and self._price.is_estimated)
@@ -220,7 +258,7 @@ class ModelClient(BaseClient[ChatModel]):
     _has_asked_memory = False
 
     def expire_learned(self) -> None:
-        """Let the next call read the limit again: another process may have learned one."""
+        """Make the next call read the limit again: another process may have learned one."""
         self._has_asked_memory = False
 
     async def complete(
@@ -231,27 +269,32 @@ class ModelClient(BaseClient[ChatModel]):
         purpose: str,
         within: float | None = None,
     ) -> CompletedCall:
-        """Call the model until it has answered or trying again is pointless; then raise the last `ModelError`.
+        """Call the model until it has answered or another attempt is pointless; then raise the last `ModelError`.
 
-        Every failed attempt goes into the ledger before anything else happens. The successful one is left to the
-        caller, who stores it together with the reply. An attempt that is cancelled counts as failed, with an estimate
-        of what it has used; so does one that breaks off after some text, where the provider did not report it.
-        `on_text`: None where nobody looks while the reply is written. `within`: seconds for all attempts together,
-        however steadily the reply comes in.
+        Every failed attempt is recorded in the ledger before anything else happens. The caller stores the successful
+        one together with the reply. A cancelled attempt counts as failed, with an estimate of its usage, and so does
+        one that breaks off after some text, where the provider did not report any. `within`: seconds for all
+        attempts together.
         """
 
         def estimate(text: str) -> CanonicalUsage:
             return estimated_reply_usage(request, ModelReply(text=text, finish=FinishReason.STOP, usage=None))
 
         async def attempt(show: Callable[[str], None]) -> ModelReply:
-            return _checked(await self.model.complete(request, show))
+            reply = await self.model.complete(request, show)
+            is_cut = bool(reply.calls) and reply.finish is FinishReason.LENGTH
+            if is_cut or not (reply.calls or reply.text.strip()):
+                error = errors.ReplyMalformed("the output limit cut a tool call" if is_cut else "the reply is empty")
+                error.usage, error.reported_cost = reply.usage, reply.cost
+                raise error
+            return reply
 
         request = await self._within_cap(request)
         try:
             reply, took_ms = await self.call(
                 attempt, payer=request.payer, purpose=purpose, on_text=on_text, within=within, estimate=estimate
             )
-        except ModelError as error:
+        except errors.ModelError as error:
             await self._learn_cap(*error.refused, error)
             raise
         await self._record_refused(reply.refused, request.payer, purpose)
@@ -261,20 +304,20 @@ class ModelClient(BaseClient[ChatModel]):
         return CompletedCall(reply=reply, call=row)
 
     async def _within_cap(self, request: ModelRequest) -> ModelRequest:
-        """The request with no higher output limit than the model is known to take."""
+        """Return the request with no higher output limit than the model is known to accept."""
         if not self._has_asked_memory:
             self._has_asked_memory = True
-            with suppress(StateError):  # then it is learned once more
+            with suppress(errors.StateError):  # then it is learned once more
                 self._output_cap = await self.ledger.output_cap(self.route, self.name) or self._output_cap
         cap, wanted = self._output_cap, request.max_output_tokens
         if cap is None or (request.output_cap or cap + 1) <= cap:
             return request
         return replace(request, output_cap=cap, max_output_tokens=None if wanted is None else min(wanted, cap))
 
-    async def _learn_cap(self, *refusals: ModelError) -> None:
-        """Remember the limit of the model itself; what the prompt or the credit left holds for one call."""
+    async def _learn_cap(self, *refusals: errors.ModelError) -> None:
+        """Remember limits of the model itself; limits by the prompt or the credit hold for one call."""
         for error in refusals:
-            cap = error.cap if isinstance(error, OutputCapExceeded) and error.is_of_model else None
+            cap = error.cap if isinstance(error, errors.OutputCapExceeded) and error.is_of_model else None
             if cap is None or cap < MIN_OUTPUT_ROOM or cap == self._output_cap:
                 continue
             self._output_cap = cap
@@ -282,12 +325,14 @@ class ModelClient(BaseClient[ChatModel]):
             await self.ledger.learn_output_cap(self.route, self.name, cap)
 
 
-@dataclass(slots=True)
-class PartialText:
-    """Text of an attempt so far, and who looks at it."""
-
+@dataclass(slots=True, kw_only=True)
+class _Attempt:
+    payer: Payer
+    purpose: str
     on_text: Callable[[str], None] | None
+    estimate: Callable[[str], CanonicalUsage] | None
     text: str = ""
+    """Text that has come so far."""
 
     def show(self, text: str) -> None:
         self.text = text
@@ -295,29 +340,11 @@ class PartialText:
             self.on_text(text)
 
 
-async def _before(deadline: float | None, call: Awaitable[T]) -> T:
-    """The call's result. Raises `ModelTimeout` if it is not there by the deadline."""
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await call
-    except TimeoutError as error:
-        raise ModelTimeout("the reply took too long") from error
-
-
 async def record_cancelled(ledger: Ledger, payer: Payer, call: ModelCall) -> None:
-    """Record a call although whoever waited for it is cancelled, but hold nobody up for it."""
-    with suppress(StateError, TimeoutError):
-        async with asyncio.timeout(RECORD_SECONDS):
+    """Record a cancelled call, but delay the cancellation by a second at most; a queued write is made in any case."""
+    with suppress(errors.StateError, TimeoutError):
+        async with asyncio.timeout(1.0):
             await ledger.record(payer, call)
-
-
-def _checked(reply: ModelReply) -> ModelReply:
-    """Refuse what cannot become a row: nothing at all, or calls whose arguments were cut off."""
-    if reply.calls and reply.finish is FinishReason.LENGTH:
-        raise with_usage(ReplyMalformed("the output limit cut a tool call"), reply.usage, reply.cost)
-    if not reply.calls and not reply.text.strip():
-        raise with_usage(ReplyMalformed("the reply is empty"), reply.usage, reply.cost)
-    return reply
 
 
 def _elapsed_ms(started: float) -> int:

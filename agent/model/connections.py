@@ -7,16 +7,13 @@ has no public way to hand it others.
 import functools
 import ssl
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Any, Final
+from typing import Any
 
 import aiohttp
 import httpx2
 
 from agent.model.base import EndpointSettings
-from agent.model.bodies import MAX_REDIRECTS, guards
-
-KEEPALIVE_SECONDS: Final = 5.0
-"""Seconds after which an idle connection is closed; some servers close theirs soon after."""
+from agent.model.bodies import guards
 
 
 def new_http_client(kind: type[httpx2.AsyncClient], base_url: str, endpoint: EndpointSettings) -> httpx2.AsyncClient:
@@ -24,7 +21,7 @@ def new_http_client(kind: type[httpx2.AsyncClient], base_url: str, endpoint: End
     client: Any = kind(
         verify=ssl_context(),
         timeout=httpx2.Timeout(connect=endpoint.connect_seconds, read=endpoint.read_seconds, write=30.0, pool=10.0),
-        max_redirects=MAX_REDIRECTS,
+        max_redirects=3,
         event_hooks=guards(base_url),
         cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # keeps none: all chats share this client
     )
@@ -42,7 +39,10 @@ def _new_session() -> aiohttp.ClientSession:
     local network.
     """
     connector = aiohttp.TCPConnector(
-        limit=0, keepalive_timeout=KEEPALIVE_SECONDS, resolver=aiohttp.ThreadedResolver(), ssl=ssl_context()
+        limit=0,
+        keepalive_timeout=5.0,  # some servers close idle connections soon after
+        resolver=aiohttp.ThreadedResolver(),
+        ssl=ssl_context(),
     )
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 

@@ -17,54 +17,41 @@ import aiohttp
 import httpx2
 import structlog
 
-from agent.model.base import CallSettings, EndpointSettings, ModelReply, ModelRequest, made_by
+from agent.model.base import CallSettings, EndpointSettings, ModelLimits, ModelReply, ModelRequest, made_by
 from agent.model.bodies import SLICE_SECONDS, checkpoint, read_events, read_json
 from agent.model.connections import new_http_client
-from agent.model.errors import with_usage
 from agent.model.errors.classifier import status_error
 from agent.model.kept_prompts import KeptPromptCache
 from agent.model.replies import ReplyBuilder
-from agent.model.shapes import STRICT, TEXT
+from agent.model.wire import STRICT, TEXT
+from hermes_state import errors
 from hermes_state.aio import make_way
-from hermes_state.errors import (
-    ModelError,
-    ModelNotFound,
-    ModelStallTimeout,
-    ModelTimeout,
-    ModelUnavailable,
-    ReplyMalformed,
-    ShapeRejected,
-)
 from hermes_state.values import ReasoningEffort
 
 log = structlog.get_logger()
 
-DRAIN_SECONDS: Final = 1.0
-"""Longest wait for the end of a stream whose reply is whole, in seconds."""
-_ADVANCE_SECONDS = 0.02
-"""Least time between two moves of that bound, in seconds: a timer for every word would cost as much as reading it."""
-_SILENCE_FIRST_SECONDS = 0.1
-"""Seconds by which a reply that does not go on is waited for longer than silence, which has to be told apart."""
+OPEN_RESPONSE: Final[Mapping[str, Any]] = {"cast_to": httpx2.Response, "stream": True}
+"""Arguments that make an SDK's `get` and `post` return an answer whose body is still to be read."""
+MAX_FETCH_SECONDS: Final = 5.0
+"""Longest time of all requests for sizes together, in seconds: somebody waits for the answer to a message."""
+MAX_WAYS: Final = 16
+"""Most forms of one request: more than any server has reason to refuse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sdk:
-    """Classes of a provider's SDK that a call is made with."""
+    """Classes of a provider's SDK."""
 
     client: Callable[..., Any]  # knows the headers; the SDKs' clients have no class in common
     http_client: type[httpx2.AsyncClient]
     refusal: type[Exception]
-    """Error for an answer with a status that is none of success."""
+    """Error for an answer whose status is not success."""
     connection_error: type[Exception]
-    """Error for an answer that did not come; what the HTTP client raised is its cause."""
-
-
-OPEN_RESPONSE: Final[Mapping[str, Any]] = {"cast_to": httpx2.Response, "stream": True}
-"""Arguments that make an SDK's `get` and `post` return an answer whose body is still to be read."""
+    """Error for a missing answer; its cause is the HTTP client's error."""
 
 
 class HttpModel:
-    """A model behind an HTTP API: any number of calls at once, over one pool of connections. Close it when done."""
+    """Model at an HTTP API: any number of calls at once, over one pool of connections. Close it when done."""
 
     def __init__(self, endpoint: EndpointSettings, protocol: str, sdk: Sdk, base_url: str) -> None:
         self.name = endpoint.model
@@ -88,7 +75,7 @@ class HttpModel:
 
     @contextmanager
     def _translated(self, asked: ModelRequest | None = None) -> Iterator[None]:
-        """Raise the kinds of `ModelError` for whatever goes wrong in one call, in which `asked` was asked."""
+        """Raise the kinds of `ModelError` for every fault of one call. `asked`: its request."""
         try:
             yield
         except self._sdk.refusal as refusal:
@@ -96,28 +83,24 @@ class HttpModel:
             raise status_error(response.status_code, response.headers, response.text, asked) from refusal
         except (httpx2.HTTPError, aiohttp.ClientError, self._sdk.connection_error) as error:
             lost = error.__cause__ if isinstance(error, self._sdk.connection_error) else error
-            if isinstance(lost, ModelError):
-                raise lost from None  # of our own hooks; one of the SDKs wraps whatever they raise
+            if isinstance(lost, errors.ModelError):
+                raise lost from None  # of our own hooks, whose errors one of the SDKs wraps
             if isinstance(lost, httpx2.TooManyRedirects):
-                raise ModelNotFound("the provider's address redirects again and again") from error
-            # What aiohttp raised tells more: the SDK calls each lost connection a timeout.
+                raise errors.ModelNotFound("the provider's address redirects again and again") from error
+            # The error of aiohttp tells more: the SDK calls each lost connection a timeout.
             if isinstance(lost, TimeoutError) or (lost is not None and isinstance(lost.__cause__, TimeoutError)):
-                raise ModelTimeout("the provider stopped answering") from error
-            raise ModelUnavailable("the connection to the provider failed") from error
+                raise errors.ModelTimeout("the provider stopped answering") from error
+            raise errors.ModelUnavailable("the connection to the provider failed") from error
         except RecursionError as error:
-            raise ReplyMalformed("the provider's answer is nested too deeply") from error
+            raise errors.ReplyMalformed("the provider's answer is nested too deeply") from error
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         await self._client.close()
 
 
-MAX_WAYS: Final = 16
-"""Most ways in which one request is put: more than any server has reason to refuse."""
-
-
 class HttpChatModel(HttpModel, ABC):
-    """A model that answers conversations behind one path of an HTTP API. Close it when done."""
+    """Model that answers conversations at one path of an HTTP API. Close it when done."""
 
     def __init__(self, endpoint: EndpointSettings, protocol: str, sdk: Sdk, base_url: str, path: str) -> None:
         super().__init__(endpoint, protocol, sdk, base_url)
@@ -125,35 +108,40 @@ class HttpChatModel(HttpModel, ABC):
         self._made_by = made_by(self.route, self.name)
         self._streams = endpoint.streams
         self._kept = KeptPromptCache()
-        sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # what comes first is given up first
+        sampling = {"top_p": endpoint.top_p, "temperature": endpoint.temperature}  # the first is given up first
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
         self._taken: dict[tuple[ReasoningEffort | None, bool], int] = {}
-        """Index of the form in which an effort was taken, with tools and without."""
+        """Index of the accepted form of an effort, with tools and without."""
         self._faults: frozenset[str] = frozenset()
         self._shape = 0
-        """Form of conversations that the server accepts, see `shapes`."""
+        """Accepted form of conversations, see `WireSettings.shape`."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """Make the call, see `ChatModel.complete`.
-
-        A request is put in another way where that helps, each way once; what the server took is remembered.
-        """
-        own, wanted = self._endpoint.max_output_tokens, request.max_output_tokens
-        if own is not None and wanted is not None:
-            request = replace(request, max_output_tokens=min(own, wanted))
-        request = replace(request, style=replace(request.style, shape=self._shape))
-        form = self._form(request)
+        """Make the call. Tries other forms of a request where that helps, each once, and remembers the accepted one."""
+        most, asked = self._endpoint.max_output_tokens, request.max_output_tokens
+        if most is not None and asked is not None:
+            request = replace(request, max_output_tokens=min(most, asked))
+        request = replace(request, style=replace(request.style, shape=self._shape, reasoning_of=self._made_by))
+        effort = request.reasoning_effort or self._endpoint.reasoning_effort
+        wanted = (effort, bool(request.tools))
+        form = CallSettings(
+            wanted=wanted,
+            sampling=self._sampling,
+            efforts=self._efforts(request, effort),
+            index=self._taken.get(wanted, 0),
+            faults=self._faults,
+        )
         payload, builder = self._begun(request, form, on_text)
-        refused: tuple[ModelError, ...] = ()
+        refused: tuple[errors.ModelError, ...] = ()
         while True:
             try:
                 reply = await self._ask(payload, builder)
-            except ModelError as error:
+            except errors.ModelError as error:
                 before = payload
                 while payload == before:
                     other = self._put_otherwise(error, request, form)
                     # A refusal without a reason is often about the form: the mild change is tried.
-                    strictest = {ShapeRejected: TEXT, ModelError: STRICT}.get(type(error), 0)
+                    strictest = {errors.ShapeRejected: TEXT, errors.ModelError: STRICT}.get(type(error), 0)
                     if other == (request, form) and request.style.shape < strictest:
                         stricter = replace(request.style, shape=request.style.shape + 1)
                         other = replace(request, style=stricter), form
@@ -168,34 +156,43 @@ class HttpChatModel(HttpModel, ABC):
                 self._shape = max(self._shape, request.style.shape)
                 return replace(reply, refused=refused)
 
-    async def _ask(self, payload: bytes, reply: ReplyBuilder) -> ModelReply:
-        """Send a request and read its reply, whatever the protocol. Cancelling it closes the connection.
+    async def fetch_limits(self) -> ModelLimits | None:
+        """Return the sizes of the model, see `ChatModel.fetch_limits`. A refusal says nothing about the model."""
+        try:
+            async with asyncio.timeout(MAX_FETCH_SECONDS):
+                return await self._stated_limits()
+        except (TimeoutError, errors.ModelTimeout, errors.ModelUnavailable, errors.ModelRateLimited) as error:
+            log.info("model.sizes_not_asked", model=self.name, error=type(error).__name__)
+            return None
+        except errors.ModelError as error:
+            log.info("model.sizes_refused", model=self.name, error=type(error).__name__, reason=str(error))
+            return ModelLimits()
 
-        Raises the kinds of `ModelError`, with the usage that was reported before.
-        """
+    async def _ask(self, payload: bytes, reply: ReplyBuilder) -> ModelReply:
+        """Send a request and read its reply. Raises the kinds of `ModelError`, with the usage reported before."""
         try:
             try:
                 async with asyncio.timeout(self._endpoint.first_piece_seconds) as bound:
                     await self._read(payload, reply, bound)
             except TimeoutError as error:
-                with suppress(ReplyMalformed):
-                    return reply.finished()  # nothing but the end of the stream is missing
-                raise ModelStallTimeout("the provider keeps the line open and does not go on") from error
+                with suppress(errors.ReplyMalformed):
+                    return reply.finished()  # only the end of the stream is missing
+                raise errors.ModelStallTimeout("the provider keeps the line open and does not go on") from error
             return reply.finished()
-        except ModelError as error:
-            with_usage(error, reply.usage, reply.cost)
+        except errors.ModelError as error:
+            error.usage, error.reported_cost = reply.usage, reply.cost
             raise
 
     async def _read(self, payload: bytes, reply: ReplyBuilder, bound: asyncio.Timeout) -> None:
-        """Read a reply to its end; every piece of it moves the bound on."""
+        """Read a reply to its end; every piece of it extends the bound."""
         loop = asyncio.get_running_loop()
         advanced = 0.0
 
         def advance() -> None:
             nonlocal advanced
-            if (now := loop.time()) > advanced + _ADVANCE_SECONDS:
+            if (now := loop.time()) > advanced + 0.02:  # a timer for every word would cost as much as reading it
                 advanced = now
-                bound.reschedule(now + self._endpoint.read_seconds + _SILENCE_FIRST_SECONDS)
+                bound.reschedule(now + self._endpoint.read_seconds + 0.1)  # so that silence is told apart
 
         def begin_whole() -> None:
             reply.is_stream = False
@@ -204,7 +201,7 @@ class HttpChatModel(HttpModel, ABC):
         await make_way()
         with self._translated(reply.request):
             async with aclosing(await self._client.post(self._address, content=payload, **OPEN_RESPONSE)) as response:
-                pieces = response.aiter_raw()  # it is unpacked already
+                pieces = response.aiter_raw()  # unpacked already
                 slice_end = time.perf_counter() + SLICE_SECONDS
                 async for event in read_events(pieces, begin_whole):
                     before = reply.length
@@ -212,41 +209,33 @@ class HttpChatModel(HttpModel, ABC):
                     if reply.length > before:
                         advance()
                     slice_end = await checkpoint(slice_end)
-                bound.reschedule(loop.time() + DRAIN_SECONDS)
+                bound.reschedule(loop.time() + 1.0)
                 with suppress(httpx2.HTTPError, aiohttp.ClientError):
                     async for _ in pieces:  # to the end, so that the connection can be used again
                         pass
 
     @abstractmethod
+    async def _stated_limits(self) -> ModelLimits | None:
+        """Return the sizes of the model as the provider states them. Raises the kinds of `ModelError`."""
+
+    @abstractmethod
     def _begun(
         self, request: ModelRequest, form: CallSettings, on_text: Callable[[str], None]
     ) -> tuple[bytes, ReplyBuilder]:
-        """The body of the HTTP request, and the reply to it of which nothing has come yet."""
+        """Return the body of the HTTP request, and an empty reply."""
 
     @abstractmethod
     def _put_otherwise(
-        self, error: ModelError, request: ModelRequest, form: CallSettings
+        self, error: errors.ModelError, request: ModelRequest, form: CallSettings
     ) -> tuple[ModelRequest, CallSettings]:
-        """The request and its form as a refusal wants them; as they were where it does not say."""
+        """Return the request and its form as a refusal wants them; unchanged if it does not say."""
 
     @abstractmethod
     def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> Sequence[Mapping[str, Any]]:
-        """Fields of a request that ask for an effort, see `CallSettings`."""
-
-    def _form(self, request: ModelRequest) -> CallSettings:
-        """The form that was taken before, or the best."""
-        effort = request.reasoning_effort or self._endpoint.reasoning_effort
-        wanted = (effort, bool(request.tools))
-        return CallSettings(
-            wanted=wanted,
-            sampling=self._sampling,
-            efforts=self._efforts(request, effort),
-            index=self._taken.get(wanted, 0),
-            faults=self._faults,
-        )
+        """Return the fields of a request that ask for an effort, see `CallSettings`."""
 
     def _learn(self, form: CallSettings) -> None:
-        """Remember what was taken."""
+        """Remember an accepted form."""
         if (form.index, form.sampling) != (self._taken.get(form.wanted, 0), self._sampling):
             log.warning("settings.refused", model=self.name, effort=form.wanted[0], sent=form.fields)
         self._taken[form.wanted], self._sampling = form.index, dict(form.sampling)

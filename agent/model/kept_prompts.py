@@ -1,7 +1,7 @@
-"""Encoded beginnings of prompts: a call of a long conversation encodes what is new in it, not what was sent before.
+"""Encoded beginnings of prompts: a call of a long conversation encodes only its new rows.
 
-A beginning ends where nothing that follows can change its bytes, see `wire.settled_rows`. It holds for one version of
-one view, shown in one way. Only so many bytes are kept, those of the conversations that were last in use.
+A beginning ends where nothing that follows can change its bytes. It holds for one version of one view, shown in one
+way. The beginnings of the least recently used conversations are dropped.
 """
 
 from collections import OrderedDict
@@ -13,23 +13,18 @@ from typing import Any, Final, TypeAlias
 import orjson
 
 from agent.model.base import ModelRequest
-from agent.model.wire import are_answers_within, settled_rows
-from hermes_state.values import Message, Transcript
+from agent.model.wire import is_shown
+from hermes_state.values import Message, MessageRole, Origin, Transcript
 
 MIN_KEPT_ROWS: Final = 32
 """Rows from which on a beginning is kept: fewer are encoded in a tenth of a millisecond."""
 MIN_NEW_ROWS: Final = 16
 """Rows by which a beginning grows at least."""
-BEGINNING_BYTES: Final = 500
-"""Room that a beginning takes beside its text."""
 MAX_KEPT_BYTES: Final = 8_000_000
-"""Most bytes of all beginnings that a model keeps; one that is longer is not kept."""
+"""Most bytes of all beginnings that a model keeps; a longer one is not kept."""
 
 Render: TypeAlias = Callable[[Transcript, set[str]], Sequence[Any] | None]
-"""Elements of the prompt's list that rows make, and whose call ids join the given ones.
-
-None where they depend on rows before or behind them.
-"""
+"""Renders rows as elements of a prompt, and adds their call ids; None if they depend on other rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,39 +32,66 @@ class KeptPrompt:
     """Encoded beginning of a prompt's list."""
 
     rows: int = 0
-    """Rows that it is made of."""
+    """Number of rows that it consists of."""
     encoded: tuple[bytes, ...] = ()
-    """JSON of its elements, with commas between them; pieces as they came: joined, they would leave holes."""
+    """JSON of its elements, with commas between them, in pieces: to join them would fragment the memory."""
     call_ids: frozenset[str] = frozenset()
     ends: tuple[Message, ...] = ()
     """The first and the last row."""
     made_for: tuple[object, ...] = ()
-    """Everything besides the rows that its bytes depend on."""
+    """Everything besides the rows that determines its bytes."""
 
     @property
     def size(self) -> int:
-        """Bytes that it takes."""
-        return BEGINNING_BYTES + sum(map(getsizeof, self.encoded))
+        """Bytes of memory, with about 500 for the value itself."""
+        return 500 + sum(map(getsizeof, self.encoded))
 
     def before(self, elements: Sequence[Any], at: int = 0) -> Any:
-        """The whole list as JSON: the first `at` elements, this beginning, and the others."""
+        """Return the whole list as JSON: the first `at` elements, this beginning, and the others."""
         if not self.rows:
             return elements
         parts = (orjson.dumps(elements[:at])[1:-1], *self.encoded, orjson.dumps(elements[at:])[1:-1])
         return orjson.Fragment(b"[%b]" % b",".join(filter(None, parts)))
 
     def holds_for(self, rows: Transcript, made_for: tuple[object, ...]) -> bool:
-        """True when the rows begin with these, as they are to be shown, and no later one changes their messages."""
+        """True when the rows begin with these, as they are to be shown, and no later row changes their messages."""
         if self.made_for != made_for or len(rows) < self.rows:
             return False
-        return self.ends == (rows[0], rows[self.rows - 1]) and are_answers_within(rows[self.rows :])
+        return self.ends == (rows[0], rows[self.rows - 1]) and _are_answers_within(rows[self.rows :])
+
+
+def _settled_rows(transcript: Transcript) -> int:
+    """Return the number of rows whose messages no later row can change; 0 where there are none.
+
+    They end with an answer, so the rows after them, which begin with a person's words, join none of their messages.
+    """
+    turns = 0
+    for index in range(len(transcript) - 1, 0, -1):
+        row, before = transcript[index], transcript[index - 1]
+        is_asked = row.role is MessageRole.USER and row.origin is Origin.HUMAN
+        if is_asked and before.role is MessageRole.ASSISTANT and not before.body.calls and is_shown(before):
+            turns += 1
+            if turns == 3:  # as many as are marked for caching
+                return index if _are_answers_within(transcript[index:]) else 0
+    return 0
+
+
+def _are_answers_within(rows: Transcript) -> bool:
+    """True when each tool's result answers a call of these rows: else it changes a message before them."""
+    asked: set[str | None] = set()
+    for row in rows:
+        if row.role is MessageRole.ASSISTANT:
+            asked.update(call.id for call in row.body.calls)
+        elif row.role is MessageRole.TOOL and row.tool_call_id not in asked:
+            return False
+    return True
 
 
 NOTHING: Final = KeptPrompt()
 
 
 class KeptPromptCache:
-    """Beginnings of the prompts that one model has been sent."""
+    """Beginnings of the prompts that one model has received."""
 
     def __init__(self, *, min_rows: int = MIN_KEPT_ROWS, min_new: int = MIN_NEW_ROWS, max_bytes: int = MAX_KEPT_BYTES):
         self._min_rows, self._min_new, self._max_bytes = min_rows, min_new, max_bytes
@@ -77,7 +99,7 @@ class KeptPromptCache:
         self._size = 0
 
     def beginning_of(self, request: ModelRequest, render: Render, *further: object) -> KeptPrompt:
-        """The beginning of a request's rows that is known, or is from now on; `further`: what `render` depends on."""
+        """Return the beginning of a request that is kept from now on. `further`: values that `render` depends on."""
         rows, view = request.transcript, request.view
         if view is None or len(rows) < self._min_rows or request.style.image_urls or request.style.shape:
             return NOTHING
@@ -88,7 +110,7 @@ class KeptPromptCache:
             return NOTHING
         if not known.holds_for(rows, made_for):
             known = NOTHING
-        if (end := settled_rows(rows)) - known.rows >= self._min_new:
+        if (end := _settled_rows(rows)) - known.rows >= self._min_new:
             call_ids = set(known.call_ids)
             added = render(rows[known.rows : end], call_ids)
             if added is None:
@@ -112,7 +134,7 @@ class KeptPromptCache:
             self._dropped(next(iter(self._kept)))
 
     def _dropped(self, key: object) -> KeptPrompt:
-        """The beginning that is no longer kept."""
+        """Forget a beginning, and return it."""
         if key not in self._kept:
             return NOTHING
         self._size -= self._kept[key].size

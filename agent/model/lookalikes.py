@@ -1,45 +1,85 @@
-"""Look-alikes: whether a reader could take a text for a line or a tag of the gateway's own.
+"""Look-alikes: people's text in a form that no reader can take for a line or a tag of the gateway's own.
 
-Nothing is compared by its characters: invisible ones count for nothing, brackets are any that Unicode calls so, digits
-any with such a value, and a letter that is no Latin one may stand for each that is.
+Characters are compared by their looks: invisible ones are skipped, brackets and digits are any that Unicode calls so,
+and a letter that is not Latin may stand for each that is.
 """
 
+import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice, takewhile
+from types import MappingProxyType
 
-_FRAMES = ("gatewaynotice", "contextcompaction", "contextsummary", "endofcontextcompaction", "endofcontextsummary")
-_TAGS = ("quotedmessage", "document")
 _LONGEST = 22
 _BRACKET, _ANY_LETTER, _NO_LATIN = "[", "?", "!"
-_STAMP_CHARACTERS = 12
-"""Letters and digits of a stamp: `2026-03-31 14:05`."""
+_LINE = re.compile(r"[^\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029]+")
+"""Line as a model may see it: any control character but a tab, and any separator, may end a line."""
+_ANGLE = re.compile(r"<(?!/?(?:[a-ce-pr-z0-9]|d[a-np-z]|q[a-tv-z]))|[^\w\s\x00-\x7f]", re.IGNORECASE)
+"""Possible beginning of the end of a block; most tags are none, by their first letters."""
+_JOINERS = "\u200c\u200d"  # emoji and several scripts need them
 
 
-def begins_like_ours(text: str, start: int, end: int) -> bool:
-    """Tell if the line from `start` to `end` begins with what passes for a stamp, a notice or a handoff."""
+def escaped(text: str) -> str:
+    """Return the text with lines that cannot be taken for a stamp, a notice or a handoff."""
+    if text.isascii() and "[" not in text:
+        return text
+    return _LINE.sub(lambda line: "\\" * _begins_like_ours(text, *line.span()) + line[0], text)
+
+
+def enclosed(text: str) -> str:
+    """Return the text with nothing that can be taken for the end of a block around it."""
+    if text.isascii() and "<" not in text:
+        return text
+    return _ANGLE.sub(lambda found: found[0] + "\\" * _closes_block(text, found.start()), text)
+
+
+def attribute(value: str) -> str:
+    """Return the text as the value of a tag's attribute."""
+    return one_line(value, {'"': "'", "<": "(", ">": ")"})[:128]
+
+
+@lru_cache(maxsize=1_024)  # of every row on every call
+def shown_name(name: str) -> str:
+    """Return a person's name for a stamp: it can neither end its brackets nor start a line."""
+    return one_line(name, {"[": "(", "]": ")", "Ps": "(", "Pe": ")"})[:64] or "?"
+
+
+def one_line(text: str, signs: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the text on one line, with the signs of `signs` replaced, and without characters that reorder or hide."""
+    kept: list[str] = []
+    for character in text:
+        category = unicodedata.category(character)
+        plain = " " if category == "Cc" else signs.get(unicodedata.normalize("NFKC", character), signs.get(category))
+        if plain is not None or category != "Cf" or character in _JOINERS:
+            kept.append(character if plain is None else plain)
+    return " ".join("".join(kept).split())
+
+
+def _begins_like_ours(text: str, start: int, end: int) -> bool:
+    """True if the line from `start` to `end` begins like a stamp, a notice or a handoff."""
     first = next((at for at in range(start, end) if not _is_unseen(text[at])), start)
     if _folded(text[first]) != _BRACKET:
         return False
     inside = takewhile(_BRACKET.__ne__, filter(None, map(_folded, _seen(text, first + 1))))
     label = "".join(islice(inside, _LONGEST))
-    stamp = label[:_STAMP_CHARACTERS]
-    is_stamp = len(stamp) >= _STAMP_CHARACTERS - 2 and stamp.count("0") * 2 >= len(stamp)
-    return is_stamp or _passes_for(label, _FRAMES)
+    stamp = label[:12]  # the digits of `2026-03-31 14:05`
+    is_stamp = len(stamp) >= 10 and stamp.count("0") * 2 >= len(stamp)
+    frames = ("gatewaynotice", "contextcompaction", "contextsummary", "endofcontextcompaction", "endofcontextsummary")
+    return is_stamp or _passes_for(label, frames)
 
 
-def closes_block(text: str, start: int) -> bool:
-    """Tell if the character at `start` begins what passes for the end of a block around a person's words."""
+def _closes_block(text: str, start: int) -> bool:
+    """True if the text from `start` on passes for the end of a block around a person's words."""
     seen = _seen(text, start)
     if not (_is_named(next(seen, ""), "LESS-THAN", "ANGLE") and _is_named(next(seen, ""), "SOLIDUS", "SLASH")):
         return False
-    return _passes_for(filter(None, map(_folded, seen)), _TAGS)
+    return _passes_for(filter(None, map(_folded, seen)), ("quotedmessage", "document"))
 
 
 @lru_cache(maxsize=4_096)
 def _is_unseen(character: str) -> bool:
-    """Tell if nothing is seen of it: white space, control and format characters, marks, letters without a shape."""
+    """True for white space, control and format characters, marks, and letters without a shape."""
     return unicodedata.category(character)[0] in "ZCM" or _is_named(character, "FILLER", "BLANK")
 
 
@@ -49,7 +89,7 @@ def _seen(text: str, start: int) -> Iterator[str]:
 
 @lru_cache(maxsize=4_096)
 def _folded(character: str) -> str:
-    """Bracket, digit or letter that it passes for; nothing for other signs."""
+    """Return the bracket, digit or letter that a character passes for; nothing for other signs."""
     plain = unicodedata.normalize("NFKD", character)[:1].casefold()
     if plain.isascii():
         return "0" if plain.isdigit() else plain if plain.isalpha() or plain == _BRACKET else _BRACKET * (plain == "]")
@@ -63,7 +103,7 @@ def _folded(character: str) -> str:
 
 
 def _passes_for(seen: Iterable[str], words: Sequence[str]) -> bool:
-    """Tell if one of `words` can be read at the beginning of these folded characters."""
+    """True if one of `words` can be read at the beginning of these folded characters."""
     label = [*islice(seen, _LONGEST)]
     return any(
         len(label) >= len(word)

@@ -1,7 +1,4 @@
-"""Replies put together from the events in which a provider sends them.
-
-Bounds what one reply may hold, and lets only text through that can be stored and read again.
-"""
+"""Replies put together from a provider's events, within bounds, and with only text that can be stored and read."""
 
 import json
 import re
@@ -21,36 +18,29 @@ from hermes_state.text import ends_in_half, well_formed
 from hermes_state.values import CanonicalUsage, MicroUsd, Reasoning, ToolCall
 
 MAX_CHARACTERS: Final = 800_000
-"""Longest reply, its calls included: more than any model writes. A stream without an end stops here."""
-
+"""Longest reply with its calls: more than any model writes. A stream without an end stops here."""
 MAX_CALLS: Final = 128
 """Most tool calls in one reply."""
 MAX_ITEMS: Final = 5_000
-"""Most other parts that a reply is made of."""
-
-_EAGER_CHARACTERS = 65_536
-"""Length up to which every piece is shown at once. Copying a longer text for every piece would be quadratic."""
-
-
-_MAX_LOOKS = 64
-"""Most times that the arguments of one call are read to see if they are whole; each time costs their length."""
+"""Most other parts of a reply."""
 
 
 @dataclass(slots=True)
 class _PartialCall:
     index: int
-    """Index of the call in its reply, whatever the server says."""
+    """Index of the call in its reply; the server may state another."""
     id: str
     name: str = ""
     arguments: StringIO = field(default_factory=StringIO)  # a list of single characters takes eighty times their size
     length: int = 0
     """Characters of the arguments."""
     last: str = ""
-    """The last piece of them."""
+    """Last piece of the arguments."""
     looks: int = 0
+    """Times that the arguments were parsed to see if they are whole; each costs their length."""
 
     def add(self, name: str, arguments: str) -> None:
-        """Take in a piece. Its name may be the next part of the call's, the whole so far, or the same once more."""
+        """Add a piece. Its name may be the next part of the call's name, the whole so far, or the same again."""
         self.name = name if name.startswith(self.name) else self.name + name
         if not self._is_repeated(arguments):
             self.arguments.write(arguments)
@@ -67,12 +57,12 @@ class _PartialCall:
         return (is_more or name != self.name) and self._is_whole()
 
     def _is_repeated(self, arguments: str) -> bool:
-        """True for arguments that came before, all of them: some servers end with the whole call."""
+        """True for arguments that have all come before: some servers end with the whole call."""
         return 2 < len(arguments) == self.length and arguments == self.arguments.getvalue() and self._is_whole()
 
     def _is_whole(self) -> bool:
         """True if the arguments can have no further piece."""
-        if not self.last.rstrip().endswith("}") or self.looks >= _MAX_LOOKS:
+        if not self.last.rstrip().endswith("}") or self.looks >= 64:
             return False
         self.looks += 1
         try:
@@ -83,40 +73,35 @@ class _PartialCall:
 
 
 class ReplyBuilder(ABC):
-    """One reply in the making; each protocol reads its own events in a subclass."""
+    """Unfinished reply; each protocol reads its own events in a subclass."""
 
     usage: CanonicalUsage | None = None
-    """Usage as far as it was reported."""
     cost: MicroUsd | None = None
-    """Cost that the provider reported itself."""
+    """Cost as reported by the provider."""
     is_stream = True
-    """It comes in pieces, which may break off."""
+    """The reply comes in pieces, which may break off."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
-        """`on_text` receives the whole text so far, each time it has grown. `made_by`: see `Reasoning`.
-
-        `request`: the one that is replied to, where that is known: it tells what an error is about.
-        """
+        """`on_text` receives the whole text so far, each time it has grown. `made_by`: see `Reasoning`."""
         self.request = request
         self._on_text = on_text
         self._made_by = made_by
         self._is_begun = False
         self._shown = ""
         self._clear = 0
-        """Characters of it that are certainly no call."""
+        """Characters of the shown text that are certainly no call."""
         self._unshown = StringIO()
         self._unshown_length = 0
         self.length = 0
-        """Characters of all that has come, reasoning and calls included."""
+        """Characters that have come, reasoning and calls included."""
         self._tags = ThinkTagParser()
         self._calls: list[_PartialCall] = []
         self._calls_at: dict[Hashable, list[_PartialCall]] = {}
 
     def add(self, event: object) -> None:
-        """Take in one event of a stream, or the whole reply of a server that does not stream.
+        """Add one event of a stream, or the whole reply of a server that does not stream.
 
-        Raises the kinds of `ModelError`: what the provider says went wrong, and `ReplyMalformed` for what is not
-        shaped like an event.
+        Raises the kinds of `ModelError`: the provider's own error, and `ReplyMalformed` for an unknown shape.
         """
         self._is_begun = True
         try:
@@ -125,19 +110,19 @@ class ReplyBuilder(ABC):
             raise ReplyMalformed("an event of the provider's reply has an unknown shape") from error
 
     def broken_off(self, how: str) -> ReplyMalformed:
-        """Error for a reply without its end, or for what is no reply at all."""
+        """Return the error for a reply without its end, or for none at all."""
         return (ReplyUnfinished if self.is_stream and self._is_begun else ReplyMalformed)(how)
 
     @abstractmethod
     def read_event(self, event: Any) -> None:
-        """Take in one event, which is the provider's JSON."""
+        """Add one event, which is the provider's JSON."""
 
     @abstractmethod
     def finished(self) -> ModelReply:
-        """The whole reply. Raises `ReplyMalformed` when it broke off, `ContentRejected` when it was stopped."""
+        """Return the whole reply. Raises `ReplyMalformed` if it broke off, `ContentRejected` if it was stopped."""
 
     def add_text(self, text: object) -> None:
-        """Add a piece of the answer. Raises `TypeError` for what is not text, `ReplyMalformed` when it is too much."""
+        """Add a piece of the answer. Raises `TypeError` unless it is text, `ReplyMalformed` if it is too much."""
         self._add_shown(self._tags.feed(self.counted(text)))
 
     def _add_shown(self, added: str) -> None:
@@ -145,13 +130,14 @@ class ReplyBuilder(ABC):
             return
         self._unshown.write(added)
         self._unshown_length += len(added)
-        if self._unshown_length * 64 >= len(self._shown) - _EAGER_CHARACTERS and not ends_in_half(added):
+        # Up to 65,536 characters every piece is shown at once. To copy a longer text each time would be quadratic.
+        if self._unshown_length * 64 >= len(self._shown) - 65_536 and not ends_in_half(added):
             self._show()
 
     def add_call(self, index: Hashable, *, call_id: object = "", name: object = "", arguments: object = "") -> int:
-        """Add a piece of a tool call; pieces with the same `index` belong together, unless they tell otherwise.
+        """Add a piece of the call at `index`, unless it looks like the next call. Returns its own index in the reply.
 
-        Returns the call's own index in the reply. Raises as `add_text` does.
+        Raises as `add_text` does.
         """
         if isinstance(arguments, Mapping):
             arguments = json.dumps(arguments, ensure_ascii=False)
@@ -170,7 +156,7 @@ class ReplyBuilder(ABC):
         return call.index
 
     def counted(self, text: object) -> str:
-        """A piece of the reply: what is not text would be stored, and could not be read again."""
+        """Return a piece of the reply, which counts for its length. Raises as `add_text` does."""
         if not isinstance(text, str):
             raise TypeError("text is expected here")
         self.length += len(text)
@@ -179,18 +165,24 @@ class ReplyBuilder(ABC):
         return text
 
     def built(self, *, is_cut_off: bool, reasoning: Callable[[str], Reasoning | None]) -> ModelReply:
-        """The reply, its calls in the order in which they began. `is_cut_off`: the output limit ended it.
+        """Return the reply, with its calls in the order in which they began. `is_cut_off`: the output limit ended it.
 
-        `reasoning` is asked for only where there are calls, else nobody wants it back, and is given what the model
-        wrote between tags. Raises `ReplyMalformed` for a call without a name.
+        `reasoning` is called only if there are calls, with the text that the model wrote between tags. Raises
+        `ReplyMalformed` for a call without a name.
         """
         self._show()
         text, thought = self._tags.finish(self._shown)
         calls = _whole_calls(self._calls)
-        if self.request is not None and self.request.tools and (left := calls_left_in(text, self.request)) is not None:
-            text = text[: left[0]].rstrip()
-            if not (calls := calls or left[1]):
-                raise ReplyMalformed("a tool call was left in the text")
+        if (request := self.request) is not None and request.tools:
+            schemas = {tool.name: tool.parameters for tool in request.tools}
+            if (found := find_calls(text, schemas, lambda source: _is_said(source, request))) is not None:
+                text = text[: found[0]].rstrip()
+                left = enumerate(found[1])
+                calls = calls or tuple(
+                    ToolCall(id=f"call_{at}", name=name, arguments=rest) for at, (name, rest) in left
+                )
+                if not calls:
+                    raise ReplyMalformed("a tool call was left in the text")
         if text != self._shown:
             self._shown = well_formed(text)
             self._on_text(self._shown)
@@ -217,30 +209,17 @@ class ReplyBuilder(ABC):
                 self._on_text(shown)
 
 
-def calls_left_in(text: str, request: ModelRequest) -> tuple[int, tuple[ToolCall, ...]] | None:
-    """Index at which calls begin in the text of a reply, and those that may be run; None for a text without any."""
-
-    def is_said(source: str) -> bool:
-        bodies = [(row.text, row.body) for row in request.transcript]
-        said = [request.system, *(text or "" for text, _ in bodies)]
-        said += [body.quote.text for _, body in bodies if body.quote is not None]
-        said += [document.text for _, body in bodies for document in body.documents]
-        return _plain(source) in "\0".join(map(_plain, said))
-
-    found = find_calls(text, {tool.name: tool.parameters for tool in request.tools}, is_said)
-    if found is None:
-        return None
-    calls = enumerate(found[1])
-    return found[0], tuple(ToolCall(id=f"call_{index}", name=name, arguments=rest) for index, (name, rest) in calls)
-
-
-def _plain(text: str) -> str:
-    """The text without what changes when it is quoted."""
-    return re.sub(r"[\s\\\"'`]+", "", text)
+def _is_said(source: str, request: ModelRequest) -> bool:
+    """True for the text of a call that the conversation holds already, perhaps as a quotation."""
+    said = [request.system, *(row.text or "" for row in request.transcript)]
+    said += [row.body.quote.text for row in request.transcript if row.body.quote is not None]
+    said += [document.text for row in request.transcript for document in row.body.documents]
+    whole, part = (re.sub(r"[\s\\\"'`]+", "", text) for text in ("\0".join(said), source))
+    return part in whole
 
 
 def padded_json(value: object) -> str:
-    """The JSON of a value that is kept as it is, with ten blanks for each object and list: it takes more than its text.
+    """Return the JSON of a value that is kept, with ten blanks for each object and list, which take more memory.
 
     >>> len(padded_json({"a": []}))
     29
@@ -250,10 +229,7 @@ def padded_json(value: object) -> str:
 
 
 def serialized_reasoning(made_by: str, blocks: object) -> Reasoning:
-    """Reasoning as it is stored.
-
-    Raises `ReplyMalformed` for what could not be read or sent again: it would fail every later call.
-    """
+    """Return reasoning for the database. Raises `ReplyMalformed` for blocks that would fail every later call."""
     try:
         text = well_formed(json.dumps(blocks, ensure_ascii=False, allow_nan=False))
         orjson.dumps([[[[[[[[orjson.loads(text)]]]]]]]])  # no deeper does a request hold it
@@ -263,10 +239,10 @@ def serialized_reasoning(made_by: str, blocks: object) -> Reasoning:
 
 
 def _whole_calls(partial: list[_PartialCall]) -> tuple[ToolCall, ...]:
-    """The calls with ids that are there and differ: some servers send none, or the same for all."""
+    """Return the calls with ids that differ: some servers send none, or the same for all."""
     calls: list[ToolCall] = []
     for index, call in enumerate(partial):
-        if not (name := well_formed(call.name.partition("<|")[0])):  # what gpt-oss writes behind it may be left there
+        if not (name := well_formed(call.name.partition("<|")[0])):  # gpt-oss may leave markup at its end
             raise ReplyMalformed("a tool call without a name")
         call_id = well_formed(call.id) or f"call_{index}"
         while any(earlier.id == call_id for earlier in calls):

@@ -1,7 +1,7 @@
 """Tool calls that a model wrote into the text of its answer, and that its server left there.
 
-Each family of models has its own markup, but all of it has the same parts: wrappers, and in them calls, each with a
-name and with arguments as JSON or as pairs. Code and sentences about markup are no calls.
+Each family of models has its own markup, but always the same parts: wrappers, and in them calls, each with a name and
+with arguments as JSON or as pairs. Code and sentences about markup are no calls.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """JSON schemas of the tools that are offered, by name."""
 MAX_MARKERS: Final = 200
-"""Most markers of a text that are looked at: each costs the length of what stands before it."""
+"""Most markers of a text that are examined: each costs the length of the text before it."""
 
 _BAR: Final = r"[|\uff5c]"
 _PREFIX: Final = r"(?:\w{1,20}:|[a-z]{1,20}_|[|\uff5c\u2016 ]{1,4}DSML[|\uff5c\u2016 ]{1,4}(?:\w:)?)?"
@@ -44,7 +44,7 @@ _BEGIN: Final = re.compile(
     re.MULTILINE,
 )
 _BEGUN: Final = re.compile(
-    # Without groups: Python cannot restore them inside of what is never given back.
+    # Without groups: Python cannot restore them inside of possessive quantifiers.
     rf"(?:{re.sub('P<[a-z]+>', ':', _WRAPPER.pattern)}){{0,16}}+(?:[\[{{]|{_ELEMENT}|.{{0,40}}(?:{_HARMONY})"
     r"|[\w.:-]{1,99}\s*[\[({<]|(?:<\w+>\s*)+[^<>]*</|\w+\s*\nAction Input:|\Z)",
     re.MULTILINE,
@@ -77,10 +77,10 @@ _decode: Final = json.JSONDecoder(strict=False).raw_decode
 
 
 def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> tuple[int, list[tuple[str, str]]] | None:
-    """Index at which calls begin in a text, with their names and arguments; None for a text without calls.
+    """Return the index at which calls begin in a text, with their names and arguments; None for a text without calls.
 
-    There are none to run if they do not end the text, are broken, or are of tools that are not offered, or if `is_said`
-    tells that the text of one was said before.
+    The list is empty if the calls do not end the text, are broken, or name other tools, or if `is_said` is True for the
+    text of one.
     """
     passed = 0
     for begin in islice(_BEGIN.finditer(text), MAX_MARKERS):
@@ -106,7 +106,7 @@ def find_calls(text: str, schemas: Schemas, is_said: Callable[[str], bool]) -> t
 
 
 def first_doubt(text: str, start: int) -> int:
-    """Index from which a text that still grows may be a call, looked for from `start` on; else its length."""
+    """Return the index after `start` from which a growing text may be a call; else its length."""
     for begin in islice(_BEGIN.finditer(text, start), MAX_MARKERS):
         if _BEGUN.match(text, begin.start()) is not None and not is_code(text[: begin.start()]):
             return begin.start()
@@ -124,7 +124,7 @@ def is_code(before: str) -> bool:
 
 
 def _parsed(text: str, position: int, schemas: Schemas) -> tuple[list[tuple[str, str, str]], int, bool]:
-    """Name, arguments and source of each call from there on, the index behind them, and True if all is closed."""
+    """Return name, arguments and source of each call from there on, the index after them, and True if all is closed."""
     calls: list[tuple[str, str, str]] = []
     depth = 0
     while position < len(text):

@@ -1,4 +1,4 @@
-"""Speech to text, over the transcription endpoint of OpenAI and whatever is compatible."""
+"""Speech to text, over the transcription endpoint of OpenAI and compatible servers."""
 
 import asyncio
 import importlib
@@ -11,8 +11,7 @@ from agent.model.client import BaseClient
 from agent.model.errors import OUTCOME_OK
 from agent.model.errors.classifier import stream_error
 from agent.model.http import HttpModel
-from agent.model.protocols.openai import BASE_URL
-from agent.model.protocols.openai_sdk import OPENAI_SDK
+from agent.model.protocols.openai import BASE_URL, OPENAI_SDK
 from agent.model.usage import normalize_usage
 from hermes_state.errors import ReplyMalformed
 from hermes_state.text import well_formed
@@ -20,22 +19,18 @@ from hermes_state.values import CanonicalUsage, ModelCall
 
 PURPOSE: Final = "transcription"
 """Purpose of such calls in the ledger."""
-
 MAX_CHARACTERS: Final = 200_000
 """Longest transcription: people say about 1,000 characters in a minute."""
 
 
 class TranscriptionModel(HttpModel):
-    """A model behind `POST /audio/transcriptions`. Close it when done."""
+    """Model at `POST /audio/transcriptions`. Close it when done."""
 
     def __init__(self, endpoint: EndpointSettings) -> None:
         super().__init__(endpoint, "transcription", OPENAI_SDK, endpoint.base_url or BASE_URL)
 
     async def transcribe(self, recording: bytes, name: str) -> tuple[str, CanonicalUsage | None]:
-        """Words of a recording, and usage where the provider reports tokens. The end of `name` tells the format.
-
-        Raises the kinds of `ModelError`.
-        """
+        """Return the words of a recording, and the reported usage. The end of `name` tells the format."""
         await asyncio.to_thread(importlib.import_module, "openai.resources.audio.transcriptions")  # it takes 0.2 s
         with self._translated():
             create = self._client.audio.transcriptions.with_streaming_response.create
@@ -56,15 +51,11 @@ class TranscriptionClient(BaseClient[TranscriptionModel]):
     async def transcribe(
         self, recording: bytes, name: str, *, payer: Payer, within: float | None = None
     ) -> tuple[str, ModelCall]:
-        """Words of a recording, none if nothing was said, and the call's row for the ledger.
+        """Return the words of a recording, perhaps none, and the call's row for the ledger.
 
-        `within`: seconds for all attempts together.
-
-        Raises the kinds of `ModelError`.
+        `within`: seconds for all attempts together. Raises the kinds of `ModelError`.
         """
-
-        async def attempt(_show: object) -> tuple[str, CanonicalUsage | None]:
-            return await self.model.transcribe(recording, name)
-
-        (text, usage), took_ms = await self.call(attempt, payer=payer, purpose=PURPOSE, within=within)
+        (text, usage), took_ms = await self.call(
+            lambda _show: self.model.transcribe(recording, name), payer=payer, purpose=PURPOSE, within=within
+        )
         return text, self.row(PURPOSE, OUTCOME_OK, took_ms, usage)

@@ -1,4 +1,4 @@
-"""Usage of model calls: token counts of providers in one form, and the estimate that stands in for a missing one."""
+"""Usage of model calls: providers' token counts in one form, and estimates for missing ones."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -19,55 +19,36 @@ from agent.tokens import (
 from hermes_state.values import CanonicalUsage, Message, MicroUsd, micro_usd
 
 MAX_TOKENS = 100_000_000
-"""Most tokens of one call. More is no count: it would close a conversation for ever, or not fit into the database."""
+"""Most tokens of one call. A higher count would close a conversation for ever, or not fit into the database."""
 MAX_DOLLARS = 10_000
-"""Highest cost of one call, in US dollars. More is no price."""
-ASSUMED_IMAGE_TOKENS = 1_000
-"""Tokens of an image: between what providers charge for a small and for a large one."""
-
-
+"""Highest cost of one call that is believed, in US dollars."""
 UsageFormat: TypeAlias = Literal["chat_completions", "responses", "anthropic"]
-"""API by whose names the counts of a `usage` go."""
+"""API that names the counts of a `usage`."""
 
 
 def normalize_usage(usage: object, format: UsageFormat | None = None) -> CanonicalUsage | None:
-    """A provider's `usage`, a mapping or an SDK's object, as ours; None when it holds no count of the prompt.
+    """Return a provider's `usage`, a mapping or an SDK's object, as ours; None without a count of the prompt.
 
-    `format`: the API's, where it is known; by default recognised by the names in it. The totals of chat completions
-    and responses include what was read from and written to the cache, so both are taken out of `input`; those of
-    Anthropic do not, nor those of proxies that only rename them. `reasoning` is a part of `output`. What is no count
-    (text, a truth value, less than nothing) is taken as not said.
+    `format` is recognised by the names of the counts if it is None. The totals of chat completions and responses
+    include the tokens read from and written to the cache, so both are taken out of `input`. Anthropic's totals do not,
+    and neither do those of proxies that only rename them. `reasoning` is a part of `output`. Texts, truth values and
+    negative numbers are ignored.
 
     >>> normalize_usage(
     ...     {"prompt_tokens": 900, "completion_tokens": 20, "prompt_tokens_details": {"cached_tokens": 800}}
     ... )
     CanonicalUsage(input=100, output=20, cache_read=800, cache_write=0, reasoning=0)
     """
-    match format or _format_of(usage):
-        case "anthropic":
-            return _anthropic_usage(usage)
-        case "responses":
-            return _openai_usage(usage, prompt="input_tokens", output="output_tokens")
-        case "chat_completions":
-            return _openai_usage(usage, prompt="prompt_tokens", output="completion_tokens")
-        case None:
-            return None
-
-
-_ANTHROPIC_FIELDS = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation")
-
-
-def _format_of(usage: object) -> UsageFormat | None:
-    if _field(usage, "prompt_tokens") is not None:  # first: some servers add the other APIs' names to these
-        return "chat_completions"
-    if _field(usage, "input_tokens") is None:
-        return None
-    if any(_field(usage, name) is not None for name in _ANTHROPIC_FIELDS):
-        return "anthropic"
-    return "responses"  # without cache counts both say the same
-
-
-def _anthropic_usage(usage: object) -> CanonicalUsage | None:
+    if format is None:
+        cached = ("cache_read_input_tokens", "cache_creation_input_tokens", "cache_creation")
+        if _field(usage, "prompt_tokens") is not None:  # first: some servers add the other APIs' names to these
+            format = "chat_completions"
+        elif any(_field(usage, name) is not None for name in cached):
+            format = "anthropic"  # without cache counts it says the same as the next
+    if format == "chat_completions":
+        return _openai_usage(usage, prompt="prompt_tokens", output="completion_tokens")
+    if format != "anthropic":
+        return _openai_usage(usage, prompt="input_tokens", output="output_tokens")
     fresh = _count(usage, "input_tokens")
     read = _count(usage, "cache_read_input_tokens") or 0
     written = _count(usage, "cache_creation_input_tokens") or 0
@@ -83,23 +64,25 @@ def _anthropic_usage(usage: object) -> CanonicalUsage | None:
 
 
 _APART = ("cache_creation_input_tokens", "cache_write_input_tokens", "cache_read_input_tokens")
-"""Anthropic's names: what proxies pass on by them may come on top of the prompt count."""
-_WRITTEN = ("cache_creation_tokens", "cache_write_tokens", *_APART[:2])
-_READ = ("cached_tokens", "prompt_cache_hit_tokens", _APART[2])
+"""Anthropic's names: proxies may use them for counts that come on top of the prompt count."""
 
 
 def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage | None:
-    """Usage by a prompt count that includes the cached parts, wherever a server names these."""
+    """Return usage by a prompt count that includes the cached parts, which servers name in several places."""
     total = _count(usage, prompt)
     if total is None or total > MAX_TOKENS:
         return None
     holders = (usage, _field(usage, "prompt_tokens_details"), _field(usage, "input_tokens_details"))
     read, written = (
         max(min(_count(holder, name) or 0, MAX_TOKENS) for holder in holders if holder is not None for name in names)
-        for names in (_READ, _WRITTEN)
+        for names in (
+            ("cached_tokens", "prompt_cache_hit_tokens", _APART[2]),
+            ("cache_creation_tokens", "cache_write_tokens", *_APART[:2]),
+        )
     )
-    done = _bounded(usage, output)
-    if _is_apart(usage, total, done):
+    done, cached = _bounded(usage, output), sum(_bounded(usage, name) for name in _APART)
+    # The prompt count leaves the cached parts out if they are more than it, or if the total says so.
+    if cached > total or (cached > 0 and _count(usage, "total_tokens") == total + done + cached):
         total = min(total + read + written, MAX_TOKENS)
     read = min(read, total)
     written = min(written, total - read)
@@ -112,19 +95,10 @@ def _openai_usage(usage: object, *, prompt: str, output: str) -> CanonicalUsage 
     )
 
 
-def _is_apart(usage: object, prompt: int, output: int) -> bool:
-    """True if the prompt count leaves the cached parts out: they are more than it, or the total says so."""
-    cached = sum(_bounded(usage, name) for name in _APART)
-    return cached > prompt or (cached > 0 and _count(usage, "total_tokens") == prompt + output + cached)
-
-
 def reported_cost(usage: object) -> MicroUsd | None:
-    """Cost of a call as the provider reports it, such as OpenRouter; None where it does not.
-
-    None for no cost, too: proxies that know no price say so, and unknown is not free.
-    """
+    """Return the cost of a call that a provider such as OpenRouter reports; None for 0, which means no known price."""
     cost = _amount(_field(usage, "cost"))
-    if _field(usage, "is_byok") is True:  # then `cost` is only the fee of whoever passed the call on
+    if _field(usage, "is_byok") is True:  # then `cost` is only the reseller's fee
         cost += _amount(_field(_field(usage, "cost_details"), "upstream_inference_cost"))
     return micro_usd(cost) if cost else None
 
@@ -142,7 +116,7 @@ def _bounded(holder: object, name: str) -> int:
 
 
 def _count(holder: object, name: str) -> int | None:
-    """A count of tokens, which some servers send as a float."""
+    """Return a count of tokens, which some servers send as a float."""
     value = _field(holder, name)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -158,8 +132,8 @@ class Size:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all, where nobody knows the price of an image."""
-        return self.text + self.images * ASSUMED_IMAGE_TOKENS
+        """Tokens of all, with 1,000 for an image: between the prices of small and large ones."""
+        return self.text + self.images * 1_000
 
     def __add__(self, other: "Size") -> "Size":
         return Size(self.text + other.text, self.images + other.images)
@@ -169,19 +143,19 @@ class Size:
 
 
 def estimated_prompt_size(request: ModelRequest) -> Size:
-    """Size of a whole prompt, by what is known without its provider."""
+    """Return an estimate of the size of a whole prompt."""
     return Size(fixed_tokens(request), 0) + rows_size(request.transcript, request.style)
 
 
 def estimated_reply_usage(request: ModelRequest, reply: ModelReply) -> CanonicalUsage:
-    """Estimate of what a call used, where the provider did not say."""
+    """Return an estimate of a call's usage, where the provider reported none."""
     prompt = estimated_prompt_size(request).tokens
     calls = sum(CALL_TOKENS + estimated_text_tokens(call.name + call.arguments) for call in reply.calls)
     return CanonicalUsage(input=prompt, output=estimated_text_tokens(reply.text) + calls)
 
 
 def rows_size(rows: Iterable[Message], style: WireSettings, sizes: RowTokenCache = ROW_TOKENS) -> Size:
-    """Size of rows as they stand on the wire; worth keeping, for each of them is looked at."""
+    """Return the size of rows on the wire. It reads every row, so keep the result."""
     text_of, limit, is_shared = sizes.text_tokens, style.max_result_characters, style.is_shared
     text, images, maker = 0, 0, style.reasoning_of
     for row in rows:
@@ -197,6 +171,6 @@ def rows_size(rows: Iterable[Message], style: WireSettings, sizes: RowTokenCache
 
 
 def fixed_tokens(request: ModelRequest) -> int:
-    """Unscaled tokens of what precedes the rows: the system prompt and the tools' schemas."""
+    """Return the unscaled tokens of the system prompt and the tools' schemas."""
     tools = (estimated_schema_tokens(tool.name, tool.description, tool.parameters) for tool in request.tools)
     return cached_text_tokens(request.system) + sum(tools)

@@ -1,28 +1,28 @@
 """Wire form of a transcript: stored rows as the message list of the chat completions API.
 
-The form that every protocol starts from. A pure function of stored columns: the same rows give the same bytes on every
-call, so that a provider's prompt cache holds, and a new row changes nothing before it except the last message, which
-it may join. The list is legal whatever the rows are: a user speaks first, roles alternate, a call's results follow it
-at once and in call order, a call that lost its result gets a stub, and a result that lost its call is dropped.
+Every protocol starts from this form. The same rows give the same bytes on every call, so a provider's prompt cache
+holds. A new row changes nothing before it except the last message, which it may join. The list is always legal: a user
+speaks first, roles alternate, a call's results follow it in call order, a call that lost its result gets a stub, and a
+result that lost its call is dropped.
 
-A handoff is a message of its own where its role can be chosen so that roles alternate. It speaks as the user unless it
-stands between a user's message or a tool's result and what people write next; behind an answer, it begins the user
-message that follows.
+A handoff is a message of its own where roles still alternate. It speaks as the user unless it stands between a user's
+message or a tool's result and the next words of people. After an answer, it begins the user message that follows.
 """
 
 import re
-import unicodedata
+from base64 import b32encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
-from types import MappingProxyType
+from hashlib import blake2b
+from itertools import groupby, islice
 from typing import Any, TypeAlias
 
 import orjson
 
 from agent.handoff import framed
-from agent.model.lookalikes import begins_like_ours, closes_block
+from agent.model.lookalikes import attribute, enclosed, escaped, one_line, shown_name
 from hermes_state.transcripts import EMPTY_BODY
 from hermes_state.values import Message, MessageRole, Origin, ToolCall, Transcript, TurnId, recall_id
 
@@ -35,84 +35,60 @@ LOST_RESULT = "[no result: nothing is recorded of how this call ended]"
 INTERRUPTED = "[this answer was interrupted here]"
 UNNAMED_TOOL = "unnamed"
 NOTICE = "[gateway notice]"
-"""Beginning of every line that the gateway itself tells the model; a person's line cannot begin so."""
+"""Beginning of every line that the gateway itself writes for the model; a person's line cannot begin so."""
 REASONING = "reasoning"
 """Key of an answer's reasoning: the blocks that its protocol stored."""
 BEGINS_LATER = f"{NOTICE} What came before this is not in view."
-"""Message in front of an answer that nothing precedes: providers want a user to speak first."""
+"""Message before an answer that nothing precedes: providers want a user to speak first."""
+
+
+STRICT = 1
+"""Shape: ids of nine letters and digits, text in every message, an answer between results and a person's message."""
+TEXT = 2
+"""Shape: user and assistant alternate in text; the system prompt, calls and results are a part of it."""
+GO_ON = f"{NOTICE} Nobody has written since. Go on from here."
+"""User message after an answer that ends the list: not every server continues an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireSettings:
-    """Settings of the wire form besides the rows. Constant for a session, or its bytes change."""
+    """Settings of the wire form. They are constant for a session, or its bytes change."""
 
     is_shared: bool = False
     """True where more than one person writes: their rows carry their names."""
     zone: tzinfo = UTC
     max_result_characters: int = 100_000
-    """Longest tool result; more is shown up to here, with the call that reads on, and the row stays whole."""
+    """Longest tool result. A longer one is cut here, with the call that reads on; the row stays whole."""
     image_urls: Mapping[int, str] = field(default_factory=dict)
-    """Data URLs by attachment id. An image that is missing here is only mentioned."""
+    """Data URLs by attachment id. Other images are only mentioned."""
     image_notes: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    """Lines in place of images, by message id and attachment id, where there is more to say."""
+    """Lines in place of images, by message id and attachment id."""
     shape: int = 0
-    """Form of the list that the server accepts, `STRICT` or `TEXT` of `shapes`; 0 is the usual one."""
+    """Form of the list that the server accepts: `STRICT`, `TEXT`, or 0 for the usual one."""
     reasoning_of: str = ""
-    """Model whose reasoning goes along in front of its calls, as in `Reasoning.made_by`; empty: none.
+    """Model whose reasoning is added to its calls, as in `Reasoning.made_by`; empty: none.
 
-    It stands under `REASONING` in the message. A protocol that asks for it takes it out of there again, and puts it
-    where its API wants it.
+    The message has it under `REASONING`. A protocol that asks for it moves it to the place where its API wants it.
     """
 
 
 def chat_messages(
     system: str, transcript: Transcript, style: WireSettings, used_ids: set[str] | None = None
 ) -> list[WireMessage]:
-    """The `messages` of a chat completions request: the system prompt, then the rows.
+    """Return the `messages` of a chat completions request: the system prompt, then the rows.
 
-    `used_ids`: ids of calls that stand before these rows, where they are not the first; those of the rows join them.
+    `used_ids`: ids of calls before these rows; the ids of these rows are added.
 
     >>> chat_messages("You are Hermes.", (), WireSettings())
     [{'role': 'system', 'content': 'You are Hermes.'}]
     """
-    return traced_messages(system, transcript, style, used_ids=used_ids).messages
-
-
-OPEN_TURNS = 3
-"""Messages of people behind the rows that are settled: as many as are marked for caching."""
-
-
-def settled_rows(transcript: Transcript) -> int:
-    """Number of rows whose messages can be made by themselves, and do not change with what is said from now on.
-
-    They end with an answer, so that the rows behind them, which begin with a person's words, join none of their
-    messages. 0 where there are no such rows.
-    """
-    turns = 0
-    for index in range(len(transcript) - 1, 0, -1):
-        row, before = transcript[index], transcript[index - 1]
-        is_asked = row.role is MessageRole.USER and row.origin is Origin.HUMAN
-        if is_asked and before.role is MessageRole.ASSISTANT and not before.body.calls and is_shown(before):
-            turns += 1
-            if turns == OPEN_TURNS:
-                return index if are_answers_within(transcript[index:]) else 0
-    return 0
-
-
-def are_answers_within(rows: Transcript) -> bool:
-    """True when each tool's result answers a call of these rows: else it changes a message that stands before them."""
-    asked: set[str | None] = set()
-    for row in rows:
-        if row.role is MessageRole.ASSISTANT:
-            asked.update(call.id for call in row.body.calls)
-        elif row.role is MessageRole.TOOL and row.tool_call_id not in asked:
-            return False
-    return True
+    messages = traced_messages(system, transcript, style, used_ids=used_ids).messages
+    return _shaped(messages, style.shape) if style.shape else messages
 
 
 @dataclass(frozen=True, slots=True)
 class TracedMessages:
-    """Message list, and for each message the rows that it was made of; none for the system prompt and for stubs."""
+    """Message list, and the rows of each message; none for the system prompt and for stubs."""
 
     messages: list[WireMessage] = field(default_factory=list)
     sources: list[tuple[Message, ...]] = field(default_factory=list)
@@ -134,10 +110,10 @@ def traced_messages(
     handoff_stands_alone: bool = False,
     used_ids: set[str] | None = None,
 ) -> TracedMessages:
-    """`chat_messages` with the rows behind each message.
+    """Return `chat_messages` with the rows of each message.
 
-    `handoff_stands_alone`: it is a user message of its own, whatever people wrote around it. Roles then no longer
-    alternate there, so such a list is for readers that tell the messages apart, not for providers.
+    `handoff_stands_alone`: it is always a user message of its own. Roles then no longer alternate, so such a list is
+    not for providers.
     """
     traced = TracedMessages()
     if system:
@@ -166,7 +142,7 @@ def traced_messages(
 
 
 def is_shown(row: Message) -> bool:
-    """Tells if a row makes a message or a part of one by itself. Blank texts make none: providers refuse them."""
+    """True for a row that makes a message or a part of one. Blank texts make none: providers refuse them."""
     if row.role is MessageRole.ASSISTANT:
         return _has_words(row) or bool(row.body.calls) or row.body.was_interrupted
     return row.role is MessageRole.USER and (_is_personal(row) or _has_words(row))
@@ -177,15 +153,15 @@ def _has_words(row: Message) -> bool:
 
 
 def _people_follow(transcript: Transcript, index: int) -> bool:
-    following = (transcript[later] for later in range(index + 1, len(transcript)))
-    return next((row.role is MessageRole.USER for row in following if is_shown(row)), False)
+    following = next(filter(is_shown, islice(transcript, index + 1, None)), None)
+    return following is not None and following.role is MessageRole.USER
 
 
 def _results_by_call(transcript: Transcript) -> dict[tuple[int, str], Message]:
-    """The row that answers each call, by the call's row and id.
+    """Return the row that answers each call, by the call's row and id.
 
-    A result belongs to the nearest earlier row that asked with its id. Results that answer nothing, or answer a
-    second time, are left out; so are those whose call a handoff stands for, whatever was asked before it.
+    A result belongs to the nearest earlier row with a call of its id. Results that answer nothing, or answer a second
+    time, are left out, and so are results whose call is before a handoff.
     """
     open_calls: dict[str, int] = {}
     results: dict[tuple[int, str], Message] = {}
@@ -220,7 +196,7 @@ def _add_assistant(
     used_ids: set[str],
     style: WireSettings,
 ) -> list[Message]:
-    """Add an answer and the results of its calls. Returns those whose images are still to follow, as user content."""
+    """Add an answer and the results of its calls. Returns results whose images must follow as user content."""
     if traced.last_role in (None, "system"):
         traced.add({"role": "user", "content": BEGINS_LATER})
     text = row.text or "" if _has_words(row) else ""
@@ -256,7 +232,7 @@ def _add_assistant(
 
 
 def _unique_id(call_id: str, row: Message, index: int, used: set[str]) -> str:
-    """The call's own id, or one of ours where the model gave none or one that the list has already."""
+    """Return the call's own id, or a new one where it is empty or in the list already."""
     wire_id = call_id
     while not wire_id or wire_id in used:
         wire_id = f"call_m{row.id}_{index}" if wire_id == call_id else f"{wire_id}_"
@@ -264,12 +240,9 @@ def _unique_id(call_id: str, row: Message, index: int, used: set[str]) -> str:
     return wire_id
 
 
-_ILLEGAL_IN_NAME = re.compile(r"[^A-Za-z0-9_-]")
-
-
 def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
-    # Models make names up (`functions.look`). The call was answered with an error, but providers refuse the list.
-    name, arguments = _ILLEGAL_IN_NAME.sub("_", call.name[:64]) or UNNAMED_TOOL, call.arguments
+    # Models invent names (`functions.look`). The call was answered with an error, but providers refuse the list.
+    name, arguments = re.sub(r"[^A-Za-z0-9_-]", "_", call.name[:64]) or UNNAMED_TOOL, call.arguments
     try:
         is_object = isinstance(orjson.loads(arguments), dict)
     except orjson.JSONDecodeError:
@@ -298,7 +271,8 @@ def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireSett
             blocks.extend(_image_parts(row, style))
             previous = burst
         elif row.role is MessageRole.TOOL:
-            blocks.extend(_result_images(row, style))
+            if shown := [part for part in _image_parts(row, style) if not isinstance(part, str)]:
+                blocks += [f"{NOTICE} Shown by {row.tool_name or UNNAMED_TOOL}:", *shown]
             previous = None
         elif row.text and row.text.strip():
             blocks.append(("\n\n" if blocks else "") + _from_gateway(row.origin, row.text))
@@ -308,119 +282,113 @@ def _add_people(traced: TracedMessages, rows: Sequence[Message], style: WireSett
 
 
 def _from_gateway(origin: Origin, text: str) -> str:
-    """The words of a row that no person wrote."""
     if origin is Origin.SUMMARY:
         return framed(text)
     # Titles, names and todos in it are words of people or of the model.
     return f"{NOTICE} {escaped(text)}" if origin in (Origin.NOTICE, Origin.TODO) else escaped(text)
 
 
-def escaped(text: str) -> str:
-    """The text with lines that cannot be taken for a stamp, a notice or a handoff."""
-    if text.isascii() and "[" not in text:
-        return text
-    return _LINE.sub(lambda line: "\\" * begins_like_ours(text, *line.span()) + line[0], text)
-
-
 def _is_personal(row: Message) -> bool:
-    """Tells if a person's words are in it. The notice of an edit has some: the gateway's voice must not speak them."""
+    """True for a row with a person's words, such as the notice of an edit: the gateway must not seem to say them."""
     return row.origin is Origin.HUMAN or (row.origin is Origin.NOTICE and row.sender_ref is not None)
 
 
 def _stamp(row: Message, style: WireSettings) -> str:
     stamp = f"[{_minute(row.created_at // 60_000, style.zone)}] "
     if style.is_shared and row.sender_name is not None:  # a name can neither end its brackets nor start a line
-        stamp += f"[{_shown_name(row.sender_name)}] "
+        stamp += f"[{shown_name(row.sender_name)}] "
     return stamp
 
 
-@lru_cache(maxsize=1_024)  # of every row on every call
-def _shown_name(name: str) -> str:
-    return _one_line(name, _NAME_SIGNS)[:64] or "?"
-
-
-@lru_cache(maxsize=8_192)  # a long transcript is stamped anew on every call
+@lru_cache(maxsize=8_192)  # a long transcript is stamped again on every call
 def _minute(minutes: int, zone: tzinfo) -> str:
     return datetime.fromtimestamp(minutes * 60, zone).isoformat(" ", "minutes")[:16]
 
 
-_NOTHING = "(no text)"
-_UNSEEN_IMAGE = "An image was sent here that you cannot see."
-_LINE = re.compile(r"[^\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029]+")
-"""Line as a model may see it: any control character but a tab, and any separator, may end one."""
-_ANGLE = re.compile(r"<(?!/?(?:[a-ce-pr-z0-9]|d[a-np-z]|q[a-tv-z]))|[^\w\s\x00-\x7f]", re.IGNORECASE)
-"""Possible beginning of the end of a block; most tags are none, by their first letters."""
-_JOINERS = "\u200c\u200d"  # emoji and several scripts need them
-_NAME_SIGNS = {"[": "(", "]": ")", "Ps": "(", "Pe": ")"}
-_ATTRIBUTE_SIGNS = {'"': "'", "<": "(", ">": ")"}
-
-
 def _human_text(row: Message) -> str:
-    """A person's words, then what they attached, each in a block that its text cannot leave."""
+    """Return a person's words, then each attachment in a block that its text cannot leave."""
     text = escaped(row.text or "") if _has_words(row) else ""
     body = row.body
     if body is EMPTY_BODY:
-        return text or _NOTHING
+        return text or "(no text)"
     pieces = [text if body.words_by is None else _quoted(body.words_by, text)] if text else []
     if (quote := body.quote) is not None:
         pieces.append(_quoted("this assistant" if quote.is_from_bot else quote.author, escaped(quote.text)))
     for document in body.documents:
         cut = ' truncated="yes"' if document.was_truncated else ""
-        pieces.append(f'<document name="{_attribute(document.name)}"{cut}>\n{_enclosed(document.text)}\n</document>')
-    pieces += [f"{NOTICE} {_one_line(note)}" for note in body.notes]
-    return "\n".join(pieces) or _NOTHING
+        pieces.append(f'<document name="{attribute(document.name)}"{cut}>\n{enclosed(document.text)}\n</document>')
+    pieces += [f"{NOTICE} {one_line(note)}" for note in body.notes]
+    return "\n".join(pieces) or "(no text)"
 
 
 def _quoted(author: str, text: str) -> str:
-    return f'<quoted_message author="{_attribute(author)}">\n{_enclosed(text)}\n</quoted_message>'
-
-
-def _attribute(value: str) -> str:
-    return _one_line(value, _ATTRIBUTE_SIGNS)[:128]
-
-
-def _one_line(text: str, signs: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The text on one line, without characters that reorder or hide, and with other signs for those in `signs`."""
-    kept: list[str] = []
-    for character in text:
-        category = unicodedata.category(character)
-        plain = " " if category == "Cc" else signs.get(unicodedata.normalize("NFKC", character), signs.get(category))
-        if plain is not None or category != "Cf" or character in _JOINERS:
-            kept.append(character if plain is None else plain)
-    return " ".join("".join(kept).split())
-
-
-def _enclosed(text: str) -> str:
-    if text.isascii() and "<" not in text:
-        return text
-    return _ANGLE.sub(lambda found: found[0] + "\\" * closes_block(text, found.start()), text)
+    return f'<quoted_message author="{attribute(author)}">\n{enclosed(text)}\n</quoted_message>'
 
 
 def _image_parts(row: Message, style: WireSettings) -> Iterator[str | _Part]:
     for image in row.body.images:
         note, url = style.image_notes.get((row.id, image.attachment_id)), style.image_urls.get(image.attachment_id)
         if note is not None or url is None:
-            yield f"\n{NOTICE} {note or _UNSEEN_IMAGE}"
+            yield f"\n{NOTICE} {note or 'An image was sent here that you cannot see.'}"
         else:
             yield {"type": "image_url", "image_url": {"url": url}}
 
 
-def _result_images(row: Message, style: WireSettings) -> list[str | _Part]:
-    """The images of a tool's result that are shown; what it says of them stands in its text."""
-    shown = [part for part in _image_parts(row, style) if not isinstance(part, str)]
-    return [f"{NOTICE} Shown by {row.tool_name or UNNAMED_TOOL}:", *shown] if shown else []
-
-
-def _content(blocks: list[str | _Part]) -> str | list[_Part]:
-    """Plain text where that is all there is, content parts where images stand between."""
-    if all(isinstance(block, str) for block in blocks):
-        return "".join(block for block in blocks if isinstance(block, str))
+def _content(blocks: list[Any]) -> str | list[_Part]:
+    """Return plain text, or content parts where images stand between texts."""
     parts: list[_Part] = []
-    for block in blocks:
-        if not isinstance(block, str):
-            parts.append(block)
-        elif parts and parts[-1]["type"] == "text":
-            parts[-1]["text"] += block
+    for is_text, run in groupby(blocks, lambda block: isinstance(block, str)):
+        if is_text:
+            parts.append({"type": "text", "text": "".join(run)})
         else:
-            parts.append({"type": "text", "text": block})
-    return parts
+            parts += run
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+# --- stricter forms, for servers that refuse the usual one
+
+
+def _shaped(messages: Sequence[WireMessage], shape: int) -> list[WireMessage]:
+    names = {call["id"]: call["function"]["name"] for one in messages for call in one.get("tool_calls", ())}
+    shaped: list[WireMessage] = []
+    for message in messages:
+        one = (_strict if shape == STRICT else _as_text)(message, names)
+        role = shaped[-1]["role"] if shaped else None
+        if shape == TEXT and role == one["role"]:
+            shaped[-1]["content"] = _joined(shaped[-1]["content"], one["content"])
+            continue
+        if (role, one["role"]) == ("tool", "user"):
+            shaped.append({"role": "assistant", "content": "I have the results."})
+        shaped.append(one)
+    if shaped and shaped[-1]["role"] == "assistant":
+        shaped.append({"role": "user", "content": GO_ON})
+    return shaped
+
+
+def _strict(message: WireMessage, names: Mapping[str, str]) -> WireMessage:
+    strict = {**message, "content": message["content"] or "I call a tool."}
+    if "tool_calls" in message:
+        strict["tool_calls"] = [{**call, "id": _short_id(call["id"])} for call in message["tool_calls"]]
+    elif (call_id := message.get("tool_call_id")) is not None:
+        strict |= {"tool_call_id": _short_id(call_id), "name": names[call_id]}
+    return strict
+
+
+def _short_id(call_id: str) -> str:
+    return b32encode(blake2b(call_id.encode(), digest_size=10).digest())[:9].decode()
+
+
+def _as_text(message: WireMessage, names: Mapping[str, str]) -> WireMessage:
+    role, content = message["role"], message["content"] or ""
+    if role == "tool":  # the words of a page or a file must not pass for a person's
+        content = f"{NOTICE} Result of {names[message['tool_call_id']]}:\n{escaped(content)}"
+    for call in message.get("tool_calls", ()):
+        content = f"{content}\n\nI call {call['function']['name']} with {call['function']['arguments']}".lstrip()
+    return {"role": "assistant" if role == "assistant" else "user", "content": content}
+
+
+def _joined(*contents: Any) -> Any:  # text, or content parts
+    if all(isinstance(content, str) for content in contents):
+        return "\n\n".join(contents)
+    lists = (content if isinstance(content, list) else [{"type": "text", "text": content}] for content in contents)
+    return [part for parts in lists for part in parts]

@@ -5,8 +5,7 @@ from zoneinfo import ZoneInfo
 
 from agent.model.base import Caps
 from agent.model.caps import DailyUsage, SpendingCaps, SpendingCapSettings, StoreLedger, UnpricedCaps
-from agent.model.catalog import Price
-from agent.model.prices import FREE, price_of
+from agent.model.catalog import FREE, Price, price_of
 from gateway.config.settings import Config
 from gateway.models.routes import all_routes
 from hermes_state.store.writer import Store

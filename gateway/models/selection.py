@@ -7,8 +7,7 @@ from typing import Final
 
 from agent.context.model_handle import ModelHandle
 from agent.model.catalog import load_catalog, spellings
-from agent.model.circuit_breaker import CircuitState
-from agent.model.client import ModelClient
+from agent.model.client import CircuitState, ModelClient
 from agent.turn import Agent
 from gateway.config import LiveConfig
 from gateway.config.routes import CONFIGURED, RouteConfig, completed

@@ -1,6 +1,6 @@
 """The ledger: one row for every model call, failed ones too, and totals by session, chat, day, model and purpose.
 
-Money is in millionths of a US dollar. A call whose price is not known counts among `unpriced`, never as free.
+Money is in millionths of a US dollar. A call of unknown price counts as `unpriced`, never as free.
 """
 
 import msgspec
@@ -10,13 +10,6 @@ from hermes_state.store.locks import locks
 from hermes_state.store.sql import Connection, scalar, scalar_or_none, select, select_one
 from hermes_state.values import ChatId, LineageId, MicroUsd, Millis, ModelCall, SessionId, TurnId
 
-# Purpose: a row of the ledger.
-_RECORD_CALL = """
-INSERT INTO model_calls (chat_id, lineage_id, session_id, turn_id, purpose, route, model, outcome, estimated,
-  input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, cost_microusd, took_ms,
-  created_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
 ADD_USAGE = """input_tokens = input_tokens + ?, output_tokens = output_tokens + ?,
   cache_read_tokens = cache_read_tokens + ?, cache_write_tokens = cache_write_tokens + ?,
   reasoning_tokens = reasoning_tokens + ?, cost_microusd = cost_microusd + ?, unpriced_calls = unpriced_calls + ?"""
@@ -32,9 +25,9 @@ def record(
     now: Millis,
     chat_id: ChatId | None = None,
 ) -> None:
-    """Add a call to the ledger, and what it used and cost to the totals of the conversation's newest session.
+    """Add a call to the ledger, and its usage and cost to the totals of the conversation's newest session.
 
-    `chat_id`: whose call it is where it belongs to no conversation; else it is the conversation's chat.
+    `chat_id`: chat of a call that belongs to no conversation.
     """
     session = None if lineage_id is None else load_tip(db, lineage_id)
     if session is not None:
@@ -49,13 +42,17 @@ def insert_call(
     call: ModelCall,
     now: Millis,
 ) -> None:
-    """Add a call to the ledger, whose totals have it by now."""
+    """Add a call to the ledger, after its session's totals."""
+    query = """INSERT INTO model_calls (chat_id, lineage_id, session_id, turn_id, purpose, route, model, outcome,
+      estimated, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, reasoning_tokens, cost_microusd,
+      took_ms, created_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
     kind = (call.purpose, call.route, call.model, call.outcome, int(call.is_estimated))
-    db.execute(_RECORD_CALL, (*place, *kind, *_tokens_of(call), call.cost, call.took_ms, now))
+    db.execute(query, (*place, *kind, *_tokens_of(call), call.cost, call.took_ms, now))
 
 
 def usage_of(call: ModelCall) -> tuple[int, ...]:
-    """Values for `ADD_USAGE`."""
+    """Return the values for `ADD_USAGE`."""
     is_unpriced = call.cost is None and call.usage is not None
     return (*(count or 0 for count in _tokens_of(call)), call.cost or 0, int(is_unpriced))
 
@@ -65,42 +62,34 @@ def _tokens_of(call: ModelCall) -> tuple[int | None, ...]:
     return (used.input, used.output, used.cache_read, used.cache_write, used.reasoning) if used else (None,) * 5
 
 
-# Purpose: the largest prompt of turns that one model has answered, `{}`: in one conversation, or in any.
-_LARGEST_PROMPT = """
-SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
-FROM model_calls WHERE {}route = ? AND model = ? AND outcome = 'ok'
-  AND purpose IN ('turn','schedule','subagent')
-"""
-
-
 def largest_answered_prompt(db: Connection, lineage_id: LineageId | None, route: str, model: str) -> int | None:
-    """Tokens of the largest prompt that a model has answered in a conversation, or counted itself in any; else None."""
-    where, place = ("estimated = 0 AND ", ()) if lineage_id is None else ("lineage_id = ? AND ", (lineage_id,))
-    return scalar_or_none(db, int, _LARGEST_PROMPT.format(where), (*place, route, model))
+    """Return the tokens of the largest prompt that a model has answered in a conversation, or counted itself in any."""
+    where, place = ("estimated = 0", ()) if lineage_id is None else ("lineage_id = ?", (lineage_id,))
+    query = f"""SELECT max(coalesce(input_tokens, 0) + coalesce(cache_read_tokens, 0) + coalesce(cache_write_tokens, 0))
+    FROM model_calls WHERE {where} AND route = ? AND model = ? AND outcome = 'ok'
+      AND purpose IN ('turn','schedule','subagent')"""
+    return scalar_or_none(db, int, query, (*place, route, model))
 
 
 def is_outdated(db: Connection) -> bool:
-    """True for the ledger of an older version, whose calls know no chat: a file at rest may not be migrated yet."""
+    """True for the ledger of an older version, without chats: a file without a daemon may not be migrated yet."""
     columns = db.execute("SELECT * FROM model_calls LIMIT 0").description
     return "chat_id" not in [column[0] for column in columns]
 
 
 def call_outcomes(db: Connection, lineage_id: LineageId, purpose: str) -> list[str]:
-    """Outcome of each model call for `purpose` in a conversation."""
+    """Return the outcome of each model call for `purpose` in a conversation."""
     query = "SELECT outcome FROM model_calls WHERE lineage_id = ? AND purpose = ? ORDER BY id"
     return [outcome for (outcome,) in db.execute(query, (lineage_id, purpose))]
 
 
-NO_MONEY = MicroUsd(0)
-
-
 class TotalUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sums over model calls. Its names are also those of `usage --json`.
+    """Sums over model calls, with the names of `usage --json`.
 
-    Read strictly: sums that another version wrote are not to pass for no costs.
+    Unknown fields are errors: the sums of another version must not pass for no costs.
     """
 
-    cost: MicroUsd = NO_MONEY
+    cost: MicroUsd = MicroUsd(0)
     """Cost of the calls whose price is known."""
     calls: int = 0
     failed_calls: int = 0
@@ -150,7 +139,7 @@ _SUMS = """coalesce(sum(cost_microusd), 0) AS "{0}cost", count(*) AS "{0}calls",
 def load_by_purpose(
     db: Connection, *, chat_id: ChatId | None = None, lineage_id: LineageId | None = None
 ) -> dict[str, TotalUsage]:
-    """Totals by purpose of a conversation over all its sessions, or else of a chat, or else of the whole gateway."""
+    """Return totals by purpose of a conversation, or else of a chat, or else of the whole gateway."""
     where, whose = ("lineage_id = ?", lineage_id) if lineage_id is not None else ("chat_id = ?", chat_id)
     if whose is None:
         where, whose = "CAST(? AS INTEGER) IS NULL", None
@@ -160,52 +149,47 @@ def load_by_purpose(
 
 
 def load_since(db: Connection, since: Millis, chat_id: ChatId | None = None) -> TotalUsage:
-    """Totals of a chat, or of the whole gateway, since then."""
+    """Return the totals of a chat, or of the whole gateway, since then."""
     query = f"SELECT {_SUMS.format('')} FROM model_calls WHERE created_at >= ?"
     query, parameters = (query, (since,)) if chat_id is None else (f"{query} AND chat_id = ?", (since, chat_id))
     return select_one(db, TotalUsage, query, parameters) or NO_CALLS
 
 
-# ---- caps, looked at before every call -------------------------------------------------------------------------
+# ---- caps, checked before every call
 
 
 def cost_of_conversation(db: Connection, lineage_id: LineageId) -> MicroUsd:
-    """Cost of a conversation, from the totals of its sessions."""
+    """Return the cost of a conversation, from the totals of its sessions."""
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM sessions WHERE lineage_id = ?"
     return scalar(db, MicroUsd, query, (lineage_id,))
 
 
 def cost_of_chat(db: Connection, chat_id: ChatId, since: Millis) -> MicroUsd:
-    """Cost of a chat since then, from an index that holds all it needs."""
+    """Return the cost of a chat since then, from a covering index."""
     query = "SELECT coalesce(sum(cost_microusd), 0) FROM model_calls WHERE chat_id = ? AND created_at >= ?"
     return scalar(db, MicroUsd, query, (chat_id, since))
 
 
-# Purpose: what the calls since a moment cost, those ahead of another one and those from it on.
-_COST_AROUND = """
-SELECT coalesce(sum(CASE WHEN created_at < ? THEN cost_microusd END), 0),
-  coalesce(sum(CASE WHEN created_at >= ? THEN cost_microusd END), 0)
-FROM model_calls WHERE created_at >= ?
-"""
-
-
 def cost_around(db: Connection, since: Millis, until: Millis) -> tuple[MicroUsd, MicroUsd]:
-    """Cost of the calls since then and ahead of `until`, and of those from `until` on.
+    """Return the cost of the calls since then and before `until`, and of those from `until` on.
 
-    By time, not by id: where several write, a call may appear behind one with a higher id.
+    They are split by time, not by id: where several write, a call may appear after one with a higher id.
     """
-    older, newer = db.execute(_COST_AROUND, (until, until, since)).fetchone()
+    query = """SELECT coalesce(sum(CASE WHEN created_at < ? THEN cost_microusd END), 0),
+      coalesce(sum(CASE WHEN created_at >= ? THEN cost_microusd END), 0)
+    FROM model_calls WHERE created_at >= ?"""
+    older, newer = db.execute(query, (until, until, since)).fetchone()
     return MicroUsd(int(older)), MicroUsd(int(newer))
 
 
-# ---- insights ---------------------------------------------------------------------------------------------------
+# ---- insights
 
 
 class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one quarter of an hour, chat, model and purpose."""
 
     at: Millis
-    """Beginning of the quarter: no time zone's midnight lies inside one."""
+    """Beginning of the quarter; no time zone has a midnight inside one."""
     chat_id: ChatId | None
     model: str
     purpose: str
@@ -216,7 +200,7 @@ QUARTER_MILLIS = 15 * 60_000
 
 
 def load_slices(db: Connection, since: Millis, chat_id: ChatId | None = None) -> list[UsageRow]:
-    """Every call since then, oldest first, as few rows as tell the days of every time zone apart."""
+    """Return the calls since then, oldest first, in rows that still separate the days of every time zone."""
     within = "" if chat_id is None else "AND chat_id = ?"
     at = f"created_at / {QUARTER_MILLIS} * {QUARTER_MILLIS}"
     query = f"""SELECT {at} AS at, chat_id, model, purpose, {_SUMS.format("spent.")} FROM model_calls

@@ -1,8 +1,8 @@
-"""Redaction: takes secrets out of text at every boundary (logs, errors, search, what a summariser reads and writes).
+"""Redaction: takes secrets out of text at every boundary (logs, errors, search, the text of summaries).
 
-Known are: the values that this gateway was configured with (exactly, wherever they stand), the shapes of well-known
-keys, values that the text itself calls a secret (`password=…`, `Cookie: …`, `https://user:…@host`, "the password is …"
-in nine languages), and the numbers of payment cards. The shapes and words are in `patterns.toml`.
+It knows the configured secrets, the shapes of well-known keys, values that the text itself calls a secret
+(`password=…`, `Cookie: …`, `https://user:…@host`, "the password is …" in nine languages), and the numbers of payment
+cards. The shapes and words are in `patterns.toml`.
 
 >>> redact("export DB_PASS=tr0ub4dor; the order is 4111111111111111")
 'export DB_PASS=[redacted]; the order is 4111111111111111'
@@ -10,7 +10,7 @@ in nine languages), and the numbers of payment cards. The shapes and words are i
 
 from hermes_state.redaction.named import is_secret_name
 from hermes_state.redaction.parts import MIN_SECRET_CHARS, secret_parts
+from hermes_state.redaction.patterns import MARK
 from hermes_state.redaction.redactor import Redactor, redact, seam
-from hermes_state.redaction.shapes import MARK
 
 __all__ = ["MARK", "MIN_SECRET_CHARS", "Redactor", "is_secret_name", "redact", "seam", "secret_parts"]

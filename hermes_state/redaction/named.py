@@ -1,16 +1,15 @@
-"""Values that the text itself calls a secret, by a name in front of them: `DB_PASS=…`, `"api_key": "…"`, `Cookie: …`.
+"""Values with a secret's name before them: `DB_PASS=…`, `"api_key": "…"`, `Cookie: …`.
 
-Most of a text is no secret, so everything is looked for from a word that is quickly found.
+Most texts hold no secret, so every search begins with a word that is quickly found.
 """
 
 import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
 
-from hermes_state.redaction.patterns import Span, expression, stored
-from hermes_state.redaction.shapes import MARK
+from hermes_state.redaction.patterns import MARK, Span, expression, stored
 
-# Inside of JSON that is a text in JSON, quotes stand behind backslashes.
+# In JSON inside of a JSON text, quotes follow backslashes.
 _QUOTE = r"""\\{0,3}["'`]?"""
 _BESIDE = rf"""[\s,:]{{1,40}}{_QUOTE}value{_QUOTE}\s{{0,3}}[:=]|\s?\{{[^{{}}]{{0,300}}?\bdefault{_QUOTE}\s{{0,3}}[:=]"""
 _SPACED = r"[ \t]{0,40}\|[ \t]{0,40}(?=\S)|[ \t]{1,40}(?:--(?:body|value)[ =])?(?=[^\s|=:])"
@@ -48,16 +47,11 @@ _HEADERS = tuple(
     for word, given in (("cookie", r"(?:\s{0,3}:|(?<=--cookie)[ =])"), ("authorization", r"\s{0,3}[:=]"))
 )
 MAX_HEADER_CHARS = 4_000
-"""Characters of a header that are taken out, at most: browsers send no longer cookie."""
+"""Most characters of a header that are taken out: browsers send no longer cookie."""
 _COOKIE = re.compile(r"[^\s=;]{1,200}=[^\s;]")
 _FIRST = re.compile(r"""[^\s"'`]{1,1000}""")
 _SCHEME = re.compile(r"(?:[A-Za-z][A-Za-z-]{1,20}|\S{0,20}HMAC\S{0,20})[ \t]{1,3}(?=\S)")
 _NAME_CHARS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
-_MAX_NAME_CHARS = 40
-"""Characters in front of a name's last word that may tell what it names."""
-_MAX_LISTED = 100
-"""Longest list of names after one label."""
-_LONG_VALUE_CHARS = 12
 _MIN_VALUE_CHARS = 6
 _MIN_ASSIGNED_CHARS = 3
 _SETTER = re.compile(
@@ -69,7 +63,7 @@ _RANDOM = re.compile(r"(?=\D{0,80}\d)(?=[^A-Za-z]{0,80}[A-Za-z])[\w+/=.~-]{16,}"
 
 @cache
 def _ends() -> tuple[tuple[str, re.Pattern[str], tuple[str, ...]], ...]:
-    """Last words of names, and what must stand in front of one. To look for a word is quick, for several is not."""
+    """Return last words of names, and the words that must stand before one. A search for a single word is quick."""
     names = stored()["names"]
     fronts = dict.fromkeys(names["ends"], ()) | {word: tuple(behind) for word, behind in names["behind"].items()}
     return tuple((word, re.compile(word + _GIVEN), front) for word, front in fronts.items())
@@ -82,7 +76,7 @@ def _commands() -> tuple[tuple[str, re.Pattern[str]], ...]:
 
 @cache
 def listed(key: str) -> frozenset[str]:
-    """Words that are no secrets (`words`), or follow a label without being names (`others_behind`)."""
+    """Return words that are no secrets (`words`), or that follow a label and are no names (`others_behind`)."""
     return frozenset(stored()["names"][key].split())
 
 
@@ -94,7 +88,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_reference(value: str) -> bool:
-    """True for what stands for a value that is elsewhere: a variable, a part of an object, a file."""
+    """True for a reference to a value: a variable, a part of an object, a file."""
     return expression("names", "reference").fullmatch(value) is not None
 
 
@@ -103,12 +97,8 @@ def _is_front(before: str, fronts: tuple[str, ...]) -> bool:
     return not fronts or stem.endswith(fronts) or ("^" in fronts and not (stem == before and before[-1:].isalpha()))
 
 
-def _is_environment_key(name: str) -> bool:
-    return name.endswith("_KEY") and not name.endswith(_PUBLIC_KEYS)
-
-
 def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span]:
-    """Spans of values whose names say that they are secret.
+    """Yield the spans of values that have a secret's name.
 
     `lower` is `text` in lower case, of the same length; `words` are those of `words_in`.
     """
@@ -127,17 +117,19 @@ def named_secrets(text: str, lower: str, words: frozenset[str]) -> Iterator[Span
         if start < looked:  # no name reaches over what ends another
             continue
         looked = end
-        name = text[max(0, start - _MAX_NAME_CHARS) : start + len(word)]
+        name = text[max(0, start - 40) : start + len(word)]
         is_secret = _is_front(name[: -len(word)].lower(), fronts)
         if is_secret and (inner := list(_labelled(text, name, end))):
             yield from inner
             looked = inner[-1][1]
             continue
-        value = _VALUE.match(text, end) if is_secret or (word == "key" and _is_environment_key(name)) else None
+        is_key = word == "key" and name.endswith("_KEY") and not name.endswith(_PUBLIC_KEYS)
+        value = _VALUE.match(text, end) if is_secret or is_key else None
         if value is None:
             continue
         span = value.span(value.lastindex or 0)
-        if (_is_secret if is_secret else _is_random)(text, name, text[start + len(word) : span[0]], span):
+        given, is_random = text[start + len(word) : span[0]], _RANDOM.fullmatch(text[slice(*span)]) is not None
+        if _is_secret(text, name, given, span) if is_secret else is_random and not is_reference(text[slice(*span)]):
             looked = value.end()
             yield span
 
@@ -147,7 +139,7 @@ def _labelled(text: str, label: str, start: int) -> Iterator[Span]:
     if text[start - 1] not in ":{" and text[start : start + 3].strip()[:1] not in ("{", "["):
         return
     indents: set[str] = set()
-    for _ in range(_MAX_LISTED):
+    for _ in range(100):
         if (inner := _INNER.match(text, start)) is None:
             return
         name, lead = inner[inner.lastindex or 0], text[start : inner.start(inner.lastindex or 0)]
@@ -203,18 +195,13 @@ def _is_set(name: str, given: str) -> bool:
     return bool(found[1] or found[2] or "\t" in given or "  " in given)  # else columns
 
 
-def _is_random(text: str, name: str, given: str, span: Span) -> bool:
-    """Tell the value of any `…_KEY` by what it is made of."""
-    return not is_reference(text[slice(*span)]) and _RANDOM.fullmatch(text[slice(*span)]) is not None
-
-
 def _looks_secret(value: str) -> bool:
     """True for values with a digit, and long ones."""
-    return any(character.isdigit() for character in value) or len(value) >= _LONG_VALUE_CHARS
+    return any(character.isdigit() for character in value) or len(value) >= 12
 
 
 def _headers(text: str, lower: str, words: frozenset[str]) -> Iterator[Span]:
-    """Values of headers that tell who asks: all of a line or quoted text, but the scheme."""
+    """Yield the values of headers with credentials: all of a line or quoted text, but the scheme."""
     for word, header in _HEADERS:
         looked = 0
         for match in header.finditer(lower) if word in words else ():
@@ -235,11 +222,6 @@ def _headers(text: str, lower: str, words: frozenset[str]) -> Iterator[Span]:
                 continue
             before = lower[max(0, match.start() - 7) : match.start()].removesuffix("set-").removesuffix("proxy-")[-1:]
             quote = match[1] or (before if before in ("'", '"', "`") else "")
-            end = _header_end(quote).search(text, start, start + MAX_HEADER_CHARS)
+            end = re.compile(rf"\\{{0,3}}[{quote}\r\n]").search(text, start, start + MAX_HEADER_CHARS)
             looked = end.start() if end is not None else min(len(text), start + MAX_HEADER_CHARS)
             yield start, looked
-
-
-@cache
-def _header_end(quote: str) -> re.Pattern[str]:
-    return re.compile(rf"\\{{0,3}}[{quote}\r\n]")

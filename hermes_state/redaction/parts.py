@@ -12,15 +12,13 @@ from urllib.parse import parse_qsl, unquote
 from hermes_state.redaction.named import is_reference, is_secret_name, listed
 
 MIN_SECRET_CHARS = 8
-"""Shorter configured values (`ollama`, `none`) are ordinary words; taking them out would shred the text."""
-
+"""Shorter configured values (`ollama`, `none`) are ordinary words, and their removal would shred the text."""
 _SCHEME = re.compile(r"(?:[\w=-]+\s*:\s*)?([A-Za-z][\w-]*)[\s:]+(\S+)")
 _TAKES_ANY = re.compile(r"basic|bot|oauth|negotiate|[a-z0-9-]{0,40}(?:key|auth|token|bearer)", re.IGNORECASE)
 _PAIR = re.compile(r"""([\w.\[\]-]{1,100})["']?\s*[=:]\s*("[^"]*"|'[^']*'|[^\s;,&"']+)""")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:([^\s/?#@]*)@)?([^\s?#\"'<>]*)(?:[?#]([^\s\"'<>]*))?")
 _SHORT_NAME = re.compile(r"(?:.*[_.-])?(?:key|sig|signature|code|sid|session|jwt|sas)|.*session[_-]?id", re.IGNORECASE)
 _RANDOM = re.compile(r"[\w+/=~-]{16,}", re.ASCII)
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4_000)
@@ -57,7 +55,8 @@ def _is_random(text: str) -> bool:
     if not digits or not any(map(str.isalpha, text)):
         return False
     is_mixed = _RANDOM.fullmatch(text) is not None and text not in (text.lower(), text.upper())
-    return is_mixed or (text.isalnum() and 5 * digits >= len(text)) or _UUID.fullmatch(text) is not None
+    is_uuid = re.fullmatch(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", text, re.IGNORECASE) is not None
+    return is_mixed or (text.isalnum() and 5 * digits >= len(text)) or is_uuid
 
 
 def _in_scheme(value: str, *, is_secret: bool) -> Iterator[str]:

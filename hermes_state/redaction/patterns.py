@@ -1,4 +1,4 @@
-"""Patterns of secrets, as `patterns.toml` lists them; read when the first text is looked at."""
+"""Patterns of secrets in `patterns.toml`, and keys that are known by their shape alone."""
 
 import re
 import tomllib
@@ -8,21 +8,18 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 Span: TypeAlias = tuple[int, int]
-"""Indexes of a secret in a text: its first, and the one behind it."""
-
-_SHORT_CHARS = 300
-"""Characters up to which one search for any of many words is quicker than one for each."""
+"""Indexes of a secret in a text: its first, and the one after it."""
+MARK = "[redacted]"
 
 
 @cache
 def stored() -> Mapping[str, Any]:  # as the file holds it; each module knows the types of its own part
-    """The content of the file."""
     return tomllib.loads(Path(__file__).with_name("patterns.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def _words(*, is_ascii: bool) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Words that have to be there before a secret is named or told, by what several of them have in common."""
+    """Return the words of which a text with a named or told secret has one, by their common stems."""
     names, speech = stored()["names"], stored()["speech"]
     found: dict[str, list[str]] = {}
     commands, nouns, numbers = stored()["commands"], speech["nouns"], speech["numbers"]
@@ -37,8 +34,8 @@ def _any_word() -> re.Pattern[str]:
 
 
 def words_in(lower: str) -> frozenset[str]:
-    """The words that have to be there before a secret is named or told, and are."""
-    if len(lower) <= _SHORT_CHARS and _any_word().search(lower) is None:
+    """Return the words in a text that may name or tell a secret."""
+    if len(lower) <= 300 and _any_word().search(lower) is None:  # quicker than a search for each in short texts
         return frozenset()
     words = _words(is_ascii=lower.isascii())
     return frozenset(word for stem, some in words if stem in lower for word in some if word in lower)
@@ -46,5 +43,71 @@ def words_in(lower: str) -> frozenset[str]:
 
 @cache
 def expression(part: str, name: str) -> re.Pattern[str]:
-    """An expression of the file; each of its lines is an alternative, but one that begins with a space goes on."""
+    """Return an expression of the file; each line is an alternative, but one that begins with a space goes on."""
     return re.compile(stored()[part][name].strip().replace("\n ", "").replace("\n", "|"))
+
+
+# ---- shapes of keys
+
+_APART = bytes(code if re.match(r"[\w.-]", chr(code), re.ASCII) else ord(" ") for code in range(256))
+_TAIL = re.compile(r"[_-]([A-Za-z0-9]{30,})", re.ASCII)
+_TAIL_HINT = re.compile(_TAIL.pattern.encode())
+_PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY(?: BLOCK)?)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)
+
+
+@cache
+def _beginnings() -> tuple[tuple[bytes, str, str], ...]:
+    """Return beginnings of keys: the bytes to search in the long words of a text, the beginning itself, and its rest.
+
+    Beginnings of up to three characters are searched at the beginning of words only.
+    """
+    return tuple(
+        (f"{' ' if len(begin) <= 3 else ''}{begin}".encode(), begin, keys["rest"])
+        for keys in stored()["keys"]
+        for begin in keys["begin"]
+    )
+
+
+@cache
+def _shape(begin: str, rest: str) -> re.Pattern[str]:
+    # The beginning comes first: a search that begins with what is not in front of it takes many times as long.
+    boundary = "" if begin[0] in "_-" else rf"(?<![A-Za-z0-9_]{re.escape(begin)})"
+    return re.compile(re.escape(begin) + boundary + rest, re.ASCII)  # else no key would end before Chinese
+
+
+@cache
+def _unmarked() -> Mapping[re.Pattern[str], tuple[re.Pattern[str], ...]]:
+    """Return the shapes of keys without a beginning of their own, by a part that is quickly found."""
+    found: dict[re.Pattern[str], tuple[re.Pattern[str], ...]] = {}
+    for key in stored()["unmarked"]:
+        hint = re.compile(key["hint"])
+        found[hint] = (*found.get(hint, ()), re.compile(key["shape"], re.ASCII))
+    return found
+
+
+def without_shapes(text: str) -> str:
+    """Return `text` with a mark for each key that has a known shape."""
+    if "-----BEGIN" in text:
+        text = _PEM.sub(MARK, text)
+    # A search for a shape at every position takes a thousand times as long as one for its beginning. Every key has a
+    # word of 15 characters, and is more than a name in small letters; most texts hold no such word.
+    words = text.encode("utf-8", "surrogatepass").translate(_APART).split()
+    long = [word for word in words if len(word) >= 15]
+    runs = b" ".join(
+        [b"", *[word for word in long if not word.islower() or word.translate(None, b"0123456789") != word]]
+    )
+    if not runs:
+        return text
+    for hint, shapes in _unmarked().items():
+        for shape in shapes if hint.search(text) is not None else ():
+            text = shape.sub(lambda key: key[0].replace(key[1], MARK) if key.lastindex else MARK, text)
+    for sought, begin, rest in _beginnings():
+        if sought in runs:
+            text = _shape(begin, rest).sub(MARK, text)
+    return _TAIL.sub(_tail_mark, text) if _TAIL_HINT.search(runs) is not None else text
+
+
+def _tail_mark(tail: re.Match[str]) -> str:
+    """Return the mark of an unknown key: no word so long has mixed case and digits."""
+    random = tail[1]
+    return tail[0] if random.isalpha() or random.islower() or random.isupper() else f"{tail[0][0]}{MARK}"

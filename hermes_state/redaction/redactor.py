@@ -2,14 +2,15 @@
 
 import json
 import re
+import unicodedata
+from base64 import b64encode
 from collections.abc import Iterable
-from urllib.parse import quote
+from functools import lru_cache
+from urllib.parse import quote, unquote_plus
 
-from hermes_state.redaction.encodings import holds_encoded
 from hermes_state.redaction.named import MAX_HEADER_CHARS, named_secrets
 from hermes_state.redaction.parts import MIN_SECRET_CHARS, secret_parts
-from hermes_state.redaction.patterns import Span, expression, words_in
-from hermes_state.redaction.shapes import MARK, without_shapes
+from hermes_state.redaction.patterns import MARK, expression, without_shapes, words_in
 from hermes_state.redaction.speech import card_numbers, told_secrets
 
 _URL_PASSWORD = re.compile(r"://([^\s/:@\"'<>]*):([^\s/@\"'<>]+)(?=@)")
@@ -17,20 +18,19 @@ _URL_TOKEN = re.compile(
     r"://(?:(?<=http://)|(?<=https://)|(?=[A-Za-z0-9_~=-]{16}))(?=[^\s/:@]{0,80}[0-9])[A-Za-z0-9_~=-]{6,500}"
     r"(?=:?@|:[a-z-]{1,20}@)"
 )
-# Behind the last letters of `Bearer`, `password` and the like, or behind a sign, a secret may follow.
+# A secret may follow after the last letters of `Bearer`, `password` and the like, or after a sign.
 _SEAM = re.compile(r"""(?<=[^\srctnydeRCTNYDE"'\\:=>])\s""")
 _QUOTE_ENDS = "\"'\r\n"
 _QUOTE_END = re.compile(f"[{_QUOTE_ENDS}]")
 _REACH_CHARS = 140
 """More characters than a secret with a space in it has with its name, but for quoted values, headers and commands."""
 _COMMAND_CHARS = 600
-_SEAM_TRIES = 50
 MAX_KNOWN_CLEAN = 4_096
-"""Texts remembered to hold no secret, by a digest; the same names and words come in every line of a log."""
+"""Texts remembered to hold no secret, by a digest; the same names and words are in every line of a log."""
 
 
 def redact(text: str) -> str:
-    """`text` without anything that looks like a secret; see `Redactor` for one that also knows the configured ones."""
+    """Return `text` without anything that looks like a secret. `Redactor` also knows the configured secrets."""
     text = without_shapes(text)
     if "://" in text and "@" in text:
         text = _URL_PASSWORD.sub(rf"://\1:{MARK}", _URL_TOKEN.sub(f"://{MARK}", text))
@@ -38,32 +38,28 @@ def redact(text: str) -> str:
     spans = list(card_numbers(text, lower))
     if words := words_in(lower):
         spans += (*named_secrets(text, lower, words), *told_secrets(text, lower, words))
-    return _marked(text, sorted(spans)) if spans else text
-
-
-def _marked(text: str, spans: Iterable[Span]) -> str:
-    """`text` with a mark in place of each span, and one for those that overlap."""
     kept: list[str] = []
     done = 0
-    for start, end in spans:
-        if start >= done:
+    for start, end in sorted(spans):
+        if start >= done:  # else it overlaps the one before it
             kept += (text[done:start], MARK)
         done = max(done, end)
     return "".join((*kept, text[done:]))
 
 
 def seam(text: str, start: int, end: int) -> int | None:
-    """The first index between `start` and `end` at which `text` can be cut: nothing that is taken out reaches over it.
+    """Return the first index between `start` and `end` at which `text` can be cut, because no secret reaches over it.
 
-    A space or line break, with the pieces in front of it and from it on redacted by themselves.
+    It is a space or a line break, and the pieces before it and from it on are redacted by themselves.
     """
     if "-----BEGIN" in text:
         return None
-    looked, quote, tries = 0, -1, _SEAM_TRIES
+    looked, quote, tries = 0, -1, 50
     while (found := _SEAM.search(text, start, end)) is not None:
         index = found.start()
         quote = max(quote, *(text.rfind(mark, looked, index) for mark in _QUOTE_ENDS))
-        if quote < 0 or not _may_open_value(text, quote):
+        before = text[max(0, quote - 7) : max(0, quote)].rstrip("\\").rstrip()
+        if quote < 0 or text[quote] not in "\"'" or not before.endswith((":", "=", ">")):  # else it may open a value
             if _is_apart(text, index):
                 return index
             if (tries := tries - 1) == 0:
@@ -78,7 +74,7 @@ def seam(text: str, start: int, end: int) -> int | None:
 
 
 def _is_apart(text: str, index: int) -> bool:
-    """True when nothing around `index` but a quoted value, which may be longer, reaches over it."""
+    """True when nothing around `index` reaches over it. A quoted value may be longer, and is not looked for."""
     line = text.rfind("\n", max(0, index - MAX_HEADER_CHARS), index) + 1
     start, end = max(0, index - _REACH_CHARS), index + _REACH_CHARS
     first = min(line, max(0, index - _COMMAND_CHARS))
@@ -91,10 +87,6 @@ def _is_apart(text: str, index: int) -> bool:
     return redact(text[start:index]) + redact(text[index:end]) == redact(around)
 
 
-def _may_open_value(text: str, index: int) -> bool:
-    return text[index] in "\"'" and text[max(0, index - 7) : index].rstrip("\\").rstrip().endswith((":", "=", ">"))
-
-
 def _written(secret: str) -> tuple[str, ...]:
     """Return the secret as texts hold it: plain, in an address, in JSON."""
     in_path, in_query = quote(secret), quote(secret, safe="")
@@ -103,10 +95,7 @@ def _written(secret: str) -> tuple[str, ...]:
 
 
 class Redactor:
-    """Takes out the configured secrets and their parts (plain, URL-encoded, JSON-escaped), then what `redact` finds.
-
-    Remembers what it has seen clean; other secrets need another redactor.
-    """
+    """Takes out the configured secrets and their parts (plain, URL-encoded, JSON-escaped), then what `redact` finds."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         given = {secret for secret in secrets if len(secret) >= MIN_SECRET_CHARS}
@@ -116,14 +105,14 @@ class Redactor:
         pieces = {piece for form in whole for piece in _SEAM.split(form) if len(piece) >= MIN_SECRET_CHARS}
         self._forms = sorted(whole | pieces, key=lambda form: (-len(form), form))  # the longest first
         self._known = known
-        self._exact = re.compile("|".join(map(re.escape, self._forms))) if self._forms else None
+        self._exact = re.compile("|".join(map(re.escape, self._forms)))
         self._clean: set[int] = set()
 
     def __call__(self, text: str) -> str:
         digest = hash(text)
         if digest in self._clean:
             return text
-        safe = self._redacted(text)
+        safe = redact(self._exact.sub(MARK, text) if self.knows(text) else text)
         if safe == text:
             if len(self._clean) >= MAX_KNOWN_CLEAN:
                 self._clean.clear()
@@ -131,14 +120,33 @@ class Redactor:
         return safe
 
     def knows(self, text: str) -> bool:
-        """True when a configured secret stands in `text`."""
+        """True when a configured secret is in `text`."""
         return any(form in text for form in self._forms)
 
     def would_leak(self, text: str) -> bool:
-        """True when a configured secret stands in `text`, also in a common encoding (`docs/tools.md`)."""
+        """True when a configured secret is in `text`, also in a common encoding (`docs/tools.md`)."""
         return self.knows(text) or holds_encoded(text, self._known)
 
-    def _redacted(self, text: str) -> str:
-        if self._exact is not None and self.knows(text):
-            text = self._exact.sub(MARK, text)
-        return redact(text)
+
+# ---- encodings
+
+
+def holds_encoded(text: str, secrets: Iterable[str]) -> bool:
+    """True if a secret is in `text`: plain, in base64 or hexadecimal, or in up to four layers of percent-encoding."""
+    layers = [text]
+    while len(layers) < 5 and (inner := unquote_plus(layers[-1])) != layers[-1]:
+        layers.append(inner)
+    layers = [_plain(layer) for layer in layers]
+    return any(form in layer for secret in secrets for form in _forms(secret) for layer in layers)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\W_]+", "", unicodedata.normalize("NFKC", text).lower())
+
+
+@lru_cache(maxsize=4_000)
+def _forms(secret: str) -> frozenset[str]:
+    """Return the encodings of a secret; of base64, the part that does not depend on the text around the secret."""
+    data = secret.encode("utf-8", "surrogatepass")
+    encoded = [b64encode(bytes(shift) + data).decode().rstrip("=")[-(-8 * shift // 6) : -1] for shift in range(3)]
+    return frozenset(form for form in map(_plain, (secret, data.hex(), *encoded)) if len(form) >= MIN_SECRET_CHARS)

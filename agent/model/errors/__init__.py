@@ -1,12 +1,10 @@
-"""Failed model calls: what follows from each kind of error, for the ledger, the retries, the person and the route."""
+"""Failed model calls: the consequences of each kind of error for the ledger, the retries, the person and the route."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from hermes_state import errors
 from hermes_state.text import dollars
-from hermes_state.values import CanonicalUsage, MicroUsd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,16 +18,15 @@ class Remedy:
     sentence: str
     """Sentence for the person, with nothing of the provider's own text, which may quote a key or a prompt."""
     trouble: str | None = None
-    """Fault of the route, as the end of a sentence that begins with the model's name.
+    """Fault of the route, as the end of a sentence that begins with the model's name; several open its circuit breaker.
 
-    Another route may do better, and this one's circuit breaker opens when it goes on. None: the request would fare
-    alike elsewhere.
+    None: the request would fare alike on another route.
     """
 
 
 OUTCOME_OK = "ok"
 OUTCOME_CANCELLED = "cancelled"
-"""Outcome of a call for whose reply nobody waits any more: it was stopped, or its time was up."""
+"""Outcome of a call that was stopped, or whose time was up."""
 
 REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
     errors.AuthRejected: Remedy(outcome="auth", trouble="is not open to our key", sentence="{access}."),
@@ -102,48 +99,22 @@ REMEDIES: Mapping[type[errors.ModelError], Remedy] = {
     ),
     errors.ModelError: Remedy(outcome="rejected", sentence="The model provider refused the request; {advice}."),
 }
-_ADVICE = {
-    False: "whoever runs this gateway should check this model's `name` and `base_url`",
-    True: "it has answered in this conversation before, so /compress may help, and /new starts a fresh one",
-}
-"""Advice after a refusal without a reason, by whether the model has answered before."""
-_ACCESS = {
-    False: "The model provider does not accept the API key; whoever runs this gateway has to check this model's "
-    "`api_key`",
-    True: "The plan at the model provider does not include this model; whoever runs this gateway has to change the "
-    "plan, or this model's `name`",
-}
-"""Reason for which a model is closed, and what helps, by whether it is the plan."""
 IMAGE_FAULTS = {
     errors.ImageFault.UNSUPPORTED: "The model takes no images",
     errors.ImageFault.TOO_LARGE: "An image of this conversation is too large for the model provider",
     errors.ImageFault.TOO_MANY: "This conversation holds more images than the model provider takes",
     errors.ImageFault.UNREADABLE: "The model provider cannot process an image of this conversation",
 }
-"""Reason for which an image is not looked at, without the full stop."""
-_SPENDING = {
-    "costs.daily_cap": ("What may be spent in a day", "it opens again tomorrow"),
-    "costs.chat_daily_cap": ("What this chat may spend in a day", "it opens again tomorrow"),
-    "costs.conversation_cap": ("What one conversation may cost", "/new starts another one"),
-}
-"""Bounded spending and what helps against the cap, by its key in the configuration."""
-
-E = TypeVar("E", bound=errors.ModelError)
-
-
-def with_usage(error: E, usage: CanonicalUsage | None, cost: MicroUsd | None = None) -> E:
-    """The same error, with what the provider reported of the call before it failed."""
-    error.usage, error.reported_cost = usage, cost
-    return error
+"""Reason why an image was refused, without the full stop."""
 
 
 def remedy_for(error: errors.ModelError) -> Remedy:
-    """The row of the most specific kind that `error` is."""
+    """Return the row of the most specific kind of the error."""
     return next(REMEDIES[kind] for kind in type(error).__mro__ if kind in REMEDIES)
 
 
 def sentence_for(error: errors.ModelError) -> str:
-    """One sentence for the person: what happened and what helps.
+    """Return one sentence for the person, with the fault and a remedy.
 
     >>> sentence_for(errors.ModelRateLimited("HTTP 429", retry_after=20.0))
     'The model provider limits how often it may be asked; please send /retry in 20 seconds.'
@@ -152,7 +123,7 @@ def sentence_for(error: errors.ModelError) -> str:
 
 
 def _words(error: errors.ModelError) -> Mapping[str, str]:
-    """Words in the sentence of an error that are not the same for all of its kind."""
+    """Return the words in an error's sentence that differ within its kind."""
     match error:
         case errors.ModelRateLimited() | errors.ModelUnavailable():
             return {"wait": _duration_text(error.retry_after)}
@@ -160,18 +131,29 @@ def _words(error: errors.ModelError) -> Mapping[str, str]:
             return {"window": f" of {window:,} tokens" if window else ""}
         case errors.OutputCapExceeded(cap=cap):
             return {"cap": f" ({cap:,} tokens)" if cap else ""}
-        case errors.AuthRejected(is_of_plan=is_of_plan):
-            return {"access": _ACCESS[is_of_plan]}
+        case errors.AuthRejected(is_of_plan=True):
+            plan = "The plan at the model provider does not include this model"
+            return {"access": f"{plan}; whoever runs this gateway has to change the plan, or this model's `name`"}
+        case errors.AuthRejected():
+            key = "The model provider does not accept the API key"
+            return {"access": f"{key}; whoever runs this gateway has to check this model's `api_key`"}
         case errors.ImageRejected(fault=fault):
             return {"image": IMAGE_FAULTS[fault]}
         case errors.SpendingCapExceeded(cap=key, spent=spent, limit=limit):
-            spending, opens = _SPENDING[key]
+            spending, opens = {
+                "costs.daily_cap": ("What may be spent in a day", "it opens again tomorrow"),
+                "costs.chat_daily_cap": ("What this chat may spend in a day", "it opens again tomorrow"),
+                "costs.conversation_cap": ("What one conversation may cost", "/new starts another one"),
+            }[key]
             told = f" ({dollars(spent)} of {dollars(limit)})" if spent is not None and limit is not None else ""
             return {"key": key, "spending": spending, "opens": opens, "spent": told}
         case errors.PriceNotFound(model=model):
             return {"model": " `{}`".format(model.replace("`", "'")) if model else ""}
+        case _ if error.has_answered:
+            before = "it has answered in this conversation before"
+            return {"advice": f"{before}, so /compress may help, and /new starts a fresh one"}
         case _:
-            return {"advice": _ADVICE[error.has_answered]}
+            return {"advice": "whoever runs this gateway should check this model's `name` and `base_url`"}
 
 
 def _duration_text(seconds: float | None) -> str:

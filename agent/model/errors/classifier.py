@@ -1,10 +1,8 @@
-"""Classifier of providers' error answers: the kind of `ModelError` that each of them stands for.
+"""Classifier of providers' error answers: finds the kind of `ModelError` for each.
 
-Providers agree on little more than the status, and not always on that. So an answer is brought into one form first, and
-then judged by its features: what it calls itself, which words stand together, and the numbers beside them. A list of
-whole sentences would know yesterday's wordings only.
-
-Nothing of a provider's text goes into our errors: it may quote a key or the prompt.
+Providers hardly agree on more than the status. So an answer is brought into one form first, and then judged by its
+features: names, words that stand together, and numbers next to them. A list of sentences would miss new wordings. No
+text of a provider goes into our errors: it may quote a key or the prompt.
 """
 
 import re
@@ -18,19 +16,17 @@ from hermes_state import errors
 from hermes_state.errors import ImageFault, ModelError
 
 MIN_OUTPUT_ROOM: Final = 256
-"""Smallest room for an answer, in tokens: a prompt that leaves less is too long, whatever output was asked for."""
-MIN_AFFORDED_OUTPUT: Final = 1_024
-"""Shortest answer worth its call, in tokens, where the credit does not last for the one that was asked for."""
+"""Smallest room for an answer, in tokens: a prompt that leaves less is too long."""
 _REQUEST_FAULTS: Final = frozenset({400, 422})
-"""Statuses that blame the request: without a reason it may be anything about it, its length too."""
+"""Statuses that blame the request, for any reason, also for its length."""
 
 
 def status_error(
     status: int, headers: Mapping[str, str], body: object, request: ModelRequest | None = None
 ) -> ModelError:
-    """The kind of error that an HTTP error answer stands for; `body` is its JSON, decoded or not, or a text.
+    """Return the kind of error for an HTTP error answer; `body` is its JSON, decoded or not, or a text.
 
-    `request`: the one that was refused, where it is known; it tells what the numbers mean.
+    `request`: the refused request; it tells the meaning of the numbers.
 
     >>> status_error(429, {"retry-after": "20"}, {"code": "rate_limit_exceeded"}).retry_after
     20.0
@@ -42,19 +38,20 @@ def status_error(
         return errors.ReplyUnfinished(answer.title)
     if answer.says("filtered"):
         return errors.ContentRejected(answer.title)
-    for recognise in (_image, _shape, _of_account, _not_offered, _too_large):
-        if (error := recognise(answer, request)) is not None:
-            return error
-    return _by_status(answer)
+    if (error := _image(answer, request)) is not None:
+        return error
+    if answer.says("shape"):  # with any status
+        return errors.ShapeRejected(answer.title)
+    return _of_account(answer) or _not_offered(answer) or _too_large(answer, request) or _by_status(answer)
 
 
 def stream_error(body: object, request: ModelRequest | None = None) -> ModelError:
-    """The kind of an error that arrives after a 200: inside an event stream, or in place of the reply."""
+    """Return the kind of an error that arrives after a 200: inside an event stream, or in place of the reply."""
     return status_error(0, {}, body, request)
 
 
 def error_in(event: object) -> object:
-    """The error in an event or reply of an API whose own events are no errors; None where there is none."""
+    """Return the error in an event or a reply; None where there is none."""
     if not isinstance(event, Mapping):
         return None
     base = event.get("base_resp")  # MiniMax
@@ -71,14 +68,15 @@ def error_in(event: object) -> object:
 
 def _by_status(answer: ErrorAnswer) -> ModelError:
     status, what, passes = answer.status, answer.title, answer.says("passing")
-    if status == 402:
-        return errors.QuotaExceeded(what)
-    if status in (401, 403, 407):
-        return errors.AuthRejected(what)
-    if status == 451:
-        return errors.ContentRejected(what)
-    if status == 429:
-        return errors.ModelRateLimited(what, retry_after=answer.retry_after)
+    match status:
+        case 402:
+            return errors.QuotaExceeded(what)
+        case 401 | 403 | 407:
+            return errors.AuthRejected(what)
+        case 451:
+            return errors.ContentRejected(what)
+        case 429:
+            return errors.ModelRateLimited(what, retry_after=answer.retry_after)
     if _blames_request(answer) and not passes:
         is_shape = _names_messages(answer) or answer.says("conversation")
         return errors.ShapeRejected(what) if is_shape else ModelError(what)
@@ -92,7 +90,7 @@ def _names_messages(answer: ErrorAnswer) -> bool:
 
 
 def _blames_request(answer: ErrorAnswer) -> bool:
-    """True where the request is called invalid, whatever the status is: it would fare alike again."""
+    """True where the request is called invalid, with any status: it would be refused again."""
     if answer.status in _REQUEST_FAULTS:
         return True
     is_open = answer.status == 0 or answer.status >= 500
@@ -100,7 +98,7 @@ def _blames_request(answer: ErrorAnswer) -> bool:
 
 
 def _image(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError | None:
-    """Error for an image in the request. Where there is one, what is only too large is so because of it."""
+    """Return the error for an image. A request with one that is only called too large is so because of it."""
     what = answer.title
     if request is not None and estimated_prompt_size(request).images:
         if answer.says("no_parts"):
@@ -114,24 +112,21 @@ def _image(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError | No
     if (most := answer.number("most_images")) is not None:
         counted = ImageFault.TOO_MANY if most else ImageFault.UNSUPPORTED
         return errors.ImageRejected(what, fault=counted, max_count=most or None)
-    fault = next((fault for feature, fault in _FAULTS.items() if answer.says(feature)), None)
+    faults = {
+        "many_images": ImageFault.TOO_MANY,
+        "unseen": ImageFault.UNSUPPORTED,
+        "large_image": ImageFault.TOO_LARGE,
+        "broken_image": ImageFault.UNREADABLE,
+    }
+    fault = next((fault for feature, fault in faults.items() if answer.says(feature)), None)
     if fault is ImageFault.TOO_LARGE:
         side = answer.number("most_pixels")
         return errors.ImageRejected(what, fault=fault, max_side=side, max_bytes=_most_bytes(answer))
     return None if fault is None else errors.ImageRejected(what, fault=fault)
 
 
-_FAULTS: Final[Mapping[str, ImageFault]] = {
-    "many_images": ImageFault.TOO_MANY,
-    "unseen": ImageFault.UNSUPPORTED,
-    "large_image": ImageFault.TOO_LARGE,
-    "broken_image": ImageFault.UNREADABLE,
-}
-"""Faults of images by what tells them, the first that is found."""
-
-
 def _most_bytes(answer: ErrorAnswer) -> int | None:
-    """Most bytes of an image: the exact number where one is named, else the rounded one."""
+    """Return the most bytes of an image: the exact number where one is named, else the rounded one."""
     exact, rounded = answer.number("exact_bytes"), answer.found("round_bytes")
     if exact is not None and answer.says("sent_bytes"):
         return exact * 3 // 4
@@ -140,16 +135,11 @@ def _most_bytes(answer: ErrorAnswer) -> int | None:
     return int(float(rounded[1]) * (1_000 if rounded[2] == "k" else 1_000_000))
 
 
-def _shape(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelError | None:
-    """Error for a form of the conversation that is not accepted, whatever the status is."""
-    return errors.ShapeRejected(answer.title) if answer.says("shape") else None
-
-
-def _of_account(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelError | None:
-    """Error for what the account lacks, for a while or until somebody does something: allowance, credit, a plan."""
+def _of_account(answer: ErrorAnswer) -> ModelError | None:
+    """Return the error for an allowance, credit or plan that the account lacks."""
     what, status, wait = answer.title, answer.status, answer.retry_after
     if (afforded := answer.number("afforded")) is not None:
-        is_worth_it = afforded >= MIN_AFFORDED_OUTPUT
+        is_worth_it = afforded >= 1_024  # tokens of the shortest answer that is worth its call
         return errors.OutputCapExceeded(what, cap=afforded) if is_worth_it else errors.QuotaExceeded(what)
     found = answer.found("above_allowance")
     if found is not None and int(found[1]) < int(found[2]):  # this request alone is too much: refused for ever
@@ -171,8 +161,8 @@ def _of_account(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelErro
     return None
 
 
-def _not_offered(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelError | None:
-    """Wording for a model that may be missing or closed to the key: the status tells which."""
+def _not_offered(answer: ErrorAnswer) -> ModelError | None:
+    """Return the error for a model that is missing, or closed to the key."""
     is_closed = answer.says("no_access")
     if answer.says("no_model") and not (is_closed and answer.status in (401, 403)):
         return errors.ModelNotFound(answer.title)
@@ -180,19 +170,21 @@ def _not_offered(answer: ErrorAnswer, _request: ModelRequest | None) -> ModelErr
 
 
 def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError | None:
-    """Error for a prompt, or an output, that is too large for the model."""
+    """Return the error for a prompt, or an output, that is too large for the model."""
     what = answer.title
     window = answer.count("n ctx") or answer.number("window")
     prompt = answer.count("n prompt tokens") or answer.number("prompt")
     is_prompt = answer.says("overflow") and not answer.says("other_length")
     is_both, is_vain = answer.says("both"), answer.says("negative_output")
     if not (is_both or is_vain or (is_prompt and window and prompt)):
-        above = answer.number("first_above_cap") or answer.count("lt")  # the first one that is not allowed
+        above = answer.number("first_above_cap") or answer.count("lt")  # the first number that is not allowed
         cap = answer.number("cap") if above is None else above - 1
-        cap = cap or next(filter(None, map(answer.count, _BOUNDS)), None)
+        bounds = map(answer.count, ("le", "limit value", "maximum", "limit", "max"))  # names that validators use
+        cap = cap or next(filter(None, bounds), None)
         asked = request.max_output_tokens if request is not None else None
         is_above = cap is not None and asked is not None and cap < asked in answer.numbers("token_number")
-        if answer.says("output_cap") or is_above or (cap and any(map(_OUTPUT_FIELD.search, answer.fields))):
+        limit = re.compile(r"\bmax_?(?:completion_?|output_?|new_?)?tokens$|\bnum_predict$")
+        if answer.says("output_cap") or is_above or (cap and any(map(limit.search, answer.fields))):
             return errors.OutputCapExceeded(what, cap=cap, is_of_model=True)
     if not (is_prompt or is_both or is_vain or answer.status == 413 or _names_prompt(answer, request)):
         return None
@@ -207,17 +199,11 @@ def _too_large(answer: ErrorAnswer, request: ModelRequest | None) -> ModelError 
     return _overflow(answer, request, prompt, window, is_both=is_both)
 
 
-_BOUNDS: Final = ("le", "limit value", "maximum", "limit", "max")
-"""Fields in which validators state the highest value that is allowed."""
-_OUTPUT_FIELD: Final = re.compile(r"\bmax_?(?:completion_?|output_?|new_?)?tokens$|\bnum_predict$")
-"""End of the path of a request's output limit."""
-
-
 def _overflow(
     answer: ErrorAnswer, request: ModelRequest | None, prompt: int | None, window: int | None, *, is_both: bool
 ) -> ModelError:
-    """Error for a prompt of so many tokens, unless the window leaves room beside it. `is_both`: output is counted."""
-    # Where only the sum is stated, or the prompt was counted no further than it fits, our estimate has to do.
+    """Return the error for a prompt of so many tokens, unless the window leaves room. `is_both`: output is counted."""
+    # Where only the sum is stated, or the prompt was counted no further than it fits, our estimate must do.
     is_counted = prompt is not None and not answer.says("partly_counted")
     taken = prompt
     if not is_counted and (is_both or prompt is not None):
@@ -240,7 +226,7 @@ def _overflow(
 
 
 def _names_prompt(answer: ErrorAnswer, request: ModelRequest | None) -> bool:
-    """True where a refusal speaks of length, and names a number near the prompt's estimated size."""
+    """True where a refusal mentions length, and a number near the prompt's estimated size."""
     if answer.says("characters") and _names_messages(answer) and not answer.says("other_length"):
         return True
     if request is None or not (_blames_request(answer) and answer.says("length")) or answer.says("other_length"):

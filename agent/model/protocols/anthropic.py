@@ -1,15 +1,21 @@
-"""Anthropic's messages protocol. Its SDK is an extra: import this module only where the protocol is configured."""
+"""Anthropic's messages protocol. Its SDK is an extra: import this module only where the protocol is configured.
 
+Request bodies are made of the neutral list of `wire` by pure functions: the same rows give the same bytes. All results
+of one answer stand at the beginning of one user message, and people's next words follow them there.
+"""
+
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from hashlib import blake2b
+from io import StringIO
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import anthropic
 import orjson
 
-from agent.model import shapes
 from agent.model.base import (
     CacheTtl,
     CallSettings,
@@ -20,20 +26,17 @@ from agent.model.base import (
     refusal_text,
     with_fields,
 )
+from agent.model.errors.classifier import error_in, stream_error
 from agent.model.http import HttpChatModel, Sdk
-from agent.model.kept_prompts import NOTHING, KeptPrompt, KeptPromptCache
-from agent.model.protocols.anthropic_wire import (
-    AnthropicReplyBuilder,
-    body_parts,
-    effort_forms,
-    sampling_fields,
-    settled_messages,
-)
+from agent.model.kept_prompts import NOTHING, KeptPromptCache
 from agent.model.protocols.caching import apply_anthropic_cache_control, marks_prompts
-from agent.model.protocols.limits import bounded_limits, limits_in
-from agent.model.replies import ReplyBuilder
-from hermes_state.errors import ModelError, OutputCapExceeded
-from hermes_state.values import ReasoningEffort, Transcript
+from agent.model.protocols.limits import limits_in
+from agent.model.replies import MAX_CALLS, ReplyBuilder
+from agent.model.usage import normalize_usage
+from agent.model.wire import GO_ON, REASONING, WireMessage, chat_messages
+from hermes_state.errors import ContentRejected, ContextOverflow, ModelError, OutputCapExceeded, ReplyMalformed
+from hermes_state.text import well_formed
+from hermes_state.values import Reasoning, ReasoningEffort, Transcript
 
 BASE_URL: Final = "https://api.anthropic.com"
 ANTHROPIC_SDK: Final = Sdk(
@@ -45,7 +48,7 @@ ANTHROPIC_SDK: Final = Sdk(
 
 
 class AnthropicModel(HttpChatModel):
-    """A model behind `POST /v1/messages`. Close it when done."""
+    """Model at `POST /v1/messages`. Close it when done."""
 
     def __init__(self, endpoint: EndpointSettings) -> None:
         # The SDK's paths begin with the version; people who are used to other SDKs have it in the address.
@@ -59,10 +62,7 @@ class AnthropicModel(HttpChatModel):
         self._default_max_tokens = endpoint.default_max_tokens
         self._cache_ttl = endpoint.cache_ttl if marks_prompts(self.name, self.route) else None
 
-    async def fetch_limits(self) -> ModelLimits | None:
-        return await bounded_limits(self.name, self._fetched_limits)
-
-    async def _fetched_limits(self) -> ModelLimits:
+    async def _stated_limits(self) -> ModelLimits:
         answer = await self.fetch_json(f"/v1/models/{quote(self.name, safe='/:@')}")
         if not isinstance(answer, Mapping):
             return ModelLimits()
@@ -71,11 +71,6 @@ class AnthropicModel(HttpChatModel):
         )
         self._default_max_tokens = min(self._default_max_tokens, limits.max_output_tokens or self._default_max_tokens)
         return limits
-
-    async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
-        """Make the call, see `ChatModel.complete`."""
-        style = replace(request.style, reasoning_of=self._made_by)
-        return await super().complete(replace(request, style=style), on_text)
 
     def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> list[dict[str, Any]]:
         return effort_forms(effort, self.name, self._max_tokens(request))
@@ -87,60 +82,308 @@ class AnthropicModel(HttpChatModel):
         self, request: ModelRequest, form: CallSettings, on_text: Callable[[str], None]
     ) -> tuple[bytes, ReplyBuilder]:
         effort = self._efforts(request, form.wanted[0])[form.index]  # its budget follows the output limit
-        cache_ttl = self._cache_ttl if request.cache_key else None
-        body = {
-            "model": self.name,
-            "max_tokens": self._max_tokens(request),
-            **marked_parts(request, self._kept, cache_ttl),
-            "stream": self._streams,
-        }
+        body = {"model": self.name, "max_tokens": self._max_tokens(request), "stream": self._streams}
+        body |= marked_parts(request, self._kept, self._cache_ttl if request.cache_key else None)
         whole = with_fields(body, sampling_fields(form.sampling, effort), effort, self._endpoint.extra_body)
         return orjson.dumps(whole), AnthropicReplyBuilder(on_text, self._made_by, request)
 
     def _put_otherwise(
         self, error: ModelError, request: ModelRequest, form: CallSettings
     ) -> tuple[ModelRequest, CallSettings]:
-        """Without the earlier reasoning, or, where the request itself sets no output limit, with a smaller one."""
-        if _REASONING.search(refusal_text(error)):
+        """Drop the earlier reasoning, or lower the output limit if the request itself sets none."""
+        if re.search(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", refusal_text(error), re.IGNORECASE):
             if request.style.reasoning_of:
                 return replace(request, style=replace(request.style, reasoning_of="")), form
-            if form.wanted[0] is not None:  # no effort where no thoughts stand before the calls in the request
+            if form.wanted[0] is not None:  # no effort where the calls in the request have no reasoning
                 return request, replace(form, wanted=(None, form.wanted[1]), efforts=({},), index=0)
         if isinstance(error, OutputCapExceeded) and error.cap and error.cap < self._max_tokens(request):
-            # Perhaps twice: to what the model writes at most, then to what the prompt leaves of its window.
+            # Perhaps twice: to the model's own limit, then to the room that the prompt leaves of its window.
             return replace(request, output_cap=error.cap), form
         return request, form.after(error) or form
 
 
-_REASONING = re.compile(r"thinking[`'\"]?\s+block|thinking\.signature|`signature`", re.IGNORECASE)
-"""Wording of refusals of earlier reasoning."""
-
-
 def marked_parts(request: ModelRequest, kept: KeptPromptCache, cache_ttl: CacheTtl | None) -> dict[str, Any]:
-    """The `body_parts` of a request, marked for caching where `cache_ttl` says how long; JSON as a whole."""
+    """Return the `body_parts` of a request, marked for caching unless `cache_ttl` is None."""
 
     def render(rows: Transcript, call_ids: set[str]) -> list[dict[str, Any]] | None:
-        return settled_messages(shapes.chat_messages("", rows, request.style, call_ids))
+        # Reasoning depends on all that came before it, and an id that must be changed may meet another one.
+        messages = chat_messages("", rows, request.style, call_ids)
+        ids = (call["id"] for message in messages for call in message.get("tool_calls", ()))
+        if any(REASONING in message for message in messages) or any(map(_ILLEGAL_IN_ID.search, ids)):
+            return None
+        return _messages(messages, blake2b())
 
-    # Without tools it is the calls of all messages that tell which there are.
+    # Without tools the calls of all messages tell which tools there are.
     start = kept.beginning_of(request, render) if request.tools else NOTHING
     if start.rows and render(request.transcript[start.rows :], set(start.call_ids)) is None:
         start = NOTHING
-    parts = _parts_behind(start, request)
+    rest = request.transcript[start.rows :]
+    parts = body_parts(chat_messages(request.system, rest, request.style, set(start.call_ids)), request)
     if cache_ttl is not None:
         parts = with_cache_control(parts, cache_ttl)
     return parts | {"messages": start.before(parts["messages"])}
 
 
-def _parts_behind(start: KeptPrompt, request: ModelRequest) -> dict[str, Any]:
-    """The parts of a request's body, without the messages of its beginning."""
-    rest = request.transcript[start.rows :]
-    return body_parts(shapes.chat_messages(request.system, rest, request.style, set(start.call_ids)), request)
-
-
 def with_cache_control(parts: Mapping[str, Any], ttl: CacheTtl) -> dict[str, Any]:
-    """The parts of a body with breakpoints in system prompt and messages; the given ones stay as they are."""
+    """Return the parts of a body with breakpoints in system prompt and messages; the given ones stay as they are."""
     system = [{"role": "system", "content": parts["system"]}] if "system" in parts else []
     marked = apply_anthropic_cache_control([*system, *parts["messages"]], ttl, native=True)
     changed = {"messages": marked[len(system) :]}
     return {**parts, **changed} | ({"system": marked[0]["content"]} if system else {})
+
+
+# --- request bodies
+
+_Block: TypeAlias = dict[str, Any]
+_ILLEGAL_IN_ID: Final = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+def body_parts(messages: Sequence[WireMessage], request: ModelRequest) -> dict[str, Any]:
+    """Return `system`, `tools`, `tool_choice` and `messages` of a request body, without empty ones."""
+    tools: list[dict[str, Any]] = [
+        {"name": tool.name, "description": tool.description, "input_schema": tool.parameters} for tool in request.tools
+    ]
+    may_call = request.may_call_tools
+    called = (call["function"]["name"] for message in messages for call in message.get("tool_calls", ()))
+    if not tools and (names := dict.fromkeys(called)):
+        # The request must name the tools of the calls in the list.
+        tools = [{"name": name, "input_schema": {"type": "object"}} for name in names]
+        may_call = False
+    parts: dict[str, Any] = {}
+    if messages and messages[0]["role"] == "system":
+        parts["system"] = [{"type": "text", "text": messages[0]["content"]}]
+        messages = messages[1:]
+    if tools:
+        parts["tools"] = tools
+        if not may_call:
+            parts["tool_choice"] = {"type": "none"}
+    sent = parts["messages"] = _messages(messages, _prompt_digest(parts))
+    if sent and sent[-1]["role"] == "assistant":
+        sent.append({"role": "user", "content": [{"type": "text", "text": GO_ON}]})
+    return parts
+
+
+def stored_reasoning(blocks: Sequence[Mapping[str, str]], parts: Mapping[str, Any], made_by: str) -> Reasoning:
+    """Return reasoning to store with its calls, with a fingerprint of the request that has these `body_parts`.
+
+    Newer models accept it only after the very prompt that it was written for. It is left out once that prompt has been
+    compressed, edited or pruned.
+    """
+    digest = _prompt_digest(parts)
+    for message in parts["messages"]:
+        digest.update(orjson.dumps(message))
+    stored = {"behind": digest.hexdigest(), "blocks": list(blocks)}
+    return Reasoning(made_by=made_by, blocks=orjson.dumps(stored).decode())
+
+
+def _prompt_digest(parts: Mapping[str, Any]) -> blake2b:
+    """Return a digest of system prompt and tools, which is to be updated with the messages."""
+    return blake2b(orjson.dumps([parts.get("system"), parts.get("tools")]), digest_size=12)
+
+
+# --- settings
+
+
+def effort_forms(effort: ReasoningEffort | None, model: str, max_tokens: int) -> list[dict[str, Any]]:
+    """Return the fields of a request that ask for an effort in one way or another, the best first, none last.
+
+    Thinking is paid and counted as output, so a budget must stay below the output limit.
+    """
+    if effort is None:
+        return [{}]
+    if effort == "off":
+        return [{"thinking": {"type": "disabled"}}, {"output_config": {"effort": "low"}}, {}]
+    words = ["low"] if effort == "minimal" else [effort, "high"] if effort in ("xhigh", "max") else [effort]
+    adaptive = [{"thinking": {"type": "adaptive"}, "output_config": {"effort": word}} for word in words]
+    percent = {"minimal": 10, "low": 20, "medium": 50, "high": 80}.get(effort, 90)
+    budget = max(1_024, max_tokens * percent // 100)  # the API accepts no less
+    budget = min(budget, max_tokens - 512)  # the rest is for the answer
+    manual = {"thinking": {"type": "enabled", "budget_tokens": budget}} if budget >= 1_024 else {}
+    # These decide by themselves how long to think; newer models accept nothing else.
+    is_adaptive = re.search(r"claude-(?:(?:opus|sonnet|haiku)-(?:4[-.][6-9]\b|[5-9])|fable|mythos)", model)
+    return [*adaptive, manual, {}] if is_adaptive else [manual, *adaptive, {}]
+
+
+def sampling_fields(sampling: Mapping[str, float], effort: Mapping[str, Any]) -> dict[str, float]:
+    """Return temperature, else `top_p`: newer models take one of them, and next to none while they think."""
+    thinks = effort.get("thinking", {}).get("type") in ("adaptive", "enabled")
+    if "temperature" in sampling:
+        return {} if thinks else {"temperature": min(sampling["temperature"], 1.0)}
+    return {name: value for name, value in sampling.items() if not thinks or value >= 0.95}
+
+
+# --- messages
+
+
+def _messages(messages: Sequence[WireMessage], digest: blake2b) -> list[dict[str, Any]]:
+    """Return messages whose roles alternate, the user's first."""
+    ids = _legal_ids(messages)
+    remembers = any(REASONING in message for message in messages)
+    sent: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "assistant":
+            if remembers and sent:  # whole now: what a user message still gets comes before the next answer
+                digest.update(orjson.dumps(sent[-1]))
+            stored = message.get(REASONING)
+            blocks: list[_Block] = []
+            if isinstance(stored, dict) and stored.get("behind") == digest.hexdigest():
+                blocks = stored["blocks"]
+            calls = [
+                {
+                    "type": "tool_use",
+                    "id": ids[call["id"]],
+                    "name": call["function"]["name"],
+                    # Not parsed: written again it could change, and with it the prompt's bytes.
+                    "input": orjson.Fragment(call["function"]["arguments"]),
+                }
+                for call in message.get("tool_calls", ())
+            ]
+            blocks = blocks + _parts(message["content"]) + calls
+            sent.append({"role": "assistant", "content": blocks})
+            if remembers:
+                digest.update(orjson.dumps(sent[-1]))
+            continue
+        blocks = _parts(message["content"])
+        if message["role"] == "tool":
+            answered = ids[message["tool_call_id"]]
+            blocks = [{"type": "tool_result", "tool_use_id": answered, "content": message["content"]}]
+        if sent and sent[-1]["role"] == "user":
+            sent[-1]["content"] += blocks
+        else:
+            sent.append({"role": "user", "content": blocks})
+    return sent
+
+
+def _parts(content: str | list[_Block] | None) -> list[_Block]:
+    if content is None or isinstance(content, str):
+        return [{"type": "text", "text": content}] if content and content.strip() else []
+    blocks = [_image(part["image_url"]["url"]) if part["type"] == "image_url" else part for part in content]
+    return [block for block in blocks if block["type"] != "text" or block["text"].strip()]
+
+
+def _image(url: str) -> _Block:
+    media_type, _, data = url.removeprefix("data:").partition(";base64,")
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": data}}
+
+
+def _legal_ids(messages: Sequence[WireMessage]) -> Mapping[str, str]:
+    """Return an id that this API accepts for each call; ids of other providers may hold other characters."""
+    originals: dict[str, str] = {}
+    for call_id in (call["id"] for message in messages for call in message.get("tool_calls", ())):
+        legal = _ILLEGAL_IN_ID.sub("_", call_id)
+        while originals.setdefault(legal, call_id) != call_id:
+            legal += "_"
+    return {original: legal for legal, original in originals.items()}
+
+
+class AnthropicReplyBuilder(ReplyBuilder):
+    """Reply made of the events of a stream, or of a whole message."""
+
+    def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
+        super().__init__(on_text, made_by, request)
+        self._stop: str | None = None
+        self._is_whole = False
+        self._has_content = False
+        self._usage: dict[str, float] = {}
+        self._thoughts: dict[int, tuple[str, dict[str, StringIO]]] = {}
+        """Type and texts of each block of reasoning."""
+        self._inputs: dict[int, str] = {}
+        """Arguments of calls that have not come in pieces (yet)."""
+        self._is_interleaved = False
+
+    def read_event(self, event: Any) -> None:
+        if event.get("type") in (None, "error") and (error := error_in(event)) is not None:
+            raise stream_error(error, self.request)
+        match event["type"]:
+            case "message":  # it did not come as a stream
+                for index, block in enumerate(event["content"]):
+                    self._begin(index, block)
+                self._end(event["stop_reason"])
+                self._add_usage(event)
+                self._is_whole = True
+            case "message_start":
+                self._add_usage(event["message"])
+            case "content_block_start":
+                self._begin(event["index"], event["content_block"])
+            case "content_block_delta":
+                self._continue(event["index"], event["delta"])
+            case "message_delta":
+                self._end(event["delta"].get("stop_reason"))
+                self._add_usage(event)
+            case "message_stop":
+                self._is_whole = True
+
+    def _add_usage(self, holder: Mapping[str, Any]) -> None:
+        reported = holder.get("usage") or {}
+        details = reported.get("output_tokens_details")
+        names = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        counts = {name: reported.get(name) for name in names}
+        counts["thinking_tokens"] = details.get("thinking_tokens") if isinstance(details, Mapping) else None
+        self._usage |= {name: count for name, count in counts.items() if isinstance(count, int | float)}
+        self.usage = normalize_usage({**self._usage, "output_tokens_details": self._usage}, "anthropic")
+
+    def _end(self, reason: str | None) -> None:
+        if reason is not None and not isinstance(reason, str):
+            raise TypeError("a stop reason is text")
+        self._stop = reason or self._stop
+
+    def _begin(self, index: int, block: Mapping[str, Any]) -> None:
+        if not isinstance(index, int):
+            raise TypeError("a block's index is a number")
+        match block["type"]:
+            case "text":
+                self._has_content = True
+                if block["text"]:
+                    self.add_text(block["text"])
+            case "tool_use":
+                self._has_content = True
+                self._inputs[index] = self.counted(json.dumps(block.get("input") or {}, ensure_ascii=False))
+                self.add_call(index, call_id=block["id"], name=block["name"])
+            case "thinking" | "redacted_thinking" as kind:
+                if len(self._thoughts) >= MAX_CALLS:
+                    raise ReplyMalformed(f"a reply with more than {MAX_CALLS} thoughts")
+                self._is_interleaved = self._is_interleaved or self._has_content
+                keys = ("thinking", "signature") if kind == "thinking" else ("data",)
+                self._thoughts[index] = (kind, texts := {key: StringIO() for key in keys})
+                for key, text in texts.items():
+                    text.write(self.counted(block.get(key) or ""))
+
+    def _continue(self, index: int, delta: Mapping[str, Any]) -> None:
+        match delta["type"]:
+            case "text_delta":
+                self.add_text(delta["text"])
+            case "input_json_delta" if index in self._calls_at:
+                if delta["partial_json"]:
+                    self._inputs.pop(index, None)
+                    self.add_call(index, arguments=delta["partial_json"])
+            case "thinking_delta" | "signature_delta" as kind:
+                key = kind.removesuffix("_delta")
+                self._thoughts[index][1][key].write(self.counted(delta[key]))
+
+    def finished(self) -> ModelReply:
+        if self._stop is None or not self._is_whole:
+            raise self.broken_off("the stream ended without a stop reason")
+        if self._stop == "refusal":
+            raise ContentRejected("the provider stopped its reply")
+        if self._stop == "model_context_window_exceeded" and not self._has_content:
+            raise ContextOverflow("the prompt leaves no room for a reply")
+        for index, given in self._inputs.items():
+            self.add_call(index, arguments=given)
+        is_cut_off = self._stop in ("max_tokens", "model_context_window_exceeded", "pause_turn")
+        return self.built(is_cut_off=is_cut_off, reasoning=lambda _thought: self._stored_reasoning())
+
+    def _stored_reasoning(self) -> Reasoning | None:
+        """Return the reasoning that can go back in front of the calls.
+
+        None if it came between text and calls, where it would have to stand again, or if it is not signed or would
+        come back changed.
+        """
+        thoughts = [self._thoughts[index] for index in sorted(self._thoughts)]
+        blocks = [{"type": kind} | {key: text.getvalue() for key, text in texts.items()} for kind, texts in thoughts]
+        is_signed = all(block.get("data") or block.get("signature") for block in blocks)
+        is_storable = all(well_formed(text) == text for block in blocks for text in block.values())
+        request = self.request
+        if request is None or not blocks or self._is_interleaved or not (is_signed and is_storable):
+            return None
+        messages = chat_messages(request.system, request.transcript, request.style)
+        return stored_reasoning(blocks, body_parts(messages, request), self._made_by)

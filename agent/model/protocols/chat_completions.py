@@ -1,8 +1,8 @@
 """The chat completions protocol: OpenAI and everything compatible with it.
 
-The API itself has no place for reasoning, so servers have their own: `reasoning_details` (OpenRouter),
-`reasoning_content` (DeepSeek, and many local servers) or `reasoning`. It is collected while it arrives and handed back
-in front of the calls it led to; a block that is stored is the fields of one message.
+The API has no place for reasoning, so servers have their own: `reasoning_details` (OpenRouter), `reasoning_content`
+(DeepSeek, and many local servers) or `reasoning`. It is collected while it arrives, and sent back with its calls; a
+stored block holds the fields of one message.
 """
 
 import re
@@ -10,28 +10,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import orjson
 
-from agent.model import shapes
-from agent.model.base import CacheTtl, EndpointSettings, ModelReply, ModelRequest, ToolSchema, made_by, with_fields
+from agent.model.base import CacheTtl, EndpointSettings, ModelReply, ModelRequest, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.kept_prompts import NOTHING, KeptPromptCache
 from agent.model.protocols.caching import apply_anthropic_cache_control, marks_prompts
 from agent.model.protocols.openai import OPENAI_HOST, OpenAIModel, RequestFault, add_options
 from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
-from agent.model.wire import REASONING, WireMessage
+from agent.model.wire import REASONING, WireMessage, chat_messages
 from hermes_state.errors import ContentRejected, ModelUnavailable, ReplyMalformed
 from hermes_state.values import Reasoning, Transcript
 
-_HAS_SWITCH = re.compile(r"(?:^|\.)(?:deepseek\.com|z\.ai|bigmodel\.cn|moonshot\.(?:ai|cn)|volces\.com)$")
-"""Hosts where thinking is turned on and off by a field of its own."""
-
 
 class ChatCompletionsModel(OpenAIModel):
-    """A model behind `POST /chat/completions`. Close it when done."""
+    """Model at `POST /chat/completions`. Close it when done."""
 
     def __init__(self, endpoint: EndpointSettings) -> None:
         super().__init__(endpoint, "chat_completions", "/chat/completions", ChatReplyBuilder)
@@ -44,7 +40,7 @@ class ChatCompletionsModel(OpenAIModel):
         if host.endswith(".aliyuncs.com"):
             return {"enable_thinking": is_on}
         effort = {"reasoning_effort": word}
-        if not _HAS_SWITCH.search(host):
+        if not re.search(r"(?:^|\.)(?:deepseek\.com|z\.ai|bigmodel\.cn|moonshot\.(?:ai|cn)|volces\.com)$", host):
             return effort
         return {"thinking": {"type": "enabled"}, **effort} if is_on else {"thinking": {"type": "disabled"}}
 
@@ -67,12 +63,12 @@ def encoded_request(
     cache_ttl: CacheTtl | None = None,
     kept: KeptPromptCache | None = None,
 ) -> bytes:
-    """The body of the HTTP request, without `faults`, with further `fields`. `cache_ttl`: None marks nothing."""
+    """Return the body of the HTTP request, without `faults`, with further `fields`. `cache_ttl`: None marks nothing."""
     reasoning_of = made_by("chat_completions", model) if RequestFault.REPLAYED_REASONING not in faults else ""
     style = replace(request.style, reasoning_of=reasoning_of)
 
     def render(rows: Transcript, call_ids: set[str], system: str = "") -> list[WireMessage]:
-        messages = shapes.chat_messages(system, rows, style, call_ids)
+        messages = chat_messages(system, rows, style, call_ids)
         restore_reasoning(messages, faults)
         return messages
 
@@ -85,25 +81,31 @@ def encoded_request(
         body["stream"] = True
         if RequestFault.STREAM_OPTIONS not in faults:
             body["stream_options"] = {"include_usage": True}
-    tools = [_wire_tool(tool) for tool in request.tools]
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+        }
+        for tool in request.tools
+    ]
     # OpenAI's newer models know only the longer name of the output limit, most other servers only the older one.
     limit_key = "max_completion_tokens" if RequestFault.LIMIT_NAME in faults else "max_tokens"
     add_options(body, request, limit_key=limit_key, tools=tools)
     return orjson.dumps(with_fields(body, fields))
 
 
-def _wire_tool(tool: ToolSchema) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": function}
-
-
 class ChatReplyBuilder(ReplyBuilder):
-    """A reply made of the chunks of one stream, or of the completion that is whole."""
+    """Reply made of the chunks of a stream, or of a whole completion."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)
-        self._reasoning = ReasoningBuilder()
+        self._texts: dict[str, StringIO] = {}
+        self._details: list[dict[str, Any]] = []
+        self._further: list[StringIO] = []
+        """Further pieces of the text of each detail."""
+        self._thinking = StringIO()
         self._extras: dict[str, dict[str, Any]] = {}
+        """Fields that go back with a call, by the call's index."""
         self._finish: str | None = None
 
     def read_event(self, event: Any) -> None:
@@ -112,13 +114,13 @@ class ChatReplyBuilder(ReplyBuilder):
         choice: Mapping[str, Any] = (event.get("choices") or ({},))[0]
         if error := choice.get("error"):
             raise stream_error(error, self.request)
-        # Groq and Moonshot have their own places for it.
+        # Groq and Moonshot have their own places for usage.
         if usage := event.get("usage") or choice.get("usage") or (event.get("x_groq") or {}).get("usage"):
             self.usage = normalize_usage(usage, "chat_completions")
             self.cost = reported_cost(usage)
         is_piece = "delta" in choice
         delta: Mapping[str, Any] = choice.get("delta") or choice.get("message") or {}
-        self._reasoning.add(delta, self.counted, is_piece=is_piece)
+        self.add_reasoning(delta, is_piece=is_piece)
         self._add_content(delta.get("content"))
         if refusal := delta.get("refusal"):
             self.add_text(refusal)
@@ -127,11 +129,13 @@ class ChatReplyBuilder(ReplyBuilder):
         self._finish = choice.get("finish_reason") or self._finish
 
     def _add_content(self, content: Any) -> None:
-        """Add text, or content parts, of which some are what the model thought."""
+        """Add text, or content parts, some of which are reasoning."""
         for part in content if isinstance(content, list) else [content] if content else ():
             match part:
-                case {"type": "thinking"}:
-                    self._reasoning.add_thinking(part, self.counted)
+                case {"type": "thinking"}:  # of Mistral's API, whose text may consist of parts again
+                    texts = part.get("thinking") or ()
+                    for text in [texts] if isinstance(texts, str) else texts:
+                        self._thinking.write(self.counted(text if isinstance(text, str) else text.get("text") or ""))
                 case {"type": "text" | "output_text", "text": text} | {"type": "refusal", "refusal": text} | str(text):
                     self.add_text(text)
                 case {"type": str(kind)} if kind != "text":
@@ -151,62 +155,20 @@ class ChatReplyBuilder(ReplyBuilder):
             self.counted(padded_json(extras))
             self._extras.setdefault(str(place), {}).update(extras)
 
-    def finished(self) -> ModelReply:
-        if self._finish is None:
-            raise self.broken_off("the reply ended without a finish reason")
-        if self._finish == "content_filter":
-            raise ContentRejected("the provider stopped its reply")
-        if self._finish == "error":
-            raise ModelUnavailable("the provider broke its reply off")
-        return self.built(
-            is_cut_off=self._finish == "length",
-            reasoning=lambda thought: self._reasoning.serialized(self._made_by, thought, self._extras),
-        )
-
-
-_DETAILS: Final = "reasoning_details"
-_CONTENT: Final = "reasoning_content"
-_TEXTS: Final = (_CONTENT, "reasoning")
-_THINKING: Final = "thinking"
-"""Name of a block whose parts stand in a message's content, in front of its text."""
-_EXTRAS: Final = "tool_calls"
-"""Name of a block that has what goes back with a call, by the call's index."""
-_CALL_EXTRAS: Final = ("extra_content", "provider_specific_fields")
-"""Fields of a call that Google's API, and proxies in front of it, want back with it."""
-_NO_SIGNATURE: Final = {"google": {"thought_signature": "skip_thought_signature_validator"}}
-"""Stands for the signature of a call that another model made; the value is Google's own for that."""
-_IN_PIECES: Final = {"reasoning.text": "text", "reasoning.summary": "summary"}
-"""Field that goes on in later pieces of a stream, by the type of the detail."""
-
-
-Counted: TypeAlias = Callable[[object], str]
-"""Refuses what is no text, and what is too much for the reply."""
-
-
-class ReasoningBuilder:
-    """The reasoning of one reply in the making."""
-
-    def __init__(self) -> None:
-        self._texts: dict[str, StringIO] = {}
-        self._details: list[dict[str, Any]] = []
-        self._further: list[StringIO] = []
-        """Further pieces of the text of each detail."""
-        self._thinking = StringIO()
-
-    def add(self, message: Mapping[str, Any], counted: Counted, *, is_piece: bool) -> None:
-        """Take in what a message, or a piece of one, holds."""
+    def add_reasoning(self, message: Mapping[str, Any], *, is_piece: bool) -> None:
+        """Add the reasoning of a message, or of a piece of one."""
         for key in _TEXTS:
             if text := message.get(key):
-                self._texts.setdefault(key, StringIO()).write(counted(text))
+                self._texts.setdefault(key, StringIO()).write(self.counted(text))
         for detail in message.get(_DETAILS) or ():
-            if not (is_piece and self._continued(detail, counted)):
+            if not (is_piece and self._continued(detail)):
                 if len(self._details) >= MAX_ITEMS:
                     raise ReplyMalformed(f"a reply with more than {MAX_ITEMS} thoughts")
-                counted(padded_json(detail))
+                self.counted(padded_json(detail))
                 self._details.append(dict(detail))
                 self._further.append(StringIO())
 
-    def _continued(self, piece: Mapping[str, Any], counted: Counted) -> bool:
+    def _continued(self, piece: Mapping[str, Any]) -> bool:
         """True if the piece was joined to the one before it: a signature is valid for the whole text only."""
         before = self._details[-1] if self._details else {}
         field = _IN_PIECES.get(str(piece.get("type")))
@@ -214,26 +176,27 @@ class ReasoningBuilder:
             return False
         if not isinstance(before.get(field) or "", str):
             raise TypeError("text is expected here")
-        self._further[-1].write(counted(piece.get(field) or ""))
-        # What every piece says again is not counted again: it is most of a stream of single words.
+        self._further[-1].write(self.counted(piece.get(field) or ""))
+        # Fields that every piece repeats are not counted again: they are most of a stream of single words.
         changed = {key: value for key, value in piece.items() if value not in (None, before.get(key)) and key != field}
         if changed:
-            counted(padded_json(changed))
+            self.counted(padded_json(changed))
             before |= changed
         return True
 
-    def add_thinking(self, part: Mapping[str, Any], counted: Counted) -> None:
-        """Take in a content part of Mistral's, whose text may come in parts again."""
-        texts = part.get("thinking") or ()
-        for text in [texts] if isinstance(texts, str) else texts:
-            self._thinking.write(counted(text if isinstance(text, str) else text.get("text") or ""))
+    def finished(self) -> ModelReply:
+        if self._finish is None:
+            raise self.broken_off("the reply ended without a finish reason")
+        if self._finish == "content_filter":
+            raise ContentRejected("the provider stopped its reply")
+        if self._finish == "error":
+            raise ModelUnavailable("the provider broke its reply off")
+        return self.built(is_cut_off=self._finish == "length", reasoning=self.stored_reasoning)
 
-    def serialized(
-        self, made_by: str, thought: str = "", extras: Mapping[str, object] | None = None
-    ) -> Reasoning | None:
-        """Reasoning to be stored beside the calls. Details say everything that the text beside them says.
+    def stored_reasoning(self, thought: str) -> Reasoning | None:
+        """Return the reasoning to store. Details include everything that the text next to them says.
 
-        `thought`: what the model wrote between tags, for servers that tell nothing apart. `extras`: fields of calls.
+        `thought`: text that the model wrote between tags, for servers that separate nothing.
         """
         texts = {key: text.getvalue() for key, text in self._texts.items()} or ({_CONTENT: thought} if thought else {})
         blocks: list[dict[str, Any]] = [{key: text} for key, text in texts.items()][:1]
@@ -241,9 +204,22 @@ class ReasoningBuilder:
             blocks = [{_DETAILS: [_joined(*one) for one in zip(self._details, self._further, strict=True)]}]
         elif thinking := self._thinking.getvalue():
             blocks = [{_THINKING: [{"type": "text", "text": thinking}]}]
-        if extras:
-            blocks.append({_EXTRAS: extras})
-        return serialized_reasoning(made_by, blocks) if blocks else None
+        if self._extras:
+            blocks.append({_EXTRAS: self._extras})
+        return serialized_reasoning(self._made_by, blocks) if blocks else None
+
+
+_DETAILS: Final = "reasoning_details"
+_CONTENT: Final = "reasoning_content"
+_TEXTS: Final = (_CONTENT, "reasoning")
+_THINKING: Final = "thinking"
+"""Name of a block whose parts stand in a message's content before its text."""
+_EXTRAS: Final = "tool_calls"
+"""Name of a block with the fields that go back with a call, by the call's index."""
+_CALL_EXTRAS: Final = ("extra_content", "provider_specific_fields")
+"""Fields of a call that Google's API and its proxies want back."""
+_IN_PIECES: Final = {"reasoning.text": "text", "reasoning.summary": "summary"}
+"""Field that continues in later pieces of a stream, by the type of the detail."""
 
 
 def _joined(detail: Mapping[str, Any], further: StringIO) -> Mapping[str, Any]:
@@ -256,8 +232,8 @@ def _joined(detail: Mapping[str, Any], further: StringIO) -> Mapping[str, Any]:
 def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[str]) -> None:
     """Give each message of the list its reasoning in the server's own form.
 
-    DeepSeek insists on some for every answer, also for those of other models, Google on a signature of the first call
-    of each: `faults` tells whether the server at hand does.
+    DeepSeek insists on reasoning for every answer, also of other models. Google insists on a signature of the first
+    call of each answer. `faults` tells if the server at hand does.
     """
     for message in messages:
         calls, is_answer = message.get("tool_calls", ()), message["role"] == "assistant"
@@ -275,4 +251,5 @@ def restore_reasoning(messages: Sequence[WireMessage], faults: Collection[str]) 
             message[_CONTENT] = " "  # an empty one counts as missing, too
         is_signed = any(key in call for call in calls for key in _CALL_EXTRAS)
         if RequestFault.MISSING_SIGNATURE in faults and calls and not is_signed:
-            calls[0]["extra_content"] = _NO_SIGNATURE
+            # Google's own value for a call that another model made.
+            calls[0]["extra_content"] = {"google": {"thought_signature": "skip_thought_signature_validator"}}

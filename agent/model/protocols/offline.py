@@ -1,7 +1,7 @@
-"""Offline model: built in, it needs no key and no network, thinks nothing, and says so.
+"""Offline model: built in, needs no key and no network, does not think, and says so.
 
-It lets a newcomer see a whole turn, streaming, tools and all, before anything is configured. The same rows always
-give the same answer.
+It lets a newcomer see a whole turn with streaming and tools before the first setting. The same rows always give the
+same answer.
 """
 
 import asyncio
@@ -20,20 +20,16 @@ MODEL_SETUP_HINT = (
     "set `OPENAI_API_KEY`, or in `config.yaml` `model.api_key` or, for another provider or a server of your own, "
     "`model.base_url` (`model.name` chooses the model), and start again"
 )
-"""End of a sentence that has said that the built-in model answers."""
+"""End of a sentence about answers of the built-in model."""
 
 SELF_DESCRIPTION = (
     "I am the offline model that comes with hermes-gateway: I repeat and look things up, but I do not think. "
     f"For real answers, {MODEL_SETUP_HINT}."
 )
-_SEARCH = re.compile(r"\bsearch(?:\s+for)?\s+(?P<query>[^\n]+)", re.IGNORECASE)
-_OPEN = re.compile(r"\bopen\s+(?P<id>m\d+)\b", re.IGNORECASE)
-_ECHO_CHARACTERS = 1_500
-_PIECE_WORDS = 3
 
 
 class OfflineModel:
-    """Built-in model. `pause_seconds` lies between two pieces, so that an answer can be seen to grow."""
+    """Built-in model. `pause_seconds` lie between two pieces, so that people see an answer grow."""
 
     route = "offline"
     name = "offline"
@@ -42,39 +38,36 @@ class OfflineModel:
         self._pause_seconds = pause_seconds
 
     async def fetch_limits(self) -> ModelLimits:
-        """No limits: whatever is configured holds."""
+        """Return no limits: the configuration's hold."""
         return ModelLimits()
 
     async def close(self) -> None:
-        """Does nothing: there are no connections."""
+        """Do nothing: there are no connections."""
 
     async def complete(self, request: ModelRequest, on_text: Callable[[str], None]) -> ModelReply:
         calls = _calls(request) if request.may_call_tools else ()
         text = "" if calls else _answer(request)
-        await self._stream(text, on_text)
-        finish = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
-        reply = ModelReply(text=text, calls=calls, finish=finish, usage=None)
-        return replace(reply, usage=estimated_reply_usage(request, reply))  # the estimate is the definition here
-
-    async def _stream(self, text: str, on_text: Callable[[str], None]) -> None:
         ends = [match.end() for match in re.finditer(r"\S+\s*", text)]
-        for end in ends[_PIECE_WORDS - 1 :: _PIECE_WORDS]:
+        for end in ends[2::3]:  # three words at a time
             on_text(text[:end])
             await asyncio.sleep(self._pause_seconds)
         if text:
             on_text(text)
+        finish = FinishReason.TOOL_CALLS if calls else FinishReason.STOP
+        reply = ModelReply(text=text, calls=calls, finish=finish, usage=None)
+        return replace(reply, usage=estimated_reply_usage(request, reply))  # the estimate is the definition here
 
 
 def _calls(request: ModelRequest) -> tuple[ToolCall, ...]:
-    """The calls that the newest message asks for, unless they were just answered."""
+    """Return the calls that the newest message asks for, unless they were just answered."""
     rows = request.transcript
     if not rows or rows[-1].role is not MessageRole.USER:
         return ()
     request_text = _newest_words(rows)
     wanted: list[tuple[str, dict[str, str]]] = []
-    if (found := _OPEN.search(request_text)) is not None:
+    if (found := re.search(r"\bopen\s+(?P<id>m\d+)\b", request_text, re.IGNORECASE)) is not None:
         wanted.append(("history_open", {"id": found["id"].lower()}))
-    if (found := _SEARCH.search(request_text)) is not None:
+    if (found := re.search(r"\bsearch(?:\s+for)?\s+(?P<query>[^\n]+)", request_text, re.IGNORECASE)) is not None:
         wanted.append(("history_search", {"query": found["query"].strip(" .?!\"'“”")}))
     offered = {tool.name for tool in request.tools}
     return tuple(
@@ -87,23 +80,20 @@ def _calls(request: ModelRequest) -> tuple[ToolCall, ...]:
 def _answer(request: ModelRequest) -> str:
     rows = request.transcript
     results = [*takewhile(lambda row: row.role is MessageRole.TOOL, reversed(rows))][::-1]
-    if results:
-        answer = "\n\n".join(f"`{row.tool_name}` returned:\n\n{_quoted(row.text or '')}" for row in results)
+    if results:  # as Markdown quotations, which no line of a result can end
+        quoted = ("\n".join(f"> {line}" for line in _shortened(row.text or "").splitlines()) for row in results)
+        said = zip(results, quoted, strict=True)
+        answer = "\n\n".join(f"`{row.tool_name}` returned:\n\n{quotation}" for row, quotation in said)
     else:
         answer = f"You wrote: {_shortened(_newest_words(rows)) or 'nothing that I can read'}"
     return f"{answer}\n\n{SELF_DESCRIPTION}\n\nTry “search for” and a word that was used here, or “open m1”."
 
 
 def _newest_words(rows: Transcript) -> str:
-    """Text that people wrote since the last answer."""
+    """Return the text that people wrote since the last answer."""
     newest = takewhile(lambda row: row.role is not MessageRole.ASSISTANT, reversed(rows))
     return "\n".join([row.text for row in newest if row.origin is Origin.HUMAN and row.text][::-1])
 
 
-def _quoted(text: str) -> str:
-    """The text as a Markdown quotation, which no line of it can end."""
-    return "\n".join(f"> {line}" for line in _shortened(text).splitlines())
-
-
 def _shortened(text: str) -> str:
-    return text if len(text) <= _ECHO_CHARACTERS else f"{text[:_ECHO_CHARACTERS]} …"
+    return text if len(text) <= 1_500 else f"{text[:1_500]} …"

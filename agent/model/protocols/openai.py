@@ -1,7 +1,9 @@
-"""Calls through the OpenAI SDK: what its two protocols share.
+"""Calls through the OpenAI SDK: the common part of its two protocols.
 
-A server that does not take a request may take it put in another way, so a model remembers the faults that its server
-found in requests.
+A server that refuses a request may accept another form of it, so a model remembers the faults that its server found.
+
+This is the only module that imports private modules of `openai`. The public `import openai` loads the types of all
+requests, which takes 11 MB and 0.2 to 0.4 s at every start. Typed resources load theirs when they are first used.
 """
 
 import re
@@ -12,45 +14,53 @@ from enum import StrEnum
 from typing import Any, Final
 
 from agent.model.base import CallSettings, EndpointSettings, ModelLimits, ModelRequest, refusal_text, with_fields
-from agent.model.http import HttpChatModel
+from agent.model.http import HttpChatModel, Sdk
 from agent.model.protocols.limits import fetch_model_limits
-from agent.model.protocols.openai_sdk import OPENAI_SDK, APIStatusError
 from agent.model.replies import ReplyBuilder
 from hermes_state.errors import ModelError
+from hermes_state.imports import defer
 from hermes_state.values import ReasoningEffort
 
+for package in ("openai", "openai.types", "openai.lib"):
+    defer(package)
+
+from openai._base_client import DefaultAioHttpClient  # noqa: E402  # after `defer`
+from openai._client import AsyncOpenAI  # noqa: E402
+from openai._exceptions import APIConnectionError, APIStatusError  # noqa: E402
+
+OPENAI_SDK: Final = Sdk(
+    client=AsyncOpenAI, http_client=DefaultAioHttpClient, refusal=APIStatusError, connection_error=APIConnectionError
+)
 OPENAI_HOST: Final = "api.openai.com"
 BASE_URL: Final = f"https://{OPENAI_HOST}/v1"
-"""Address where none is given; the SDK would look for one of whoever runs us."""
-MAX_CACHE_KEY_CHARACTERS: Final = 64
-"""Longest cache key, in characters; OpenAI refuses longer ones."""
+"""Address where none is given; the SDK would look for one in the environment."""
 
 
 class RequestFault(StrEnum):
-    """Part of a request that a server did not take, where the same can be asked in another way."""
+    """Part of a request that a server refused, where another form may do."""
 
     LIMIT_NAME = "limit_name"
-    """The output limit goes by another name there."""
+    """The output limit has another name there."""
     STREAM_OPTIONS = "stream_options"
-    """A stream cannot be asked to end with what it used: it does so anyway, or never."""
+    """A stream cannot be asked to end with its usage: it does so anyway, or never."""
     ENCRYPTED_REASONING = "encrypted_reasoning"
     """The model has no reasoning that could be sent along."""
     MISSING_REASONING = "missing_reasoning"
-    """Every answer has to say what was thought before it, if only that nothing was."""
+    """Every answer needs its reasoning, if only a blank one."""
     MISSING_SIGNATURE = "missing_signature"
-    """Every call has to have its signature, if only one that stands for none: another model made it, say."""
+    """Every call needs a signature, also one that another model made."""
     REPLAYED_REASONING = "replayed_reasoning"
-    """Reasoning that came from there is not taken back: it was made for another account, say."""
+    """The server does not accept its own reasoning, which may have been made for another account."""
 
 
 class OpenAIModel(HttpChatModel, ABC):
-    """A model behind one path of a server. Close it when done."""
+    """Model at one path of a server. Close it when done."""
 
     def __init__(self, endpoint: EndpointSettings, protocol: str, path: str, new_reply: type[ReplyBuilder]) -> None:
         super().__init__(endpoint, protocol, OPENAI_SDK, endpoint.base_url or BASE_URL, path)
         self._new_reply = new_reply
 
-    async def fetch_limits(self) -> ModelLimits | None:
+    async def _stated_limits(self) -> ModelLimits | None:
         return await fetch_model_limits(self.fetch_json, self.name, self.base_url)
 
     def _begun(
@@ -67,9 +77,15 @@ class OpenAIModel(HttpChatModel, ABC):
         return request, other or form
 
     def _efforts(self, request: ModelRequest, effort: ReasoningEffort | None) -> list[dict[str, Any]]:
-        words = _EFFORT_WORDS.get(effort, (effort,)) if effort is not None else ()
+        known = {  # not every model knows these words: the best comes first
+            "off": ("none", "minimal", "low"),
+            "minimal": ("minimal", "low"),
+            "xhigh": ("xhigh", "high"),
+            "max": ("max", "xhigh", "high"),
+        }
+        words = known.get(effort, (effort,)) if effort is not None else ()
         forms = [*map(self._effort_fields, words), {}]
-        # Some models call tools only where they are told not to think, whatever else is said or not said.
+        # Some models call tools only where they are told not to think.
         return [*forms, self._effort_fields("none")] if request.tools else forms
 
     @abstractmethod
@@ -78,22 +94,13 @@ class OpenAIModel(HttpChatModel, ABC):
 
     @abstractmethod
     def _encoded(self, request: ModelRequest, faults: Collection[str], fields: Mapping[str, Any]) -> bytes:
-        """The body of the HTTP request, without these faults, with further fields."""
-
-
-_EFFORT_WORDS: Final[Mapping[ReasoningEffort, tuple[str, ...]]] = {
-    "off": ("none", "minimal", "low"),
-    "minimal": ("minimal", "low"),
-    "xhigh": ("xhigh", "high"),
-    "max": ("max", "xhigh", "high"),
-}
-"""Words for efforts that not every model knows, the best first."""
+        """Return the body of the HTTP request, without these faults, with further fields."""
 
 
 def add_options(
     body: dict[str, Any], request: ModelRequest, *, limit_key: str, tools: Sequence[Mapping[str, object]]
 ) -> None:
-    """Add what both protocols ask for in the same words: output limit, tools in the API's form, and cache key."""
+    """Add the fields that both protocols name alike: output limit, tools in the API's form, and cache key."""
     if request.max_output_tokens is not None:
         body[limit_key] = request.max_output_tokens
     if tools:
@@ -101,36 +108,27 @@ def add_options(
         if not request.may_call_tools:
             body["tool_choice"] = "none"
     if request.cache_key:
-        body["prompt_cache_key"] = request.cache_key[:MAX_CACHE_KEY_CHARACTERS]
+        body["prompt_cache_key"] = request.cache_key[:64]  # OpenAI refuses longer ones
 
 
-_NEWER_LIMIT = re.compile(r"max_tokens\b.{0,80}\buse\b.{0,10}max_completion_tokens", re.IGNORECASE)
-"""Wording for servers that pass on what OpenAI said and leave its codes out."""
-_UNSUPPORTED_ENCRYPTION = re.compile(r"encrypted[ _]content is not supported", re.IGNORECASE)
-_MISSING_REASONING = re.compile(
-    r"reasoning_content.{0,60}(?:must be passed back|is (?:missing|required))|missing.{0,40}reasoning_content",
-    re.IGNORECASE | re.DOTALL,
-)
-_MISSING_SIGNATURE = re.compile(r"missing.{0,40}\bthought_signature", re.IGNORECASE)
-_REASONING = re.compile(r"\b(?:reasoning|thinking|encrypted[ _]content|thought[ _]signature)", re.IGNORECASE)
+_FAULTS: Final = {
+    RequestFault.LIMIT_NAME: r"\Aunsupported_parameter max_tokens\n"
+    r"|max_tokens\b.{0,80}\buse\b.{0,10}max_completion_tokens",
+    RequestFault.STREAM_OPTIONS: r"stream_options",
+    RequestFault.ENCRYPTED_REASONING: r"\A.* include|encrypted[ _]content is not supported",
+    RequestFault.MISSING_REASONING: r"reasoning_content(?s:.{0,60})(?:must be passed back|is (?:missing|required))"
+    r"|missing(?s:.{0,40})reasoning_content",
+    RequestFault.MISSING_SIGNATURE: r"missing.{0,40}\bthought_signature",
+    RequestFault.REPLAYED_REASONING: r"\Ainvalid_encrypted_content "
+    r"|\b(?:reasoning|thinking|encrypted[ _]content|thought[ _]signature)",
+}
+"""Patterns of a refusal's line of code and parameter, and of its text: some servers pass on OpenAI's words alone."""
 
 
 def fault_of(error: ModelError) -> RequestFault | None:
-    """The part of the request that the provider did not take, if asking in another way may help."""
+    """Return the part of the request that the provider refused, if another form may help."""
     cause, text = error.__cause__, refusal_text(error)
     if not text or not isinstance(cause, APIStatusError):
         return None
-    param = str(cause.param or "")
-    if (cause.code == "unsupported_parameter" and param == "max_tokens") or _NEWER_LIMIT.search(text):
-        return RequestFault.LIMIT_NAME
-    if "stream_options" in text or param.startswith("stream_options"):
-        return RequestFault.STREAM_OPTIONS
-    if param.startswith("include") or _UNSUPPORTED_ENCRYPTION.search(text):
-        return RequestFault.ENCRYPTED_REASONING
-    if _MISSING_REASONING.search(text):
-        return RequestFault.MISSING_REASONING
-    if _MISSING_SIGNATURE.search(text):
-        return RequestFault.MISSING_SIGNATURE
-    if cause.code == "invalid_encrypted_content" or _REASONING.search(text):
-        return RequestFault.REPLAYED_REASONING
-    return None
+    told = f"{cause.code} {cause.param}\n{text}"
+    return next((fault for fault, pattern in _FAULTS.items() if re.search(pattern, told, re.IGNORECASE)), None)

@@ -1,7 +1,6 @@
-"""OpenAI's Responses protocol. Nothing is kept on the provider's side: every call brings the whole conversation.
+"""OpenAI's Responses protocol. The provider stores nothing: every call sends the whole conversation.
 
-A request is instructions, then items: a call and its result are items of their own there, and so is what was thought
-before them.
+A request is instructions, then items: a call, its result, and the reasoning before them are items of their own.
 """
 
 import hashlib
@@ -12,22 +11,19 @@ from typing import Any, Final, TypeAlias
 
 import orjson
 
-from agent.model import shapes
-from agent.model.base import EndpointSettings, ModelReply, ModelRequest, ToolSchema, made_by, with_fields
+from agent.model.base import EndpointSettings, ModelReply, ModelRequest, made_by, with_fields
 from agent.model.errors.classifier import error_in, stream_error
 from agent.model.kept_prompts import NOTHING, KeptPromptCache
 from agent.model.protocols.openai import OpenAIModel, RequestFault, add_options
 from agent.model.replies import MAX_ITEMS, ReplyBuilder, padded_json, serialized_reasoning
 from agent.model.usage import normalize_usage, reported_cost
-from agent.model.wire import REASONING, WireMessage
+from agent.model.wire import REASONING, WireMessage, chat_messages
 from hermes_state.errors import ContentRejected, ReplyMalformed
 from hermes_state.values import Reasoning, Transcript
 
-ENCRYPTED_REASONING: Final = "reasoning.encrypted_content"
-
 
 class ResponsesModel(OpenAIModel):
-    """A model behind `POST /responses`. Close it when done."""
+    """Model at `POST /responses`. Close it when done."""
 
     def __init__(self, endpoint: EndpointSettings) -> None:
         super().__init__(endpoint, "responses", "/responses", ResponsesReplyBuilder)
@@ -48,12 +44,12 @@ def encoded_request(
     streams: bool = True,
     kept: KeptPromptCache | None = None,
 ) -> bytes:
-    """The body of the HTTP request, without `faults`, with further `fields`."""
+    """Return the body of the HTTP request, without `faults`, with further `fields`."""
     reasoning_of = made_by("responses", model) if RequestFault.REPLAYED_REASONING not in faults else ""
     style = replace(request.style, reasoning_of=reasoning_of)
 
     def render(rows: Transcript, call_ids: set[str]) -> list[Item]:
-        return items_of(shapes.chat_messages("", rows, style, call_ids))
+        return items_of(chat_messages("", rows, style, call_ids))
 
     start = kept.beginning_of(request, render, reasoning_of) if kept is not None else NOTHING
     items = start.before(render(request.transcript[start.rows :], set(start.call_ids)))
@@ -61,39 +57,43 @@ def encoded_request(
     if request.system:
         body["instructions"] = request.system
     if RequestFault.ENCRYPTED_REASONING not in faults:
-        body["include"] = [ENCRYPTED_REASONING]
-    tools = [_wire_tool(tool) for tool in request.tools]
+        body["include"] = ["reasoning.encrypted_content"]
+    tools = [
+        {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.parameters,
+            "strict": False,  # the default is True, which accepts only some schemas
+        }
+        for tool in request.tools
+    ]
     add_options(body, request, limit_key="max_output_tokens", tools=tools)
     return orjson.dumps(with_fields(body, fields))
 
 
-def _wire_tool(tool: ToolSchema) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": False,  # it is on here where nothing is said, and then takes only some schemas
-    }
-
-
 Item: TypeAlias = dict[str, Any]  # the API's JSON: it is only serialised
 ReasoningItem: TypeAlias = tuple[int, Item]
-"""A reasoning item behind the number of outputs of the same answer (its text, its calls) that stood before it."""
-
+"""Reasoning item after the number of outputs (text, calls) that stood before it in its answer."""
 MAX_CALL_ID_CHARACTERS: Final = 64
-"""Longest call id that the API takes; other providers make longer ones, and a conversation may go on from one to the
-next."""
-_REPLAYED_FIELDS: Final = ("type", "id", "summary", "content", "encrypted_content")
+"""Longest call id that the API accepts. Other providers make longer ones, and a conversation may change providers."""
 
 
 def items_of(messages: Sequence[WireMessage]) -> list[Item]:
-    """Everything but the system prompt."""
+    """Return the items of all messages but the system prompt."""
     items: list[Item] = []
     for message in messages:
         match message["role"]:
             case "user":
-                items.append({"type": "message", "role": "user", "content": _content(message["content"])})
+                content = message["content"]
+                if not isinstance(content, str):
+                    content = [
+                        {"type": "input_text", "text": part["text"]}
+                        if part["type"] == "text"
+                        else {"type": "input_image", "image_url": part["image_url"]["url"], "detail": "auto"}
+                        for part in content
+                    ]
+                items.append({"type": "message", "role": "user", "content": content})
             case "assistant":
                 items += _answer_items(message)
             case "tool":
@@ -102,19 +102,8 @@ def items_of(messages: Sequence[WireMessage]) -> list[Item]:
     return items
 
 
-def _content(content: str | list[dict[str, Any]]) -> str | list[Item]:
-    if isinstance(content, str):
-        return content
-    return [
-        {"type": "input_text", "text": part["text"]}
-        if part["type"] == "text"
-        else {"type": "input_image", "image_url": part["image_url"]["url"], "detail": "auto"}
-        for part in content
-    ]
-
-
 def _answer_items(message: WireMessage) -> list[Item]:
-    """An answer's text and calls, each behind what was thought before it."""
+    """Return an answer's text and calls, each after its reasoning."""
     outputs: list[Item] = []
     if message["content"]:
         outputs.append({"type": "message", "role": "assistant", "content": message["content"]})
@@ -124,7 +113,7 @@ def _answer_items(message: WireMessage) -> list[Item]:
         outputs.append(called)
     last = len(outputs) - 1
     for index, item in reversed(message.get(REASONING, ())):
-        outputs.insert(min(index, last), item)  # one with nothing behind it would be refused
+        outputs.insert(min(index, last), item)  # one at the end would be refused
     return outputs
 
 
@@ -135,7 +124,7 @@ def _call_id(call_id: str) -> str:
 
 
 class ResponsesReplyBuilder(ReplyBuilder):
-    """A reply made of the events of one stream, or of the response that is whole; only the latter is of no type."""
+    """Reply made of the events of a stream, or of a whole response, which has no type."""
 
     def __init__(self, on_text: Callable[[str], None], made_by: str, request: ModelRequest | None = None) -> None:
         super().__init__(on_text, made_by, request)
@@ -152,7 +141,7 @@ class ResponsesReplyBuilder(ReplyBuilder):
             case "response.output_text.delta" | "response.refusal.delta":
                 self._add_message_text(event.get("output_index"), event["delta"])
             case _ if kind.endswith(".delta"):
-                self.counted(event["delta"])  # of calls and reasoning, which come again with the whole item
+                self.counted(event["delta"])  # calls and reasoning come again with the whole item
             case "response.output_item.done":
                 self._add_item(event.get("output_index", len(self._done)), event["item"])
             case "response.completed" | "response.incomplete" | "response.failed":
@@ -220,14 +209,15 @@ class ResponsesReplyBuilder(ReplyBuilder):
 
 
 def replayed_item(item: Mapping[str, Any]) -> Item | None:
-    """The fields of a reasoning item that are sent back; None for one that holds nothing: nobody keeps it for us."""
+    """Return the fields of a reasoning item that are sent back; None for an empty one, which no provider stores."""
     if not item.get("encrypted_content") and not item.get("content"):
         return None
-    sent_back = {key: item[key] for key in _REPLAYED_FIELDS if item.get(key) is not None}
-    return sent_back | {"summary": sent_back.get("summary") or []}  # required, if only to say that there is none
+    fields = ("type", "id", "summary", "content", "encrypted_content")
+    sent_back = {key: item[key] for key in fields if item.get(key) is not None}
+    return sent_back | {"summary": sent_back.get("summary") or []}  # required, also when it is empty
 
 
 def stored_reasoning(items: Sequence[ReasoningItem], outputs: int, made_by: str) -> Reasoning | None:
-    """The reasoning items of an answer with so many outputs, to be stored beside its calls."""
+    """Return the reasoning items of an answer with so many outputs, to store with its calls."""
     useful = [item for item in items if item[0] < outputs]
     return serialized_reasoning(made_by, useful) if useful else None

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.model.base import ChatModel, EndpointSettings
-from agent.model.protocols.anthropic_wire import effort_forms, sampling_fields
+from agent.model.protocols.anthropic import effort_forms, sampling_fields
 from agent.model.protocols.chat_completions import ChatCompletionsModel
 from hermes_state.errors import ModelError
 from hermes_state.values import MessageBody, ReasoningEffort, ToolCall

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agent.model.catalog import Price, known_model, load_catalog
-from agent.model.prices import FREE, PriceCatalog, price_of
+from agent.model.catalog import FREE, Price, PriceCatalog, known_model, load_catalog, price_of
 from bench import make_catalog
 
 CATALOG = load_catalog()

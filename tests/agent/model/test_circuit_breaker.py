@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.circuit_breaker import MAX_FAILURES, OPEN_SECONDS, CircuitBreaker
-from agent.model.client import ModelClient
+from agent.model.client import MAX_FAILURES, OPEN_SECONDS, CircuitBreaker, ModelClient
 from hermes_state.errors import (
     AuthRejected,
     ContentRejected,

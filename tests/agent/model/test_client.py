@@ -9,8 +9,8 @@ import pytest
 
 from agent.model.base import Caps, FinishReason, Ledger, ModelReply, ModelRequest, Payer
 from agent.model.catalog import Price
-from agent.model.client import RECORD_SECONDS, CompletedCall, ModelClient, RetryPolicy
-from agent.model.errors import REMEDIES, remedy_for, sentence_for, with_usage
+from agent.model.client import CompletedCall, ModelClient, RetryPolicy
+from agent.model.errors import REMEDIES, remedy_for, sentence_for
 from agent.tokens import estimated_text_tokens
 from hermes_state import errors
 from hermes_state.errors import (
@@ -162,7 +162,8 @@ async def test_usage_that_was_not_reported_is_estimated_and_says_so() -> None:
 
 async def test_a_call_that_failed_keeps_what_the_provider_reported() -> None:
     used = CanonicalUsage(input=3, output=1)
-    late = with_usage(ModelUnavailable("x"), used)
+    late = ModelUnavailable("x")
+    late.usage = used
     empty = ModelReply(text="", finish=FinishReason.STOP, usage=used, cost=MicroUsd(70))
     done, failures, _ = await run(Scripted(late, ModelUnavailable("x"), empty, GOOD), price=PRICE)
     assert isinstance(done, CompletedCall)
@@ -177,7 +178,8 @@ async def test_a_call_that_failed_keeps_what_the_provider_reported() -> None:
 async def test_a_call_that_breaks_off_after_some_text_is_in_the_ledger_with_an_estimate() -> None:
     used = CanonicalUsage(input=3, output=1)
     text = "x" * 400
-    told = with_usage(ModelUnavailable("x"), used)
+    told = ModelUnavailable("x")
+    told.usage = used
     done, (told_row, broken), _ = await run(Scripted((text, told), (text, ReplyMalformed("x")), GOOD), price=PRICE)
     assert isinstance(done, CompletedCall)
     assert (told_row.usage, told_row.is_estimated) == (used, False), "who knows it better is believed"
@@ -252,7 +254,7 @@ async def test_who_cuts_a_call_off_is_not_held_up_by_a_database_that_takes_nothi
             await asyncio.Event().wait()
 
     for ledger in (Refusing(), Hanging()):
-        async with asyncio.timeout(RECORD_SECONDS + 2):
+        async with asyncio.timeout(3):
             await _cancelled(ledger)
 
 

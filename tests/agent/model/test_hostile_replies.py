@@ -10,7 +10,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agent.model.bodies import MAX_REDIRECTS
 from agent.model.http import MAX_WAYS
 from hermes_state.errors import AuthRejected, ModelNotFound, OutputCapExceeded
 from tests.agent.model.asking import ask, request
@@ -89,7 +88,7 @@ async def test_a_conversation_is_sent_to_no_other_address(way: Way, changes: Seq
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize(("hops", "raised"), [(MAX_REDIRECTS, AuthRejected), (MAX_REDIRECTS + 1, ModelNotFound)])
+@pytest.mark.parametrize(("hops", "raised"), [(3, AuthRejected), (4, ModelNotFound)])
 async def test_a_few_redirects_at_the_same_address_are_followed(way: Way, hops: int, raised: type[Exception]) -> None:
     def redirected(asked: web.Request) -> web.Response:
         hop = int(asked.query.get("hop", 0))
@@ -102,7 +101,7 @@ async def test_a_few_redirects_at_the_same_address_are_followed(way: Way, hops: 
         async with way.dialled(str(server.make_url("")).rstrip("/")) as model:
             with pytest.raises(raised):
                 await model.complete(request(), lambda text: None)
-        assert len(seen) == MAX_REDIRECTS + 1
+        assert len(seen) == 4
     finally:
         await server.close()
 

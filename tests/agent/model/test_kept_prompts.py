@@ -13,7 +13,7 @@ from agent.model.base import ModelRequest, ToolSchema
 from agent.model.kept_prompts import MIN_KEPT_ROWS, MIN_NEW_ROWS, KeptPromptCache
 from agent.model.protocols import chat_completions, responses
 from agent.model.protocols.anthropic import marked_parts
-from agent.model.wire import WireSettings, chat_messages
+from agent.model.wire import TracedMessages, WireSettings, chat_messages, traced_messages
 from hermes_state.values import Message, MessageRole, Reasoning, SessionId, Transcript
 from tests.agent.context.histories import histories
 from tests.agent.context.rows import answer, human, result
@@ -125,11 +125,11 @@ def test_what_was_sent_before_is_not_encoded_again(maker: str, encode: Encode, m
     rows, kept, rendered = chat(200), KeptPromptCache(), [0]
     encode(asked(rows, style=WireSettings(reasoning_of=maker)), kept)
 
-    def counting(system: str, transcript: Transcript, *rest: Any) -> list[Any]:
+    def counting(system: str, transcript: Transcript, *rest: Any, **options: Any) -> TracedMessages:
         rendered[0] += len(transcript)
-        return chat_messages(system, transcript, *rest)
+        return traced_messages(system, transcript, *rest, **options)
 
-    monkeypatch.setattr("agent.model.wire.chat_messages", counting)
+    monkeypatch.setattr("agent.model.wire.traced_messages", counting)
     rows += chat(1)
     request = asked(rows, style=WireSettings(reasoning_of=maker))
     found = encode(request, kept)

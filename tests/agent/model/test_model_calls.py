@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.model.circuit_breaker import MAX_FAILURES
+from agent.model.client import MAX_FAILURES
 from hermes_state import journal
 from tests.agent.conftest import Chat, Sink
 from tests.agent.context.contexts import chat_at, clock_of, fill_and_ask, look, summary_of

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.catalog import Price
-from agent.model.prices import cost_of, price_of
+from agent.model.catalog import Price, cost_of, price_of
 from hermes_state.values import CanonicalUsage
 
 

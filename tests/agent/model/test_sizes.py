@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from agent.context.limits import LimitSettings, limits_of
 from agent.model.base import ModelLimits
 from agent.model.catalog import known_model, load_catalog, sees_images
-from agent.model.sizes import ASSUMED_CONTEXT, MIN_INPUT, UNKNOWN_LIMITS, ModelSize, SizeSource, model_size
+from agent.model.sizes import ASSUMED_CONTEXT, UNKNOWN_LIMITS, ModelSize, SizeSource, model_size
 from hermes_state.values import EstimatedTokens, Tokens
 
+MIN_INPUT = 2_048
 UNKNOWN = "a-model-of-my-own"
 CATALOG = load_catalog()
 SIZES = CATALOG.sizes

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.model.base import NO_PAYER, EndpointSettings
+from agent.model.base import EndpointSettings, Payer
 from agent.model.bodies import MAX_BODY_BYTES
 from agent.model.transcription import TranscriptionClient, TranscriptionModel
 from hermes_state.errors import (
@@ -73,5 +73,5 @@ async def test_nobody_waits_longer_than_they_want(model: TranscriptionModel, llm
     llm.faults.add({"match": "transcriptions", "kind": "hang"})
     ledger = RecordedCalls()
     with pytest.raises(ModelTimeout):
-        await TranscriptionClient(model, ledger).transcribe(b"SAYS:hi", "recording.ogg", payer=NO_PAYER, within=0.2)
+        await TranscriptionClient(model, ledger).transcribe(b"SAYS:hi", "recording.ogg", payer=Payer(), within=0.2)
     assert [(call.purpose, call.outcome) for call in ledger.calls] == [("transcription", "timeout")]

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.protocols import anthropic_wire, chat_completions, responses
+from agent.model.protocols import anthropic, chat_completions, responses
 from agent.tools.arguments import checked_arguments
 from agent.tools.mcp.schemas import MAX_DEPTH, MAX_SCHEMA_BYTES, clean_schema, clean_text, tool_names
 
@@ -126,7 +126,7 @@ def test_a_schema_that_providers_refuse_becomes_one_that_they_take(name: str) ->
 def listed_tools(form: str, request: ModelRequest) -> list[tuple[str, Any]]:
     """Names and schemas of the tools in the body of a request."""
     if form == "anthropic":
-        return [(tool["name"], tool["input_schema"]) for tool in anthropic_wire.body_parts([], request)["tools"]]
+        return [(tool["name"], tool["input_schema"]) for tool in anthropic.body_parts([], request)["tools"]]
     if form == "responses":
         tools = json.loads(responses.encoded_request("m", request))["tools"]
         return [(tool["name"], tool["parameters"]) for tool in tools if tool["strict"] is False]

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from agent.model.caps import SpendingCaps
-from agent.model.prices import price_of
+from agent.model.catalog import price_of
 from agent.model.protocols.anthropic import AnthropicModel
 from gateway.config.context_settings import AuxiliaryTask
 from gateway.config.routes import RouteConfig, completed

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from agent.model.caps import SpendingCaps, SpendingCapSettings, UnpricedCaps, day_start
-from agent.model.prices import FREE
+from agent.model.catalog import FREE
 from gateway.config import ConfigRejected, load_config
 from gateway.config.settings import Config
 from gateway.models.pricing import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.circuit_breaker import MAX_FAILURES
+from agent.model.client import MAX_FAILURES
 from agent.model.errors import REMEDIES, sentence_for
 from gateway.turns.runner import DEADLINE_SENTENCE
 from hermes_state.errors import (

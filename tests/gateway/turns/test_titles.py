@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent.model.base import ModelReply, ModelRequest
-from agent.model.circuit_breaker import MAX_FAILURES
+from agent.model.client import MAX_FAILURES
 from gateway.models.routes import route_for
 from gateway.turns.titles import MAX_CALLS, MAX_CONCURRENT, MAX_WAITING
 from hermes_state.errors import ModelTimeout, ModelUnavailable

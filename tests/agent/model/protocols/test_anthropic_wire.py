@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from agent.model import wire
 from agent.model.base import ModelRequest, ToolSchema
-from agent.model.protocols.anthropic_wire import (
+from agent.model.protocols.anthropic import (
     body_parts,
     stored_reasoning,
 )
-from agent.model.shapes import GO_ON
-from agent.model.wire import NOTHING_RETURNED, WireSettings
+from agent.model.wire import GO_ON, NOTHING_RETURNED, WireSettings
 from hermes_state.values import Image, Message, MessageBody, ToolCall
 from tests.agent.context.histories import histories
 from tests.agent.context.rows import answer, human, result, row

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from agent.model import wire
 from agent.model.base import EndpointSettings, ModelRequest, ToolSchema
-from agent.model.protocols.anthropic import AnthropicModel, with_cache_control
-from agent.model.protocols.anthropic_wire import body_parts
+from agent.model.protocols.anthropic import AnthropicModel, body_parts, with_cache_control
 from agent.model.protocols.caching import apply_anthropic_cache_control, marks_prompts
 from agent.model.protocols.chat_completions import encoded_request
 from agent.model.wire import WireSettings

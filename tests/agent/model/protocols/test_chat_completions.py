@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from agent.model.bodies import MAX_BODY_BYTES
 from agent.model.errors import sentence_for
 from agent.model.errors.classifier import status_error
 from agent.model.protocols.chat_completions import ChatCompletionsModel
@@ -15,7 +14,6 @@ from hermes_state.errors import (
     ContentRejected,
     ModelError,
     ModelRateLimited,
-    ModelUnavailable,
     ReplyMalformed,
 )
 from hermes_state.values import CanonicalUsage, Message, MessageBody, Reasoning
@@ -145,31 +143,6 @@ async def test_calls_and_reasoning_come_as_a_whole_too(dial: Callable[..., ChatC
     assert reply.reasoning == Reasoning(
         made_by="chat_completions:lab-128k", blocks='[{"reasoning_content": "let me think"}]'
     )
-
-
-@pytest.mark.parametrize(
-    ("reply", "kind"),
-    [
-        ({"text": "half of it", "finish": "error"}, ModelUnavailable),
-        ({"no_choices": True}, ReplyMalformed),
-        ({"raw": '{"choices": [{"message": "text", "finish_reason": "stop"}]}'}, ReplyMalformed),
-        ({"raw": '{"choices": ['}, ReplyMalformed),
-        ({"raw": "\udcff"}, ReplyMalformed),
-        ({"raw": '["not", "a", "reply"]'}, ReplyMalformed),
-        ({"raw": '{"error": {"message": "Provider returned error", "code": 502}}'}, ModelUnavailable),
-        ({"raw": '{"error": {"message": "Rate limit exceeded", "code": 429}}'}, ModelRateLimited),
-        ({"raw": " " * (MAX_BODY_BYTES + 1)}, ReplyMalformed),
-    ],
-    ids=lambda value: str(value)[:60],
-)
-async def test_every_failure_becomes_its_kind_without_streaming(
-    dial: Callable[..., ChatCompletionsModel], llm: LLM, reply: dict[str, Any], kind: type[ModelError]
-) -> None:
-    script(llm, **reply)
-    with pytest.raises(ModelError) as raised:
-        await ask(dial(streams=False))
-    assert type(raised.value) is kind
-    assert len(llm.requests.rows) == 1
 
 
 # ---- reasoning
@@ -304,27 +277,6 @@ async def test_the_cache_key_is_a_field_of_the_request(dial: Callable[..., ChatC
 
 
 # ---- failures
-
-
-@pytest.mark.parametrize(
-    ("reply", "kind"),
-    [
-        ({"text": "half of it", "finish": "error"}, ModelUnavailable),
-        ({"raw": 'data: ["not", "a", "chunk"]\n\n'}, ReplyMalformed),
-        ({"raw": 'data: {"choices": [{"delta": "text"}]}\n\n'}, ReplyMalformed),
-        ({"raw": "data: \udcff\n\n"}, ReplyMalformed),
-    ],
-    ids=str,
-)
-async def test_every_failure_becomes_its_kind(
-    model: ChatCompletionsModel, llm: LLM, reply: dict[str, Any], kind: type[ModelError]
-) -> None:
-    script(llm, **reply)
-    with pytest.raises(ModelError) as raised:
-        await ask(model)
-    assert type(raised.value) is kind
-    assert len(llm.requests.rows) == 1  # the SDK must not retry
-    assert sentence_for(raised.value)
 
 
 async def test_garbage_in_place_of_a_stream_is_malformed(model: ChatCompletionsModel, llm: LLM) -> None:

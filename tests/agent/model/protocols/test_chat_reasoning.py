@@ -10,26 +10,26 @@ from typing import Any
 
 import pytest
 
-from agent.model.protocols.chat_completions import ChatReplyBuilder, ReasoningBuilder
+from agent.model.protocols.chat_completions import ChatReplyBuilder
 from agent.model.replies import MAX_CHARACTERS
 from hermes_state.errors import ReplyMalformed
 
 KIND = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0}
 
 
-def pieces() -> tuple[ReasoningBuilder, Callable[[Mapping[str, Any]], None]]:
-    """Reasoning, and what adds a piece to it."""
-    reasoning, reply = ReasoningBuilder(), ChatReplyBuilder(lambda _text: None, "")
-    return reasoning, partial(reasoning.add, counted=reply.counted, is_piece=True)
+def pieces() -> tuple[ChatReplyBuilder, Callable[[Mapping[str, Any]], None]]:
+    """Reply, and a function that adds a piece of reasoning."""
+    reply = ChatReplyBuilder(lambda _text: None, "chat_completions:m")
+    return reply, partial(reply.add_reasoning, is_piece=True)
 
 
 def test_long_reasoning_counts_by_its_text_and_not_by_what_its_pieces_come_in() -> None:
-    (reasoning, add), count = pieces(), 64_000
+    (reply, add), count = pieces(), 64_000
     began = time.perf_counter()
     for _ in range(count):
         add({"reasoning": " word", "reasoning_details": [KIND | {"text": " word"}]})
     add({"reasoning_details": [KIND | {"signature": "c2ln"}]})
-    stored = reasoning.serialized("chat_completions:m")
+    stored = reply.stored_reasoning("")
     assert stored is not None
     assert json.loads(stored.blocks) == [{"reasoning_details": [KIND | {"text": " word" * count, "signature": "c2ln"}]}]
     assert time.perf_counter() - began < 5, "no piece copies all that came before it"

@@ -3,12 +3,24 @@
 import asyncio
 import json
 import logging
+from typing import Any
 
 import pytest
 
 from agent.model.base import FinishReason
+from agent.model.bodies import MAX_BODY_BYTES
 from agent.model.errors import sentence_for
-from hermes_state.errors import AuthRejected, ModelUnavailable
+from hermes_state.errors import (
+    AuthRejected,
+    ContentRejected,
+    ContextOverflow,
+    ImageRejected,
+    ModelError,
+    ModelRateLimited,
+    ModelUnavailable,
+    QuotaExceeded,
+    ReplyMalformed,
+)
 from tests.agent.model.asking import TOOL, ask, request, script
 from tests.agent.model.ways import WAYS, Way
 from tests.fakes import labkit
@@ -113,3 +125,72 @@ async def test_any_number_of_calls_run_at_once(way: Way, server: labkit.Server, 
 async def test_the_route_names_protocol_and_host_and_no_credential(way: Way) -> None:
     async with way.dialled("https://user:secret@models.example") as model:
         assert model.route == f"{way.protocol}:models.example"
+
+
+FAILED_RESPONSES: list[tuple[dict[str, Any], type[ModelError]]] = [
+    ({"text": "half of it", "finish": "failed"}, ModelUnavailable),
+    ({"finish": "failed", "failure": {"code": "rate_limit_exceeded", "message": "slow down"}}, ModelRateLimited),
+    ({"finish": "failed", "failure": {"code": "insufficient_quota", "message": "pay"}}, QuotaExceeded),
+    ({"finish": "failed", "failure": {"code": "context_length_exceeded", "message": "long"}}, ContextOverflow),
+    ({"finish": "failed", "failure": {"code": "invalid_prompt", "message": "flagged"}}, ContentRejected),
+    ({"finish": "failed", "failure": {"code": "invalid_image", "message": "what is it?"}}, ImageRejected),
+]
+FAILURES: dict[str, list[tuple[dict[str, Any], type[ModelError]]]] = {
+    "chat_completions streamed": [
+        ({"text": "half of it", "finish": "error"}, ModelUnavailable),
+        ({"raw": 'data: ["not", "a", "chunk"]\n\n'}, ReplyMalformed),
+        ({"raw": 'data: {"choices": [{"delta": "text"}]}\n\n'}, ReplyMalformed),
+        ({"raw": "data: \udcff\n\n"}, ReplyMalformed),
+    ],
+    "chat_completions whole": [
+        ({"text": "half of it", "finish": "error"}, ModelUnavailable),
+        ({"no_choices": True}, ReplyMalformed),
+        ({"raw": '{"choices": [{"message": "text", "finish_reason": "stop"}]}'}, ReplyMalformed),
+        ({"raw": '{"choices": ['}, ReplyMalformed),
+        ({"raw": "\udcff"}, ReplyMalformed),
+        ({"raw": '["not", "a", "reply"]'}, ReplyMalformed),
+        ({"raw": '{"error": {"message": "Provider returned error", "code": 502}}'}, ModelUnavailable),
+        ({"raw": '{"error": {"message": "Rate limit exceeded", "code": 429}}'}, ModelRateLimited),
+        ({"raw": " " * (MAX_BODY_BYTES + 1)}, ReplyMalformed),
+    ],
+    "responses streamed": [
+        *FAILED_RESPONSES,
+        ({"raw": 'data: ["not", "an", "event"]\n\n'}, ReplyMalformed),
+        ({"raw": 'data: {"type": "response.output_text.delta", "delta": 7}\n\n'}, ReplyMalformed),
+        ({"raw": 'data: {"type": "response.output_item.done", "item": "text"}\n\n'}, ReplyMalformed),
+        ({"raw": 'data: {"type": "response.completed"}\n\n'}, ReplyMalformed),
+        ({"raw": 'data: {"type": "response.completed", "response": null}\n\n'}, ReplyMalformed),
+        ({"raw": 'data: {"type": "error", "code": "server_error", "message": "oh"}\n\n'}, ModelUnavailable),
+        ({"raw": 'data: {"type": "error", "code": "rate_limit_exceeded", "message": "oh"}\n\n'}, ModelRateLimited),
+        ({"raw": 'data: {"type": "error", "error": {"code": "insufficient_quota"}}\n\n'}, QuotaExceeded),
+        ({"raw": "data: \udcff\n\n"}, ReplyMalformed),
+    ],
+    "responses whole": [
+        *FAILED_RESPONSES,
+        ({"raw": '{"status": "completed", "output": "text"}'}, ReplyMalformed),
+        ({"raw": '{"status": "incomplete", "incomplete_details": {"reason": "tired"}}'}, ReplyMalformed),
+        ({"raw": '{"output": []}'}, ReplyMalformed),
+        ({"raw": '["not", "a", "response"]'}, ReplyMalformed),
+        ({"raw": '{"status": '}, ReplyMalformed),
+        ({"raw": "[" * 100_000}, ReplyMalformed),
+        ({"raw": " " * (MAX_BODY_BYTES + 1)}, ReplyMalformed),
+        ({"raw": '{"error": {"message": "Rate limit exceeded", "code": 429}}'}, ModelRateLimited),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "reply", "kind"),
+    [(way, reply, kind) for way in WAYS for reply, kind in FAILURES.get(str(way), ())],
+    ids=lambda value: str(value)[:60],
+)
+async def test_every_failure_becomes_its_kind(
+    way: Way, server: labkit.Server, llm: LLM, reply: dict[str, Any], kind: type[ModelError]
+) -> None:
+    script(llm, **reply)
+    async with way.dialled(server.url) as model:
+        with pytest.raises(ModelError) as raised:
+            await ask(model)
+    assert type(raised.value) is kind
+    assert len(llm.requests.rows) == 1  # the SDK must not retry
+    assert sentence_for(raised.value)

@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
+from agent.model import http
 from agent.model.base import EndpointSettings, ModelLimits
 from agent.model.protocols import limits
 from agent.model.protocols.anthropic import AnthropicModel
@@ -173,7 +174,7 @@ async def test_a_refusal_says_nothing_and_is_not_repeated(
 
 
 async def test_whoever_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "MAX_FETCH_SECONDS", 0.05)
+    monkeypatch.setattr(http, "MAX_FETCH_SECONDS", 0.05)
 
     async def hang(_request: web.Request) -> web.Response:
         await asyncio.sleep(60)

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from agent.tools.registry import ToolRegistry
 from agent.tools.web.search_tool import SearchService, brave, search_tool, searxng, tavily
-from hermes_state.redaction.encodings import holds_encoded
+from hermes_state.redaction.redactor import holds_encoded
 from hermes_state.turns import RunningTurn
 from tests.agent.conftest import Chat
 from tests.agent.tools.calls import call
