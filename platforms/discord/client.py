@@ -28,7 +28,7 @@ from discord.webhook.async_ import AsyncWebhookAdapter, async_context
 from hermes_state.errors import PlatformUnavailable, SendAmbiguous
 from hermes_state.values import Clock, InboundMessage
 from platforms.discord.errors import rest_errors
-from platforms.discord.event_queue import ChangeEvent, ChannelsEvent, ConnectedEvent, EventQueue, MessageEvent
+from platforms.discord.event_queue import ChannelsEvent, ConnectedEvent, EventQueue, MessageEvent
 from platforms.discord.inbound import EventReader
 from platforms.discord.settings import DiscordSettings
 from platforms.text import UNREADABLE, known_parts, parsed_json, text_in
@@ -253,16 +253,17 @@ class GatewayClient(discord.Client):
 
     async def on_raw_message_edit(self, payload: discord.RawMessageUpdateEvent) -> None:
         if (edit := self.reader.edit(payload)) is not None:
-            self._events.put(ChangeEvent(str(payload.channel_id), edit))
+            self._events.put(MessageEvent(str(payload.channel_id), 0, edit))
 
     async def on_raw_message_delete(self, payload: discord.RawMessageDeleteEvent) -> None:
-        self._events.put(
-            ChangeEvent(str(payload.channel_id), self.reader.deletion(payload.channel_id, payload.message_id))
-        )
+        self._put_deletion(payload.channel_id, payload.message_id)
 
     async def on_raw_bulk_message_delete(self, payload: discord.RawBulkMessageDeleteEvent) -> None:
         for message_id in sorted(payload.message_ids):
-            self._events.put(ChangeEvent(str(payload.channel_id), self.reader.deletion(payload.channel_id, message_id)))
+            self._put_deletion(payload.channel_id, message_id)
+
+    def _put_deletion(self, channel_id: int, message_id: int) -> None:
+        self._events.put(MessageEvent(str(channel_id), 0, self.reader.deletion(channel_id, message_id)))
 
     async def on_connect(self) -> None:  # READY, never RESUMED
         self._events.put(ConnectedEvent())
