@@ -7,37 +7,39 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
+import aiohttp
+import discord
 import structlog
 
 from hermes_state.aio import wait_until
-from hermes_state.errors import PlatformError, PlatformUnavailable, StoreUnavailable, TokenRejected
+from hermes_state.errors import (
+    ChatUnreachable,
+    FileSizeExceeded,
+    MessageRejected,
+    PlatformError,
+    PlatformUnavailable,
+    StoreUnavailable,
+    TokenRejected,
+)
 from hermes_state.store.locks import locks
 from hermes_state.store.meta import load_note, save_note
 from hermes_state.store.sql import Connection
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, Millis, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
-from platforms.discord import files
 from platforms.discord.catch_up import HistoryReader
 from platforms.discord.client import GatewayClient
-from platforms.discord.errors import connection_errors
+from platforms.discord.errors import MessageNotFound, connection_errors
 from platforms.discord.event_queue import EventQueue
 from platforms.discord.inbound import PLATFORM, FileRef
 from platforms.discord.outbound import DiscordSender
 from platforms.discord.rendering import LIMIT, render
 from platforms.discord.settings import DiscordSettings
 from platforms.discord.slash import SlashCommands, TicketRegistry, button_commands
+from platforms.files import CHUNK_BYTES, save_stream
 
 STOP_SECONDS = 0.5
 """Seconds in which the SDK has to follow an order to stop before it is told again."""
-
-STALLED_SHARE = 2 / 3
-"""Part of `stale_seconds` after which the adapter no longer counts as ready; a heartbeat comes every 41 s."""
-
-SALT_KEY = "discord.nonce_salt"
-BEGAN_KEY = "discord.began"
-"""Note with the time at which the account was first listened to, in milliseconds."""
-
 log = structlog.get_logger(__name__)
 
 
@@ -78,7 +80,7 @@ class DiscordAdapter:
             was_lost = client.had_session.is_set()
             state = AdapterState.BACKING_OFF if was_lost else AdapterState.STARTING
             detail = "The session was lost; reconnecting." if was_lost else "Connecting."
-        elif (client.silence_seconds() or 0.0) > self._settings.stale_seconds * STALLED_SHARE:
+        elif (client.silence_seconds() or 0.0) > self._settings.stale_seconds * 2 / 3:  # a heartbeat comes every 41 s
             state, detail = AdapterState.STALLED, "Discord has stopped answering heartbeats."
         else:
             state, detail = AdapterState.RUNNING, ""
@@ -90,7 +92,7 @@ class DiscordAdapter:
             async with self._connection(intake) as (client, commands, events, history), asyncio.TaskGroup() as tasks:
                 tasks.create_task(events.run(history.fetch), name="discord events")
                 tasks.create_task(self._watch(client, events), name="discord watch")
-                tasks.create_task(self._publish_menu(client, commands), name="discord menu")
+                tasks.create_task(commands.publish(self._store, self._settings.request_seconds), name="discord menu")
                 # In this task, not in one of its own: only so the group takes back the cancellation that a failing
                 # task makes, and `cancelling` below tells an order to stop from a failure.
                 await self._connect(client)
@@ -122,7 +124,12 @@ class DiscordAdapter:
         ref = FileRef.decode(attachment.file_ref)
         if self._client is None:
             raise PlatformUnavailable("not connected to Discord")
-        return await files.download(self._client, ref, target, max_bytes)
+        size = await _fetch(ref.url, target, max_bytes)
+        if size is None:
+            size = await _fetch(await _renewed_url(self._client, ref), target, max_bytes)
+        if size is None:
+            raise MessageRejected("the file is gone")
+        return size
 
     # One connection
 
@@ -184,12 +191,8 @@ class DiscordAdapter:
             if offline_since is None and (client.silence_seconds() or 0.0) > limit:
                 raise PlatformUnavailable(f"Discord has not answered a heartbeat for {limit:g} s")
 
-    async def _publish_menu(self, client: GatewayClient, commands: SlashCommands) -> None:
-        await client.had_session.wait()
-        await commands.publish(self._store, self._settings.request_seconds)
-
     async def _load_notes(self) -> tuple[str, Millis]:
-        """The salt of nonces, and the time at which the account was first listened to; 0 where that is now."""
+        """Return the salt of nonces and when the gateway first listened to the account, in ms; 0 if that is now."""
         salt, began = await self._store.read(_load_notes)
         if salt is None or began is None:
             salt = salt or secrets.token_hex(8)
@@ -211,13 +214,13 @@ class DiscordAdapter:
 
 
 def _load_notes(db: Connection) -> tuple[str | None, str | None]:
-    return load_note(db, SALT_KEY), load_note(db, BEGAN_KEY)
+    return load_note(db, "discord.nonce_salt"), load_note(db, "discord.began")
 
 
 @locks("notes")
 def _save_notes(db: Connection, salt: str, now: Millis) -> None:
-    save_note(db, SALT_KEY, salt)
-    save_note(db, BEGAN_KEY, str(now))
+    save_note(db, "discord.nonce_salt", salt)
+    save_note(db, "discord.began", str(now))
 
 
 @contextlib.contextmanager
@@ -232,3 +235,36 @@ def _most_telling(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Pick the error to raise: what only the operator can mend before what a new attempt may."""
     errors = [_most_telling(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
     return min(errors, key=lambda error: (isinstance(error, PlatformError), not isinstance(error, TokenRejected)))
+
+
+# Files that people sent
+
+
+async def _renewed_url(client: GatewayClient, ref: FileRef) -> str:
+    try:
+        async with client.calling(30.0, is_read=True):
+            message = await client.get_partial_messageable(ref.channel_id).fetch_message(ref.message_id)
+    except (ChatUnreachable, MessageNotFound) as error:
+        raise MessageRejected("the file is gone") from error
+    if isinstance(message, discord.Message):  # see `TolerantState.create_message`
+        forwarded = (file for one in message.message_snapshots for file in one.attachments)
+        for attachment in (*message.attachments, *forwarded):
+            if attachment.id == ref.file_id:
+                return attachment.url
+    raise MessageRejected("the file is gone")
+
+
+async def _fetch(url: str, target: Path, max_bytes: int) -> int | None:
+    """Write the file at `url` to `target`; returns its size in bytes, None when the address is no longer valid."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=30.0)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as response:
+            if response.status in (403, 404, 410):
+                return None
+            if response.status != 200:
+                raise PlatformUnavailable(f"the file server answered {response.status}")
+            if (response.content_length or 0) > max_bytes:
+                raise FileSizeExceeded(max_bytes)
+            return await save_stream(response.content.iter_chunked(CHUNK_BYTES), target, max_bytes)
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise PlatformUnavailable(f"the file server cannot be reached: {type(error).__name__}") from error

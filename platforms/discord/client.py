@@ -37,30 +37,14 @@ log = structlog.get_logger()
 
 discord.utils._from_json = parsed_json  # orjson, which it takes where it is installed, refuses halves of characters
 
-RATE_LIMIT_SECONDS = 10.0
-"""Longest wait for a rate limit inside the SDK, in seconds; a longer one is raised: the gateway can shed previews."""
-
-_SHOWN = ("poll", "embeds", "components", "message_snapshots")
-_SNAPSHOT = {"type": 0, "embeds": [], "attachments": [], "edited_timestamp": None}
-
 CLOSE_SECONDS = 5.0
-"""Longest closing handshake, in seconds; after that the connection is simply dropped."""
-
-GUILD_READY_SECONDS = 1.0
-"""Seconds that discord.py waits for one more server after READY before it calls itself ready."""
-
-_WRITES = frozenset(
-    {
-        ("POST", "/channels/{channel_id}/messages"),
-        ("PATCH", "/channels/{channel_id}/messages/{message_id}"),
-        ("POST", "/webhooks/{webhook_id}/{webhook_token}"),
-        ("PATCH", "/webhooks/{webhook_id}/{webhook_token}/messages/@original"),
-    }
+_WRITES = (
+    ("POST", "/channels/{channel_id}/messages"),
+    ("PATCH", "/channels/{channel_id}/messages/{message_id}"),
+    ("POST", "/webhooks/{webhook_id}/{webhook_token}"),
+    ("PATCH", "/webhooks/{webhook_id}/{webhook_token}/messages/@original"),
 )
 """Requests that Discord answers with the message that they made or changed."""
-
-_PUBLISH = ("PUT", "/applications/{application_id}/commands")
-"""Request whose answer, the published commands, nobody reads."""
 
 
 class RestClient(HTTPClient):
@@ -69,8 +53,9 @@ class RestClient(HTTPClient):
     def __init__(self, client: discord.Client, settings: DiscordSettings) -> None:
         super().__init__(client.loop)
         self._client = client
-        # The constructor would raise anything shorter to 30 s; the limiters read the attribute.
-        self.max_ratelimit_timeout = RATE_LIMIT_SECONDS
+        # A longer wait for a rate limit is raised, and the gateway leaves out previews. The constructor would turn
+        # anything shorter than 30 s into that; the limiters read the attribute.
+        self.max_ratelimit_timeout = 10.0
         self._base = f"{settings.api_url.rstrip('/')}/api/v10"
         self._gateway_url = yarl.URL(settings.gateway_url) if settings.gateway_url else None
 
@@ -81,11 +66,12 @@ class RestClient(HTTPClient):
             answer = await super().request(route, allow_redirects=False, **options)
             if (route.method, route.path) in _WRITES:
                 return _written(answer)
-            return [] if (route.method, route.path) == _PUBLISH else answer
+            is_read = (route.method, route.path) != ("PUT", "/applications/{application_id}/commands")
+            return answer if is_read else []  # nothing reads the published commands
         except RuntimeError as error:
             if not self._client.is_closed():
                 raise
-            # What aiohttp says when the client was closed while the request waited for its turn.
+            # aiohttp's error for a client that was closed while the request waited for its turn.
             raise PlatformUnavailable("not connected to Discord") from error
 
     async def ws_connect(self, url: str, *, compress: int = 0) -> Any:
@@ -97,10 +83,7 @@ class RestClient(HTTPClient):
 
 
 def _written(answer: Any) -> dict[str, Any]:
-    """Reduce the answer to a write to what names the message.
-
-    The message exists by now: an error of the SDK about a field of the answer would have it sent again.
-    """
+    """Reduce the answer to a write to the ids: an error of the SDK about another field would send the message again."""
     if not isinstance(answer, dict) or "id" not in answer:
         raise SendAmbiguous("Discord's answer could not be read")
     return {"id": answer["id"], "channel_id": answer.get("channel_id", 0), "type": 0, "content": ""}
@@ -120,7 +103,7 @@ class InteractionWebhooks(AsyncWebhookAdapter):
 
 
 class TolerantState(ConnectionState[Any]):
-    """State of a connection that puts aside what it cannot read: an error would end the connection, and come again."""
+    """State of a connection that skips unreadable events: an error would end the connection, again and again."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -150,9 +133,12 @@ class TolerantState(ConnectionState[Any]):
         known = known_parts(data, lambda part: discord.Message(state=self, channel=channel, data=part), fields)
         if "author" in known:
             log.warning("update.partly_read", update_id=known["id"], fields=fields)
-        words = text_in({key: part for key, part in data.items() if key in _SHOWN and key not in known})
-        said = {**_SNAPSHOT, "content": words, "timestamp": data["timestamp"]}
-        return {**known, "message_snapshots": [{"message": said}]} if words and not known["content"] else known
+        shown = {"poll", "embeds", "components", "message_snapshots"} - known.keys()
+        words = text_in({key: part for key, part in data.items() if key in shown})
+        if not words or known["content"]:
+            return known
+        said = {"type": 0, "embeds": [], "attachments": [], "edited_timestamp": None, "timestamp": data["timestamp"]}
+        return {**known, "message_snapshots": [{"message": {**said, "content": words}}]}
 
 
 @contextmanager
@@ -175,7 +161,7 @@ class GatewayClient(discord.Client):
             max_messages=None,
             member_cache_flags=discord.MemberCacheFlags.none(),
             chunk_guilds_at_startup=False,
-            guild_ready_timeout=GUILD_READY_SECONDS,
+            guild_ready_timeout=1.0,
             allowed_mentions=discord.AllowedMentions.none(),
         )
         rest = RestClient(self, settings)
@@ -194,7 +180,7 @@ class GatewayClient(discord.Client):
         )
 
     async def end(self) -> None:
-        """Close the connection; drop it when Discord does not answer the goodbye."""
+        """Close the connection, in the end without Discord's answer."""
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.close()
@@ -234,12 +220,12 @@ class GatewayClient(discord.Client):
         return async_context.set(self._webhooks)
 
     def dispatch(self, event: str, /, *args: Any, **kwargs: Any) -> None:
-        """Dispatch an event as discord.py does, but not after the end: its late tasks would find no loop."""
+        """Dispatch an event unless the client is closed: late tasks of discord.py would find no loop."""
         if not self.is_closed():
             super().dispatch(event, *args, **kwargs)
 
-    # Events: the first statement hands over without waiting, because discord.py runs each of them as a task of
-    # its own, and only the order in which they start is the order in which Discord sent them.
+    # Events: the first statement hands over without waiting. discord.py runs each of them as a task of its own, and
+    # only their starts are in the order in which Discord sent them.
 
     async def on_message(self, message: discord.Message) -> None:
         self._events.put(MessageEvent(str(message.channel.id), message.id, self.read(message)))
@@ -271,7 +257,11 @@ class GatewayClient(discord.Client):
         self.had_session.set()
 
     async def on_ready(self) -> None:  # the servers are listed
-        self._events.put(ChannelsEvent({ref: newest for guild in self.guilds for ref, newest in _readable(guild)}))
+        channels: list[discord.TextChannel | discord.VoiceChannel | discord.StageChannel | discord.Thread] = []
+        for guild in self.guilds:
+            channels += [*guild.text_channels, *guild.voice_channels, *guild.stage_channels, *guild.threads]
+        newest = {str(one.id): one.last_message_id for one in channels if one.last_message_id and _is_readable(one)}
+        self._events.put(ChannelsEvent(newest))
 
     async def on_resumed(self) -> None:
         self.offline_since = None
@@ -281,11 +271,6 @@ class GatewayClient(discord.Client):
             self.offline_since = time.monotonic()
 
 
-def _readable(guild: discord.Guild) -> Iterator[tuple[str, int]]:
-    """Channels and threads of a server that we may read, each with its newest message."""
-    channels: list[discord.TextChannel | discord.VoiceChannel | discord.StageChannel | discord.Thread]
-    channels = [*guild.text_channels, *guild.voice_channels, *guild.stage_channels, *guild.threads]
-    for channel in channels:
-        newest = channel.last_message_id
-        if newest is not None and (guild.me is None or channel.permissions_for(guild.me).read_message_history):
-            yield str(channel.id), newest
+def _is_readable(channel: "discord.abc.GuildChannel | discord.Thread") -> bool:
+    me = channel.guild.me
+    return me is None or channel.permissions_for(me).read_message_history
