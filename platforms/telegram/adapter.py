@@ -10,22 +10,22 @@ from pathlib import Path
 import structlog
 import telegram
 from telegram import CallbackQuery
-from telegram.error import InvalidToken, TelegramError
+from telegram.constants import FileSizeLimit
+from telegram.error import BadRequest, InvalidToken, TelegramError
 
 from hermes_state.aio import cancel_all, track
-from hermes_state.errors import PlatformError, PlatformUnavailable, TokenRejected
+from hermes_state.errors import FileSizeExceeded, MessageRejected, PlatformError, PlatformUnavailable, TokenRejected
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, Clock, IncomingAttachment, OutboundPart
 from platforms.base import AdapterHealth, AdapterState, Capabilities, Intake, MenuCommand, Preview, SendRequest
+from platforms.files import CHUNK_BYTES, copy_file, save_stream
 from platforms.telegram import rendering
-from platforms.telegram.errors import translated
-from platforms.telegram.files import fetch
 from platforms.telegram.health import HealthState
 from platforms.telegram.inbound import MESSAGE_UNITS, PLATFORM, UpdateReader
 from platforms.telegram.menu import keep_menus
-from platforms.telegram.outbound import TelegramSender, button_commands
+from platforms.telegram.outbound import TelegramSender, button_commands, is_refused, translated
 from platforms.telegram.polling import Poller
-from platforms.telegram.settings import TelegramSettings
+from platforms.telegram.settings import BASE_URL, TelegramSettings
 from platforms.telegram.transport import BotApiRequest
 from platforms.telegram.updates import UpdateHandler
 from platforms.telegram.webhook import keep_webhook, webhook_server
@@ -46,17 +46,12 @@ class TelegramAdapter:
         has_buttons=True,
         typing_seconds=5.0,
         has_files=True,
-        max_file_bytes=50_000_000,
+        max_file_bytes=int(FileSizeLimit.FILESIZE_UPLOAD),
         preview_seconds=30.0,  # then the apps take a draft away
     )
 
     def __init__(
-        self,
-        settings: TelegramSettings,
-        *,
-        store: Store,
-        menu: Sequence[MenuCommand] = (),
-        clock: Clock,
+        self, settings: TelegramSettings, *, store: Store, menu: Sequence[MenuCommand] = (), clock: Clock
     ) -> None:
         self._settings = settings
         self._menu = menu
@@ -120,7 +115,7 @@ class TelegramAdapter:
     async def download(self, attachment: IncomingAttachment, target: Path, max_bytes: int) -> int:
         if self._client is None:
             raise PlatformUnavailable("the Telegram adapter is not running")
-        return await fetch(self._client.sdk, self._client.request, attachment, target, max_bytes)
+        return await _fetch(self._client.sdk, self._client.request, attachment, target, max_bytes)
 
     async def _receive(self, client: "_BotClient", updates: UpdateHandler) -> None:
         webhook = self._settings.webhook
@@ -129,12 +124,9 @@ class TelegramAdapter:
                 await keep_webhook(client.sdk, self._settings, webhook, self._health)
             return
         await client.forget_webhook()
+        url = client.sdk.base_url
         poller = Poller(
-            base_url=client.sdk.base_url,
-            request=client.polling,
-            updates=updates,
-            health=self._health,
-            settings=self._settings,
+            base_url=url, request=client.polling, updates=updates, health=self._health, settings=self._settings
         )
         await poller.run()
 
@@ -178,12 +170,17 @@ class _BotClient:
         await self.request.shutdown()
 
     def spawn(self, work: Coroutine[None, None, None], name: str) -> None:
-        """Run `work` beside the poll; it handles its own errors and ends with the client at the latest."""
+        """Run `work` next to the poll; it handles its own errors and ends with the client at the latest."""
         track(self._side_tasks, asyncio.create_task(work, name=name))
 
     def answer_press(self, query: CallbackQuery, text: str | None) -> None:
         """Stop a button's spinner, with a text for the person or without; does not wait for it."""
-        self.spawn(_answered(query, text), "telegram.answer_press")
+
+        async def answer() -> None:
+            with contextlib.suppress(TelegramError):  # the spinner on one phone ends by itself
+                await query.answer(text)
+
+        self.spawn(answer(), "telegram.answer_press")
 
     async def sign_in(self) -> UpdateReader:
         """Ask Telegram who we are. Raises `TokenRejected` or `PlatformUnavailable`."""
@@ -209,7 +206,36 @@ async def _at_start() -> AsyncIterator[None]:
         raise PlatformUnavailable(f"Telegram cannot be reached: {translated(error)}") from error
 
 
-async def _answered(query: CallbackQuery, text: str | None) -> None:
-    # Nobody waits for it but a spinner on one phone, which gives up by itself.
-    with contextlib.suppress(TelegramError):
-        await query.answer(text)
+async def _fetch(
+    sdk: telegram.Bot, request: BotApiRequest, attachment: IncomingAttachment, target: Path, max_bytes: int
+) -> int:
+    """Write the file to `target` piece by piece, nothing on failure. See `PlatformAdapter.download`."""
+    if (attachment.size_bytes or 0) > max_bytes:
+        raise FileSizeExceeded(max_bytes)
+    try:
+        address = (await sdk.get_file(attachment.file_ref)).file_path
+        if not address:
+            raise MessageRejected("Telegram gives no address for the file")
+        path = local_path(address, sdk.base_url)
+        if path is not None:
+            return await asyncio.to_thread(copy_file, path, target, max_bytes)
+        async with request.stream(address) as response:
+            if response.status >= 500:
+                raise PlatformUnavailable(f"the file server answered {response.status}")
+            if response.status != 200:
+                raise MessageRejected(f"the file server answered {response.status}")
+            return await save_stream(response.content.iter_chunked(CHUNK_BYTES), target, max_bytes)
+    except BadRequest as error:
+        if is_refused(error, ("file is too big",)):
+            raise FileSizeExceeded(min(FileSizeLimit.FILESIZE_DOWNLOAD, max_bytes)) from error
+        raise MessageRejected(error.message) from error
+    except TelegramError as error:  # fetching again harms nobody, so whatever broke may be tried again
+        raise PlatformUnavailable(f"the file could not be fetched ({type(error).__name__})") from error
+
+
+def local_path(address: str, base_url: str) -> Path | None:
+    """Path of a file according to a local Bot API server (one that runs with `--local`).
+
+    None for an address to fetch it from. Telegram's own servers have no say about files of this machine.
+    """
+    return Path(address) if address.startswith("/") and not base_url.startswith(BASE_URL) else None

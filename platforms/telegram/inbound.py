@@ -1,8 +1,10 @@
 """Inbound updates of Telegram as values. Pure: what an update means, never what is done about it."""
 
+import inspect
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final  # Any: JSON as the Bot API sent it
 
 import msgspec
 import telegram
@@ -12,6 +14,7 @@ from telegram import (
     Chat,
     ChatMember,
     ChatMemberRestricted,
+    ExternalReplyInfo,
     MaybeInaccessibleMessage,
     Message,
     MessageEntity,
@@ -19,6 +22,7 @@ from telegram import (
     User,
     Voice,
 )
+from telegram.constants import MessageType
 
 from hermes_state.values import (
     AttachmentKind,
@@ -33,29 +37,28 @@ from hermes_state.values import (
     Sender,
 )
 from platforms.files import UNREADABLE_QUOTE
-from platforms.telegram.words import describe, unknown_content
-from platforms.text import utf16_units
+from platforms.text import text_in, utf16_units
 
 PLATFORM: Final = "telegram"
 
 MESSAGE_UNITS = 4096
 """Longest text that Telegram takes in one message, in UTF-16 code units; apps cut longer pastes there."""
-EXPECTS_MORE_UNITS = MESSAGE_UNITS - 200
-"""Length from which on a message is probably the first piece of a cut paste, in UTF-16 code units."""
-QUOTE_CHARACTERS, OWN_QUOTE_CHARACTERS = 8_000, 500
 PASSED_ON: Final = re.compile("forward_|via_|guest_|is_automatic_forward|sender_business_bot")
 """Beginnings of the names of fields of a message whose text its sender did not write, in any version of the Bot API."""
-
-MAX_DATE = 1 << 32
-"""End of the dates that are read without the SDK, in seconds."""
-
-GENERAL_TOPIC = 1
-"""Topic that a forum starts with; messages in it behave as those of a group without topics."""
-
-_UNREAD: Final = ("game", "story", "paid_media", "giveaway", "giveaway_winners", "invoice", "passport_data")
-
 ALLOWED_UPDATES: Final = ("message", "edited_message", "callback_query", "my_chat_member")
 """Kinds of updates asked for; named, because an earlier setting of the same bot would otherwise stay in force."""
+_KNOWN: Final = frozenset(inspect.signature(Message).parameters) | {"from"}
+_ABOUT: Final = {"effect_id", "sender_boost_count", "sender_business_bot", "reply_to_story", "suggested_post_info"}
+_CONTENT: Final = {kind.value for kind in MessageType} - _ABOUT - {"business_connection_id"}
+_FILES: Final = (  # an animation carries a document of the same file
+    ("animation", AttachmentKind.VIDEO, "animation.mp4"),
+    ("document", AttachmentKind.DOCUMENT, "document"),
+    ("sticker", AttachmentKind.OTHER, "sticker"),
+    ("voice", AttachmentKind.VOICE, "voice.ogg"),
+    ("audio", AttachmentKind.AUDIO, "audio"),
+    ("video", AttachmentKind.VIDEO, "video.mp4"),
+    ("video_note", AttachmentKind.VIDEO, "video-note.mp4"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,7 @@ class UpdateReader:
                     "date": int(date),
                     "text": str(text),
                 } as message
-            } if len(raw) == 2 and len(message) == 5 and name and text and 0 <= date < MAX_DATE:
+            } if len(raw) == 2 and len(message) == 5 and name and text and 0 <= date < 1 << 32:
                 name = f"{name} {user['last_name']}" if user.get("last_name") else name
                 return InboundMessage(
                     event_ref=f"{self.bot_id}:m:{chat_id}:{message_id}",
@@ -224,7 +227,7 @@ class UpdateReader:
         quote = Quote(
             message_ref=str(quoted.message_id) if is_here else "",
             author=" in ".join(dict.fromkeys(filter(None, (_name_of(quoted), place)))),
-            text=text[: OWN_QUOTE_CHARACTERS if is_ours else QUOTE_CHARACTERS],
+            text=text[: 500 if is_ours else 8_000],
             is_from_bot=is_ours,
             is_selection=message.quote is not None,
         )
@@ -277,7 +280,7 @@ def _thread_ref(message: MaybeInaccessibleMessage) -> str:
     A reply in a plain group carries a thread id too, that of the replied-to message; only topics are places.
     """
     thread = message.message_thread_id if isinstance(message, Message) and message.is_topic_message else None
-    return "" if thread in (None, GENERAL_TOPIC) else str(thread)
+    return "" if thread in (None, 1) else str(thread)  # 1: the general topic is like a group without topics
 
 
 def _chat_kind(message: MaybeInaccessibleMessage) -> ChatKind:
@@ -313,7 +316,7 @@ def _name_of(source: telegram.TelegramObject) -> str:
     return next(filter(None, (getattr(source, name, "") for name in ("full_name", "title", "sender_user_name"))), "")
 
 
-def _words(quoted: Message | telegram.ExternalReplyInfo) -> str:
+def _words(quoted: Message | ExternalReplyInfo) -> str:
     return getattr(quoted, "text", None) or getattr(quoted, "caption", None) or describe(quoted) or ""
 
 
@@ -336,36 +339,31 @@ def _millis(message: Message) -> Millis:
 
 
 def _is_near_limit(text: str) -> bool:
+    """Recognise the probable first piece of a paste that the app has cut."""
+    units = MESSAGE_UNITS - 200
     # Half as many characters cannot reach the limit even if each took two units: most messages end here.
-    return len(text) * 2 >= EXPECTS_MORE_UNITS and utf16_units(text) >= EXPECTS_MORE_UNITS
+    return len(text) * 2 >= units and utf16_units(text) >= units
 
 
-def _attachments(message: Message | telegram.ExternalReplyInfo) -> tuple[IncomingAttachment, ...]:
+def _attachments(message: Message | ExternalReplyInfo) -> tuple[IncomingAttachment, ...]:
     """File of a message. One at most: an album is several messages."""
     live_photo = getattr(message, "live_photo", None)
     if photo := message.photo or (live_photo and live_photo.photo):
         name = f"photo-{message.message_id or ''}.jpg"
         return (_attachment(AttachmentKind.IMAGE, photo[-1], name, mime="image/jpeg"),)  # the largest
-    if message.animation is not None:  # carries a document of the same file beside it
-        return (_attachment(AttachmentKind.VIDEO, message.animation, "animation.mp4"),)
-    if message.document is not None:
-        is_image = (message.document.mime_type or "").startswith("image/")
-        kind = AttachmentKind.IMAGE if is_image else AttachmentKind.DOCUMENT
-        return (_attachment(kind, message.document, "document"),)
-    if message.sticker is not None:
-        return (_attachment(AttachmentKind.OTHER, message.sticker, f"sticker {message.sticker.emoji or ''}".strip()),)
-    for kind, file, name in (
-        (AttachmentKind.VOICE, message.voice, "voice.ogg"),
-        (AttachmentKind.AUDIO, message.audio, "audio"),
-        (AttachmentKind.VIDEO, message.video, "video.mp4"),
-        (AttachmentKind.VIDEO, message.video_note, "video-note.mp4"),
-    ):
-        if file is not None:
-            return (_attachment(kind, file, name),)
+    for field, kind, name in _FILES:
+        if (file := getattr(message, field)) is None:
+            continue
+        if field == "sticker":
+            name = f"sticker {file.emoji or ''}".strip()
+        elif field == "document" and (file.mime_type or "").startswith("image/"):
+            kind = AttachmentKind.IMAGE
+        return (_attachment(kind, file, name),)
     if not isinstance(message, Message):
         return ()
     # A game and the like: the person is told that we cannot read it.
-    unread = [name for name in _UNREAD if getattr(message, name)]
+    kinds = ("game", "story", "paid_media", "giveaway", "giveaway_winners", "invoice", "passport_data")
+    unread = [name for name in kinds if getattr(message, name)]
     if names := unread or ([] if message.text else unknown_content(message.to_dict())):
         return (IncomingAttachment(kind=AttachmentKind.OTHER, file_ref="", name=names[0].replace("_", " ").strip()),)
     return ()
@@ -383,3 +381,49 @@ def _attachment(kind: AttachmentKind, file: object, name: str, mime: str | None 
         size_bytes=getattr(file, "file_size", None),
         seconds=float(seconds) if isinstance(seconds, int | float) else None,
     )
+
+
+# Words for messages without text
+
+
+def describe(message: Message | ExternalReplyInfo) -> str | None:
+    """Return a location, venue, contact, poll, checklist or dice in words; None for every other message."""
+    if location := message.venue.location if message.venue is not None else message.location:
+        venue = f"{message.venue.title}, {message.venue.address}: " if message.venue is not None else ""
+        kind = "Venue" if venue else "Live location" if "live_period" in location.to_dict() else "Location"
+        return f"{kind}: {venue}latitude {location.latitude}, longitude {location.longitude}"
+    if (contact := message.contact) is not None:
+        name = " ".join(filter(None, (contact.first_name, contact.last_name)))
+        return "\n".join(filter(None, (f"Contact: {name}, phone {contact.phone_number}", contact.vcard)))
+    if (poll := message.poll) is not None:
+        options = (f"- {option.text} ({option.voter_count} votes)" for option in poll.options)
+        return "\n".join((f"{poll.type.capitalize()} poll: {poll.question}", *options))
+    if (checklist := message.checklist) is not None:
+        tasks = (f"- {one.text}{' (done)' * bool(one.completed_by_user)}" for one in checklist.tasks)
+        return "\n".join((f"Checklist: {checklist.title}", *tasks))
+    return None if message.dice is None else f"Dice: {message.dice.emoji} shows {message.dice.value}"
+
+
+def unknown_content(message: Mapping[str, Any]) -> list[str]:
+    """Return the names of fields with what somebody sent, in a message of a kind that the SDK does not know."""
+    if any(message.get(kind) for kind in _CONTENT):
+        return []
+    # Ends of the names of service messages, and of fields about a message or with another one.
+    unsaid = r"(ed|left|set|done|paid|gift|members|user|chat|bot|reply|quote|origin|_message_)_?$"
+    said = (name for name, part in message.items() if part and isinstance(part, dict | list | str))
+    return [name for name in said if name not in _KNOWN and not re.search(unsaid, name)]
+
+
+def with_words(message: Any, bot: str) -> Any:
+    """Return a message, and the one it answers, with the words of unknown content as its text.
+
+    The text begins with the name of the field: no command is read from it. A mention of `bot` in it counts.
+    """
+    if isinstance(answered := message.get("reply_to_message"), dict):
+        message = {**message, "reply_to_message": with_words(answered, bot)}
+    said = {name: words for name in unknown_content(message) if (words := text_in(message[name]))}
+    if not said or "caption" in message:
+        return message
+    text = "\n".join(f"{name.replace('_', ' ').strip().capitalize()}:\n{words}" for name, words in said.items())
+    mention = {"type": "mention", "offset": utf16_units(text.partition(bot)[0]), "length": len(bot)}
+    return {**message, "text": text, "entities": [mention] if bot in text else []}

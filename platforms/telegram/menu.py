@@ -1,4 +1,4 @@
-"""Command menus: the list that Telegram shows beside the input field, and the longer one for each admin."""
+"""Command menus: the list that Telegram shows next to the input field, and the longer one for each admin."""
 
 import asyncio
 import re
@@ -8,6 +8,7 @@ from contextlib import suppress
 import structlog
 import telegram
 from telegram import BotCommand, BotCommandScope, BotCommandScopeChat
+from telegram.constants import BotCommandLimit
 from telegram.error import TelegramError
 
 from hermes_state.errors import StoreUnavailable
@@ -18,12 +19,8 @@ from platforms.telegram.inbound import PLATFORM
 
 log = structlog.get_logger(__name__)
 
-DESCRIPTION_CHARACTERS = 256
-
 RETRY_SECONDS = 3_600.0
 """Seconds after which a menu that could not be set for an admin is tried again."""
-
-_NAME = re.compile(r"[a-z0-9_]{1,32}")
 
 
 async def keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: Intake, store: Store) -> None:
@@ -33,7 +30,7 @@ async def keep_menus(sdk: telegram.Bot, items: Sequence[MenuCommand], intake: In
     await publish_menu(sdk, [item for item in items if not item.is_admin_only])
     key, admins, shown = f"{PLATFORM}.menu.{sdk.id}", None, frozenset[str]()
     while True:
-        # Whoever has never written to the bot can have no menu yet.
+        # An admin who has never written to the bot can have no menu yet.
         is_done = admins is None or shown == admins
         with suppress(TimeoutError):
             async with asyncio.timeout(None if is_done else RETRY_SECONDS):
@@ -73,9 +70,11 @@ async def publish_menu(sdk: telegram.Bot, items: Sequence[MenuCommand], scope: B
 
 
 def commands(items: Sequence[MenuCommand]) -> list[BotCommand]:
-    """Items as Telegram takes them: names it refuses are left out, the argument leads the description."""
+    """Return the menu for Telegram, without names that it refuses. The argument leads the description."""
     return [
-        BotCommand(item.name, " ".join(filter(None, (item.argument, item.description)))[:DESCRIPTION_CHARACTERS])
+        BotCommand(
+            item.name, " ".join(filter(None, (item.argument, item.description)))[: BotCommandLimit.MAX_DESCRIPTION]
+        )
         for item in items
-        if _NAME.fullmatch(item.name)
+        if re.fullmatch(r"[a-z0-9_]{1,32}", item.name)
     ]

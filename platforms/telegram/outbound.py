@@ -1,4 +1,4 @@
-"""Outbound messages: parts, previews and typing signals as calls of the Bot API."""
+"""Outbound messages: parts, previews and typing signals as calls of the Bot API, and its errors as ours."""
 
 import asyncio
 import base64
@@ -17,40 +17,49 @@ from telegram import (
     Message,
     ReplyParameters,
 )
-from telegram.constants import ChatAction
-from telegram.error import BadRequest, InvalidToken, TelegramError
+from telegram.constants import ChatAction, FileSizeLimit, InlineKeyboardButtonLimit
+from telegram.error import BadRequest, ChatMigrated, Conflict, Forbidden, InvalidToken, TelegramError
 
+from hermes_state import errors
 from hermes_state.errors import MessageRejected, PlatformError, SendAmbiguous
 from hermes_state.store.writer import Store
 from hermes_state.values import Button, ChatKey, OutboundPart
 from platforms.base import OutboundFile, Preview, SendRequest
 from platforms.buttons import ButtonCommandStore
-from platforms.telegram.errors import NOT_EDITABLE, NOT_MODIFIED, TOPIC_GONE, is_refused, translated
 from platforms.telegram.rendering import marked_as_repeat, render
+from platforms.telegram.transport import FloodControl, NotSentError
 from platforms.text import UNREADABLE, unfinished
 
 log = structlog.get_logger(__name__)
 
-LABEL_CHARACTERS = 64
-"""Longest label of a button, in characters: the apps cut longer ones anyway."""
-
-MAX_BUTTON_BYTES = 64
-"""Most that Telegram takes as a button's `callback_data`."""
-
-PHOTO_MIMES = ("image/jpeg", "image/png", "image/webp")
-MAX_PHOTO_BYTES = 10_000_000
-"""Largest picture that Telegram shows as a photo, in bytes; as a document it takes larger ones."""
+# The Bot API tells refusals apart only by their text. These are compared in lower case.
+_NOBODY_THERE = (
+    "chat not found",
+    "user not found",
+    "peer_id_invalid",
+    "not enough rights",
+    "need administrator rights",
+    "have no rights to send",
+    "chat_write_forbidden",
+    "chat_restricted",
+    "topic_closed",
+    "group chat was deactivated",
+    "user is deactivated",
+)
+_TOPIC_GONE = ("message thread not found", "topic_deleted", "topic_id_invalid")
+_NOT_MODIFIED = ("message is not modified",)
+_NOT_EDITABLE = ("message to edit not found", "message can't be edited", "message_id_invalid", "there is no text in")
 
 _NO_LINK_PREVIEW = LinkPreviewOptions(is_disabled=True)  # an answer with ten sources is not about the first of them
 
 
 def button_commands(store: Store) -> ButtonCommandStore:
-    """The commands behind the buttons of one bot."""
+    """Return the commands of one bot's buttons."""
     return ButtonCommandStore(
         store=store,
         note_prefix="telegram.button.",
         hash_mark="h:",
-        fits=lambda data: len(data.encode()) <= MAX_BUTTON_BYTES,
+        fits=lambda data: len(data.encode()) <= InlineKeyboardButtonLimit.MAX_CALLBACK_DATA,
         digest=lambda command: base64.urlsafe_b64encode(hashlib.sha256(command).digest()[:24]).decode(),
     )
 
@@ -104,33 +113,30 @@ class TelegramSender:
         self._lost_placeholders.add(preview.number)  # until the opposite is known: this can be cancelled, too
         try:
             ref = await self._send(preview.chat, part, None, preview.reply_to)
-        except SendAmbiguous:
-            raise
-        except PlatformError:
-            self._lost_placeholders.discard(preview.number)
+        except PlatformError as error:
+            if not isinstance(error, SendAmbiguous):
+                self._lost_placeholders.discard(preview.number)
             raise
         self._lost_placeholders.discard(preview.number)
         return ref
 
     async def _draft(self, preview: Preview, part: OutboundPart) -> bool:
-        """Show a draft; False where the Bot API server has none, or none for this chat."""
+        """Show a draft; False if the Bot API server has none, or none for this chat."""
+        drafting = self._bot.send_message_draft(
+            int(preview.chat.chat_ref),
+            preview.number,
+            part.text,
+            message_thread_id=_thread_id(preview.chat),
+            api_kwargs=_stored_entities(part),
+        )
         try:
-            await self._bot.send_message_draft(
-                int(preview.chat.chat_ref),
-                preview.number,
-                part.text,
-                message_thread_id=_thread_id(preview.chat),
-                api_kwargs=_stored_entities(part),
-            )
-        except InvalidToken:  # also what the SDK makes of "no such method": an older Bot API server
-            self._has_drafts = False
+            await _answered(drafting)
+        except PlatformError as error:
+            if isinstance(error.__cause__, InvalidToken):  # also the SDK's "no such method" of an older Bot API server
+                self._has_drafts = False
+            elif not isinstance(error.__cause__, BadRequest):
+                raise
             return False
-        except BadRequest as error:
-            return is_refused(error, NOT_MODIFIED)
-        except TelegramError as error:
-            raise translated(error) from error
-        except UNREADABLE:  # accepted, with an answer that the SDK cannot parse
-            return True
         return True
 
     async def _send(
@@ -166,16 +172,17 @@ class TelegramSender:
             sending = bot.send_message(
                 chat_id, part.text, link_preview_options=_NO_LINK_PREVIEW, api_kwargs=entities, **about
             )
-            return await _answered(sending, unless=TOPIC_GONE)
+            return await _answered(sending, unless=_TOPIC_GONE)
         upload = InputFile(await file.read(), file.name)
         upload.mimetype = file.mime
         about = {**about, "caption": part.text or None}
-        if file.mime in PHOTO_MIMES and file.size_bytes <= MAX_PHOTO_BYTES:
+        is_photo = file.mime in ("image/jpeg", "image/png", "image/webp")
+        if is_photo and file.size_bytes <= FileSizeLimit.PHOTOSIZE_UPLOAD:
             try:
-                return await _answered(bot.send_photo(chat_id, upload, **about), unless=TOPIC_GONE)
+                return await _answered(bot.send_photo(chat_id, upload, **about), unless=_TOPIC_GONE)
             except MessageRejected as error:  # too long a strip, or no image after all
                 log.info("telegram.sent_as_document", reason=str(error))
-        return await _answered(bot.send_document(chat_id, upload, **about), unless=TOPIC_GONE)
+        return await _answered(bot.send_document(chat_id, upload, **about), unless=_TOPIC_GONE)
 
     async def _edit(
         self, chat: ChatKey, message_ref: str, part: OutboundPart, keyboard: InlineKeyboardMarkup | None = None
@@ -189,13 +196,11 @@ class TelegramSender:
             reply_markup=keyboard,
             api_kwargs=_stored_entities(part),
         )
-        return await _answered(editing, unless=NOT_EDITABLE) is not None
+        return await _answered(editing, unless=_NOT_EDITABLE) is not None
 
     async def _keyboard(self, buttons: tuple[Button, ...]) -> InlineKeyboardMarkup | None:
         row = [
-            InlineKeyboardButton(
-                button.label[:LABEL_CHARACTERS], callback_data=await self._buttons.data_for(button.command)
-            )
+            InlineKeyboardButton(button.label[:64], callback_data=await self._buttons.data_for(button.command))
             for button in buttons
         ]
         # Two to a row: on a phone a third would cut the labels.
@@ -211,7 +216,7 @@ async def _answered(call: Awaitable[Message | bool], *, unless: tuple[str, ...] 
     try:
         made = await call
     except TelegramError as error:
-        if is_refused(error, NOT_MODIFIED):
+        if is_refused(error, _NOT_MODIFIED):
             return ""
         if is_refused(error, unless):
             return None
@@ -228,3 +233,32 @@ def _thread_id(chat: ChatKey) -> int | None:
 def _stored_entities(part: OutboundPart) -> dict[str, str] | None:
     """Entities as the JSON that is stored: the SDK passes a text of `api_kwargs` on as it is."""
     return {"entities": part.markup} if part.markup else None
+
+
+def translated(error: TelegramError) -> errors.PlatformError:
+    """Translate the SDK's exception into one of ours, which tells the catcher what to do next.
+
+    A 4xx says that nothing happened; a break after sending, a 5xx or an unreadable answer leaves it open.
+    """
+    match error:
+        case NotSentError() | Conflict():
+            return errors.PlatformUnavailable(error.message)
+        case FloodControl(retry_after=retry_after):
+            return errors.RateLimited(retry_after)
+        case ChatMigrated(new_chat_id=new_chat_id):
+            return errors.ChatMoved(str(new_chat_id))
+        case InvalidToken():
+            # Sending is not where a token is judged: the poller meets the same answer and ends the adapter.
+            return errors.PlatformUnavailable("Telegram does not accept the token")
+        case BadRequest() if not is_refused(error, _NOBODY_THERE):
+            return errors.MessageRejected(error.message)
+        case BadRequest() | Forbidden():
+            return errors.ChatUnreachable(error.message)
+        case _:
+            return errors.SendAmbiguous(error.message)
+
+
+def is_refused(error: TelegramError, texts: tuple[str, ...]) -> bool:
+    """Tell whether the Bot API refused a request with one of `texts`."""
+    message = error.message.lower()
+    return isinstance(error, BadRequest) and any(text in message for text in texts)

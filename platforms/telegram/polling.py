@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 import orjson
 import structlog
+from telegram.constants import PollingLimit
 from telegram.error import Conflict, InvalidToken, NetworkError, TelegramError
 
 from hermes_state.aio import cancel_all
@@ -27,19 +28,8 @@ from platforms.telegram.updates import NotStoredError, UpdateEvent, UpdateHandle
 
 log = structlog.get_logger(__name__)
 
-_ALLOWED_UPDATES = orjson.dumps(ALLOWED_UPDATES).decode()
-
-BATCH = 100
-"""Most updates per answer; the Bot API's maximum."""
-
-CONFLICT_MEMORY_SECONDS = 120
-"""Seconds for which health speaks of another poller after a 409: two of them take turns, each works in between."""
-
-MAX_UNSTORED_SECONDS = 3.0
-"""Longest pause while the database takes nothing, in seconds: people who write meanwhile are told so soon."""
 LISTEN_SECONDS = 0.5
-"""Seconds that an update may take to be stored before the poller listens for a `/stop` behind it."""
-
+"""Seconds that storing an update may take before the poller looks for a `/stop` after it."""
 _CONFLICT = "another process polls with the same bot token (409); stop it, or give one of them a token of its own"
 
 
@@ -106,9 +96,10 @@ class Poller:
         return putting.result()
 
     async def _fetch(self, wait: float) -> Sequence[UpdateEvent]:
-        query = {"timeout": f"{wait:g}", "limit": str(BATCH), "allowed_updates": _ALLOWED_UPDATES}
+        kinds = orjson.dumps(ALLOWED_UPDATES).decode()
+        query = {"timeout": f"{wait:g}", "limit": int(PollingLimit.MAX_LIMIT), "allowed_updates": kinds}
         if self._offset is not None:
-            query["offset"] = str(self._offset)
+            query["offset"] = self._offset
         updates = await self.request.post(
             # Not the limit, only above it: the step's own timeout also bounds connecting and answers that trickle.
             f"{self.base_url}/getUpdates?{urlencode(query)}",
@@ -132,12 +123,13 @@ class Poller:
             log.warning("telegram.poll_failed", error=type(error).__name__, detail=detail, failures=self._failures)
             self.health.change(AdapterState.BACKING_OFF, detail)
         if isinstance(error, Conflict):
-            self._conflict_until = time.monotonic() + CONFLICT_MEMORY_SECONDS
+            # Two pollers take turns, and each works in between: health speaks of the other one for two minutes.
+            self._conflict_until = time.monotonic() + 120
             delay = max(delay, self.settings.conflict_seconds)
         elif isinstance(error, FloodControl):
             delay = error.retry_after
         elif isinstance(error, NotStoredError):
-            delay = min(delay, MAX_UNSTORED_SECONDS)
+            delay = min(delay, 3.0)  # people who write meanwhile are told soon that their messages wait
         elif isinstance(error, TimeoutError | AmbiguousRequestError):
             await self.request.renew()  # giving up closed the connection; this also forgets the address it led to
             if self._failures == 1:

@@ -6,9 +6,6 @@ from hermes_state.aio import Backoff
 
 BASE_URL = "https://api.telegram.org"
 
-RETRY_BACKOFF = Backoff(1.0, 30.0)
-"""Pauses after network loss: people wait at most 30 seconds for the bot to come back."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
@@ -46,7 +43,8 @@ class TelegramSettings:
     webhook_check_seconds: float = 30
     """Seconds after which webhook mode asks Telegram about the webhook: its only proof of progress in a quiet hour."""
 
-    backoff: Backoff = RETRY_BACKOFF
+    backoff: Backoff = field(default_factory=Backoff)
+    """Pauses after network loss: people wait at most 30 seconds for the bot to come back."""
     conflict_seconds: float = 5
     """Shortest wait after a 409, in seconds: we cut the other poller off too, a quick retry makes it a fight."""
 

@@ -19,9 +19,6 @@ from telegram.request import BaseRequest, RequestData
 
 from platforms.text import UNREADABLE, parsed_json
 
-RETRY_AFTER_SECONDS = 5.0
-"""Seconds to wait after a 429 that does not say how long: what Telegram asks for when it asks for little."""
-
 MAX_BODY_BYTES = 16_000_000
 """Longest answer, in bytes; a batch of updates has a tenth of it."""
 
@@ -189,4 +186,5 @@ def _retry_after(body: bytearray, header: str | None) -> float:
     try:
         return float(orjson.loads(body)["parameters"]["retry_after"])
     except (ValueError, KeyError, TypeError):
-        return float(header) if header is not None and header.isdigit() else RETRY_AFTER_SECONDS
+        # Five seconds are what Telegram asks for when it asks for little.
+        return float(header) if header is not None and header.isdigit() else 5.0

@@ -24,22 +24,16 @@ from platforms.telegram.inbound import (
     UpdateReader,
     read_migration,
     read_reach,
+    unknown_content,
+    with_words,
 )
-from platforms.telegram.words import unknown_content, with_words
 from platforms.text import UNREADABLE, known_parts
 
 log = structlog.get_logger(__name__)
 
-AnswerPress = Callable[[CallbackQuery, str | None], None]
-"""Stops the button's spinner, with a text for the person or without; must not block."""
-
 Content: TypeAlias = InboundMessage | EditEvent | CallbackQuery | tuple[str, str] | ReachChange | Exception | None
 """Content of an update: an event, a pressed button, the old and new id of a group that moved, whether the bot may write
 in a chat, why it cannot be read."""
-
-_UNKNOWN_ORIGIN = {"type": "hidden_user", "date": 0, "sender_user_name": "unknown"}
-MAX_ALBUMS = 64
-"""Albums remembered; the pieces of one arrive within a second or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +61,10 @@ class UpdateHandler:
     sdk: telegram.Bot
     buttons: ButtonCommandStore
     clock: Clock
-    answer_press: AnswerPress
-    _albums: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ALBUMS), init=False)
-    """Albums that are meant for us."""
+    answer_press: Callable[[CallbackQuery, str | None], None]
+    """Stops the button's spinner, with a text for the person or without; must not block."""
+    _albums: deque[str] = field(default_factory=partial(deque, maxlen=64), init=False)
+    """Albums that are meant for us; the pieces of one arrive within a second or two."""
     _ignored: set[str] = field(default_factory=set, init=False)
     """Kinds of updates that came and mean nothing to us."""
 
@@ -175,7 +170,8 @@ def _marked(known: dict[str, Any], raw: dict[str, Any], bot: str) -> Any:
     if isinstance(answered := known.get("reply_to_message"), dict):
         known = {**known, "reply_to_message": _marked(answered, raw["reply_to_message"], bot)}
     lost = {f"{name}_": part for name, part in raw.items() if name not in known}
-    instead: dict[str, Any] = {"forward_origin": _UNKNOWN_ORIGIN} if any(map(PASSED_ON.match, lost)) else {}
+    origin = {"type": "hidden_user", "date": 0, "sender_user_name": "unknown"}
+    instead: dict[str, Any] = {"forward_origin": origin} if any(map(PASSED_ON.match, lost)) else {}
     if "from_" in lost:  # who wrote it is known by the number
         instead["from"] = {"is_bot": False, **raw["from"], "first_name": "unknown"}
     return with_words({**known, **lost, **instead}, bot)

@@ -19,7 +19,7 @@ from hermes_state.errors import (
 )
 from hermes_state.values import AttachmentKind, Button, ChatKey, IncomingAttachment
 from platforms.base import AdapterState, Preview, SendRequest
-from platforms.telegram.files import local_path
+from platforms.telegram.adapter import local_path
 from tests.fakes.wire import Wire
 from tests.platforms.contract import RecordingIntake, eventually, request, running
 from tests.platforms.telegram.harness import GROUP, PERSON, TelegramHarness
