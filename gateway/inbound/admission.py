@@ -51,41 +51,40 @@ class AcceptedEvent:
     mode: InboxMode
     text: str
     max_waiting: int | None
-    """Most messages of its sender that may wait; None: it runs at once and waits behind nothing."""
+    """Most messages of its sender that may wait; None: it runs at once."""
     cursor: Cursor | None
     steered_notice: str | None = None
     queued_notice: str | None = None
-    """Acknowledges it in the same transaction, if its place in the queue is behind something."""
+    """Acknowledgement in the same transaction, if the event has to wait."""
     busy_mode: BusyMode | None = None
-    """How it meets the turn that the chat is in the middle of; None: it has nothing to say to that."""
+    """Effect on a running turn of the chat; None: none."""
     running_here: TurnId | None = None
-    """Turn that this node works on in the chat: its lane stores its end, with the newest words of the answer."""
+    """Turn of the chat on this node, whose lane stores its end with the newest words of the answer."""
     may_join_any: bool = False
-    """Its sender may join and end turns of this chat that others have started, too."""
+    """Its sender may join and end turns of this chat that other people started."""
     may_start: bool = False
-    """A message whose turn may be started with it where its chat is idle: nothing is to be prepared or waited for."""
+    """In an idle chat a turn may start in the same transaction: nothing needs to be prepared or waited for."""
     asked_at: float = field(default_factory=time.monotonic, compare=False)
-    """Time before it was stored, by the monotonic clock."""
+    """Time before it was stored, in monotonic seconds."""
 
     @property
     def runs_at_once(self) -> bool:
-        """The event is a command that waits behind nothing."""
+        """True for a command that does not wait for a turn."""
         return self.kind is InboxKind.COMMAND and self.max_waiting is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredEvent:
-    """Result of storing an event: its chat, its row if it waits, and whether the chat is owed a reply."""
+    """Result of storing an event."""
 
     chat_id: ChatId
     inbox_id: InboxId | None
-    """Row that waits; None for a duplicate that was taken up already, and where too much waits."""
+    """Row that waits; None for a duplicate that was taken up already, and if too many messages wait."""
     has_reply: bool
-    """Something is owed to the chat."""
+    """Delivery has something to send to the chat."""
     started: RunningTurn | None = None
-    """Turn that was started with it."""
     interrupts: TurnId | None = None
-    """Turn that ends in its favour, wherever it runs."""
+    """Turn that ends for this message, on any node."""
 
 
 @locks(chat="events.key events.cursor cursors")
@@ -96,7 +95,7 @@ def admit_all(
     for cursor in cursors:
         inbox.advance_cursor(db, cursor)
     chats = Counter(event.key for event in events)
-    # What arrives together in a chat is a burst, which its lane takes up as one.
+    # Messages that arrive together in a chat are a burst, which its lane takes up as one.
     return [admit(db, event if chats[event.key] == 1 else replace(event, may_start=False), now) for event in events]
 
 
@@ -128,7 +127,7 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
             return StoredEvent(chat_id=chat_id, inbox_id=at_once[0], has_reply=False, started=at_once[1])
     inbox_id = inbox.insert(db, row, now)
     if inbox_id is None:
-        # Whoever brought it the first time may have been cancelled right after the commit: it must not be forgotten.
+        # The first attempt may have been cancelled right after the commit: its row must not be forgotten.
         waiting_id = inbox.find_new(db, message.chat.platform, message.chat.account, message.event_ref)
         return StoredEvent(chat_id=chat_id, inbox_id=waiting_id, has_reply=False)
     limit = event.max_waiting
@@ -152,7 +151,7 @@ def _admit(db: Connection, event: AcceptedEvent, chat_id: ChatId, now: Millis) -
 
 
 def is_busy(db: Connection, key: ChatKey) -> bool:
-    """True for a chat that is in the middle of a turn, whoever works on it."""
+    """True for a chat with a turn, on any node."""
     chat = find_chat(db, key)
     return chat is not None and find_open_turn(db, chat.id) is not None
 
@@ -160,9 +159,9 @@ def is_busy(db: Connection, key: ChatKey) -> bool:
 def _meet_turn(
     db: Connection, event: AcceptedEvent, turn: RunningTurn, inbox_id: InboxId, now: Millis
 ) -> BusyMode | None:
-    """Let a message join or end the turn that its chat is in the middle of, or be told once that this waits for a yes.
+    """Let a message join or end the turn of its chat, or tell its chat once that the turn waits for a yes.
 
-    In a shared chat a turn is joined and ended by whoever started it, and by admins. Returns what became of it.
+    In a shared chat only admins and the user who started the turn can join or end it. Returns the message's mode.
     """
     may_join = event.may_join_any or turn.started_by == event.message.sender.ref
     mode = event.busy_mode if may_join else "queue"
@@ -178,7 +177,7 @@ def _meet_turn(
 
 
 def _without_known(db: Connection, chat_id: ChatId, message: InboundMessage) -> InboundMessage:
-    """The message, and of a quoted one that the model sees anyway only both ends or the names of its files."""
+    """Shorten a quoted message that the model sees anyway to both ends, or to the names of its files."""
     quote = message.quote
     if quote is None or not inbox.is_known(db, chat_id, quote.message_ref):
         return message
@@ -213,7 +212,7 @@ def _row(
 
 
 def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: int, now: Millis) -> bool:
-    """Say once that too much waits; the next refusal is told when the queue has moved on."""
+    """Say once that too many messages wait, and again only after the queue has moved on."""
     sender = event.message.sender.ref
     oldest = min(row.id for row in inbox.load_waiting(db, chat_id) if row.sender_ref == sender)
     sentence = (
@@ -221,7 +220,7 @@ def _refuse_full(db: Connection, event: AcceptedEvent, chat_id: ChatId, limit: i
         "/stop all drops what waits; otherwise send it again later."
     )
     reply = replace(_reply(event, chat_id, f"full:{chat_id}:{sender}:{oldest}", sentence), kind=OutboxKind.ERROR)
-    # A slash command is answered in its own place each time, or its sender sees it hang.
+    # Every slash command is answered in its own place, because without an answer it hangs in Discord.
     if event.message.ticket is not None:
         reply = replace(reply, ticket=event.message.ticket, dedupe_key=f"full:{event.message.event_ref}")
     return outbox.enqueue(db, reply, now) is not None
@@ -234,7 +233,7 @@ def _reply(event: AcceptedEvent, chat_id: ChatId, dedupe_key: str, markdown: str
 
 @locks(chat="key cursor")
 def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | None, now: Millis) -> ChatId | None:
-    """Take over an edit: into the waiting row, or as a notice for the next turn. None: it is nothing to us.
+    """Apply an edit to the waiting row, or as a notice for the next turn; None if it changes nothing for the model.
 
     A notice is only for the conversation that saw the message, and never starts a turn.
     """
@@ -245,17 +244,16 @@ def apply_edit(db: Connection, edit: EditEvent, key: ChatKey, cursor: Cursor | N
         return None
     if edited.kind is not InboxKind.MESSAGE:
         return None
+    text = inbox.EDIT_PREFIX + edit.text
     if edited.state is InboxState.NEW:
         inbox.replace_text(db, edited.inbox_id, edit.text, edit.words_by)
-        return chat.id
-    if edited.waiting_notice is not None:
-        inbox.replace_text(db, edited.waiting_notice, inbox.EDIT_PREFIX + edit.text, edit.words_by)
-        return chat.id
-    active = load_active(db, chat.id)
-    if active is None or active.lineage_id != edited.lineage_id:
+    elif edited.waiting_notice is not None:
+        inbox.replace_text(db, edited.waiting_notice, text, edit.words_by)
+    elif (active := load_active(db, chat.id)) is None or active.lineage_id != edited.lineage_id:
         return None
-    payload = InboxPayload(text=inbox.EDIT_PREFIX + edit.text, words_by=edit.words_by)
-    inbox.insert(db, _row(edit, chat.id, payload, kind=InboxKind.NOTICE), now)
+    else:
+        payload = InboxPayload(text=text, words_by=edit.words_by)
+        inbox.insert(db, _row(edit, chat.id, payload, kind=InboxKind.NOTICE), now)
     return chat.id
 
 

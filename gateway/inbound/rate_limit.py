@@ -1,11 +1,11 @@
-"""Rate limits: how much of one person is taken within a minute or so."""
+"""Rate limits: most messages and commands of one person within a minute or so."""
 
 from hermes_state.values import InboundMessage, Millis, UserRef
 
 COMMANDS_PER_MINUTE = 30
-"""Most commands of one person within a minute, of those that run at once and so wait behind nothing.
+"""Most commands of one person within a minute that run at once.
 
-Far more than people type; few enough that neither the database nor a platform's flood control suffers.
+Far more than people type, and few enough for the database and a platform's flood control.
 """
 
 TOO_FAST = (
@@ -18,25 +18,23 @@ TOO_MANY = (
 )
 
 MINUTE_MS = 60_000
-_MAX_SENDERS = 1_000
-"""People remembered; of those whose last event is longest ago nothing is known."""
 
 
 class RateLimiter:
-    """Counts each person's events in windows of one length; the first event behind a window opens the next one.
+    """Counts each person's events in windows of one length; the first event after a window opens the next one.
 
-    By the platform's time: what comes late, after an outage, was not written fast.
+    Counts by the platform's time: messages that arrive together after an outage were not written fast.
     """
 
     def __init__(self, window_ms: int = MINUTE_MS) -> None:
         self._window_ms = window_ms
         self._windows: dict[UserRef, tuple[Millis, set[str]]] = {}
-        """Beginning of each person's window and the events in it; whoever sent one last is at the end."""
+        """Beginning of each person's window and the events in it; the person of the newest event is at the end."""
 
     def full_since(self, message: InboundMessage, limit: int) -> Millis | None:
-        """Beginning of a window that has `limit` events already (0: it may have any number); None: the message passes.
+        """Return the beginning of a window that has `limit` events already (0: any number); None: the message passes.
 
-        One that has passed, and comes again, passes again.
+        A message that has passed passes again.
         """
         if not limit:
             return None
@@ -44,7 +42,7 @@ class RateLimiter:
         if abs(message.sent_at - begun) >= self._window_ms:
             begun, events = message.sent_at, set()
         self._windows[message.sender.ref] = begun, events
-        if len(self._windows) > _MAX_SENDERS:
+        if len(self._windows) > 1_000:
             del self._windows[next(iter(self._windows))]
         if len(events) >= limit and message.event_ref not in events:
             return begun

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.inbound.offline_commands import NOT_TAKEN, STOPPED
+from gateway.inbound.offline import NOT_TAKEN, STOPPED
 from hermes_state.errors import PlatformUnavailable, StoreUnavailable
 from hermes_state.store.writer import Store
 from tests.databases import place_of

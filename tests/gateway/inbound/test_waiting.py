@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.inbound.waiting import GOES_ON, WAITS
+from gateway.inbound.offline import GOES_ON, WAITS
 from hermes_state.errors import PlatformUnavailable, StoreUnavailable
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKey, ChatKind, InboundMessage
