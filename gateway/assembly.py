@@ -48,8 +48,8 @@ from gateway.models.capacity import capacity_in, configured_limits
 from gateway.models.clients import ClientRegistry
 from gateway.models.selection import ModelRegistry
 from gateway.models.window import context_settings
+from hermes_state.files import open_files
 from hermes_state.files.folder import AttachmentFolder
-from hermes_state.files.opening import open_files
 from hermes_state.redaction import Redactor
 from hermes_state.store.writer import Store
 from hermes_state.values import Clock, Tokens

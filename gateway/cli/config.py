@@ -20,7 +20,7 @@ from gateway.models.call_settings import missing_keys
 from gateway.models.capacity import capacity_in, window_from
 from hermes_state.engines.opening import missing_driver
 from hermes_state.errors import ConfigError
-from hermes_state.files.opening import missing_client
+from hermes_state.files import missing_client
 from hermes_state.redaction import MARK, redact
 
 app = typer.Typer(no_args_is_help=True, help="Check and show the configuration.", rich_markup_mode=None)

@@ -1,12 +1,55 @@
 """Files of attachments: the bytes, named by their hash; `hermes_state.attachments` has their rows.
 
-Whoever keeps a file fills a new one first, and gives it away:
-
+    files = open_files(url, options, cache)     # a folder, or a bucket of an object store with a folder as its cache
     fetched = files.new_file()
     fetched.write_bytes(data)
     stored = files.keep(fetched, "plan.md", "text/markdown")
     files.read(stored.path)
 
-`opening` opens what is configured, a `folder` or a `bucket` of an object store with a folder before it. Every call
-blocks, and raises `OSError`, of which `FileNotFoundError` says that the bytes are not kept any more.
+Every call blocks, and raises `OSError`; a `FileNotFoundError` says that the bytes are not kept any more.
 """
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from hermes_state.errors import ConfigError
+from hermes_state.files.folder import AttachmentFolder
+
+__all__ = ["AttachmentFolder", "missing_client", "open_files"]
+
+
+def missing_client(url: str | None) -> str | None:
+    """Return advice how to install the client that an address needs; None if nothing is missing. Imports nothing."""
+    if url is None or url.startswith("file:") or importlib.util.find_spec("obstore") is not None:
+        return None
+    return (
+        "attachments.url needs a client for object stores, which is not installed: run `make cluster` in a clone, or "
+        "`pip install 'hermes-gateway[cluster]'` where the gateway is installed as a package"
+    )
+
+
+def open_files(url: str, options: Mapping[str, str], cache: Path) -> AttachmentFolder:
+    """Open the files at `url` and try to write there; `cache` is the folder for those of an object store.
+
+    Blocks. Raises `ConfigError` for an address that cannot be used, `StoreUnavailable` for one that cannot now.
+    """
+    if url.startswith("file:"):
+        return _open_folder(Path(unquote(urlsplit(url).path)))
+    if (missing := missing_client(url)) is not None:
+        raise ConfigError(missing)
+    from hermes_state.files.bucket import open_bucket
+
+    return open_bucket(url, options, cache)
+
+
+def _open_folder(folder: Path) -> AttachmentFolder:
+    files = AttachmentFolder(folder)
+    try:
+        if not folder.is_dir():  # making it would hide that a disk is not mounted
+            raise ConfigError(f"attachments.url: {folder} is no folder: make it, or mount what it is on")
+        files.new_file().unlink()
+    except OSError as error:
+        raise ConfigError(f"attachments.url: {folder} cannot be written: {error.strerror or error}") from error
+    return files
