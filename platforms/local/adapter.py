@@ -27,12 +27,6 @@ from platforms.local.uploads import UploadStore
 
 log = structlog.get_logger()
 
-_MAX_INLINE_CHARACTERS = 500
-"""Longest text whose HTML is made on the event loop, in characters: the worst of that length takes ten milliseconds."""
-
-MAX_FILE_BYTES = 1 << 30
-"""Largest file that a page is given, in bytes: its browser holds it in memory."""
-
 _SHUTDOWN_SECONDS = 1.0
 """Seconds for requests under way, and for saving recent entries; streams end at once by themselves."""
 
@@ -82,7 +76,7 @@ class LocalAdapter:
             shared_preview_interval_seconds=0.1,
             has_buttons=True,
             typing_seconds=6.0,
-            max_file_bytes=MAX_FILE_BYTES,
+            max_file_bytes=1 << 30,  # its browser holds a file in memory
         )
         self._settings = settings
         self._store = store
@@ -110,7 +104,7 @@ class LocalAdapter:
     def health(self) -> AdapterHealth:
         if self._port is None:
             return AdapterHealth(state=AdapterState.STARTING, last_progress_at=None)
-        # There is no far end to wait for: whoever can ask this can be served.
+        # No remote server can fail.
         return AdapterHealth(state=AdapterState.RUNNING, last_progress_at=self._clock.now())
 
     async def run(self, intake: Intake) -> None:
@@ -216,9 +210,10 @@ class LocalAdapter:
         (await self._show_progress(self._live_chat(chat))).show_typing()
 
     async def _render_ahead(self, chat: LiveChat, *entries: Entry) -> None:
-        """Make the HTML of more than a little text beside the loop: it can take a second, at each step of a preview."""
+        """Make the HTML of longer texts in a thread: it can take a second, at each step of a preview."""
         texts = [entry.text for entry in entries if not entry.is_plain]
-        if chat.stream.is_watched and sum(map(len, texts)) > _MAX_INLINE_CHARACTERS:
+        # The worst text of 500 characters takes ten milliseconds.
+        if chat.stream.is_watched and sum(map(len, texts)) > 500:
             await asyncio.to_thread(lambda: [to_html(text) for text in texts])
 
     def _live_chat(self, key: ChatKey) -> LiveChat:
@@ -228,9 +223,9 @@ class LocalAdapter:
         return self._chats[key.chat_ref]
 
     async def _show_progress(self, chat: LiveChat) -> LiveChat:
-        """Show the tool calls of the running turn, and what waits no longer for its end; returns the chat.
+        """Show the tool calls of the running turn, and which messages wait no longer; returns the chat.
 
-        Trouble with the store hides them until a reload, no more.
+        If nothing can be read, they are hidden until a reload.
         """
         if chat.stream.is_watched or chat.has_waiting:
             try:

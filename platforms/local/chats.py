@@ -1,8 +1,7 @@
 """Chats of the page in memory: answers being written, and recent entries that no transcript has.
 
-Commands, the replies to them and errors are no rows of a transcript. A chat service keeps such messages for its bots;
-this page has nobody else to do so: a reload shows them again. They are stored when the adapter stops, so a daemon that
-was killed has those of its last orderly stop.
+Commands, the replies to them and errors are no rows of a transcript. A reload shows them again, as a chat service
+would. They are stored when the adapter stops, so a daemon that was killed has those of its last orderly stop.
 """
 
 from collections import OrderedDict
@@ -19,14 +18,6 @@ from platforms.local.entries import Entry, EntryKind, taken_up
 from platforms.local.history import chat_key, load_known_refs
 from platforms.local.pages import PageWriter
 from platforms.local.stream import ChatStream
-
-MAX_RECENT_ENTRIES = 50
-"""Entries remembered per chat; what matters longer is in the transcript."""
-
-_NOTE = "local.remembered"
-
-_WRITING = "writing"
-_PREVIEW = "preview"
 
 
 class LiveChat:
@@ -56,11 +47,9 @@ class LiveChat:
         return any(entry.is_waiting for entry in self._recent.values())
 
     def restore(self, entries: Sequence[Entry]) -> None:
-        """Take over the recent entries of an earlier process."""
         self._recent.update((entry.ref, entry) for entry in entries if entry.ref not in self._recent)
 
     def find(self, ref: str) -> Entry | None:
-        """The entry with this `ref`, as far as it is remembered."""
         if self._preview is not None and self._preview.ref == ref:
             return self._preview
         return self._recent.get(ref)
@@ -70,43 +59,42 @@ class LiveChat:
         is_over = entry.kind is not EntryKind.PERSON
         if self._preview is not None and self._preview.ref == entry.ref:
             self._preview = None
-            self.stream.forget(_PREVIEW)
+            self.stream.forget("preview")
         self._recent[entry.ref] = entry
-        if len(self._recent) > MAX_RECENT_ENTRIES:
+        if len(self._recent) > 50:
             self._recent.popitem(last=False)
         if is_over:
-            self.stream.forget(_WRITING)
+            self.stream.forget("writing")
         self._publish([entry], is_writing=False if is_over else None)
 
     def show_preview(self, entry: Entry) -> None:
-        """Show the answer being written, as far as it is. One turn runs in a chat: a new preview replaces any other."""
+        """Show the unfinished answer. One turn runs in a chat, so a new preview replaces any other."""
         self._preview = entry
         self._recent.pop(entry.ref, None)
-        self._publish([entry], is_writing=True, slot=_PREVIEW)
+        self._publish([entry], is_writing=True, slot="preview")
 
     def show_typing(self) -> None:
         """Show for a few seconds that an answer is being written."""
-        self._publish([], is_writing=True, slot=_WRITING)
+        self._publish([], is_writing=True, slot="writing")
 
     def changed_tools(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Those of the latest tool calls that are new or have a result now."""
+        """Latest tool calls that are new or have a result now."""
         return [entry for entry in entries if self._tools.get(entry.ref) != entry]
 
     def show_tools(self, entries: Sequence[Entry]) -> None:
-        """Show what has changed of the latest tool calls."""
         changed = self.changed_tools(entries)
         self._tools = {entry.ref: entry for entry in entries}
         if changed:
             preview = self._preview
             if preview and any(entry.text and entry.text.strip() == preview.text.strip() for entry in changed):
-                # It turned out to be text beside a tool call, which is an entry of its own now.
+                # It was the text before a tool call, which is an entry of its own now.
                 self._preview = None
-                self.stream.forget(_PREVIEW)
+                self.stream.forget("preview")
                 self.stream.publish(lambda: self._pages.fragment("removal", preview.ref))
             self._publish(changed)
 
     def show_waiting(self, waiting: frozenset[str], now: Millis) -> None:
-        """Show that of what was sent only `waiting` still waits; the rest has its place from `now` on."""
+        """Show that only the messages `waiting` still wait; the others have their place from `now` on."""
         for entry in self.recent:
             if entry.is_waiting and entry.ref not in waiting:
                 self.add(replace(entry, is_waiting=False, not_before=taken_up(now)))
@@ -116,7 +104,7 @@ class LiveChat:
 
 
 class ChatRegistry(dict[str, LiveChat]):
-    """Chats that were looked at or written to since the start, by name; each is made when it is first asked for."""
+    """Chats by name, each made at its first use."""
 
     def __init__(self, pages: PageWriter) -> None:
         super().__init__()
@@ -127,7 +115,7 @@ class ChatRegistry(dict[str, LiveChat]):
         return chat
 
     def open(self, recent: Mapping[str, Sequence[Entry]]) -> None:
-        """Let pages connect, which are given everything anew; `recent` are the entries of an earlier process."""
+        """Let pages connect, which load everything again; `recent` are the entries of an earlier process."""
         for name, entries in recent.items():
             self[name].restore(entries)
         for chat in self.values():
@@ -141,18 +129,18 @@ class ChatRegistry(dict[str, LiveChat]):
 
 @locks("notes")
 def save_recent(db: Connection, entries: Mapping[str, Sequence[Entry]]) -> None:
-    """Store those recent entries of each chat that no transcript has, instead of what was stored before."""
+    """Store the recent entries of each chat that no transcript has, in place of the stored ones."""
     kept: dict[str, list[Entry]] = {}
     for name, recent in entries.items():
         known = load_known_refs(db, chat_key(name), [entry.ref for entry in recent])
         if fresh := [entry for entry in recent if entry.ref not in known]:
             kept[name] = fresh
-    save_note(db, _NOTE, msgspec.json.encode(kept).decode())
+    save_note(db, "local.remembered", msgspec.json.encode(kept).decode())
 
 
 def load_recent(db: Connection) -> Mapping[str, Sequence[Entry]]:
-    """Stored recent entries by chat; nothing where another version wrote what this one cannot read."""
-    note = load_note(db, _NOTE)
+    """Load recent entries by chat; none if another version wrote them in a form that this one cannot read."""
+    note = load_note(db, "local.remembered")
     try:
         return msgspec.json.decode(note, type=dict[str, list[Entry]]) if note is not None else {}
     except msgspec.MsgspecError:

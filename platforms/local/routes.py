@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,15 +13,14 @@ from urllib.parse import quote
 import structlog
 from aiohttp import web
 
+from hermes_state.admin.browsers import LIFETIME_MS
 from hermes_state.chats import load_recent_chats
 from hermes_state.errors import StateError
 from hermes_state.files.folder import AttachmentFolder
 from hermes_state.store.writer import Store
 from hermes_state.values import ChatKind, Clock, InboundMessage, InputKind, Sender, SentFile
 from platforms.base import Intake
-from platforms.local import names
 from platforms.local.access import (
-    COOKIE_SECONDS,
     HEADERS,
     KEY_HEADER,
     TOKEN_HEADER,
@@ -32,7 +32,7 @@ from platforms.local.access import (
 from platforms.local.chats import ChatRegistry, LiveChat
 from platforms.local.entries import Entry, EntryKind
 from platforms.local.history import chat_key, load_file_of, load_history, load_progress
-from platforms.local.pages import ChatView, PageWriter
+from platforms.local.pages import ChatView, PageWriter, is_name, named_after
 from platforms.local.stream import encode
 from platforms.local.uploads import FormError, SubmittedMessage, UploadStore, read_form
 
@@ -43,21 +43,10 @@ Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PAGE_ROWS = 120
 """Rows of the transcript that a page shows at first, and adds at a time."""
 
-MAX_LISTED_CHATS = 50
-"""Most chats beside a page, the newest ones."""
-
-MAX_TOLD = 20
-"""Most different refusals of other origins that the log names."""
-
 PING_SECONDS = 15.0
 """Seconds after which a silent stream says that it is alive, and learns whether the page still is."""
 
-OWNER = Sender(platform="local", id="owner", name="Owner")
-
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
-_ERROR_SENTENCES = {404: "There is no such page here.", 413: "That is more than fits into one message."}
-_NOT_READ = "The gateway cannot use its database right now: try again in a moment."
-_NOT_STORED = "The gateway cannot store anything right now. Your text is kept here: try again in a moment."
 
 
 @dataclass(eq=False, repr=False, slots=True, kw_only=True)
@@ -79,7 +68,7 @@ class RouteHandler:
     public_origin: str = field(default="", init=False)
     """Origin of the page behind a reverse proxy; empty without one."""
     _told: set[str] = field(default_factory=set, init=False)
-    """Refusals that the log has, up to `MAX_TOLD`: strangers must not fill it."""
+    """Refusals that the log has, 20 at most: strangers must not fill it."""
     cookie_name: str = field(default="hermes_local", init=False)
     """Cookie of this port: browsers share cookies between the ports of a host."""
     _static: dict[str, bytes] = field(init=False)
@@ -90,7 +79,7 @@ class RouteHandler:
         self._static = {path.name: path.read_bytes() for path in files if path.suffix in _TYPES}
 
     def application(self) -> web.Application:
-        """Application of aiohttp with every route, guarded."""
+        """Make the aiohttp application with every route, guarded."""
         app = web.Application(middlewares=[self._guard])
         app.on_response_prepare.append(_add_headers)
         app.add_routes(
@@ -113,7 +102,7 @@ class RouteHandler:
         """Refuse other origins, and make sentences of errors."""
         hosts = (*self.hosts, *_reached_at(request))
         if (reason := refusal(request.headers, request.method, hosts, self.public_origin)) is not None:
-            if reason not in self._told and len(self._told) < MAX_TOLD:
+            if reason not in self._told and len(self._told) < 20:
                 self._told.add(reason)
                 log.warning("local.request_refused", reason=reason)
             return self._complain(request, 403, reason)
@@ -122,16 +111,18 @@ class RouteHandler:
         except FormError as refused:
             return self._complain(request, refused.status, refused.sentence)
         except StateError:
-            return self._complain(request, 503, _NOT_STORED if request.method == "POST" else _NOT_READ)
+            trouble = "The gateway cannot use its database right now: try again in a moment."
+            if request.method == "POST":
+                trouble = "The gateway cannot store anything right now. Your text is kept here: try again in a moment."
+            return self._complain(request, 503, trouble)
         except web.HTTPException as error:
             if error.status < 400:
                 raise
-            return self._complain(
-                request, error.status, _ERROR_SENTENCES.get(error.status, "That did not make sense here.")
-            )
+            sentences = {404: "There is no such page here.", 413: "That is more than fits into one message."}
+            return self._complain(request, error.status, sentences.get(error.status, "That did not make sense here."))
 
     def _for_owner(self, handler: Handler) -> Handler:
-        """Let only signed-in browsers at a handler: pages are empty until they get their content from it."""
+        """Restrict a handler to signed-in browsers."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             return await handler(request) if await self._is_signed_in(request) else _html("", status=401)
@@ -148,13 +139,13 @@ class RouteHandler:
         return _html(self.pages.plain("That did not work", sentence), status=status)
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
-        """Show the page that exchanges a token; without one, on to the chat. A look at it uses nothing up."""
+        """Show the page that exchanges a token, which stays valid for that; redirect to the chat without a token."""
         if "token" not in request.query:
             raise web.HTTPSeeOther("/chat/main")
         return _html(self.pages.plain("Signing in", "One moment …", "enter.js"))
 
     async def _sign_in(self, request: web.Request) -> web.StreamResponse:
-        """Exchange a token for the cookie and the key that the page keeps; whoever is signed in needs neither."""
+        """Exchange a token for the cookie and the key that the page keeps, unless the browser is signed in."""
         if await self._is_signed_in(request):
             return web.Response(status=204)
         made = await self.access.exchange(request.headers.get(TOKEN_HEADER, ""), request.headers.get("User-Agent", ""))
@@ -164,7 +155,7 @@ class RouteHandler:
         response.set_cookie(
             self.cookie_name,
             made.cookie,
-            max_age=COOKIE_SECONDS,
+            max_age=LIFETIME_MS // 1000,
             path="/",
             httponly=True,
             samesite="Strict",
@@ -174,11 +165,11 @@ class RouteHandler:
 
     async def _open(self, request: web.Request) -> web.StreamResponse:
         """Open the chat whose name was typed into the form, or a new one without a name."""
-        name = names.named_after(request.query.get("name", "")) or names.unnamed()
+        name = named_after(request.query.get("name", "")) or f"chat-{secrets.token_hex(4)}"
         raise web.HTTPSeeOther(f"/chat/{quote(name)}")
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
-        """Show the page without content, which is the same for everybody; the stream brings the rest."""
+        """Show the page without content, which needs no sign-in; the stream brings the content."""
         return _html(self.pages.chat(_chat_name(request)))
 
     async def _earlier(self, request: web.Request) -> web.StreamResponse:
@@ -189,7 +180,7 @@ class RouteHandler:
         return _html(await asyncio.to_thread(self.pages.fragment, "log", view))
 
     async def _view(self, name: str, before: int | None = None) -> ChatView:
-        """Load the chat as it is now; the stream continues where this look began, so that nothing falls between."""
+        """Load the chat as it is now; the stream continues from the time before this."""
         chat = self.chats[name]
         position = chat.stream.newest_id
         chats = await self._listed(name) if before is None else {}
@@ -198,9 +189,9 @@ class RouteHandler:
         return ChatView(name=name, chats=chats, entries=entries, earlier_than=earlier_than, position=position)
 
     async def _listed(self, name: str) -> Mapping[str, str | None]:
-        """Load names and titles of the chats beside the page of chat `name`."""
+        """Load names and titles of the listed chats for the page of chat `name`."""
         key = chat_key(name)
-        known = dict(await self.store.read(load_recent_chats, key.platform, key.account, MAX_LISTED_CHATS))
+        known = dict(await self.store.read(load_recent_chats, key.platform, key.account, 50))
         return {wanted: None for wanted in (name, "main") if wanted not in known} | known
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
@@ -223,7 +214,7 @@ class RouteHandler:
             event_ref=f"local:{name}:{submitted.client_id}",
             chat=chat_key(name),
             chat_kind=ChatKind.LOCAL,
-            sender=OWNER,
+            sender=Sender(platform="local", id="owner", name="Owner"),
             text=submitted.text,
             message_ref=ref,
             sent_at=now,
@@ -280,7 +271,7 @@ class RouteHandler:
         chat = self.chats[name]
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
-        # The page goes away, or nothing can be read for it: it catches up when it returns.
+        # A page that goes away, or for which nothing can be read, catches up when it returns.
         with chat.stream.watched(), suppress(ConnectionError, StateError):
             await response.prepare(request)
             await self._send_events(chat, request, response)
@@ -327,13 +318,13 @@ class RouteHandler:
 
 def _chat_name(request: web.Request) -> str:
     name = request.match_info["name"]
-    if not names.is_name(name):
+    if not is_name(name):
         raise web.HTTPNotFound
     return name
 
 
 def _reached_at(request: web.Request) -> tuple[str, ...]:
-    """Host names of the address that a request came in at: whoever names it by number was not led by a foreign name."""
+    """Host names of the address that received a request: a person who types its number was not led by another name."""
     socket = None if request.transport is None else request.transport.get_extra_info("sockname")
     return () if socket is None else host_names(socket[0], socket[1])
 

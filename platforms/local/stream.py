@@ -1,8 +1,8 @@
-"""Server-sent events: the stream by which open pages learn what happens in a chat.
+"""Server-sent events: the stream of a chat's changes to its open pages.
 
-Every event has a number. A page that comes back names the last one it saw and gets what followed; one that was away
-for too long, or saw another process, is given the whole chat anew. Nothing is queued per page: a slow one
-finds only the newest state of what changes often.
+Every event has a number. A page that comes back names its last event and gets the later ones. A page that was away for
+too long, or saw another process, loads the whole chat again. Nothing is queued per page: a slow page gets only the
+newest state of a slot.
 """
 
 import asyncio
@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-MAX_EVENTS = 200
-"""Events kept per chat: a page that missed more is given everything anew."""
+from platforms.text import with_newlines
 
-MAX_INLINE_CHARACTERS = 50_000
-"""Longest event that is made on the event loop, in characters: one of line ends alone takes some milliseconds."""
+MAX_EVENTS = 200
+"""Events kept per chat: a page that missed more loads everything again."""
 
 
 class ChatStream:
@@ -68,11 +67,11 @@ class ChatStream:
         self._wake()
 
     def forget(self, slot: str) -> None:
-        """Drop what this slot showed; a later event says what became of it."""
+        """Drop the event of this slot."""
         self._latest.pop(slot, None)
 
     def after(self, event_id: str) -> list[str] | None:
-        """The fragments after an event; None when those are not known any more, or the event is another process's."""
+        """Return the fragments after an event; None if they are gone, or another process made the event."""
         epoch, _, number = event_id.partition("-")
         is_number = number.isascii() and number.isdecimal() and len(number) < 19
         if epoch != self._epoch or not is_number or not self._floor <= int(number) <= self._position:
@@ -86,7 +85,6 @@ class ChatStream:
             await self._changed.wait()
 
     def close(self) -> None:
-        """End the stream for everybody who watches."""
         self.is_closed = True
         self._wake()
 
@@ -96,12 +94,12 @@ class ChatStream:
 
 
 async def encode(fragment: str, event_id: str) -> bytes:
-    """One server-sent event; a long one is made beside the event loop."""
-    if len(fragment) > MAX_INLINE_CHARACTERS:
+    """Encode a server-sent event, a long one in a thread: 50,000 line ends take some milliseconds."""
+    if len(fragment) > 50_000:
         return await asyncio.to_thread(_encode, fragment, event_id)
     return _encode(fragment, event_id)
 
 
 def _encode(fragment: str, event_id: str) -> bytes:
-    lines = fragment.replace("\r\n", "\n").replace("\r", "\n").replace("\n", "\ndata: ")
+    lines = with_newlines(fragment).replace("\n", "\ndata: ")
     return f"id: {event_id}\ndata: {lines}\n\n".encode()
